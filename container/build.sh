@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image of the tool worker: build.sh [TAG]
-#   AIRLOCK_BINARY           the program that is put in (target/release/airlock of this repository)
+#   AIRLOCK_BINARY           the program that is put in (target/dist/airlock of this repository)
 #   BASE                     the image below it (python:3.11-slim-bookworm)
 #   CONTAINER_CMD            podman or docker
 #   CONTAINER_BUILD_OPTIONS  further options for the engine, separated by blanks
@@ -10,9 +10,9 @@ here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/container-runtime.sh"
 
 tag=${1:-airlock-worker:latest}
-binary=${AIRLOCK_BINARY:-$here/../target/release/airlock}
+binary=${AIRLOCK_BINARY:-$here/../target/dist/airlock}
 if [ ! -x "$binary" ]; then
-    echo "build.sh: there is no program \`$binary\`; make it with \`cargo build --release -p airlock\`, or name one by AIRLOCK_BINARY" >&2
+    echo "build.sh: there is no program \`$binary\`; make it with \`cargo build --profile dist -p airlock\`, or name one by AIRLOCK_BINARY" >&2
     exit 1
 fi
 

@@ -7,7 +7,7 @@
 #![no_main]
 
 use bytes::{Bytes, BytesMut};
-use frame::{Bad, Frame};
+use frame::{FrameError, Frame};
 use libfuzzer_sys::fuzz_target;
 use value::Value;
 
@@ -31,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
         "where it is cut changes nothing"
     );
     for frame in whole.0 {
-        if let Frame::Said { mut payload, .. } = frame {
+        if let Frame::Performative { mut payload, .. } = frame {
             // The sections of a message are values, too.
             while let Some(value) = section(&mut payload) {
                 again(&value);
@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn read(stream: &[u8], size: usize) -> (Vec<Frame>, Option<Bad>) {
+fn read(stream: &[u8], size: usize) -> (Vec<Frame>, Option<FrameError>) {
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(size) {
         buffer.extend_from_slice(piece);

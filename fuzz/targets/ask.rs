@@ -6,19 +6,19 @@
 #![no_main]
 
 use bytes::Bytes;
-use doors::dialect::{Ask, Change, Operation, ask, rewrite};
+use doors::dialect::{ParsedBody, BodyEdits, ModelOperation, parse_body, rewrite};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const OPERATIONS: [Operation; 8] = [
-    Operation::Chat,
-    Operation::Responses,
-    Operation::Embeddings,
-    Operation::Messages,
-    Operation::Generate,
-    Operation::GeminiEmbed,
-    Operation::OllamaChat,
-    Operation::OllamaShow,
+const OPERATIONS: [ModelOperation; 8] = [
+    ModelOperation::Chat,
+    ModelOperation::Responses,
+    ModelOperation::Embeddings,
+    ModelOperation::Messages,
+    ModelOperation::Generate,
+    ModelOperation::GeminiEmbed,
+    ModelOperation::OllamaChat,
+    ModelOperation::OllamaShow,
 ];
 
 fuzz_target!(|input: &[u8]| {
@@ -27,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let operation = OPERATIONS[usize::from(*first) % OPERATIONS.len()];
     let body = Bytes::copy_from_slice(body);
-    let Ok(found) = ask(operation, &body) else {
+    let Ok(found) = parse_body(operation, &body) else {
         return;
     };
     // It refuses some documents that the grammar takes: half of a surrogate pair, a number beyond its range.
@@ -39,17 +39,17 @@ fuzz_target!(|input: &[u8]| {
     change(operation, &body, &found);
 });
 
-fn compare(operation: Operation, tree: &Value, found: &Ask) {
+fn compare(operation: ModelOperation, tree: &Value, found: &ParsedBody) {
     let members = tree.as_object().expect("it is an object");
     let name = members.get("model").or_else(|| {
         members
             .get("name")
-            .filter(|_| operation == Operation::OllamaShow)
+            .filter(|_| operation == ModelOperation::OllamaShow)
     });
     let written = name.and_then(Value::as_str);
     let plain = written.map(|name| name.strip_prefix("models/").unwrap_or(name));
     let model = found.model.as_ref().map(|(name, _)| name.as_str());
-    let is_nested = operation == Operation::GeminiEmbed || operation == Operation::Generate;
+    let is_nested = operation == ModelOperation::GeminiEmbed || operation == ModelOperation::Generate;
     assert!(
         model == written || (is_nested && (written.is_none() || model == plain)),
         "{model:?} {written:?}"
@@ -57,14 +57,14 @@ fn compare(operation: Operation, tree: &Value, found: &Ask) {
     let stream = members.get("stream").and_then(Value::as_bool);
     assert_eq!(
         found.stream,
-        stream.unwrap_or(operation == Operation::OllamaChat)
+        stream.unwrap_or(operation == ModelOperation::OllamaChat)
     );
 }
 
-fn change(operation: Operation, body: &Bytes, found: &Ask) {
-    let same = rewrite(operation, body, found, &Change::default());
+fn change(operation: ModelOperation, body: &Bytes, found: &ParsedBody) {
+    let same = rewrite(operation, body, found, &BodyEdits::default());
     assert_eq!((same.as_ptr(), same.len()), (body.as_ptr(), body.len()));
-    let change = Change {
+    let change = BodyEdits {
         model: Some("other"),
         cap: Some(7),
         cap_name: "max_tokens",
@@ -72,7 +72,7 @@ fn change(operation: Operation, body: &Bytes, found: &Ask) {
         identity: "who",
     };
     let changed = rewrite(operation, body, found, &change);
-    let again = ask(operation, &changed).expect("what was changed can be read");
+    let again = parse_body(operation, &changed).expect("what was changed can be read");
     assert_eq!(
         again.model.as_ref().map(|(name, _)| name.as_str()),
         found.model.as_ref().map(|_| "other")
@@ -90,14 +90,14 @@ fn change(operation: Operation, body: &Bytes, found: &Ask) {
     );
     let has_cap = matches!(
         operation,
-        Operation::Chat
-            | Operation::Responses
-            | Operation::Messages
-            | Operation::Generate
-            | Operation::OllamaChat
+        ModelOperation::Chat
+            | ModelOperation::Responses
+            | ModelOperation::Messages
+            | ModelOperation::Generate
+            | ModelOperation::OllamaChat
     );
     assert!(!has_cap || again.cap.as_ref().is_some_and(|cap| cap.tokens <= 7));
-    assert!(operation != Operation::Chat || !again.stream || again.wants_usage);
+    assert!(operation != ModelOperation::Chat || !again.stream || again.wants_usage);
     assert_eq!(
         rewrite(operation, &changed, &again, &change),
         changed,

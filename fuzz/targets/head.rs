@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use doors::dialect::{NoRoute, route};
+use doors::dialect::{RouteError, route};
 use http::Method;
 use libfuzzer_sys::fuzz_target;
 
@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let found = match route(&method, path, lines.next()) {
         Ok(found) => found,
-        Err(NoRoute::NotFound | NoRoute::WrongMethod) => return,
+        Err(RouteError::NotFound | RouteError::WrongMethod) => return,
     };
     let (place, query) = found.target.split_once('?').unwrap_or((&found.target, ""));
     assert_eq!(place, path, "a path is taken as it came, or not at all");

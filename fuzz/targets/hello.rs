@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use doors::egress::hello::{Hello, read};
+use doors::egress::client_hello::{ClientHello, read};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     for part in 1..8 {
         let beginning = read(&bytes[..bytes.len() * part / 8]);
         assert!(
-            beginning == Hello::More || beginning == whole,
+            beginning == ClientHello::Incomplete || beginning == whole,
             "{beginning:?} became {whole:?}"
         );
     }
@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(length) = u16::try_from(bytes.len()) {
         _ = read(&[&[22, 3, 1][..], &length.to_be_bytes(), bytes].concat());
     }
-    if let Hello::Tls {
+    if let ClientHello::Tls {
         name: Some(name), ..
     } = whole
     {

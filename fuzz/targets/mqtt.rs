@@ -7,7 +7,7 @@
 #![no_main]
 
 use bytes::BytesMut;
-use codec::{Flaw, Packet, Read, Reader, Version};
+use codec::{CodecError, Packet, Decoded, PacketReader, Version};
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, unused_imports, reason = "what the client alone uses")]
@@ -30,20 +30,20 @@ fuzz_target!(|input: &[u8]| {
         "where it is cut changes nothing"
     );
     for read in whole.0 {
-        if let Read::Packet(packet) = read {
-            assert_eq!(again(version, &packet), Ok(Read::Packet(packet)));
+        if let Decoded::Packet(packet) = read {
+            assert_eq!(again(version, &packet), Ok(Decoded::Packet(packet)));
         }
     }
 });
 
-fn read(version: Version, stream: &[u8], size: usize) -> (Vec<Read>, Option<Flaw>) {
-    let mut reader = Reader::new(version, LARGEST);
+fn read(version: Version, stream: &[u8], size: usize) -> (Vec<Decoded>, Option<CodecError>) {
+    let mut reader = PacketReader::new(version, LARGEST);
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(size) {
         buffer.extend_from_slice(piece);
         loop {
             match reader.read(&mut buffer) {
-                Ok(Read::More) => break,
+                Ok(Decoded::More) => break,
                 Ok(read) => found.push(read),
                 Err(flaw) => return (found, Some(flaw)),
             }
@@ -54,8 +54,8 @@ fn read(version: Version, stream: &[u8], size: usize) -> (Vec<Read>, Option<Flaw
 }
 
 /// It may have become smaller (what says nothing is left out) or a little larger, never too large.
-fn again(version: Version, packet: &Packet) -> Result<Read, Flaw> {
+fn again(version: Version, packet: &Packet) -> Result<Decoded, CodecError> {
     let mut written = BytesMut::new();
     codec::write(version, packet, &mut written)?;
-    Reader::new(version, 2 * LARGEST).read(&mut written)
+    PacketReader::new(version, 2 * LARGEST).read(&mut written)
 }

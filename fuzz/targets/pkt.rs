@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use doors::egress::git::{Change, Decision, Push};
+use doors::egress::git::{RefChange, PushDecision, PushRequest};
 use libfuzzer_sys::fuzz_target;
 use spec::Repository;
 
@@ -27,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn read(body: &[u8], size: usize) -> (Decision, Option<Vec<u8>>) {
+fn read(body: &[u8], size: usize) -> (PushDecision, Option<Vec<u8>>) {
     let repository = Repository {
         path: "acme/app".to_owned(),
         fetch: true,
@@ -36,24 +36,24 @@ fn read(body: &[u8], size: usize) -> (Decision, Option<Vec<u8>>) {
         delete: false,
         credential: None,
     };
-    let mut push = Push::new(&repository);
+    let mut push = PushRequest::new(&repository);
     let decision = body
         .chunks(size)
         .map(|piece| push.feed(piece))
-        .find(|decision| *decision != Decision::More);
-    let decision = decision.unwrap_or(Decision::More);
-    if let Decision::Refused(denied) = &decision {
+        .find(|decision| *decision != PushDecision::Incomplete);
+    let decision = decision.unwrap_or(PushDecision::Incomplete);
+    if let PushDecision::Refused(denied) = &decision {
         let report = push.refusal(denied).unwrap_or_default();
         assert!(report.is_empty() || report.ends_with(b"0000"));
     }
     assert!(
-        decision != Decision::Allowed
+        decision != PushDecision::Allowed
             || push
                 .commands()
                 .iter()
-                .all(|one| one.change != Change::Delete)
+                .all(|one| one.change != RefChange::Delete)
     );
-    let held = (decision == Decision::Allowed).then(|| push.into_held());
+    let held = (decision == PushDecision::Allowed).then(|| push.into_held());
     (decision, held)
 }
 

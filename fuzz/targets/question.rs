@@ -3,15 +3,15 @@
 
 #![no_main]
 
-use doors::egress::question::{Code, parse};
+use doors::egress::dns_message::{ResponseCode, parse};
 use libfuzzer_sys::fuzz_target;
 use std::net::Ipv4Addr;
 
 fuzz_target!(|bytes: &[u8]| {
     let answer = match parse(bytes) {
         Ok(question) => {
-            let answer = question.answer(Code::NoError, Some(Ipv4Addr::LOCALHOST));
-            let repeated = question.answer(Code::NoSuchName, None);
+            let answer = question.answer(ResponseCode::NoError, Some(Ipv4Addr::LOCALHOST));
+            let repeated = question.answer(ResponseCode::NoSuchName, None);
             let end = repeated.len() - if bytes[11] == 1 { 11 } else { 0 };
             assert_eq!(repeated[12..end], bytes[12..end], "the question");
             if let Ok(host) = question.host {

@@ -18,16 +18,16 @@ mod transport {
 mod call {
     pub(crate) mod profile {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Profile {
+        pub(crate) enum ToolProfile {
             Restrictive,
             Standard,
             Permissive,
         }
 
-        impl Profile {
-            pub(crate) fn named(name: &str) -> Option<Profile> {
-                let known = [Profile::Restrictive, Profile::Standard, Profile::Permissive];
-                let is_it = |one: &Profile| format!("{one:?}").to_lowercase() == name;
+        impl ToolProfile {
+            pub(crate) fn named(name: &str) -> Option<ToolProfile> {
+                let known = [ToolProfile::Restrictive, ToolProfile::Standard, ToolProfile::Permissive];
+                let is_it = |one: &ToolProfile| format!("{one:?}").to_lowercase() == name;
                 known.into_iter().find(is_it)
             }
         }
@@ -37,27 +37,27 @@ mod call {
 #[path = "../../crates/worker/src/tools"]
 #[allow(dead_code, unreachable_pub, reason = "what the worker alone uses")]
 mod tools {
-    pub(crate) mod card;
+    pub(crate) mod schema;
     mod limits;
     pub(crate) mod manifest;
     pub(crate) mod problem;
     mod requirement;
     mod yaml;
 
-    pub(crate) use limits::Limits;
+    pub(crate) use limits::ToolLimits;
 }
 
 use libfuzzer_sys::fuzz_target;
 use std::path::{Component, Path};
 use tools::{
-    card,
-    manifest::{self, Entry, Wanted},
-    problem::Problem,
+    schema,
+    manifest::{self, ManifestEntry, ManifestTarget},
+    problem::ToolProblem,
 };
-use wire::{answer, topic::Base};
+use wire::{answer, topic::TopicBase};
 
 fuzz_target!(|input: &[u8]| {
-    let base = Base::new("n", "").expect("it is one");
+    let base = TopicBase::new("n", "").expect("it is one");
     match manifest::read(input, &base) {
         Ok(manifest) => {
             manifest
@@ -68,8 +68,8 @@ fuzz_target!(|input: &[u8]| {
         }
         Err(problem) => look_at_problem(&problem),
     }
-    let tools = card::read(input).unwrap_or_default().into_values();
-    for said in tools.chain([card::read_one(input)]) {
+    let tools = schema::read(input).unwrap_or_default().into_values();
+    for said in tools.chain([schema::read_one(input)]) {
         match said {
             Ok(said) => {
                 assert!(
@@ -84,7 +84,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn look_at_problem(problem: &Problem) {
+fn look_at_problem(problem: &ToolProblem) {
     let text = problem.to_string();
     assert!(
         !text.is_empty() && text.len() < 8192 && !text.contains(char::is_control),
@@ -92,7 +92,7 @@ fn look_at_problem(problem: &Problem) {
     );
 }
 
-fn look_at_entry(entry: &Entry, base: &Base) {
+fn look_at_entry(entry: &ManifestEntry, base: &TopicBase) {
     assert!(base.invoke(&entry.name).is_ok() && !entry.name.contains('/'));
     assert!(
         entry
@@ -104,17 +104,17 @@ fn look_at_entry(entry: &Entry, base: &Base) {
             .all(|part| matches!(part, Component::Normal(_)))
     };
     match &entry.wanted {
-        Wanted::Executable {
+        ManifestTarget::Executable {
             tool_dir,
             executable,
         } => {
             assert!(is_plain(tool_dir) && is_plain(executable) && executable.file_name().is_some());
         }
-        Wanted::Function {
+        ManifestTarget::Function {
             module,
             function: name,
         }
-        | Wanted::Class {
+        | ManifestTarget::Class {
             module,
             class_name: name,
         } => {

@@ -20,9 +20,9 @@ use serde_json::Value;
 use std::time::Duration;
 use wire::{
     answer,
-    request::{Message, Reply, Request, Unread, read},
+    request::{RawMessage, ReplyAddress, WorkerRequest, RequestError, read},
     schema::for_asker,
-    topic::{Base, Rest, Topic, matches, mqtt_filter},
+    topic::{TopicBase, TrailingWildcard, Topic, matches, mqtt_filter},
 };
 
 const LARGEST: usize = 2048;
@@ -35,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
         String::from_utf8_lossy(next()),
         next(),
     );
-    let base = Base::new("n", "").expect("it is one");
+    let base = TopicBase::new("n", "").expect("it is one");
     look_at_topic(&base, &topic, &properties);
     let pairs = properties.lines().filter_map(|line| line.split_once('='));
     let properties = pairs
@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
     for topic in [&*topic, &format!("n/a2a/v1/sam_remote_tool/{topic}")] {
         look_at_request(
             &base,
-            Message {
+            RawMessage {
                 topic,
                 payload,
                 properties: &properties,
@@ -58,13 +58,13 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn look_at_topic(base: &Base, topic: &str, pattern: &str) {
+fn look_at_topic(base: &TopicBase, topic: &str, pattern: &str) {
     if let Some(read) = base.read(topic) {
         assert_eq!(base.write(read).as_deref(), Ok(topic));
     }
-    _ = Base::new(topic, pattern);
-    if matches(pattern, topic, Rest::OneLevelOrMore) {
-        assert!(matches(pattern, topic, Rest::AlsoNothing));
+    _ = TopicBase::new(topic, pattern);
+    if matches(pattern, topic, TrailingWildcard::OneLevelOrMore) {
+        assert!(matches(pattern, topic, TrailingWildcard::AlsoNothing));
     }
     if let Ok(filter) = mqtt_filter(pattern) {
         assert_eq!(filter.split('/').count(), pattern.split('/').count());
@@ -72,9 +72,9 @@ fn look_at_topic(base: &Base, topic: &str, pattern: &str) {
     }
 }
 
-fn look_at_request(base: &Base, message: Message<'_>) {
+fn look_at_request(base: &TopicBase, message: RawMessage<'_>) {
     match read(base, message, LARGEST) {
-        Ok(Request::Invoke(invoke)) => {
+        Ok(WorkerRequest::Invoke(invoke)) => {
             look_at_reply(base, &invoke.reply);
             assert!(
                 invoke
@@ -90,9 +90,9 @@ fn look_at_request(base: &Base, message: Message<'_>) {
                 assert_eq!(json(&answer)["id"], *invoke.id);
             }
         }
-        Ok(Request::Init(init)) => look_at_reply(base, &init.reply),
-        Ok(Request::Cancel(correlation)) => assert!(message.topic.ends_with(&correlation)),
-        Err(Unread::Refused(refused)) => {
+        Ok(WorkerRequest::Init(init)) => look_at_reply(base, &init.reply),
+        Ok(WorkerRequest::Cancel(correlation)) => assert!(message.topic.ends_with(&correlation)),
+        Err(RequestError::Refused(refused)) => {
             look_at_reply(base, &refused.reply);
             assert!(
                 refused.refusal.message.len() < 1024 && !refused.refusal.message.contains('\n')
@@ -100,12 +100,12 @@ fn look_at_request(base: &Base, message: Message<'_>) {
             let answer = json(&answer::error(&refused.id, &refused.refusal));
             assert!(answer["id"] == *refused.id && answer["error"]["code"] == "INVALID_REQUEST");
         }
-        Err(Unread::Unanswerable(refusal)) => assert!(!refusal.message.is_empty()),
-        Err(Unread::NotARequest) => {}
+        Err(RequestError::Unanswerable(refusal)) => assert!(!refusal.message.is_empty()),
+        Err(RequestError::NotARequest) => {}
     }
 }
 
-fn look_at_reply(base: &Base, reply: &Reply) {
+fn look_at_reply(base: &TopicBase, reply: &ReplyAddress) {
     assert!(
         matches!(base.read(&reply.to), Some(Topic::Response { correlation, .. }) if correlation == reply.correlation)
     );

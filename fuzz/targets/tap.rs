@@ -7,8 +7,8 @@
 
 use bytes::Bytes;
 use doors::{
-    Usage,
-    dialect::{Operation, Tap, TapKind},
+    TokenUsage,
+    dialect::{ModelOperation, Tap, ResponseFormat},
 };
 use libfuzzer_sys::fuzz_target;
 use peak_alloc::PeakAlloc;
@@ -16,15 +16,15 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-const OPERATIONS: [Operation; 8] = [
-    Operation::Chat,
-    Operation::Responses,
-    Operation::Embeddings,
-    Operation::Messages,
-    Operation::Generate,
-    Operation::GeminiEmbed,
-    Operation::OllamaChat,
-    Operation::Models,
+const OPERATIONS: [ModelOperation; 8] = [
+    ModelOperation::Chat,
+    ModelOperation::Responses,
+    ModelOperation::Embeddings,
+    ModelOperation::Messages,
+    ModelOperation::Generate,
+    ModelOperation::GeminiEmbed,
+    ModelOperation::OllamaChat,
+    ModelOperation::Models,
 ];
 
 /// A line of 64 KiB at most is held back, in a buffer that may have grown to twice that, and copied once.
@@ -32,7 +32,7 @@ const MOST: usize = 4 * (64 << 10);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Learnt {
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     is_final: bool,
     is_complete: bool,
     least: u64,
@@ -47,10 +47,10 @@ fuzz_target!(|input: &[u8]| {
     let operation = OPERATIONS[usize::from(*operation) % OPERATIONS.len()];
     let strip = kind & 4 != 0 || *kind == 3;
     let kind = [
-        TapKind::Whole,
-        TapKind::Events,
-        TapKind::Lines,
-        TapKind::Events,
+        ResponseFormat::Whole,
+        ResponseFormat::Events,
+        ResponseFormat::Lines,
+        ResponseFormat::Events,
     ][usize::from(*kind) % 4];
     let new = || Tap::new(operation, kind, strip);
     let whole = learn(new(), text, text.len().max(1));
@@ -60,7 +60,7 @@ fuzz_target!(|input: &[u8]| {
         "where it is cut changes nothing"
     );
     assert_eq!(whole, learn(new(), text, 1), "byte by byte");
-    if !strip || operation != Operation::Chat {
+    if !strip || operation != ModelOperation::Chat {
         assert_eq!(whole.passed, text, "bytes pass as they are");
     }
     keeps_little(new(), Bytes::copy_from_slice(text));

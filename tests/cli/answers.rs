@@ -290,6 +290,98 @@ fn a_plan_names_every_step_and_takes_none() {
 }
 
 #[test]
+fn a_plan_says_whose_policy_how_long_and_what_may_be_reached() {
+    let world = World::new();
+    world.write("project/a", "");
+    let provider = "[provider.mock]\ndialect = \"openai\"\nbase = \"https://models.example\"\n";
+    world.write("config.toml", provider);
+    let options = [
+        "run",
+        "--explain",
+        "--config",
+        "config.toml",
+        "--profile",
+        "agent",
+        "--workspace",
+        "project:live",
+        "--llm=mock",
+        "--budget-usd",
+        "0.5",
+        "--allow-host",
+        "*.example.com:8443",
+        "--allow-protected",
+        ".envrc",
+        "--",
+        "true",
+    ];
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&options);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    let detail = |step: &str| {
+        let line = stdout.lines().find_map(|line| line.strip_prefix(step));
+        line.unwrap_or_else(|| panic!("{step}: {stdout}")).trim()
+    };
+    assert_eq!(detail("profile "), "agent");
+    assert_eq!(detail("wall time "), "1h");
+    assert_eq!(detail("network "), "doors");
+    assert_eq!(detail("llm provider "), "mock");
+    assert_eq!(detail("budget "), "0.50 USD");
+    assert_eq!(detail("host "), "*.example.com, port 8443: a tunnel");
+    let protected = detail("protected names ");
+    assert!(
+        protected.contains(".git ") && protected.ends_with("but may be written: .envrc"),
+        "{protected}"
+    );
+}
+
+#[test]
+fn a_plan_is_refused_as_the_run_would_be() {
+    let world = World::new();
+    world.write(
+        "config.toml",
+        "[provider.mock]\ndialect = \"openai\"\nbase = \"https://models.example\"\nkey = { secret = \"mockkey\" }\n\
+         [[profile.ci.egress]]\nhost = \"a.example\"\nmode = \"inspect\"\ncredential = \"a\"\n\
+         [credential.a]\nkey = { secret = \"nothing\" }\ninject = \"bearer\"\nhosts = [\"a.example\"]\n",
+    );
+    for options in [
+        &["--llm=mock"][..],
+        &["--profile", "ci"],
+        &["--input", "a=artifact:nope"],
+        &["--require", "own_kernel"],
+        &["--network", "host", "--require", "no_network"],
+    ] {
+        let asked = |more: &[&str]| {
+            let words = ["run", "--config", "config.toml"];
+            world.run(&[&words, more, options, &["--", "true"]].concat())
+        };
+        let (plan, run) = (asked(&["--explain"]), asked(&[]));
+        assert_eq!(
+            (plan.status, run.status),
+            (Some(125), Some(125)),
+            "{options:?}"
+        );
+        let told = |answer: &Answer| {
+            let lines = answer.stderr.lines();
+            let ours = lines.filter(|line| !line.starts_with("airlock: note: "));
+            ours.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&plan), told(&run), "{options:?}");
+        assert!(!told(&plan).is_empty(), "{options:?}");
+        assert_eq!(plan.stdout, "", "{options:?}");
+    }
+    let none = world.run(&["run", "--llm", "--", "true"]);
+    assert!(
+        none.stderr.contains("airlock secrets set "),
+        "{}",
+        none.stderr
+    );
+    assert!(!none.stderr.contains("PROVIDER"), "{}", none.stderr);
+}
+
+#[test]
 fn the_doctor_says_what_this_host_gives() {
     let world = World::new();
     let Answer {
@@ -489,7 +581,7 @@ fn a_sweep_counts_what_it_removed() {
             .expect("an object")
             .keys()
             .collect::<Vec<_>>(),
-        ["live", "problems", "runs"]
+        ["live", "notes", "problems", "runs"]
     );
     assert!(!world.state().join("runs/dead").exists());
 }

@@ -218,7 +218,7 @@ fn a_container_engine_that_does_not_answer_is_listed() {
     );
     assert_eq!(answer.status, Some(0), "{}", answer.stderr);
     for name in ["container-docker", "docker-image"] {
-        let line = format!("{name} not run: no daemon answers: `/nowhere.sock`: ");
+        let line = format!("{name} not run: no daemon answers: `unix:///nowhere.sock`: ");
         assert!(answer.stdout.contains(&line), "{}", answer.stdout);
     }
 }

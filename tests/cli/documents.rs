@@ -125,10 +125,15 @@ impl Drop for Served {
     }
 }
 
-/// Runs the blocks of a document; returns how many.
+/// Runs the blocks of a document in a folder of its own; returns how many.
 fn follow(path: &Path) -> usize {
+    follow_in(&World::new(), path)
+}
+
+/// Runs the blocks of a document in this world; returns how many.
+fn follow_in(world: &World, path: &Path) -> usize {
     let text = fs::read_to_string(path).expect("a document can be read");
-    let (world, blocks, mut count, mut server) = (World::new(), blocks(&text), 0, None);
+    let (blocks, mut count, mut server) = (blocks(&text), 0, None);
     for (number, block) in blocks.iter().enumerate() {
         let place = format!("{}:{}", path.display(), block.line);
         let given = match block
@@ -142,7 +147,7 @@ fn follow(path: &Path) -> usize {
                 continue;
             }
             Some(("server", options)) => {
-                server = Some(Served::start(&world, options));
+                server = Some(Served::start(world, options));
                 continue;
             }
             Some(("given", commands)) => commands,
@@ -196,6 +201,17 @@ fn the_documents_do_what_they_show() {
         .map(|path| follow(path))
         .sum();
     assert!(count >= 2, "{count} blocks in {documents:?}");
+}
+
+#[test]
+fn the_examples_do_what_they_show() {
+    let (world, folder) = (World::new(), repository().join("examples"));
+    for entry in fs::read_dir(&folder).expect("there are examples") {
+        let path = entry.expect("it is listed").path();
+        let name = path.file_name().expect("a file has a name");
+        fs::copy(&path, world.here("").join(name)).expect("an example is copied");
+    }
+    assert!(follow_in(&world, &folder.join("README.md")) >= 5);
 }
 
 /// The one that was built together with the command, else built anew, with the whole workspace: for its package alone, cargo would

@@ -48,7 +48,7 @@ fn world() -> World {
     world
 }
 
-/// Runs a script in a box whose workspace is `work`.
+/// Runs a script in a box whose workspace is `work`, shared live: then nothing of the repository's own moves.
 fn run(world: &World, script: &str) -> Answer {
     let answer = world.run(&[
         "run",
@@ -56,7 +56,7 @@ fn run(world: &World, script: &str) -> Answer {
         "--run-id",
         "r",
         "--workspace",
-        "work",
+        "work:live",
         "--",
         "sh",
         "-c",
@@ -149,6 +149,65 @@ fn a_run_without_a_commit_leaves_nothing() {
     assert_eq!(left, Vec::<String>::new());
     assert_eq!(answer.json()["stdout"], "one\n");
     assert_eq!(answer.json()["workspace"], Value::Null);
+}
+
+/// Plain files that nobody knows, and protected ones.
+const UNKNOWN: [&str; 4] = ["plain", ".envrc", "sub/.envrc", ".vscode/tasks.json"];
+
+/// A repository with all of them.
+fn world_with_unknown_files() -> World {
+    let world = world();
+    world.write("work/sub/known", "");
+    git(&world.here("work"), &["add", "sub"]);
+    git(&world.here("work"), &["commit", "-q", "-m", "two"]);
+    for path in UNKNOWN {
+        world.write(&format!("work/{path}"), "mine\n");
+    }
+    world.write("work/sub/plain", "mine\n");
+    world
+}
+
+#[test]
+fn what_programs_do_in_any_repository_works_beside_protected_files() {
+    let script = "set -e
+        for f in *; do echo \"$f\"; done
+        git init -q; echo more >>a; echo new >new
+        git stash -u -q; cat a; [ ! -e new ]; [ ! -e sub/plain ]
+        git stash pop -q; cat a new sub/plain
+        git worktree add -q --detach tree; cat tree/a; git worktree remove tree
+        git init -q made; echo text >made/file
+        git clean -fdq; [ ! -e new ]; [ ! -e sub/plain ]; cat made/file";
+    for kind in ["live", "staged"] {
+        let world = world_with_unknown_files();
+        let workspace = format!("work:{kind}");
+        let words = ["run", "--workspace", &workspace, "--", "sh", "-c", script];
+        let answer = world.run(&words);
+        assert_eq!(answer.status, Some(0), "{kind}: {answer:?}");
+        assert_eq!(
+            answer.stdout, "a\nplain\nsub\na\na\nmore\nnew\nmine\na\ntext\n",
+            "{kind}: {answer:?}"
+        );
+        // Of what was protected nothing is gone, and of the rest only what the program removed.
+        let left = UNKNOWN.map(|path| world.here("work").join(path).exists());
+        assert_eq!(left, [false, true, true, true], "{kind}");
+        assert!(!world.here("work/sub/plain").exists(), "{kind}");
+    }
+}
+
+#[test]
+fn protected_files_that_git_is_to_remove_although_it_takes_no_notice_of_them_stay() {
+    let world = world_with_unknown_files();
+    let script = "git clean -fdxq; echo $?; ls -A .envrc sub .vscode";
+    let answer = run(&world, script);
+    assert_eq!(
+        answer.json()["stdout"],
+        "1\n.envrc\n\n.vscode:\ntasks.json\n\nsub:\n.envrc\nknown\n",
+        "{}",
+        answer.stdout
+    );
+    // Outside nothing of ours keeps git from seeing them.
+    let known = git(&world.here("work"), &["status", "--short"]);
+    assert_eq!(known, "?? .envrc\n?? .vscode/\n?? sub/.envrc");
 }
 
 #[test]
@@ -300,6 +359,91 @@ fn what_cannot_be_believed_does_not_arrive() {
         assert!(told.contains(why), "{what}: {told}");
         assert!(world.state().join("git/r/kept").exists(), "{what}");
     }
+}
+
+/// In a mount namespace of its own, in which no program of `/usr` is called `git`.
+fn command_without_git(world: &World, words: &[&str]) -> Command {
+    let without = world.here("without");
+    for bin in ["bin", "local/bin"] {
+        let folder = without.join(bin);
+        fs::create_dir_all(&folder).expect("a folder");
+        let whiteout = rustix::fs::FileType::CharacterDevice;
+        let mode = rustix::fs::Mode::empty();
+        rustix::fs::mknodat(rustix::fs::CWD, folder.join("git"), whiteout, mode, 0)
+            .expect("a whiteout");
+    }
+    let script = "mount -t overlay -o lowerdir=\"$0\":/usr overlay /usr && exec \"$@\"";
+    let plain = world.command(words);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(&without)
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .current_dir(world.here(""))
+        .env_clear()
+        .envs(world.variables());
+    command
+}
+
+#[test]
+fn without_git_on_the_host_nothing_arrives_and_what_is_new_is_kept() {
+    let world = world();
+    let clone = world.here("clone");
+    git(&world.here(""), &["clone", "-q", "work", "clone"]);
+    for (key, value) in [("user.name", "n"), ("user.email", "a@b")] {
+        git(&clone, &["config", key, value]);
+    }
+    git(&clone, &["commit", "-q", "--allow-empty", "-m", "two"]);
+    let two = git(&clone, &["rev-parse", "HEAD"]);
+    let object = format!("{}/{}", &two[..2], &two[2..]);
+    fs::copy(
+        clone.join(".git/objects").join(&object),
+        world.here("work/new"),
+    )
+    .expect("an object");
+    let script = format!(
+        "command -v git; mkdir -p .git/objects/{} && cp new .git/objects/{object} && echo {two} >.git/refs/heads/main",
+        &two[..2]
+    );
+    let words = [
+        "run",
+        "--run-id",
+        "r",
+        "--workspace",
+        "work:live",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let before = files(&world.here("work/.git"));
+    let without = command_without_git(&world, &words).output();
+    let without = world.answer(&without.expect("airlock starts"));
+    assert_eq!(
+        (without.status, without.stdout.as_str()),
+        (Some(0), ""),
+        "{}",
+        without.stderr
+    );
+    assert!(
+        without
+            .stderr
+            .contains("there is no git in the /usr of this machine"),
+        "{}",
+        without.stderr
+    );
+    assert_eq!(files(&world.here("work/.git")), before);
+    assert!(world.state().join("git/r/kept").exists());
+    // The control: where git is, the same commit arrives.
+    let words = words.map(|word| if word == "r" { "with" } else { word });
+    let with = world.run(&words);
+    assert_eq!(with.status, Some(0), "{}", with.stderr);
+    let arrived = git(
+        &world.here("work"),
+        &["rev-parse", "refs/airlock/with/heads/main"],
+    );
+    assert_eq!(arrived, two);
 }
 
 #[test]

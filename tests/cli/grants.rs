@@ -96,7 +96,7 @@ tunnel  127.0.0.1:9  for [..]  airlock grant 127.0.0.1:9
     same(
         ended.stderr,
         str![[r#"
-airlock: note: denied: connect `127.0.0.1:9` (by no rule; --allow-host 127.0.0.1:9 allows it)
+airlock: note: denied: connect `127.0.0.1:9` (by no rule; a rule for 127.0.0.1:9 with allow_private = true in the configuration allows it)
 airlock: note: denied: connect `127.0.0.1:9` (by private; a rule with allow_private = true in the configuration allows it)
 airlock: note: denied: connect `127.0.0.1:9` (by airlock grant --deny 127.0.0.1; nothing allows it)
 airlock: note: 127.0.0.1:9 was granted for 1h while the run went on

@@ -57,9 +57,17 @@ fn run_as((user, group): (u32, u32), world: &World, words: &[&str]) -> Answer {
     world.answer(&command.output().expect("airlock starts"))
 }
 
+/// The folder `w` as `airlock run` shares it by itself, staged, and live.
+const SHARED: [&str; 2] = ["w", "w:live"];
+
 /// Runs a script in a box whose workspace is `w`.
 fn run(world: &World, options: &[&str], script: &str) -> Answer {
-    let mut words = vec!["run", "--workspace", "w"];
+    run_in(world, "w", options, script)
+}
+
+/// The same where it is said how the folder is shared.
+fn run_in(world: &World, shared: &str, options: &[&str], script: &str) -> Answer {
+    let mut words = vec!["run", "--workspace", shared];
     words.extend(options);
     words.extend(["--", "sh", "-c", script]);
     world.run(&words)
@@ -75,11 +83,12 @@ fn a_hidden_file_is_not_read_written_or_moved_in_any_kind_of_workspace() {
     let script = "cat .env.example; cat .env || echo; ls keys; echo x 2>/dev/null > .env; mv .env b; rm -f .env; ls -A";
     let control = run(&world, &["--hide", "none"], "cat .env keys/a");
     assert_eq!(control.stdout, "secretsecret", "{}", control.stderr);
-    for options in [
-        &["--hide", "keys"][..],
-        &["--hide", "keys", "--copy-on-write"],
+    for (shared, options) in [
+        ("w", &["--hide", "keys"][..]),
+        ("w:live", &["--hide", "keys"]),
+        ("w", &["--hide", "keys", "--copy-on-write"]),
     ] {
-        let answer = run(&world, options, script);
+        let answer = run_in(&world, shared, options, script);
         assert!(!answer.stdout.contains("secret"), "{}", answer.stdout);
         assert!(answer.stdout.starts_with("example\n"), "{}", answer.stdout);
         assert!(
@@ -90,7 +99,7 @@ fn a_hidden_file_is_not_read_written_or_moved_in_any_kind_of_workspace() {
         assert_eq!(fs::read_to_string(world.here("w/.env")).unwrap(), "secret");
         assert!(world.here("w/keys/a").exists() && !world.here("w/b").exists());
     }
-    let mounted = run(&world, &["--hide", "keys"], script);
+    let mounted = run_in(&world, "w:live", &["--hide", "keys"], script);
     assert_eq!(mounted.stdout, "example\n.env\n.env.example\nkeys\n");
     let read_only = world.run(&[
         "run",
@@ -222,7 +231,7 @@ fn what_the_configuration_of_git_names_is_protected() {
     git(&folder, &["config", "include.path", "../more.inc"]);
     let script = "for file in tools/hooks/pre-commit tools/clean.sh tools/other.sh; do echo evil >> $file || echo held $file; done; \
         mkdir late; echo evil > late/do.sh; echo '[core]' > more.inc; echo fine > late/other";
-    let answer = run(&world, &[], script);
+    let answer = run_in(&world, "w:live", &[], script);
     assert_eq!(
         answer.stdout, "held tools/hooks/pre-commit\nheld tools/clean.sh\n",
         "{}",
@@ -235,19 +244,24 @@ fn what_the_configuration_of_git_names_is_protected() {
             .unwrap()
             .contains("evil")
     );
+    // Staged, the program may write them, and nothing of it reaches the folder.
+    let staged = run(&world, &[], "echo evil > tools/clean.sh; echo fine > made");
+    assert!(staged.stderr.contains("`tools/clean.sh`"), "{staged:?}");
+    let clean = || fs::read_to_string(folder.join("tools/clean.sh")).unwrap();
+    assert!(clean() == "mine" && has("made"));
     // The workspace may be a part of the worktree, and a copy.
-    let words = |options: &[&str], script: &str| {
-        let mut words = vec!["run", "--workspace", "w/tools"];
-        words.extend(options);
-        words.extend(["--", "sh", "-c", script]);
-        world.run(&words)
-    };
-    let part = words(&[], "echo evil > clean.sh || echo held");
-    assert_eq!(part.stdout, "held\n", "{}", part.stderr);
-    words(
-        &["--copy-on-write", "--run-id", "try"],
-        "echo evil > clean.sh",
+    let part = run_in(
+        &world,
+        "w/tools:live",
+        &[],
+        "echo evil > clean.sh || echo held",
     );
+    assert_eq!(part.stdout, "held\n", "{}", part.stderr);
+    let part = run_in(&world, "w/tools", &[], "echo evil > clean.sh");
+    assert!(part.stderr.contains("`clean.sh`"), "{part:?}");
+    assert_eq!(clean(), "mine");
+    let options = ["--copy-on-write", "--run-id", "try"];
+    run_in(&world, "w/tools", &options, "echo evil > clean.sh");
     let refused = world.run(&["workspace", "commit", "try"]);
     assert!(
         refused.stderr.contains("configuration of git"),
@@ -264,31 +278,31 @@ fn what_the_configuration_of_git_names_is_protected() {
 }
 
 #[test]
-fn an_input_replaces_nothing_in_a_mounted_folder_and_does_not_stay() {
+fn an_input_replaces_nothing_in_a_folder_and_does_not_stay() {
+    for shared in SHARED {
+        let world = World::new();
+        world.write("w/a.txt", "mine").write("given", "given");
+        let answer = run_in(&world, shared, &["--input", "a.txt=given"], "cat a.txt");
+        assert_eq!(answer.status, Some(125), "{shared} {answer:?}");
+        assert!(
+            answer.stderr.contains("it is the mounted folder's own"),
+            "{shared} {answer:?}"
+        );
+        assert_eq!(fs::read_to_string(world.here("w/a.txt")).unwrap(), "mine");
+        let inputs = ["b.txt=given", "new/c=given", "both/d=given"];
+        let options: Vec<_> = inputs.iter().flat_map(|it| ["--input", it]).collect();
+        let script =
+            "cat b.txt new/c; echo more >> b.txt; echo x > kept; echo y > both/e; rm both/d";
+        let answer = run_in(&world, shared, &options, script);
+        assert_eq!(answer.stdout, "givengiven", "{shared} {answer:?}");
+        let has = |path: &str| world.here("w").join(path).exists();
+        assert!(has("a.txt") && has("kept") && !has("b.txt") && !has("new"));
+        assert!(has("both/e") && !has("both/d"));
+    }
     let world = World::new();
     world.write("w/a.txt", "mine").write("given", "given");
-    let answer = run(&world, &["--input", "a.txt=given"], "cat a.txt");
-    assert_eq!(answer.status, Some(125), "{}", answer.stderr);
-    assert!(
-        answer.stderr.contains("it is the mounted folder's own"),
-        "{}",
-        answer.stderr
-    );
-    assert_eq!(fs::read_to_string(world.here("w/a.txt")).unwrap(), "mine");
-    let options = ["--input", "b.txt=given", "--input", "new/c=given"];
-    let answer = run(
-        &world,
-        &options,
-        "cat b.txt new/c; echo more >> b.txt; echo x > kept",
-    );
-    assert_eq!(answer.stdout, "givengiven", "{}", answer.stderr);
-    let has = |path: &str| world.here("w").join(path).exists();
-    assert!(has("a.txt") && has("kept") && !has("b.txt") && !has("new"));
-    let copied = run(
-        &world,
-        &["--copy-on-write", "--input", "a.txt=given"],
-        "cat a.txt",
-    );
+    let options = ["--copy-on-write", "--input", "a.txt=given"];
+    let copied = run(&world, &options, "cat a.txt");
     assert_eq!(copied.stdout, "given", "{}", copied.stderr);
 }
 
@@ -305,33 +319,27 @@ fn a_folder_that_its_owner_cannot_write_is_read_only() {
     ] {
         chown(path, Some(user), Some(group)).expect("it becomes the user's");
     }
-    let words = [
-        "run",
-        "--workspace",
-        "w",
-        "--",
-        "sh",
-        "-c",
-        "cat file; echo x > new || echo held",
-    ];
-    let of_user = || run_as((user, group), &world, &words);
     let mode = |mode| fs::set_permissions(world.here("w"), fs::Permissions::from_mode(mode));
-    mode(0o555).unwrap();
     let other = world.here("roots").display().to_string();
-    let mut as_root = vec!["--state", &other];
-    as_root.extend(words);
-    for answer in [of_user(), world.run(&as_root)] {
-        assert_eq!(answer.stdout, "mineheld\n", "{}", answer.stderr);
-        assert!(
-            answer.stderr.contains("so it is read-only inside"),
-            "{}",
-            answer.stderr
-        );
+    for shared in SHARED {
+        let script = "cat file; echo x > new || echo held";
+        let words = ["run", "--workspace", shared, "--", "sh", "-c", script];
+        let of_user = || run_as((user, group), &world, &words);
+        mode(0o555).unwrap();
+        let as_root = [&["--state", &other][..], &words].concat();
+        for answer in [of_user(), world.run(&as_root)] {
+            assert_eq!(answer.stdout, "mineheld\n", "{shared} {answer:?}");
+            assert!(
+                answer.stderr.contains("so it is read-only inside"),
+                "{shared} {answer:?}"
+            );
+        }
+        mode(0o755).unwrap();
+        let answer = of_user();
+        assert_eq!(answer.stdout, "mine", "{shared} {answer:?}");
+        assert!(world.here("w/new").exists());
+        fs::remove_file(world.here("w/new")).unwrap();
     }
-    mode(0o755).unwrap();
-    let answer = of_user();
-    assert_eq!(answer.stdout, "mine", "{}", answer.stderr);
-    assert!(world.here("w/new").exists());
 }
 
 #[test]
@@ -339,14 +347,17 @@ fn a_link_where_a_protected_path_begins_does_not_stay() {
     let world = World::new();
     world.write("w/a", "one");
     let script = "mkdir -p m/hooks; echo evil > m/hooks/x; ln -s m .github; ln -s m other";
-    let answer = run(&world, &[], script);
-    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
     let is_link = |name: &str| {
         let found = fs::symlink_metadata(world.here("w").join(name));
         found.is_ok_and(|found| found.is_symlink())
     };
-    assert!(is_link("other") && !is_link(".github"));
-    fs::remove_file(world.here("w/other")).unwrap();
+    for shared in SHARED {
+        let answer = run_in(&world, shared, &[], script);
+        assert_eq!(answer.status, Some(0), "{shared} {answer:?}");
+        assert!(is_link("other") && !is_link(".github"));
+        fs::remove_file(world.here("w/other")).unwrap();
+        fs::remove_dir_all(world.here("w/m")).unwrap();
+    }
     run(&world, &["--copy-on-write", "--run-id", "try"], script);
     let refused = world.run(&["workspace", "commit", "try"]);
     assert!(
@@ -366,9 +377,13 @@ fn a_link_where_a_protected_path_begins_does_not_stay() {
 fn a_folder_that_the_program_closes_hides_nothing() {
     let script =
         "echo evil > .envrc; ln -s /etc/passwd out; mkdir sub; echo evil > sub/.envrc; chmod 0 .";
-    let words = ["run", "--workspace", "w", "--", "sh", "-c", script];
     let owner = ordinary_user();
-    for user in [None, Some(owner)] {
+    let users = [None, Some(owner)];
+    for (shared, user) in SHARED
+        .into_iter()
+        .flat_map(|it| users.map(|user| (it, user)))
+    {
+        let words = ["run", "--workspace", shared, "--", "sh", "-c", script];
         let world = World::new();
         world.write("w/mine", "mine");
         fs::create_dir(world.state()).expect("a state folder");
@@ -398,12 +413,24 @@ fn a_folder_that_the_program_closes_hides_nothing() {
 fn what_of_artifacts_was_not_kept_is_held_and_the_rest_goes() {
     let world = World::new();
     world.write("w/mine", "mine");
-    let kept = run(&world, &[], "mkdir -p .artifacts; echo r > .artifacts/r");
-    assert_eq!(kept.status, Some(0), "{}", kept.stderr);
-    assert!(!world.here("w/.artifacts").exists(), "{}", kept.stderr);
-    assert_eq!(world.run(&["workspace", "held"]).stdout, "");
-    let script = "mkdir -p .artifacts; mkfifo .artifacts/pipe";
-    let left = run(&world, &["--run-id", "left"], script);
+    let all = "mkdir -p .artifacts; echo r > .artifacts/r";
+    let script = "mkdir -p .artifacts; echo r > .artifacts/r; mkfifo .artifacts/pipe";
+    for shared in SHARED {
+        let kept = run_in(&world, shared, &[], all);
+        assert_eq!(kept.status, Some(0), "{shared} {kept:?}");
+        assert!(!world.here("w/.artifacts").exists(), "{shared} {kept:?}");
+        assert_eq!(world.run(&["workspace", "held"]).stdout, "");
+        assert_eq!(world.run(&["workspace", "list"]).stdout, "");
+    }
+    let told = run(&world, &["--json", "--run-id", "staged"], script).json();
+    let held = serde_json::json!({ "path": ".artifacts", "why": "artifacts" });
+    assert_eq!(told["workspace"]["held_back"][0], held, "{told}");
+    assert!(!world.here("w/.artifacts").exists(), "{told}");
+    let taken = world.run(&["workspace", "commit", "staged", "--partial"]);
+    // Without the pipe, which has no place in a folder.
+    assert!(world.here("w/.artifacts/r").exists(), "{taken:?}");
+    fs::remove_dir_all(world.here("w/.artifacts")).unwrap();
+    let left = run_in(&world, "w:live", &["--run-id", "left"], script);
     assert!(!world.here("w/.artifacts").exists(), "{}", left.stderr);
     let held = world.run(&["workspace", "held", "left", "--json"]).json();
     assert_eq!(held["held_back"][0]["why"], "artifacts", "{held}");

@@ -28,7 +28,7 @@ fn in_shared_mounts(script: &str) -> String {
 #[test]
 fn what_the_host_mounts_during_a_run_does_not_appear_inside() {
     let said = in_shared_mounts(
-        "airlock run --workspace shared/w --mount ./shared:/shown -- sh -c \"
+        "airlock run --workspace shared/w:live --mount ./shared:/shown -- sh -c \"
              touch begun; until test -e go; do sleep 0.05; done
              echo inside \\$(ls late /shown/w/late)\" &
          until test -e shared/w/begun; do sleep 0.05; done
@@ -49,9 +49,17 @@ fn file_systems_of_the_kernel_below_a_folder_are_empty_and_others_are_not() {
          mount -t tmpfs -o mode=755 tmpfs shared/w/data
          touch shared/w/data/file
          test -e shared/w/early/version
-         airlock run --json --workspace shared/w -- sh -c \"ls early data\"",
+         airlock run --workspace shared/w -- true 2>&1 || echo $?
+         airlock run --json --workspace shared/w:live -- sh -c \"ls early data\"",
     );
-    let result: Value = serde_json::from_str(&said).expect("a result");
+    // A layer is not made of it.
+    let (refused, said) = said.split_once("125\n").expect("staged it is refused");
+    let reason = "/shared/w/early` is a file system of the host's kernel";
+    assert!(
+        refused.contains(reason) && refused.contains("DIR:live"),
+        "{refused}"
+    );
+    let result: Value = serde_json::from_str(said).expect("a result");
     assert_eq!(result["stdout"], "data:\nfile\n\nearly:\n");
     let note = "`/workspace/early` is a file system of the host's kernel, and empty inside";
     assert!(
@@ -199,6 +207,8 @@ fn a_home_or_a_folder_of_the_system_is_a_workspace_only_if_that_is_confirmed() {
     refused(home, "is your home");
     refused("/etc", "is a folder of the system");
     refused("/usr", "is a folder of the system");
+    // Those of other accounts, whatever the caller's own home is.
+    refused("/home", "is the folder of all homes");
     let confirmed = [
         "run",
         "--confirm-workspace",

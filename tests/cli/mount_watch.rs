@@ -20,7 +20,15 @@ struct Running<'a> {
 
 impl<'a> Running<'a> {
     fn start(world: &'a World, program: &[&str]) -> Running<'a> {
-        let options = ["run", "--json", "--run-id", "one", "--workspace", "w", "--"];
+        let options = [
+            "run",
+            "--json",
+            "--run-id",
+            "one",
+            "--workspace",
+            "w:live",
+            "--",
+        ];
         let mut command = world.command(&[&options, program].concat());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().expect("airlock starts");

@@ -95,7 +95,7 @@ fn a_bad_time() {
     refused_at_once(
         &["run", "--timeout", "soon", "--", "true"],
         str![[r#"
-airlock: error: invalid value 'soon' for '--timeout <TIME>': `soon` is not a time such as 30s, 500ms, 1m30s or 2h
+airlock: error: invalid value 'soon' for '--timeout <TIME>': `soon` is not a time such as 30s, 500ms, 1m30s, 2h or 7d
 airlock: hint: see `airlock run --help`
 
 "#]],
@@ -375,7 +375,7 @@ fn a_door_without_a_provider_or_a_credential() {
     refused(
         &["--llm"],
         "airlock: error: no provider has a credential yet; there are anthropic, gemini, openai\n\
-         airlock: hint: give one its key: airlock secrets set PROVIDER\n",
+         airlock: hint: give one its key, as for `anthropic`: airlock secrets set anthropic\n",
     );
     let answer = world.run(&["run", "--llm=anthropic", "--", "true"]);
     assert_eq!(answer.status, Some(125));
@@ -687,4 +687,50 @@ fn another_name_for_the_state_folder_by_a_bind_mount() {
         seen("../state")
     );
     assert!(!seen("w").contains("Airlock's state"), "{}", seen("w"));
+}
+
+#[test]
+fn memory_without_its_unit() {
+    let refused = World::new().run(&["run", "--memory", "10", "--", "true"]);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("memory of 10 bytes is too little")
+            && refused.stderr.contains("with its unit, such as 64M"),
+        "{}",
+        refused.stderr
+    );
+    let long = World::new().run(&["run", "--timeout", "100000h", "--", "true"]);
+    assert!(long.stderr.contains("ten years"), "{}", long.stderr);
+}
+
+#[test]
+fn an_input_that_takes_the_place_of_a_file_is_told() {
+    let world = World::new();
+    world.write("project/a.txt", "mine").write("new", "given");
+    let run = |name: &str| {
+        let input = format!("{name}=new");
+        world.run(&[
+            "run",
+            "--workspace",
+            "project",
+            "--copy-on-write",
+            "--input",
+            &input,
+            "--",
+            "cat",
+            name,
+        ])
+    };
+    let (replacing, beside) = (run("a.txt"), run("b.txt"));
+    assert_eq!(
+        (replacing.stdout.as_str(), beside.stdout.as_str()),
+        ("given", "given")
+    );
+    let words = "the input `a.txt` takes the place of a file";
+    assert!(replacing.stderr.contains(words), "{}", replacing.stderr);
+    assert!(
+        !beside.stderr.contains("takes the place"),
+        "{}",
+        beside.stderr
+    );
 }

@@ -297,12 +297,13 @@ fn started(world: &World, options: &[&str], script: &str) -> Child {
     )
     .expect("a FIFO");
     let script = format!("{script} echo running > word; sleep {LONG} & wait; exit 7");
+    // Live, so that the FIFO is shared.
     let arguments = [
         &["run"],
         options,
         &[
             "--workspace",
-            "w",
+            "w:live",
             "--timeout",
             "20m",
             "--",
@@ -381,4 +382,19 @@ fn cancelled_by_ctrl_c_is_130_long_before_the_programs_own_end() {
             .collect();
         assert_eq!(left, ["word"]);
     }
+}
+
+#[test]
+fn what_was_asked_of_the_wrong_place_is_refused_alike_by_every_command() {
+    let world = World::new();
+    for command in ["doctor", "sweep"] {
+        let mut asked = world.command(&[command]);
+        let output = asked.env("AIRLOCK_URL", "http://localhost:1").output();
+        let output = output.expect("airlock starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{command}: {said}");
+        assert!(said.contains("unset AIRLOCK_URL"), "{command}: {said}");
+    }
+    let here = world.run(&["doctor"]);
+    assert_eq!(here.status, Some(0), "the control: {}", here.stderr);
 }

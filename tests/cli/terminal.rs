@@ -346,6 +346,78 @@ fn an_answer_of_the_terminal_goes_inside_or_nowhere() {
 }
 
 #[test]
+fn a_terminal_has_no_limit_of_time_unless_one_was_said() {
+    let world = World::new();
+    let wall_time = |options: &[&str]| {
+        let words = [&["run", "--explain"], options, &["--", "true"]].concat();
+        let answer = world.run(&words);
+        let line = answer
+            .stdout
+            .lines()
+            .find_map(|line| line.strip_prefix("wall time "));
+        let shown = line.unwrap_or_else(|| panic!("{} {}", answer.stdout, answer.stderr));
+        shown.trim().to_owned()
+    };
+    assert_eq!(wall_time(&[]), "2m");
+    assert_eq!(wall_time(&["--tty"]), "no limit");
+    assert_eq!(wall_time(&["--tty", "--profile", "agent"]), "no limit");
+    assert_eq!(wall_time(&["--tty", "--timeout", "3m"]), "3m");
+    world.write("airlock.toml", "wall_time = \"90s\"\n");
+    assert_eq!(wall_time(&["--tty"]), "90s");
+    world.write("airlock.toml", "");
+    let said = "[maximum]\nwall_time = \"30m\"\n[profile.ci]\nwall_time = \"10m\"\n";
+    world.write("said.toml", said);
+    let with = ["--tty", "--config", "said.toml"];
+    assert_eq!(wall_time(&with), "30m");
+    assert_eq!(
+        wall_time(&[&with[..], &["--profile", "ci"]].concat()),
+        "10m"
+    );
+}
+
+#[test]
+fn a_minute_before_its_end_a_terminal_says_so() {
+    let mut sitting = Sitting::start(&["--tty", "--timeout", "61s", "--", "cat"]);
+    sitting.expect("note: one minute of 61s is left (--timeout)");
+    sitting.keys("still here\n");
+    sitting.expect("still here\r\nstill here");
+    sitting.keys("\x04");
+    assert_eq!(sitting.end().0, Some(0));
+}
+
+#[test]
+fn a_shell_without_a_terminal_says_why_it_ended_at_once() {
+    let note = "standard input is empty here; --tty gives a terminal";
+    for command in [
+        &["bash"][..],
+        &["/bin/sh"],
+        &["python3"],
+        &["bash", "-i"],
+        &["env", "bash"],
+    ] {
+        let (status, text) = shown(&[&["--"][..], command].concat());
+        assert!(
+            status == Some(0) && text.contains(note),
+            "{command:?}: {text}"
+        );
+    }
+    for words in [
+        &["--", "true"][..],
+        &["--", "sh", "-c", "true"],
+        &["--json", "--", "sh"],
+    ] {
+        let (_, text) = shown(words);
+        assert!(!text.contains(note), "{words:?}: {text}");
+    }
+    let quiet = World::new().run(&["run", "--", "sh"]);
+    assert!(
+        !quiet.stderr.contains(note),
+        "no terminal: {}",
+        quiet.stderr
+    );
+}
+
+#[test]
 fn a_plan_needs_no_terminal() {
     let answer = World::new().run(&["run", "--tty", "--explain", "--", "true"]);
     let line = answer

@@ -2,8 +2,8 @@
 
 use airlock_cli_tests::{Answer, World, same, written};
 use doors::{
-    Source, Usage,
-    ledger::{Call, Durability, Ledger, Outcome},
+    TokenUsage, UsageSource,
+    ledger::{CallOutcome, Durability, Ledger, ModelCall},
 };
 use snapbox::str;
 use spec::Money;
@@ -21,23 +21,23 @@ fn file(world: &World, name: &str) -> PathBuf {
 fn used() -> World {
     let world = World::new();
     fs::create_dir_all(world.state()).expect("a state folder");
-    let call = |run: &str, model: &str| Call {
+    let call = |run: &str, model: &str| ModelCall {
         run: run.into(),
         provider: "anthropic".into(),
         model: model.into(),
         operation: "messages".into(),
         attempt: 1,
-        ..Call::default()
+        ..ModelCall::default()
     };
-    let served = |money, overrun| Outcome {
-        usage: Usage {
+    let served = |money, overrun| CallOutcome {
+        usage: TokenUsage {
             input: 1200,
             cache_read: 800,
             output: 350,
             reasoning: 50,
-            ..Usage::default()
+            ..TokenUsage::default()
         },
-        source: Source::Final,
+        source: UsageSource::Final,
         money: Money(money),
         overrun: Money(overrun),
         status: 200,

@@ -369,7 +369,12 @@ fn a_run_that_changes_nothing_or_never_starts_leaves_no_workspace() {
     let told: Value = place.airlock(&world, &words).json();
     assert_eq!(
         told["workspace"],
-        json!({ "id": "one", "added": 1, "changed": 0, "removed": 0, "held_back": [] })
+        json!({
+            "id": "one", "mode": "copy_on_write", "added": 1, "changed": 0, "removed": 0,
+            "applied": 0, "held_back": [], "held_back_total": 0, "conflicts": [],
+            "conflicts_total": 0, "commits": [], "layer": "copy",
+            "layer_bytes": told["workspace"]["layer_bytes"],
+        })
     );
     assert!(
         place
@@ -488,25 +493,26 @@ fn credentials_in_a_mounted_folder_are_not_seen_anywhere() {
                 chown(world.here(path), user, group).expect("it becomes the user's");
             }
         }
-        let run = |more: &[&str]| {
-            let mut words = vec!["run", "--workspace", "work"];
+        let run = |shared: &str, more: &[&str]| {
+            let mut words = vec!["run", "--workspace", shared];
             words.extend(more);
             words.extend(place.options());
             let script = "cat .env .ssh-keys/*; rm -f .env; echo x > .env; ls -A .ssh-keys";
             words.extend(["--", "sh", "-c", script]);
             place.airlock(&world, &words)
         };
-        for options in [
-            &["--hide", ".ssh-keys"][..],
-            &["--hide", ".ssh-keys", "--copy-on-write"],
+        for (shared, options) in [
+            ("work:live", &["--hide", ".ssh-keys"][..]),
+            ("work:staged", &["--hide", ".ssh-keys"]),
+            ("work", &["--hide", ".ssh-keys", "--copy-on-write"]),
         ] {
-            let hidden = run(options);
+            let hidden = run(shared, options);
             assert_eq!(hidden.stdout, "", "{place:?} {options:?} {hidden:?}");
             assert!(hidden.stderr.contains("`.env`"), "{place:?} {hidden:?}");
             let kept = fs::read_to_string(world.here("work/.env")).unwrap();
             assert_eq!(kept, "secret", "{place:?} {options:?}");
         }
-        let shown = run(&["--hide", "none"]);
+        let shown = run("work", &["--hide", "none"]);
         assert_eq!(shown.stdout, "secretsecretid_rsa\n", "{place:?} {shown:?}");
     }
 }
@@ -547,7 +553,7 @@ fn what_tools_would_obey_is_taken_out_shown_and_can_be_taken_back() {
         "--run-id",
         "one",
         "--workspace",
-        "w",
+        "w:live",
         "--",
         "sh",
         "-c",
@@ -570,11 +576,16 @@ fn what_tools_would_obey_is_taken_out_shown_and_can_be_taken_back() {
         "dropped\n"
     );
     assert_eq!(world.run(&["workspace", "held"]).stdout, "");
+    for words in [&["one"][..], &["one", "--drop"], &["other"]] {
+        let none = world.run(&[&["workspace", "held"][..], words].concat());
+        assert_eq!(none.status, Some(125), "{words:?}: {none:?}");
+        assert!(none.stderr.contains("nothing is held of"), "{none:?}");
+    }
     // It is the host's now: read-only inside, and it stays.
     let again = world.run(&[
         "run",
         "--workspace",
-        "w",
+        "w:live",
         "--",
         "sh",
         "-c",
@@ -585,4 +596,80 @@ fn what_tools_would_obey_is_taken_out_shown_and_can_be_taken_back() {
         fs::read_to_string(world.here("w/sub/.envrc")).unwrap(),
         "evil\n"
     );
+}
+
+#[test]
+fn a_staged_folder_of_a_container_is_a_copy_within_bounds() {
+    for place in [Place::Docker, Place::Podman, Place::PodmanOfUser] {
+        let world = place.world();
+        world.write("small.toml", "[workspace]\ncopy_names = 1\n");
+        world.write("given", "given").write("work/.env", "secret");
+        let (user, group) = (Some(number("-u")), Some(number("-g")));
+        chown(world.here("work/.env"), user, group).expect("it becomes the user's");
+        let run = |shared: &str, config: &str, options: &[&str], script: &str| {
+            let mut words = vec!["run", "--json", "--run-id", "try", "--workspace", shared];
+            words.extend(options);
+            words.extend(place.options());
+            words.extend(["--", "sh", "-c", script]);
+            let mut command = place.command(&world, &words);
+            command.env("AIRLOCK_CONFIG", world.here(config));
+            world.answer(&command.output().expect("airlock starts"))
+        };
+        let text = |path: &str| fs::read_to_string(world.here("work").join(path));
+        let script = "cat in .env; printf after >changed; rm -r gone; mkdir new; printf n >new/file; \
+            printf evil >.envrc; ln -s /etc/passwd out; mkdir .artifacts; printf a >.artifacts/kept";
+        world.write("plain.toml", "");
+        let told = run(
+            "work:staged",
+            "plain.toml",
+            &["--input", "in=given"],
+            script,
+        )
+        .json();
+        let workspace = &told["workspace"];
+        assert_eq!(
+            [&workspace["mode"], &workspace["layer"], &told["stdout"]],
+            ["staged", "copy", "given"],
+            "{place:?} {told}"
+        );
+        assert_eq!(told["artifacts"][0]["name"], "kept", "{place:?} {told}");
+        let held = json!([
+            { "path": ".envrc", "why": "protected_name" },
+            { "path": "out", "why": "link_out" },
+        ]);
+        assert_eq!(workspace["held_back"], held, "{place:?} {told}");
+        assert_eq!(
+            [text("changed").unwrap(), text("new/file").unwrap()],
+            ["after", "n"],
+            "{place:?}"
+        );
+        for gone in ["gone", "in", ".envrc", "out", ".artifacts"] {
+            let found = fs::symlink_metadata(world.here("work").join(gone));
+            assert!(found.is_err(), "{place:?} {gone}");
+        }
+        let owner = fs::metadata(world.here("work/new/file")).unwrap().uid();
+        assert_eq!(Some(owner), user, "{place:?}");
+        let dropped = place.airlock(&world, &["workspace", "discard", "try"]);
+        assert_eq!(dropped.status, Some(0), "{place:?} {dropped:?}");
+        // Beyond the bounds no engine lays a layer over it.
+        let refused = run("work:staged", "small.toml", &[], "true");
+        assert_eq!(refused.status, Some(125), "{place:?} {refused:?}");
+        for said in ["a container engine mounts it", "DIR:live", "DIR:ro"] {
+            assert!(refused.stderr.contains(said), "{place:?} {refused:?}");
+        }
+        // Unless it is said, a container shares the folder live, however large it is.
+        let live = run(
+            "work",
+            "small.toml",
+            &[],
+            "printf live >changed; printf evil >.envrc",
+        )
+        .json();
+        assert_eq!(
+            [&live["status"], &live["workspace"]["mode"]],
+            ["succeeded", "live"],
+            "{place:?} {live}"
+        );
+        assert_eq!(text("changed").unwrap(), "live", "{place:?}");
+    }
 }

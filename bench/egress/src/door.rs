@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::Args;
 use doors::{
-    egress::{Credential, Egress, Inject, Settings},
+    egress::{Credential, Egress, EgressSettings, InjectionMethod},
     ledger::{Durability, Ledger},
     secrets::{KeySource, Secrets},
 };
@@ -69,13 +69,13 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     ];
     let credential = Credential {
         key: KeySource::File(key),
-        inject: Inject::Bearer,
+        inject: InjectionMethod::Bearer,
         hosts: vec![host(NAME)?],
     };
-    let settings = Settings {
+    let settings = EgressSettings {
         credentials: BTreeMap::from([("key".to_owned(), credential)]),
         ca: Some(order.ca.clone()),
-        ..Settings::default()
+        ..EgressSettings::default()
     };
     let ledger = Arc::new(Ledger::open(
         &order.folder.join("ledger"),

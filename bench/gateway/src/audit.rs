@@ -11,8 +11,8 @@ use crate::{
     server::Airlock,
 };
 use doors::{
-    Usage,
-    ledger::{Call, Durability, Ledger, Outcome},
+    TokenUsage,
+    ledger::{CallOutcome, Durability, Ledger, ModelCall},
 };
 use provider::{Provider, Settings};
 use serde::Deserialize;
@@ -207,7 +207,7 @@ impl Book {
                         .ok_or_else(|| io::Error::other("nothing was reserved"))?;
                     self.ledger.settle(of, &line.outcome())?;
                 }
-                "revoke" => self.ledger.revoke(&line.run, &line.session)?,
+                "revoke" => self.ledger.record_revocation(&line.run, &line.session)?,
                 kind if kind.contains('.') => self.audit.note(&line.entry())?,
                 other => {
                     return Err(io::Error::other(format!(
@@ -248,7 +248,7 @@ struct Line {
     status: u16,
     ending: String,
     duration_ms: u64,
-    usage: Usage,
+    usage: TokenUsage,
 }
 
 impl Line {
@@ -270,8 +270,8 @@ impl Line {
         }
     }
 
-    fn call(&self) -> Call {
-        Call {
+    fn call(&self) -> ModelCall {
+        ModelCall {
             run: self.run.clone(),
             session: self.session.clone(),
             tenant: self.tenant.clone(),
@@ -284,7 +284,7 @@ impl Line {
         }
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> CallOutcome {
         let Line {
             usage,
             money,
@@ -293,13 +293,13 @@ impl Line {
             duration_ms,
             ..
         } = *self;
-        let known = Outcome::unknown(money, &self.ending);
-        Outcome {
+        let known = CallOutcome::unknown(money, &self.ending);
+        CallOutcome {
             usage,
             overrun,
             status,
             duration_ms,
-            source: doors::Source::Final,
+            source: doors::UsageSource::Final,
             ..known
         }
     }
@@ -332,11 +332,11 @@ mod tests {
         };
         let (book, call) = (
             open(),
-            Call {
+            ModelCall {
                 run: "r".into(),
                 model: "m".into(),
                 attempt: 1,
-                ..Call::default()
+                ..ModelCall::default()
             },
         );
         let before = Lengths::of(state).unwrap();
@@ -353,9 +353,9 @@ mod tests {
             })
             .unwrap();
         let of = book.ledger.reserve(&call, Money(7), 9).unwrap();
-        let outcome = Outcome {
-            source: doors::Source::Final,
-            ..Outcome::unknown(Money(5), "complete")
+        let outcome = CallOutcome {
+            source: doors::UsageSource::Final,
+            ..CallOutcome::unknown(Money(5), "complete")
         };
         book.ledger.settle(of, &outcome).unwrap();
         book.ledger.flush().unwrap();

@@ -1,5 +1,6 @@
 //! What runs, sessions and files cost over HTTP: `airlock serve` beside the library, and beside nginx. Decides nothing.
 
+mod attackers;
 mod audit;
 mod client;
 mod jobs;
@@ -34,7 +35,7 @@ struct Options {
     #[command(subcommand)]
     part: Option<Part>,
     /// The program that serves
-    #[arg(long, value_name = "FILE", default_value = "target/release/airlock")]
+    #[arg(long, value_name = "FILE", default_value = "target/dist/airlock")]
     airlock: PathBuf,
     /// nginx
     #[arg(long, value_name = "FILE")]
@@ -64,8 +65,11 @@ struct Options {
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     noise: usize,
     /// Only measure jobs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only_attacks")]
     only_jobs: bool,
+    /// Only measure a tenant beside one that attacks
+    #[arg(long)]
+    only_attacks: bool,
     /// Sandboxes that the library keeps ready: as many as the server does
     #[arg(long, value_name = "NUMBER", default_value_t = 4)]
     parked: usize,
@@ -122,17 +126,20 @@ fn run(options: &Options) -> Result<(), Trouble> {
         amount,
         samples: Samples::default(),
     };
-    bench.jobs()?;
-    bench.audit()?;
-    let missing = match options.only_jobs {
-        true => Vec::new(),
-        false => {
-            bench.starts()?;
-            bench.idle_sessions()?;
-            bench.runs()?;
-            bench.files(options.nginx.as_ref())?
-        }
-    };
+    let mut missing = Vec::new();
+    if !options.only_attacks {
+        bench.jobs()?;
+        bench.audit()?;
+    }
+    if !options.only_jobs {
+        bench.beside_attackers()?;
+    }
+    if !options.only_jobs && !options.only_attacks {
+        bench.starts()?;
+        bench.idle_sessions()?;
+        bench.runs()?;
+        missing = bench.files(options.nginx.as_ref())?;
+    }
     let about = peers::about(options.rounds, &before, "only ratios say something");
     let report = Report {
         about,

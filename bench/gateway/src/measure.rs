@@ -190,7 +190,7 @@ impl Bench<'_> {
             None => Err("not told where it is".to_owned()),
         };
         let mut ways = Vec::new();
-        let order = r#"{"disk":"3G","file_size":"2G","lifetime":"1h"}"#;
+        let order = r#"{"memory":"3G","disk":"3G","file_size":"2G","lifetime":"1h"}"#;
         match server
             .client()
             .and_then(|mut client| server.session(&mut client, order))

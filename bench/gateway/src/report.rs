@@ -59,6 +59,11 @@ pub(crate) enum Metric {
     PickUp,
     PickUpFull,
     Neighbour,
+    BesideUploads,
+    BesideArtifacts,
+    BesideOutput,
+    BesideConnections,
+    BesideMembers,
     AuditShare,
     AuditShareCall,
 }
@@ -77,7 +82,7 @@ enum Wanted {
 }
 
 impl Metric {
-    const ALL: [Metric; 19] = [
+    const ALL: [Metric; 24] = [
         Metric::Run,
         Metric::RunP99,
         Metric::Rate,
@@ -95,6 +100,11 @@ impl Metric {
         Metric::PickUp,
         Metric::PickUpFull,
         Metric::Neighbour,
+        Metric::BesideUploads,
+        Metric::BesideArtifacts,
+        Metric::BesideOutput,
+        Metric::BesideConnections,
+        Metric::BesideMembers,
         Metric::AuditShare,
         Metric::AuditShareCall,
     ];
@@ -118,6 +128,11 @@ impl Metric {
             Metric::PickUp => "job waits ms, empty queue, p50",
             Metric::PickUpFull => "  with all that wait",
             Metric::Neighbour => "beside a noisy tenant, slot times",
+            Metric::BesideUploads => "p99 beside uploads, to quiet",
+            Metric::BesideArtifacts => "  beside lists of artifacts",
+            Metric::BesideOutput => "  beside large output",
+            Metric::BesideConnections => "  beside kept connections",
+            Metric::BesideMembers => "  beside bodies of many members",
             Metric::AuditShare => "audit and ledger, % of a run's CPU",
             Metric::AuditShareCall => "  with a model call",
         }
@@ -138,6 +153,11 @@ impl Metric {
                 Some(Wanted::Value(5.0))
             }
             Metric::Neighbour => Some(Wanted::Value(1.0)),
+            Metric::BesideUploads
+            | Metric::BesideArtifacts
+            | Metric::BesideOutput
+            | Metric::BesideConnections
+            | Metric::BesideMembers => Some(Wanted::Value(3.0)),
             Metric::RunP99 => None,
         }
     }

@@ -11,13 +11,13 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 use worker::{
-    artifacts::Shelf,
-    call::{Caller, Order, Outcome, Settings, profile::Profile},
-    tools::{Code, Limits, Tool, What},
+    artifacts::ArtifactStore,
+    call::{CallOrder, CallRunner, CallSettings, ToolCallOutcome, profile::ToolProfile},
+    tools::{EntryPoint, Tool, ToolCode, ToolLimits},
     wire::{
-        answer::{LARGEST, ToolCard},
-        request::{Message, Request, read},
-        topic::Base,
+        answer::{MAX_MESSAGE_BYTES, ToolCard},
+        request::{RawMessage, WorkerRequest, read},
+        topic::TopicBase,
     },
 };
 
@@ -27,9 +27,9 @@ const TIME: Duration = Duration::from_secs(60);
 /// Makes calls, each in a sandbox of its own.
 pub(crate) struct Calls {
     engine: Engine,
-    caller: Caller,
+    caller: CallRunner,
     tool: Arc<Tool>,
-    base: Base,
+    base: TopicBase,
 }
 
 impl Calls {
@@ -41,31 +41,31 @@ impl Calls {
         spares: usize,
     ) -> Result<Calls, Trouble> {
         let engine = Engine::open(engine::Settings::new(state)).map_err(failed)?;
-        let settings = Settings {
+        let settings = CallSettings {
             python: python.to_owned(),
-            largest_result: LARGEST,
-            parked: 0,
-            parked_bytes: 0,
-            spares,
+            largest_result: MAX_MESSAGE_BYTES,
+            max_warm: 0,
+            max_warm_bytes: 0,
+            max_prewarmed: spares,
             hidden: Vec::new(),
         };
-        let caller = Caller::new(engine.clone(), Shelf::memory(), None, settings);
+        let caller = CallRunner::new(engine.clone(), ArtifactStore::memory(), None, settings);
         let tool = Arc::new(Tool {
             name: "add".to_owned(),
-            what: What::Function {
+            what: EntryPoint::Function {
                 module: MODULE.to_owned(),
                 function: FUNCTION.to_owned(),
             },
-            code: Code {
+            code: ToolCode {
                 python: Some(tools.join("python")),
-                ..Code::default()
+                ..ToolCode::default()
             },
             card: ToolCard::default(),
             profile: None,
             timeout: None,
-            limits: Limits::default(),
+            limits: ToolLimits::default(),
         });
-        let base = Base::new("bench", "bench").map_err(failed)?;
+        let base = TopicBase::new("bench", "bench").map_err(failed)?;
         Ok(Calls {
             engine,
             caller,
@@ -83,13 +83,15 @@ impl Calls {
         let outcome = self.caller.call(order, cancelled, statuses).await;
         let took = begun.elapsed();
         match outcome {
-            Outcome::Success { result, .. } if result.get("sum") == Some(&json!(3)) => Ok(took),
+            ToolCallOutcome::Success { result, .. } if result.get("sum") == Some(&json!(3)) => {
+                Ok(took)
+            }
             other => Err(failed(format!("{other:?}"))),
         }
     }
 
     /// As it would have come over a broker.
-    fn order(&self) -> Result<Order, Trouble> {
+    fn order(&self) -> Result<CallOrder, Trouble> {
         let body = json!({
             "jsonrpc": "2.0", "id": "one", "method": "sam_remote_tool/invoke",
             "params": {
@@ -99,17 +101,17 @@ impl Calls {
         });
         let payload = Bytes::from(body.to_string());
         let topic = self.base.invoke("add").map_err(failed)?;
-        let message = Message {
+        let message = RawMessage {
             topic: &topic,
             payload: &payload,
             properties: &Default::default(),
         };
-        match read(&self.base, message, LARGEST) {
-            Ok(Request::Invoke(invoke)) => Ok(Order {
+        match read(&self.base, message, MAX_MESSAGE_BYTES) {
+            Ok(WorkerRequest::Invoke(invoke)) => Ok(CallOrder {
                 tool: self.tool.clone(),
                 invoke,
                 time: TIME,
-                profile: Profile::Restrictive,
+                profile: ToolProfile::Restrictive,
             }),
             other => Err(failed(format!("{other:?}"))),
         }

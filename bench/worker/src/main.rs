@@ -43,7 +43,7 @@ pub(crate) enum Trouble {
 #[command(name = "airlock-bench-worker")]
 struct Options {
     /// The program that serves
-    #[arg(long, value_name = "FILE", default_value = "target/release/airlock")]
+    #[arg(long, value_name = "FILE", default_value = "target/dist/airlock")]
     airlock: PathBuf,
     /// Python, for all ways
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/python3")]

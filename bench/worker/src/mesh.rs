@@ -16,8 +16,8 @@ use tokio::{
     net::TcpStream,
 };
 use worker::transport::{
-    Link, LinkState, Outgoing, Patience, Subscription,
-    mqtt::{ClientId, Mqtt, Settings},
+    Link, LinkState, OutgoingMessage, ReconnectPolicy, Subscription,
+    mqtt::{ClientId, Mqtt, MqttSettings},
 };
 
 /// It only ends what hangs.
@@ -74,7 +74,7 @@ impl Mesh {
         let health = free_address()?;
         let mut worker = start_worker(airlock, python, tools, &at_worker, broker, health, parked)?;
         await_listener("airlock worker sam", health, &mut worker, &at_worker, LONG)?;
-        let settings = Settings::new(
+        let settings = MqttSettings::new(
             "127.0.0.1",
             broker.port(),
             ClientId::Unique("agent".to_owned()),
@@ -84,7 +84,7 @@ impl Mesh {
             pattern: format!("{REPLIES}/>"),
             is_shared: false,
         };
-        let patience = Patience {
+        let patience = ReconnectPolicy {
             tries: 1,
             pause: Duration::from_secs(1),
         };
@@ -191,13 +191,13 @@ impl Mesh {
             ("clientId".to_owned(), "agent".to_owned()),
             ("timestamp".to_owned(), now.as_millis().to_string()),
         ];
-        let message = Outgoing {
+        let message = OutgoingMessage {
             topic: "bench/a2a/v1/sam_remote_tool/invoke/add".to_owned(),
             payload: Bytes::from(body.to_string()),
             properties: properties.into(),
         };
         self.link
-            .reach
+            .publisher
             .publish(message)
             .await
             .map_err(|gone| Trouble::Broker(gone.to_string()))

@@ -1,4 +1,5 @@
-//! What the operator configured: providers, names for models, prices. Data alone; read in `app`.
+//! The configured catalogue: providers, model aliases, prices and limits. Plain data; parsed in
+//! `app`.
 
 use crate::{dialect::Dialect, price::PriceBook, secrets::KeySource};
 use http::{HeaderName, Uri};
@@ -7,23 +8,25 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 /// Everything that doors are opened with.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
-    /// By name.
+    /// Providers by name.
     pub providers: BTreeMap<String, Arc<Provider>>,
-    /// Names that stand for models of providers, in the order in which they are tried.
-    pub models: BTreeMap<String, Vec<Target>>,
-    /// What models cost.
+    /// Model aliases: the models of providers that a name stands for, in the order in which they
+    /// are tried.
+    pub models: BTreeMap<String, Vec<ModelTarget>>,
+    /// Prices of models.
     pub prices: Arc<PriceBook>,
     /// The node's own model server, for the inference door.
     pub inference: Option<Arc<Provider>>,
-    /// Bounds of every door.
-    pub bounds: Bounds,
+    /// Limits of every door.
+    pub limits: DoorLimits,
 }
 
 /// A model of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Target {
+pub struct ModelTarget {
+    /// Name of the provider.
     pub provider: String,
+    /// The provider's name for the model.
     pub model: String,
 }
 
@@ -32,100 +35,103 @@ pub struct Target {
 pub struct Provider {
     /// Its name in the configuration.
     pub name: String,
-    /// What it speaks.
+    /// The API that it speaks.
     pub dialect: Dialect,
-    /// Scheme, authority and the path before ours, without a slash at its end.
+    /// Scheme, authority and path prefix, without a trailing slash.
     pub base: Uri,
-    /// Where its credential comes from; none for servers that ask for none.
+    /// Source of the credential; `None` for servers without authentication.
     pub key: Option<KeySource>,
-    /// The credential may travel unencrypted.
+    /// Allows http://, which sends the credential unencrypted.
     pub allow_plain_http: bool,
-    /// The address may be a loopback or private one.
+    /// Allows loopback and private addresses.
     pub allow_private: bool,
-    /// Certificates to trust instead of the system's.
+    /// CA certificates to trust instead of the system's.
     pub ca: Option<PathBuf>,
-    /// Headers of the program that are passed on beyond those of the dialect.
+    /// Request headers of the program that are forwarded beyond those of the dialect.
     pub forward_headers: Vec<HeaderName>,
-    /// Whether to tell the provider who is calling (`x-litellm-end-user-id`, for LiteLLM as upstream).
+    /// Whether to tell the provider who is calling (`x-litellm-end-user-id`, for LiteLLM as
+    /// upstream).
     pub identify: bool,
-    /// Whether streams may be asked to end with their usage; some servers refuse the field.
+    /// Whether to ask for the usage at the end of a stream; some servers reject the field.
     pub ask_usage: bool,
-    /// What the limit of output tokens is called in chat requests that name none.
+    /// Name of the output token limit in chat requests that have none.
     pub output_cap: &'static str,
-    /// Tools that the provider runs by itself, out of our sight, may be asked for.
+    /// Allows tools that the provider runs by itself, which the door cannot see.
     pub server_tools: bool,
-    /// What happens upstream when the program goes away in mid-stream.
+    /// What happens to the upstream request when the program disconnects in mid-stream.
     pub on_abort: OnAbort,
-    /// How often a call that failed before its first byte is tried again.
+    /// Retries of a call that failed before its first byte.
     pub retries: u32,
-    /// How long things may take.
-    pub patience: Patience,
+    /// Timeouts.
+    pub timeouts: ProviderTimeouts,
 }
 
-/// What happens upstream when the program goes away in mid-stream.
+/// What happens to the upstream request when the program disconnects in mid-stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnAbort {
-    /// Read on and discard, within bounds, to learn the usage.
+    /// Read on and discard, within limits, to learn the usage.
     Drain,
-    /// Hang up.
+    /// Close the connection.
     Cancel,
 }
 
-/// How long things may take.
+/// Timeouts of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Patience {
+pub struct ProviderTimeouts {
+    /// Until the connection stands, TLS included.
     pub connect: Duration,
-    /// Until the head of the answer.
+    /// Until the head of the response.
     pub first_byte: Duration,
-    /// Between two pieces of the answer.
+    /// Between two chunks of the response.
     pub idle: Duration,
-    /// The longest wait that a `Retry-After` is granted.
-    pub retry_after: Duration,
+    /// The longest `Retry-After` that is honoured.
+    pub max_retry_after: Duration,
 }
 
-/// Bounds of every door.
+/// Limits of every door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Bounds {
-    pub body: u64,
-    pub header_time: Duration,
-    pub body_time: Duration,
+pub struct DoorLimits {
+    /// Largest request body.
+    pub max_body_bytes: u64,
+    /// Until the request head is complete.
+    pub header_timeout: Duration,
+    /// Until the request body is complete, and for the wait for memory before it.
+    pub body_timeout: Duration,
     /// Connections of one session.
-    pub connections: usize,
-    /// Calls of one session at the same time, if its budget says nothing.
-    pub concurrent: u32,
-    /// What an inference request may take as a whole.
-    pub inference_time: Duration,
+    pub max_connections: usize,
+    /// Concurrent calls of one session, if its budget sets no limit.
+    pub max_concurrent: u32,
+    /// Time limit of a whole inference request.
+    pub inference_timeout: Duration,
 }
 
-impl Default for Bounds {
+impl Default for DoorLimits {
     fn default() -> Self {
-        Bounds {
-            body: 32 << 20,
-            header_time: Duration::from_secs(10),
-            body_time: Duration::from_secs(60),
-            connections: 256,
-            concurrent: 64,
-            inference_time: Duration::from_secs(600),
+        DoorLimits {
+            max_body_bytes: 32 << 20,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(60),
+            max_connections: 256,
+            max_concurrent: 64,
+            inference_timeout: Duration::from_secs(600),
         }
     }
 }
 
-impl Default for Patience {
+impl Default for ProviderTimeouts {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Patience {
+        ProviderTimeouts {
             connect: seconds(5),
             first_byte: seconds(120),
             idle: seconds(120),
-            retry_after: seconds(30),
+            max_retry_after: seconds(30),
         }
     }
 }
 
 impl Provider {
-    /// A provider with the usual settings of its dialect.
+    /// A provider with the default settings of its dialect.
     pub fn new(name: impl Into<String>, dialect: Dialect, base: Uri) -> Provider {
         Provider {
             name: name.into(),
@@ -140,14 +146,15 @@ impl Provider {
             ask_usage: true,
             output_cap: "max_completion_tokens",
             server_tools: false,
-            // Anthropic names the input at once, so little is lost; others name nothing before the end.
+            // Anthropic reports the input tokens at once, so little is lost; others report nothing
+            // before the end.
             on_abort: if dialect == Dialect::Anthropic {
                 OnAbort::Cancel
             } else {
                 OnAbort::Drain
             },
             retries: 2,
-            patience: Patience::default(),
+            timeouts: ProviderTimeouts::default(),
         }
     }
 }

@@ -1,38 +1,41 @@
-//! The only ways out of a sandbox: host-side services that inject the credential, check the policy, meter and record.
+//! Doors: host-side proxies, the only ways out of a sandbox. They inject credentials, check the policy,
+//! enforce budgets and record every call.
 //!
 //! ```text
 //! listener ─ session ─ route ─ body ─ policy ─ reserve ─ credential ─ upstream ─ tap ─ settle
 //! ```
 //!
-//! The listener is the identity: it was made inside one sandbox, so whoever calls is that sandbox. Nothing that a
-//! program says of itself is believed.
+//! The listener is the identity: it was created inside one sandbox, so its clients belong to that sandbox.
+//! Nothing that a program claims about itself is believed.
 
 pub mod admin;
+pub mod budget;
 pub mod catalogue;
-pub mod courier;
+mod connections;
 pub mod dialect;
 pub mod egress;
-mod front;
+mod http_server;
 pub mod ledger;
-mod line;
-mod place;
 pub mod price;
 pub mod registry;
 mod relay;
 mod scrub;
 mod secret;
 pub mod secrets;
-mod serve;
 mod session;
-pub mod till;
+mod socket_dir;
 mod tls;
 mod token;
+mod token_listener;
 mod upstream;
 mod usage;
+pub mod webhook;
 
+pub use http_server::DoorListener;
 pub use secret::{BadSecret, Secret};
-pub use serve::Listener;
-pub use session::{Doors, Kind, OpenError, Report, Session, SessionTerms};
-pub use token::{NoRandom, Token, TokenHash};
+pub use session::{
+    DoorKind, DoorSession, Doors, MAX_BODY_BYTES, OpenError, SessionReport, SessionTerms,
+};
+pub use token::{RandomError, SessionToken, TokenHash};
 pub use upstream::UpstreamError;
-pub use usage::{Source, Usage};
+pub use usage::{TokenUsage, UsageSource};

@@ -1,17 +1,18 @@
-//! Sessions of a service, by their tokens: who may use the doors, until when, and what came of those that are over.
+//! The sessions of the doors service, by token: who may use the doors, until when, and the usage of
+//! ended sessions.
 //!
 //! ```text
-//! register ─▶ live ─┬─ revoked ──▶ closed (nobody is served any more) ─▶ ended: usage stays answerable
+//! register ─▶ live ─┬─ revoked ──▶ closed (no connection is left) ─▶ ended: usage can still be queried
 //!                   └─ expired ──▶
 //! ```
 
 use crate::{
-    place::{self, Place},
+    budget::{self, AccountLevel, AccountLimits, AccountUsage, BudgetAccount},
+    http_server::DoorListener,
     secret::Secret,
-    serve::Listener,
-    session::{Doors, Kind, OpenError, Report, Session, SessionTerms},
-    till::{self, Account, Level, Terms, Used},
-    token::{NoRandom, Token, TokenHash},
+    session::{DoorKind, DoorSession, Doors, OpenError, SessionReport, SessionTerms},
+    socket_dir::{self, SocketDir},
+    token::{RandomError, SessionToken, TokenHash},
 };
 use spec::{Budget, Denial, Id, ModelPattern, Timestamp};
 use std::{
@@ -23,166 +24,191 @@ use std::{
 };
 use tokio::{sync::OnceCell, task::AbortHandle};
 
-/// Sessions at the same time.
-pub(crate) const MOST_SESSIONS: usize = 10_000;
-/// Sessions that are over and still answer for their usage.
-const MOST_ENDED: usize = 10_000;
-/// Tokens that callers chose, used or not any more. None of them is taken a second time.
-const MOST_CHOSEN: usize = 100_000;
-/// Names of tenants.
-const MOST_TENANTS: usize = 10_000;
+/// Concurrent sessions.
+pub(crate) const MAX_SESSIONS: usize = 10_000;
+/// Ended sessions whose usage can still be queried.
+const MAX_ENDED: usize = 10_000;
+/// Tokens chosen by callers, in use or not. None is accepted twice.
+const MAX_CHOSEN_TOKENS: usize = 100_000;
+/// Tenant names.
+const MAX_TENANTS: usize = 10_000;
 
-/// What sessions are opened with; replaced as a whole by a reload.
+/// What sessions are opened with; a reload replaces it as a whole.
 #[derive(Clone, Debug)]
-pub struct Setup {
-    /// Providers and the till.
+pub struct RegistryConfig {
+    /// Providers and budgets.
     pub doors: Arc<Doors>,
-    /// What each tenant may use; `*` is for those that are not named. With none, any name goes and has no limit.
-    pub tenants: BTreeMap<String, Terms>,
-    /// Which models of the node's own server may be asked for; every one if empty.
+    /// Limits of tenants; `*` is for those that are not named. If empty, any tenant name is
+    /// accepted without a limit.
+    pub tenants: BTreeMap<String, AccountLimits>,
+    /// Models of the node's own server that may be used; all if empty.
     pub inference_models: Vec<ModelPattern>,
 }
 
-/// Reads the configuration anew, or says why it cannot be used.
-pub type Reload = Box<dyn Fn(&Arc<Doors>) -> Result<Setup, String> + Send + Sync>;
+/// Reads the configuration again; the error says why it cannot be used.
+pub type ReloadConfig = Box<dyn Fn(&Arc<Doors>) -> Result<RegistryConfig, String> + Send + Sync>;
 
-/// What is asked for a session.
+/// A request for a new session.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Order {
-    pub kind: Kind,
+pub struct NewSession {
+    /// The kind of door.
+    pub kind: DoorKind,
     /// Not used at the inference door.
     pub provider: String,
+    /// The sandbox that will use it.
     pub sandbox: Option<Id>,
+    /// The run that will use it.
     pub run: Option<Id>,
+    /// The tenant that pays.
     pub tenant: Option<Id>,
-    /// Chosen by the caller; a new one otherwise.
-    pub token: Option<Token>,
-    /// A credential of its own instead of the provider's.
+    /// Chosen by the caller; generated if absent.
+    pub token: Option<SessionToken>,
+    /// A credential to use instead of the provider's.
     pub key: Option<Secret>,
-    /// Every one if empty.
+    /// All models if empty.
     pub models: Vec<ModelPattern>,
+    /// Limits of the session.
     pub budget: Budget,
+    /// Lifetime; until revoked if absent.
     pub ttl: Option<Duration>,
-    /// A unix socket of its own.
-    pub socket: Option<Socket>,
+    /// Asks for a unix socket of its own.
+    pub socket: Option<SessionSocket>,
 }
 
-/// A unix socket of a session's own.
+/// Options of a session's own unix socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Socket {
-    /// Who may connect, if it is not us.
+pub struct SessionSocket {
+    /// The user id that may connect, if not ours.
     pub user: Option<u32>,
 }
 
-/// A session that was opened, for the one who asked. The token is nowhere else.
+/// A new session, for its caller. The token is stored nowhere else.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Registered {
+pub struct RegisteredSession {
+    /// The session's id.
     pub id: String,
-    pub token: Token,
+    /// Its token.
+    pub token: SessionToken,
+    /// Path of its own socket, if it was asked for.
     pub socket: Option<PathBuf>,
+    /// When it expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// Why there is no session.
+/// Why a registration failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The token is known.
+    /// The token was used before.
     #[error("this token has been registered before")]
     TokenTaken,
-    /// Too many of something.
+    /// A maximum is reached.
     #[error("there are {most} {what} already")]
     Full {
-        /// Of what.
+        /// Maximum of what.
         what: &'static str,
-        /// How many there may be.
+        /// The maximum.
         most: usize,
     },
-    /// The tenant is not configured, while others are.
+    /// The tenant is not configured, but others are.
     #[error("no tenant is called `{0}`")]
     NoTenant(Id),
-    /// The service is going down.
+    /// The service is shutting down.
     #[error("the service is stopping")]
     Stopping,
     /// The door cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot make the session's socket")]
     Socket(#[source] io::Error),
-    /// No random bytes.
+    /// The random number generator failed.
     #[error(transparent)]
-    Random(#[from] NoRandom),
+    Random(#[from] RandomError),
 }
 
-/// What there is to say of a session. Neither its token nor its key.
+/// Public information about a session: neither its token nor its key.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct View {
-    pub about: Arc<About>,
-    pub state: State,
-    pub used: Used,
+pub struct SessionInfo {
+    /// The immutable part.
+    pub meta: Arc<SessionMeta>,
+    /// Lifecycle state.
+    pub state: DoorSessionState,
+    /// Usage.
+    pub used: AccountUsage,
+    /// Denials.
     pub denials: Vec<Denial>,
 }
 
-/// What does not change of a session.
+/// The immutable part of a session.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct About {
+pub struct SessionMeta {
+    /// The session's id.
     pub id: String,
-    pub kind: Kind,
+    /// The kind of door.
+    pub kind: DoorKind,
+    /// Name of the provider; empty at the inference door.
     pub provider: String,
+    /// The sandbox that uses it.
     pub sandbox: Option<Id>,
+    /// The run that uses it.
     pub run: Option<Id>,
+    /// The tenant that pays.
     pub tenant: Option<Id>,
+    /// Models that may be used; all if empty.
     pub models: Vec<ModelPattern>,
+    /// Limits of the session.
     pub budget: Budget,
+    /// Path of its own socket.
     pub socket: Option<PathBuf>,
+    /// When it was registered.
     pub created_at: Timestamp,
+    /// When it expires.
     pub expires_at: Option<Timestamp>,
     token: TokenHash,
 }
 
-/// Where a session is in its life.
+/// Lifecycle state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum State {
+pub enum DoorSessionState {
+    /// Live.
     Open,
+    /// Ended by a revocation or by shutdown.
     Revoked,
+    /// Ended by its lifetime.
     Expired,
 }
 
-/// Sessions by their tokens.
+/// The registry of sessions, indexed by token.
 pub struct Registry {
-    place: Place,
-    setup: Mutex<Arc<Setup>>,
-    reload: Option<Reload>,
-    shelves: Mutex<Shelves>,
+    socket_dir: SocketDir,
+    setup: Mutex<Arc<RegistryConfig>>,
+    reload: Option<ReloadConfig>,
+    tables: Mutex<SessionTables>,
 }
 
 #[derive(Default)]
-struct Shelves {
+struct SessionTables {
     stopping: bool,
-    live: BTreeMap<String, Arc<Live>>,
-    tokens: HashMap<TokenHash, Arc<Session>>,
-    chosen: HashSet<TokenHash>,
-    ended: VecDeque<View>,
-    tenants: BTreeMap<String, Account>,
+    live: BTreeMap<String, Arc<ActiveSession>>,
+    tokens: HashMap<TokenHash, Arc<DoorSession>>,
+    caller_chosen: HashSet<TokenHash>,
+    ended: VecDeque<SessionInfo>,
+    tenants: BTreeMap<String, BudgetAccount>,
 }
 
-struct Live {
-    about: Arc<About>,
-    session: Arc<Session>,
-    /// Ends it when its time is over.
-    alarm: Option<AbortHandle>,
-    /// Filled when nobody is served any more, by whoever revokes first; others wait for it.
-    closed: OnceCell<Report>,
+struct ActiveSession {
+    meta: Arc<SessionMeta>,
+    session: Arc<DoorSession>,
+    /// The task that ends the session at its expiry.
+    expiry: Option<AbortHandle>,
+    /// Set by the first caller that ends the session, once no connection is left; other callers
+    /// wait for it.
+    closed: OnceCell<SessionReport>,
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Registry({} sessions)", self.shelves().live.len())
+        write!(out, "Registry({} sessions)", self.tables().live.len())
     }
 }
 
@@ -199,65 +225,76 @@ fn now() -> Timestamp {
 }
 
 impl Registry {
-    /// An empty one, with its sockets below this folder, of which it must be the only owner: what earlier sessions left
-    /// there goes.
-    pub fn open(folder: &Path, setup: Setup, reload: Option<Reload>) -> io::Result<Arc<Registry>> {
-        let place = Place::open(folder)?;
+    /// An empty registry with its sockets below this folder, which it must own alone: sockets of
+    /// earlier sessions are removed.
+    pub fn open(
+        folder: &Path,
+        setup: RegistryConfig,
+        reload: Option<ReloadConfig>,
+    ) -> io::Result<Arc<Registry>> {
+        let socket_dir = SocketDir::open(folder)?;
         let setup = Mutex::new(Arc::new(setup));
         Ok(Arc::new(Registry {
-            place,
+            socket_dir,
             setup,
             reload,
-            shelves: Mutex::default(),
+            tables: Mutex::default(),
         }))
     }
 
-    fn shelves(&self) -> MutexGuard<'_, Shelves> {
-        locked(&self.shelves)
+    fn tables(&self) -> MutexGuard<'_, SessionTables> {
+        locked(&self.tables)
     }
 
-    pub(crate) fn setup(&self) -> Arc<Setup> {
+    pub(crate) fn setup(&self) -> Arc<RegistryConfig> {
         locked(&self.setup).clone()
     }
 
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn socket_dir(&self) -> &SocketDir {
+        &self.socket_dir
     }
 
-    /// Opens a session. What it needs is looked for now.
-    pub async fn register(self: &Arc<Registry>, order: Order) -> Result<Registered, RegisterError> {
-        let token = order.token.clone().map_or_else(Token::fresh, Ok)?;
-        // Again when it is put in its place; here so that what is refused costs nothing.
-        self.shelves().check(&token.hash(), order.token.is_some())?;
+    /// Opens a session and resolves everything it needs.
+    pub async fn register(
+        self: &Arc<Registry>,
+        request: NewSession,
+    ) -> Result<RegisteredSession, RegisterError> {
+        let token = request
+            .token
+            .clone()
+            .map_or_else(SessionToken::generate, Ok)?;
+        // Checked again at insertion; checked here so that a refusal is cheap.
+        self.tables()
+            .check(&token.hash(), request.token.is_some())?;
         let setup = self.setup();
-        let expires = order.ttl.map(|ttl| Instant::now() + ttl);
-        let terms = self.terms(&setup, &order, &token, expires)?;
+        let expires = request.ttl.map(|ttl| Instant::now() + ttl);
+        let terms = self.terms(&setup, &request, &token, expires)?;
         let id = terms.id.clone();
-        let session = setup.doors.open(order.kind, terms).await?;
-        let socket = match order.socket {
-            Some(socket) => Some(self.serve_socket(&session, order.kind, socket)?),
+        let session = setup.doors.open(request.kind, terms).await?;
+        let socket = match request.socket {
+            Some(socket) => Some(self.serve_socket(&session, request.kind, socket)?),
             None => None,
         };
-        let about = about(&order, &id, &token, socket.clone());
-        let expires_at = about.expires_at;
-        let alarm = expires.map(|expires| self.alarm(&id, expires));
-        let live = Arc::new(Live {
-            about: Arc::new(about),
+        let meta = session_meta(&request, &id, &token, socket.clone());
+        let expires_at = meta.expires_at;
+        let expiry = expires.map(|expires| self.expiry(&id, expires));
+        let live = Arc::new(ActiveSession {
+            meta: Arc::new(meta),
             session,
-            alarm,
+            expiry,
             closed: OnceCell::new(),
         });
-        let put = self.shelves().put(&live, order.token.is_some());
+        let put = self.tables().insert_session(&live, request.token.is_some());
         match put {
-            Ok(()) => Ok(Registered {
+            Ok(()) => Ok(RegisteredSession {
                 id,
                 token,
                 socket,
                 expires_at,
             }),
             Err(refused) => {
-                // Nobody was told its name, but its socket may have been found.
-                self.finish(&live, State::Revoked).await;
+                // Its id was never returned, but its socket may have been found.
+                self.finish(&live, DoorSessionState::Revoked).await;
                 Err(refused)
             }
         }
@@ -265,25 +302,25 @@ impl Registry {
 
     fn terms(
         &self,
-        setup: &Setup,
-        order: &Order,
-        token: &Token,
+        setup: &RegistryConfig,
+        request: &NewSession,
+        token: &SessionToken,
         expires: Option<Instant>,
     ) -> Result<SessionTerms, RegisterError> {
         let text = |id: &Option<Id>| id.as_ref().map(Id::to_string).unwrap_or_default();
-        let mut models = vec![order.models.clone()];
-        if order.kind == Kind::Inference {
+        let mut models = vec![request.models.clone()];
+        if request.kind == DoorKind::Inference {
             models.push(setup.inference_models.clone());
         }
         Ok(SessionTerms {
-            id: place::fresh_id()?,
-            run: text(&order.run),
-            tenant: text(&order.tenant),
-            provider: order.provider.clone(),
-            key: order.key.clone(),
+            id: socket_dir::generate_id()?,
+            run: text(&request.run),
+            tenant: text(&request.tenant),
+            provider: request.provider.clone(),
+            key: request.key.clone(),
             models,
-            budget: order.budget.clone(),
-            above: order
+            budget: request.budget.clone(),
+            parent_account: request
                 .tenant
                 .as_ref()
                 .map(|tenant| self.tenant(setup, tenant))
@@ -293,135 +330,141 @@ impl Registry {
         })
     }
 
-    /// The account that all sessions of a tenant share.
-    fn tenant(&self, setup: &Setup, name: &Id) -> Result<Account, RegisterError> {
-        let terms = match till::terms_of(&setup.tenants, name.as_str()) {
+    /// The budget account that all sessions of a tenant share.
+    fn tenant(&self, setup: &RegistryConfig, name: &Id) -> Result<BudgetAccount, RegisterError> {
+        let terms = match budget::limits_for_tenant(&setup.tenants, name.as_str()) {
             Some(terms) => terms,
-            // Of a name that was mistyped nothing would be limited.
+            // A mistyped tenant name would have no limits.
             None if !setup.tenants.is_empty() => return Err(RegisterError::NoTenant(name.clone())),
-            None => Terms {
-                level: Level::Tenant,
+            None => AccountLimits {
+                level: AccountLevel::Tenant,
                 name: name.to_string(),
-                ..Terms::default()
+                ..AccountLimits::default()
             },
         };
-        let mut shelves = self.shelves();
-        if !shelves.tenants.contains_key(name.as_str()) && shelves.tenants.len() >= MOST_TENANTS {
+        let mut tables = self.tables();
+        if !tables.tenants.contains_key(name.as_str()) && tables.tenants.len() >= MAX_TENANTS {
             return Err(RegisterError::Full {
                 what: "tenants",
-                most: MOST_TENANTS,
+                most: MAX_TENANTS,
             });
         }
-        // Shared by its name, with the terms of now.
-        let account = setup.doors.till().account(terms, None);
-        shelves.tenants.insert(name.to_string(), account.clone());
+        // Shared by name, with the current limits.
+        let account = setup.doors.budgets().open_account(terms, None);
+        tables.tenants.insert(name.to_string(), account.clone());
         Ok(account)
     }
 
     fn serve_socket(
         &self,
-        session: &Arc<Session>,
-        kind: Kind,
-        socket: Socket,
+        session: &Arc<DoorSession>,
+        kind: DoorKind,
+        socket: SessionSocket,
     ) -> Result<PathBuf, RegisterError> {
         let name = match kind {
-            Kind::Llm => "llm.sock",
-            Kind::Inference => "inference.sock",
+            DoorKind::Llm => "llm.sock",
+            DoorKind::Inference => "inference.sock",
         };
         let (listener, path) = self
-            .place
+            .socket_dir
             .socket(session.id(), name, socket.user)
             .map_err(RegisterError::Socket)?;
-        session.serve(Listener::Unix(listener))?;
+        session.serve(DoorListener::Unix(listener))?;
         Ok(path)
     }
 
-    fn alarm(self: &Arc<Registry>, id: &str, expires: Instant) -> AbortHandle {
-        let (registry, id) = (Arc::downgrade(self), id.to_owned());
+    fn expiry(self: &Arc<Registry>, id: &str, expires: Instant) -> AbortHandle {
+        let registry = Arc::downgrade(self);
+        let id = id.to_owned();
         let task = tokio::spawn(async move {
             tokio::time::sleep_until(expires.into()).await;
             if let Some(registry) = registry.upgrade() {
-                registry.end(&id, State::Expired).await;
+                registry.end(&id, DoorSessionState::Expired).await;
             }
         });
         task.abort_handle()
     }
 
-    /// Whom a token stands for. As much is done for one that nobody has.
-    pub(crate) fn find(&self, presented: &[u8]) -> Option<Arc<Session>> {
+    /// The session of a token. An unknown token takes as long.
+    pub(crate) fn find(&self, presented: &[u8]) -> Option<Arc<DoorSession>> {
         let hash = TokenHash::of(presented);
-        let found = self.shelves().tokens.get(&hash).cloned();
+        let found = self.tables().tokens.get(&hash).cloned();
         found.filter(|session| session.is_open())
     }
 
-    /// A session by its name or its token, living or over.
-    pub fn view(&self, which: &str) -> Option<View> {
-        let shelves = self.shelves();
-        let hash = TokenHash::of(which.as_bytes());
-        let is_meant = |view: &&View| view.about.id == which || view.about.token == hash;
-        let ended = || shelves.ended.iter().rev().find(is_meant).cloned();
-        shelves.meant(which).map(|live| live.view()).or_else(ended)
+    /// A session by id or token, live or ended.
+    pub fn view(&self, id_or_token: &str) -> Option<SessionInfo> {
+        let tables = self.tables();
+        let hash = TokenHash::of(id_or_token.as_bytes());
+        let is_selected =
+            |view: &&SessionInfo| view.meta.id == id_or_token || view.meta.token == hash;
+        let ended = || tables.ended.iter().rev().find(is_selected).cloned();
+        tables
+            .find(id_or_token)
+            .map(|live| live.view())
+            .or_else(ended)
     }
 
-    /// The session that lives under this name or token.
-    pub fn session(&self, which: &str) -> Option<Arc<Session>> {
-        self.shelves().meant(which).map(|live| live.session.clone())
+    /// The live session with this id or token.
+    pub fn session(&self, id_or_token: &str) -> Option<Arc<DoorSession>> {
+        self.tables()
+            .find(id_or_token)
+            .map(|live| live.session.clone())
     }
 
-    /// All that live.
-    pub fn list(&self) -> Vec<View> {
-        self.shelves()
+    /// All live sessions.
+    pub fn list(&self) -> Vec<SessionInfo> {
+        self.tables()
             .live
             .values()
             .map(|live| live.view())
             .collect()
     }
 
-    /// What each tenant has used.
-    pub fn tenants(&self) -> BTreeMap<String, Used> {
+    /// Usage of each tenant.
+    pub fn tenants(&self) -> BTreeMap<String, AccountUsage> {
         let doors = self.setup().doors.clone();
-        let shelves = self.shelves();
-        shelves
+        let tables = self.tables();
+        tables
             .tenants
             .iter()
-            .map(|(name, account)| (name.clone(), doors.till().used(account)))
+            .map(|(name, account)| (name.clone(), doors.budgets().usage(account)))
             .collect()
     }
 
-    /// Ends a session, by its name or its token. When this returns, no further byte reaches anybody who called.
-    pub async fn revoke(self: &Arc<Registry>, which: &str) -> Option<View> {
-        self.end(which, State::Revoked).await
+    /// Ends a session, by id or token. When this returns, no further byte reaches its clients.
+    pub async fn revoke(self: &Arc<Registry>, id_or_token: &str) -> Option<SessionInfo> {
+        self.end(id_or_token, DoorSessionState::Revoked).await
     }
 
-    /// The same for all sessions of a sandbox; how many there were.
+    /// Ends all sessions of a sandbox; returns their number.
     pub async fn revoke_sandbox(self: &Arc<Registry>, sandbox: &str) -> usize {
-        self.end_all(|about| {
-            about
-                .sandbox
+        self.end_all(|meta| {
+            meta.sandbox
                 .as_ref()
                 .is_some_and(|id| id.as_str() == sandbox)
         })
         .await
     }
 
-    /// Takes no more sessions, and ends those there are.
+    /// Refuses new sessions and ends all live ones.
     pub async fn stop(self: &Arc<Registry>) {
-        self.shelves().stopping = true;
+        self.tables().stopping = true;
         self.end_all(|_| true).await;
     }
 
-    async fn end_all(self: &Arc<Registry>, is_meant: impl Fn(&About) -> bool) -> usize {
-        let meant: Vec<_> = {
-            let shelves = self.shelves();
-            let meant = shelves.live.values().filter(|live| is_meant(&live.about));
-            meant.map(|live| live.about.id.clone()).collect()
+    async fn end_all(self: &Arc<Registry>, is_selected: impl Fn(&SessionMeta) -> bool) -> usize {
+        let selected: Vec<_> = {
+            let tables = self.tables();
+            let selected = tables.live.values().filter(|live| is_selected(&live.meta));
+            selected.map(|live| live.meta.id.clone()).collect()
         };
-        // All are asked before the first is waited for.
-        let ends: Vec<_> = meant
+        // All ends are started before the first is awaited.
+        let ends: Vec<_> = selected
             .into_iter()
             .map(|id| {
                 let registry = self.clone();
-                tokio::spawn(async move { registry.end(&id, State::Revoked).await })
+                tokio::spawn(async move { registry.end(&id, DoorSessionState::Revoked).await })
             })
             .collect();
         let mut count = 0;
@@ -431,51 +474,56 @@ impl Registry {
         count
     }
 
-    async fn end(self: &Arc<Registry>, which: &str, state: State) -> Option<View> {
+    async fn end(
+        self: &Arc<Registry>,
+        id_or_token: &str,
+        state: DoorSessionState,
+    ) -> Option<SessionInfo> {
         let live = {
-            let mut shelves = self.shelves();
-            let live = shelves.meant(which)?.clone();
-            shelves.tokens.remove(&live.about.token);
+            let mut tables = self.tables();
+            let live = tables.find(id_or_token)?.clone();
+            tables.tokens.remove(&live.meta.token);
             live
         };
         let registry = self.clone();
-        // A task of its own: whoever asked may go away, and half an end is none.
+        // In a task of its own: the caller may be cancelled, and a session must not end halfway.
         tokio::spawn(async move { registry.finish(&live, state).await })
             .await
             .ok()
     }
 
-    async fn finish(&self, live: &Live, state: State) -> View {
+    async fn finish(&self, live: &ActiveSession, state: DoorSessionState) -> SessionInfo {
         let report = live.closed.get_or_init(|| live.session.close()).await;
-        if let Some(alarm) = &live.alarm {
-            alarm.abort();
+        if let Some(expiry) = &live.expiry {
+            expiry.abort();
         }
         let doors = &live.session.doors;
-        // Where this cannot be written, the next owner counts the session among those that may come again: none does.
+        // If this cannot be written, the next owner keeps usage for a session that never returns:
+        // harmless.
         _ = doors
-            .till()
+            .budgets()
             .ledger()
-            .revoke(&live.session.terms().run, &live.about.id);
-        // One that cannot be removed leads nowhere, and is swept at the next start.
-        _ = self.place.remove(&live.about.id);
+            .record_revocation(&live.session.terms().run, &live.meta.id);
+        // A socket that stays refuses connections, and is swept at the next start.
+        _ = self.socket_dir.remove(&live.meta.id);
         let denials = report.denials.clone();
-        let view = View {
-            about: live.about.clone(),
+        let view = SessionInfo {
+            meta: live.meta.clone(),
             state,
             used: report.used,
             denials,
         };
-        let mut shelves = self.shelves();
-        if shelves.live.remove(&live.about.id).is_some() {
-            if shelves.ended.len() >= MOST_ENDED {
-                shelves.ended.pop_front();
+        let mut tables = self.tables();
+        if tables.live.remove(&live.meta.id).is_some() {
+            if tables.ended.len() >= MAX_ENDED {
+                tables.ended.pop_front();
             }
-            shelves.ended.push_back(view.clone());
+            tables.ended.push_back(view.clone());
         }
         view
     }
 
-    /// Reads the configuration anew, for sessions that come. If it cannot be used, everything stays as it is.
+    /// Reads the configuration again, for new sessions. If it is invalid, nothing changes.
     pub fn reload(&self) -> Result<(), String> {
         let reload = self
             .reload
@@ -487,75 +535,84 @@ impl Registry {
     }
 }
 
-impl Shelves {
-    fn check(&self, token: &TokenHash, chosen: bool) -> Result<(), RegisterError> {
+impl SessionTables {
+    fn check(&self, token: &TokenHash, caller_chosen: bool) -> Result<(), RegisterError> {
         if self.stopping {
             return Err(RegisterError::Stopping);
         }
-        if self.tokens.contains_key(token) || self.chosen.contains(token) {
+        if self.tokens.contains_key(token) || self.caller_chosen.contains(token) {
             return Err(RegisterError::TokenTaken);
         }
-        if self.live.len() >= MOST_SESSIONS {
+        if self.live.len() >= MAX_SESSIONS {
             return Err(RegisterError::Full {
                 what: "sessions",
-                most: MOST_SESSIONS,
+                most: MAX_SESSIONS,
             });
         }
-        if chosen && self.chosen.len() >= MOST_CHOSEN {
+        if caller_chosen && self.caller_chosen.len() >= MAX_CHOSEN_TOKENS {
             return Err(RegisterError::Full {
                 what: "tokens that were chosen",
-                most: MOST_CHOSEN,
+                most: MAX_CHOSEN_TOKENS,
             });
         }
         Ok(())
     }
 
-    fn put(&mut self, live: &Arc<Live>, chosen: bool) -> Result<(), RegisterError> {
-        let token = live.about.token;
-        self.check(&token, chosen)?;
-        if chosen {
-            self.chosen.insert(token);
+    fn insert_session(
+        &mut self,
+        live: &Arc<ActiveSession>,
+        caller_chosen: bool,
+    ) -> Result<(), RegisterError> {
+        let token = live.meta.token;
+        self.check(&token, caller_chosen)?;
+        if caller_chosen {
+            self.caller_chosen.insert(token);
         }
         self.tokens.insert(token, live.session.clone());
-        self.live.insert(live.about.id.clone(), live.clone());
+        self.live.insert(live.meta.id.clone(), live.clone());
         Ok(())
     }
 
-    fn meant(&self, which: &str) -> Option<&Arc<Live>> {
-        let hash = TokenHash::of(which.as_bytes());
+    fn find(&self, id_or_token: &str) -> Option<&Arc<ActiveSession>> {
+        let hash = TokenHash::of(id_or_token.as_bytes());
         let by_token = || self.live.get(self.tokens.get(&hash)?.id());
-        // Its token is taken away while it ends; who asks for its end again has to wait for that, too.
-        let ending = || self.live.values().find(|live| live.about.token == hash);
-        self.live.get(which).or_else(by_token).or_else(ending)
+        // The token is removed while the session ends; another caller that ends it must wait, too.
+        let ending = || self.live.values().find(|live| live.meta.token == hash);
+        self.live.get(id_or_token).or_else(by_token).or_else(ending)
     }
 }
 
-impl Live {
-    fn view(&self) -> View {
-        View {
-            about: self.about.clone(),
-            state: State::Open,
+impl ActiveSession {
+    fn view(&self) -> SessionInfo {
+        SessionInfo {
+            meta: self.meta.clone(),
+            state: DoorSessionState::Open,
             used: self.session.used(),
             denials: self.session.denials(),
         }
     }
 }
 
-fn about(order: &Order, id: &str, token: &Token, socket: Option<PathBuf>) -> About {
+fn session_meta(
+    request: &NewSession,
+    id: &str,
+    token: &SessionToken,
+    socket: Option<PathBuf>,
+) -> SessionMeta {
     let created_at = now();
     let millis = |ttl: Duration| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-    About {
+    SessionMeta {
         id: id.to_owned(),
-        kind: order.kind,
-        provider: order.provider.clone(),
-        sandbox: order.sandbox.clone(),
-        run: order.run.clone(),
-        tenant: order.tenant.clone(),
-        models: order.models.clone(),
-        budget: order.budget.clone(),
+        kind: request.kind,
+        provider: request.provider.clone(),
+        sandbox: request.sandbox.clone(),
+        run: request.run.clone(),
+        tenant: request.tenant.clone(),
+        models: request.models.clone(),
+        budget: request.budget.clone(),
         socket,
         created_at,
-        expires_at: order
+        expires_at: request
             .ttl
             .map(|ttl| Timestamp(created_at.0.saturating_add(millis(ttl)))),
         token: token.hash(),

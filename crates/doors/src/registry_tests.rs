@@ -1,18 +1,18 @@
-//! What can be said of a registry without a network.
+//! Registry tests without a network.
 
 use super::*;
 use crate::{
+    budget::BudgetManager,
     catalogue::{Catalogue, Provider},
+    connections::ConnectionHandle,
     dialect::Dialect,
     ledger::{Durability, Ledger},
-    line::Line,
     secrets::Secrets,
-    till::Till,
 };
 use http::Uri;
 use std::{fs, sync::atomic::AtomicU32, sync::atomic::Ordering};
 
-/// A registry with one provider, which nobody calls; its folder goes with it.
+/// A registry with one provider that is never called, in a temporary folder.
 struct World {
     folder: PathBuf,
     registry: Arc<Registry>,
@@ -38,12 +38,16 @@ impl World {
             providers,
             ..Catalogue::default()
         };
-        let doors = Doors::new(catalogue, Secrets::default(), Till::new(Arc::new(ledger)));
+        let doors = Doors::new(
+            catalogue,
+            Secrets::default(),
+            BudgetManager::new(Arc::new(ledger)),
+        );
         let tenants = tenants
             .iter()
-            .map(|name| ((*name).to_owned(), Terms::default()))
+            .map(|name| ((*name).to_owned(), AccountLimits::default()))
             .collect();
-        let setup = Setup {
+        let setup = RegistryConfig {
             doors,
             tenants,
             inference_models: Vec::new(),
@@ -59,9 +63,9 @@ impl Drop for World {
     }
 }
 
-fn order() -> Order {
-    Order {
-        kind: Kind::Llm,
+fn request() -> NewSession {
+    NewSession {
+        kind: DoorKind::Llm,
         provider: "p".to_owned(),
         sandbox: None,
         run: None,
@@ -78,49 +82,52 @@ fn order() -> Order {
 #[tokio::test]
 async fn whoever_revokes_what_is_being_revoked_waits_for_its_end_too() {
     let World { registry, .. } = &World::new(&[]);
-    let registered = registry.register(order()).await.unwrap();
+    let registered = registry.register(request()).await.unwrap();
     let token = registered.token.expose();
     let session = registry.find(token.as_bytes()).unwrap();
-    // One that stays until it is cut, so that an end takes its time.
-    let line = Arc::new(Line::default());
-    assert!(line.enter(&session.crowd));
-    let served = tokio::spawn(async move { line.cut().await });
+    // A connection that stays until it is closed by force, so that ending takes time.
+    let connection = Arc::new(ConnectionHandle::default());
+    assert!(connection.join(&session.connections));
+    let served = tokio::spawn(async move { connection.wait_cut().await });
     let (one, two, three) = tokio::join!(
         registry.revoke(&token),
         registry.revoke(&token[8..]),
         registry.revoke(&registered.id)
     );
-    assert!(served.is_finished() && session.crowd.count() == 0);
-    let ends = [one, two, three].map(|view| view.map(|view| (view.about.id.clone(), view.state)));
+    assert!(served.is_finished() && session.connections.count() == 0);
+    let ends = [one, two, three].map(|view| view.map(|view| (view.meta.id.clone(), view.state)));
     assert_eq!(
         ends,
-        [0; 3].map(|_| Some((registered.id.clone(), State::Revoked)))
+        [0; 3].map(|_| Some((registered.id.clone(), DoorSessionState::Revoked)))
     );
     assert!(
         registry.revoke(&token).await.is_none(),
         "afterwards there is nothing left to revoke"
     );
-    assert_eq!(registry.view(&token).unwrap().state, State::Revoked);
+    assert_eq!(
+        registry.view(&token).unwrap().state,
+        DoorSessionState::Revoked
+    );
 }
 
 #[tokio::test]
 async fn there_are_so_many_sessions_and_no_more() {
     let World { registry, .. } = &World::new(&[]);
     let mut last = None;
-    for _ in 0..MOST_SESSIONS {
-        last = Some(registry.register(order()).await.unwrap().id);
+    for _ in 0..MAX_SESSIONS {
+        last = Some(registry.register(request()).await.unwrap().id);
     }
-    let refused = registry.register(order()).await.unwrap_err().to_string();
+    let refused = registry.register(request()).await.unwrap_err().to_string();
     assert_eq!(refused, "there are 10000 sessions already");
     registry.revoke(&last.unwrap()).await.unwrap();
-    registry.register(order()).await.unwrap();
+    registry.register(request()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_tenant_nobody_configured_has_no_limit_only_where_none_has() {
-    let named = |name: &str| Order {
+    let named = |name: &str| NewSession {
         tenant: Some(Id::new(name).unwrap()),
-        ..order()
+        ..request()
     };
     let free = World::new(&[]);
     free.registry.register(named("anybody")).await.unwrap();
@@ -141,9 +148,9 @@ async fn a_tenant_nobody_configured_has_no_limit_only_where_none_has() {
 #[tokio::test]
 async fn a_service_that_stops_takes_nobody_and_leaves_nobody() {
     let World { registry, .. } = &World::new(&[]);
-    let with_socket = Order {
-        socket: Some(Socket::default()),
-        ..order()
+    let with_socket = NewSession {
+        socket: Some(SessionSocket::default()),
+        ..request()
     };
     let registered = registry.register(with_socket).await.unwrap();
     let socket = registered.socket.unwrap();
@@ -156,7 +163,7 @@ async fn a_service_that_stops_takes_nobody_and_leaves_nobody() {
             .is_none()
     );
     assert!(matches!(
-        registry.register(order()).await,
+        registry.register(request()).await,
         Err(RegisterError::Stopping)
     ));
 }

@@ -1,32 +1,33 @@
-//! A secret that cannot print, and is wiped when it goes.
+//! A secret value that is not printed by `Debug` and is wiped on drop.
 
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// A credential. [`Secret::expose`] is called where it is sent, and nowhere else.
+/// A credential. Call [`Secret::expose`] only where it is sent.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
-/// Why bytes are no credential.
+/// Why bytes are not a valid secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSecret {
-    /// Nothing there.
+    /// The secret is empty.
     #[error("the secret is empty")]
     Empty,
     /// Longer than any header may be.
     #[error("the secret is longer than 64 KiB")]
     TooLong,
-    /// It could end a header and begin another.
+    /// It could end a header and start another.
     #[error(
         "the secret has a character that no HTTP header can carry (a line break, a control character, or not ASCII)"
     )]
     NotHeader,
 }
 
-const LONGEST: usize = 64 << 10;
+const MAX_LENGTH: usize = 64 << 10;
 
 impl Secret {
-    /// Takes what was read. One line break at the end, as editors and `echo` leave it, is not part of a secret.
+    /// Takes the bytes that were read. One trailing line break, as editors and `echo` leave it, is
+    /// removed.
     pub fn new(bytes: Vec<u8>) -> Result<Secret, BadSecret> {
         let mut bytes = Zeroizing::new(bytes);
         for end in [b'\n', b'\r'] {
@@ -36,25 +37,26 @@ impl Secret {
         }
         match bytes.len() {
             0 => Err(BadSecret::Empty),
-            LONGEST.. => Err(BadSecret::TooLong),
+            MAX_LENGTH.. => Err(BadSecret::TooLong),
             _ => Ok(Secret(bytes)),
         }
     }
 
-    /// Takes back what was a secret before, as it is.
-    pub(crate) fn again(bytes: Zeroizing<Vec<u8>>) -> Secret {
+    /// Wraps bytes that were a secret before, unchanged.
+    pub(crate) fn from_zeroizing(bytes: Zeroizing<Vec<u8>>) -> Secret {
         Secret(bytes)
     }
 
     /// Whether it can be sent in a header.
     pub fn check_header(&self) -> Result<(), BadSecret> {
-        match self.0.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {
-            true => Ok(()),
-            false => Err(BadSecret::NotHeader),
+        if self.0.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {
+            Ok(())
+        } else {
+            Err(BadSecret::NotHeader)
         }
     }
 
-    /// The bytes themselves.
+    /// The secret bytes.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

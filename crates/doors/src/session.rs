@@ -1,12 +1,12 @@
-//! A session: whom a listener or a token stands for, and what it may do.
+//! Doors and their sessions: a session is the identity and the policy of a listener or a token.
 
 use crate::{
-    catalogue::{Bounds, Catalogue, Provider, Target},
-    line::Crowd,
+    budget::{AccountLevel, AccountLimits, AccountUsage, BudgetAccount, BudgetManager},
+    catalogue::{Catalogue, DoorLimits, ModelTarget, Provider},
+    connections::ConnectionSet,
+    http_server::{self, DoorListener},
     secret::Secret,
     secrets::{Secrets, SecretsError},
-    serve::{self, Listener},
-    till::{Account, Level, Terms, Till, Used},
     token::TokenHash,
     upstream::{Upstream, UpstreamError},
 };
@@ -25,29 +25,31 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Denials that are kept of one session; each is listed once.
-const MOST_DENIALS: usize = 64;
-/// Answers that are read to their end after their reader left, at the same time.
-const MOST_DRAINS: usize = 64;
-/// Bytes of request bodies that a session may have in memory, in units of [`BODY_UNIT`].
+/// Denials per session report; duplicates are listed once.
+const MAX_DENIALS: usize = 64;
+/// Concurrent responses that are read to their end after the client disconnected.
+const MAX_DRAINS: usize = 64;
+/// Memory for the request bodies of a session, in units of [`BODY_UNIT`].
 pub(crate) const BODY_UNITS: usize = 1024;
 /// See [`BODY_UNITS`].
 pub(crate) const BODY_UNIT: u64 = 64 << 10;
-/// What a closing session waits for answers that are still being read to their end.
-const LAST_DRAINS: Duration = Duration::from_secs(1);
+/// The memory that request bodies of one session take at most.
+pub const MAX_BODY_BYTES: u64 = BODY_UNITS as u64 * BODY_UNIT;
+/// How long closing a session waits for responses that are being drained.
+const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
-/// Everything that doors share: what is configured, what is spent, which connections are open.
+/// The state that door sessions share: configuration, budgets and upstream connections.
 pub struct Doors {
     pub(crate) catalogue: Catalogue,
-    pub(crate) till: Till,
+    pub(crate) budgets: BudgetManager,
     secrets: Secrets,
     upstreams: tokio::sync::Mutex<HashMap<String, Arc<Upstream>>>,
     pub(crate) drains: Semaphore,
 }
 
-/// Which door.
+/// The kind of a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DoorKind {
     /// Models of configured providers.
     Llm,
     /// The node's own model server.
@@ -56,81 +58,85 @@ pub enum Kind {
 
 /// What a session is opened with.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct SessionTerms {
+    /// The session's id.
     pub id: String,
+    /// The run; equal to `id` for a run without a session.
     pub run: String,
+    /// The tenant; may be empty.
     pub tenant: String,
-    /// The provider's name; not used at the inference door.
+    /// Name of the provider; not used at the inference door.
     pub provider: String,
-    /// A credential of its own instead of the provider's.
+    /// A credential to use instead of the provider's.
     pub key: Option<Secret>,
-    /// A model must match one of each list.
+    /// A model must match one pattern of each list.
     pub models: Vec<Vec<ModelPattern>>,
+    /// Limits of the session.
     pub budget: Budget,
-    /// What the tenant may use.
-    pub above: Option<Account>,
+    /// The budget account of the tenant.
+    pub parent_account: Option<BudgetAccount>,
+    /// When it expires.
     pub expires: Option<Instant>,
-    /// The token that may be presented to it. Any other token is somebody else's.
+    /// The only token that clients may present. Any other token belongs to another session.
     pub token: Option<TokenHash>,
 }
 
-/// Whom a listener or a token stands for.
-pub struct Session {
+/// The identity and policy of a listener or a token.
+pub struct DoorSession {
     pub(crate) doors: Arc<Doors>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: DoorKind,
     pub(crate) terms: SessionTerms,
     pub(crate) upstream: Arc<Upstream>,
-    pub(crate) account: Account,
-    pub(crate) crowd: Arc<Crowd>,
+    pub(crate) account: BudgetAccount,
+    pub(crate) connections: Arc<ConnectionSet>,
     pub(crate) bodies: Semaphore,
-    pub(crate) connections: Arc<Semaphore>,
-    pub(crate) draining: Draining,
+    pub(crate) connection_slots: Arc<Semaphore>,
+    pub(crate) draining: DrainTracker,
     denials: Mutex<Vec<Denial>>,
     budget_hit: AtomicBool,
     listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Answers whose reader left.
+/// Counts responses whose client disconnected.
 #[derive(Debug, Default)]
-pub(crate) struct Draining {
+pub(crate) struct DrainTracker {
     count: Mutex<usize>,
-    fewer: Notify,
+    drained: Notify,
     pub(crate) stop: Notify,
 }
 
-/// What came of a session.
+/// Summary of a closed session.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// What it used.
-    pub used: Used,
-    /// What it was refused.
+pub struct SessionReport {
+    /// Its usage.
+    pub used: AccountUsage,
+    /// Its denials.
     pub denials: Vec<Denial>,
-    /// A budget was spent.
+    /// Whether a budget was exhausted.
     pub budget_hit: bool,
 }
 
 /// Why a door cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is no such provider.
+    /// The provider does not exist.
     #[error("no provider is called `{name}`")]
     NoProvider {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
-        /// Those there are.
+        /// The names that exist.
         known: Vec<String>,
     },
-    /// Its credential cannot be had.
+    /// The credential is not available.
     #[error(transparent)]
     Secret(#[from] SecretsError),
-    /// It cannot be called.
+    /// The provider cannot be used.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// A listener cannot be served.
+    /// The listener cannot be served.
     #[error("cannot serve a listener")]
     Listener(#[source] std::io::Error),
-    /// The certificates of a run cannot be made.
+    /// The certificates of the run cannot be generated.
     #[error("cannot make the certificates of the egress door")]
     Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -141,7 +147,7 @@ impl fmt::Debug for Doors {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for DoorSession {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Session({})", self.terms.id)
     }
@@ -149,37 +155,38 @@ impl fmt::Debug for Session {
 
 impl Doors {
     /// Doors with this configuration; nothing is opened yet.
-    pub fn new(catalogue: Catalogue, secrets: Secrets, till: Till) -> Arc<Doors> {
-        let drains = Semaphore::new(MOST_DRAINS);
+    pub fn new(catalogue: Catalogue, secrets: Secrets, budgets: BudgetManager) -> Arc<Doors> {
+        let drains = Semaphore::new(MAX_DRAINS);
         Arc::new(Doors {
             catalogue,
-            till,
+            budgets,
             secrets,
             upstreams: Default::default(),
             drains,
         })
     }
 
-    /// What was configured.
+    /// The configured catalogue.
     pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    /// The accounts.
-    pub fn till(&self) -> &Till {
-        &self.till
+    /// The budget accounts.
+    pub fn budgets(&self) -> &BudgetManager {
+        &self.budgets
     }
 
-    /// Opens a session. What it needs is looked for now, so that a missing credential is known before anything runs.
+    /// Opens a session. Its credential is resolved now, so that a missing one is reported before
+    /// anything runs.
     pub async fn open(
         self: &Arc<Doors>,
-        kind: Kind,
+        kind: DoorKind,
         terms: SessionTerms,
-    ) -> Result<Arc<Session>, OpenError> {
+    ) -> Result<Arc<DoorSession>, OpenError> {
         let upstream = match (kind, &terms.key) {
-            (Kind::Inference, _) => self.inference().await?,
-            (Kind::Llm, None) => self.upstream(&terms.provider).await?,
-            (Kind::Llm, Some(key)) => {
+            (DoorKind::Inference, _) => self.inference().await?,
+            (DoorKind::Llm, None) => self.upstream(&terms.provider).await?,
+            (DoorKind::Llm, Some(key)) => {
                 let provider = self.catalogue.providers.get(&terms.provider);
                 let provider = provider.ok_or_else(|| self.no_provider(&terms.provider))?;
                 Arc::new(Upstream::new(provider.clone(), Some(key.clone()))?)
@@ -189,33 +196,37 @@ impl Doors {
             concurrent: terms
                 .budget
                 .concurrent
-                .or(Some(self.catalogue.bounds.concurrent)),
+                .or(Some(self.catalogue.limits.max_concurrent)),
             ..terms.budget.clone()
         };
-        // A lone run is its own session.
+        // A run without a session is its own session.
         let level = if terms.run == terms.id {
-            Level::Run
+            AccountLevel::Run
         } else {
-            Level::Session
+            AccountLevel::Session
         };
-        let account_terms = Terms {
+        let account_terms = AccountLimits {
             level,
             name: terms.id.clone(),
             budget,
-            ..Terms::default()
+            ..AccountLimits::default()
         };
-        let account = self.till.account(account_terms, terms.above.as_ref());
-        let Bounds { connections, .. } = self.catalogue.bounds;
-        Ok(Arc::new(Session {
+        let account = self
+            .budgets
+            .open_account(account_terms, terms.parent_account.as_ref());
+        let DoorLimits {
+            max_connections, ..
+        } = self.catalogue.limits;
+        Ok(Arc::new(DoorSession {
             doors: self.clone(),
             kind,
             terms,
             upstream,
             account,
-            crowd: Arc::default(),
+            connections: Arc::default(),
             bodies: Semaphore::new(BODY_UNITS),
-            connections: Arc::new(Semaphore::new(connections)),
-            draining: Draining::default(),
+            connection_slots: Arc::new(Semaphore::new(max_connections)),
+            draining: DrainTracker::default(),
             denials: Mutex::default(),
             budget_hit: AtomicBool::new(false),
             listeners: Mutex::default(),
@@ -229,27 +240,27 @@ impl Doors {
         }
     }
 
-    /// A provider with its credential, read once.
+    /// A provider with its credential, which is read once.
     pub(crate) async fn upstream(&self, name: &str) -> Result<Arc<Upstream>, OpenError> {
         let provider = self
             .catalogue
             .providers
             .get(name)
             .ok_or_else(|| self.no_provider(name))?;
-        self.known(name, provider).await
+        self.cached_upstream(name, provider).await
     }
 
     async fn inference(&self) -> Result<Arc<Upstream>, OpenError> {
         let provider = self.catalogue.inference.as_ref();
-        // No name of a provider has a space, so this one is nobody else's.
-        self.known(
+        // Provider names contain no space, so this key is unique.
+        self.cached_upstream(
             "the inference door",
             provider.ok_or_else(|| self.no_provider("inference"))?,
         )
         .await
     }
 
-    async fn known(
+    async fn cached_upstream(
         &self,
         name: &str,
         provider: &Arc<Provider>,
@@ -268,8 +279,8 @@ impl Doors {
     }
 }
 
-impl Session {
-    /// Its name.
+impl DoorSession {
+    /// The session's id.
     pub fn id(&self) -> &str {
         &self.terms.id
     }
@@ -279,9 +290,9 @@ impl Session {
         &self.terms
     }
 
-    /// Serves whoever calls at this listener, as this session, until it is closed.
-    pub fn serve(self: &Arc<Session>, listener: Listener) -> Result<(), OpenError> {
-        let task = serve::listen(self.clone(), listener).map_err(OpenError::Listener)?;
+    /// Serves this listener as the session, until the session is closed.
+    pub fn serve(self: &Arc<DoorSession>, listener: DoorListener) -> Result<(), OpenError> {
+        let task = http_server::listen(self.clone(), listener).map_err(OpenError::Listener)?;
         self.listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -289,12 +300,12 @@ impl Session {
         Ok(())
     }
 
-    /// Whether it may still be used.
+    /// Whether the session is neither ended nor expired.
     pub(crate) fn is_open(&self) -> bool {
-        !self.crowd.has_ended() && self.terms.expires.is_none_or(|end| Instant::now() < end)
+        !self.connections.has_ended() && self.terms.expires.is_none_or(|end| Instant::now() < end)
     }
 
-    /// What it was refused so far.
+    /// The denials so far.
     pub fn denials(&self) -> Vec<Denial> {
         self.denials
             .lock()
@@ -302,13 +313,14 @@ impl Session {
             .clone()
     }
 
-    /// What it has used so far.
-    pub fn used(&self) -> Used {
-        self.doors.till.used(&self.account)
+    /// The usage so far.
+    pub fn used(&self) -> AccountUsage {
+        self.doors.budgets.usage(&self.account)
     }
 
-    /// Ends it. When this returns, no further byte reaches anybody who called, and everything is settled.
-    pub async fn close(&self) -> Report {
+    /// Ends the session. When this returns, no further byte reaches its clients, and every call is
+    /// settled.
+    pub async fn close(&self) -> SessionReport {
         for listener in self
             .listeners
             .lock()
@@ -317,21 +329,21 @@ impl Session {
         {
             listener.abort();
         }
-        self.crowd.end().await;
+        self.connections.end().await;
         self.draining.finish().await;
-        // What cannot be written stays open there, and counts in full.
-        _ = self.doors.till.ledger().flush();
+        // Unwritten settlements leave their reservations open, which count in full.
+        _ = self.doors.budgets.ledger().flush();
         let denials =
             std::mem::take(&mut *self.denials.lock().unwrap_or_else(PoisonError::into_inner));
-        Report {
+        SessionReport {
             used: self.used(),
             denials,
             budget_hit: self.budget_hit.load(Ordering::Relaxed),
         }
     }
 
-    /// The models that a name stands for, best first; none if it may not be used.
-    pub(crate) fn targets(&self, model: &str) -> Option<Vec<Target>> {
+    /// The models of an alias, best first; `None` if the session may not use it.
+    pub(crate) fn targets(&self, model: &str) -> Option<Vec<ModelTarget>> {
         let admitted = self
             .terms
             .models
@@ -341,13 +353,13 @@ impl Session {
             return None;
         }
         let own = || {
-            vec![Target {
+            vec![ModelTarget {
                 provider: self.upstream.provider.name.clone(),
                 model: model.to_owned(),
             }]
         };
         match self.kind {
-            Kind::Llm => Some(
+            DoorKind::Llm => Some(
                 self.doors
                     .catalogue
                     .models
@@ -355,28 +367,33 @@ impl Session {
                     .cloned()
                     .unwrap_or_else(own),
             ),
-            Kind::Inference => Some(own()),
+            DoorKind::Inference => Some(own()),
         }
     }
 
-    /// A provider for a target: the session's own if it is that one.
-    pub(crate) async fn upstream_of(&self, target: &Target) -> Result<Arc<Upstream>, OpenError> {
-        match self.kind == Kind::Inference || target.provider == self.upstream.provider.name {
-            true => Ok(self.upstream.clone()),
-            // Who brought a key of its own spends nobody else's.
-            false if self.terms.key.is_some() => Err(self.doors.no_provider(&target.provider)),
-            false => self.doors.upstream(&target.provider).await,
+    /// The provider of a model: the session's own if it is that one.
+    pub(crate) async fn upstream_of(
+        &self,
+        target: &ModelTarget,
+    ) -> Result<Arc<Upstream>, OpenError> {
+        if self.kind == DoorKind::Inference || target.provider == self.upstream.provider.name {
+            return Ok(self.upstream.clone());
         }
+        // A session with its own key must not spend anybody else's.
+        if self.terms.key.is_some() {
+            return Err(self.doors.no_provider(&target.provider));
+        }
+        self.doors.upstream(&target.provider).await
     }
 
-    /// Writes down that something was refused.
-    pub(crate) fn denied(&self, what: &str, target: &str, rule: &str, allow_with: &str) {
+    /// Records a denial for the report.
+    pub(crate) fn record_denial(&self, what: &str, target: &str, rule: &str, allow_with: &str) {
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         let shown: String = target.chars().take(200).collect();
         let known = denials
             .iter()
             .any(|denial| denial.target == shown && denial.rule == rule);
-        if !known && denials.len() < MOST_DENIALS {
+        if !known && denials.len() < MAX_DENIALS {
             denials.push(Denial {
                 what: what.to_owned(),
                 target: shown,
@@ -386,41 +403,41 @@ impl Session {
         }
     }
 
-    pub(crate) fn note_budget(&self) {
+    pub(crate) fn mark_budget_hit(&self) {
         self.budget_hit.store(true, Ordering::Relaxed);
     }
 }
 
-impl Draining {
+impl DrainTracker {
     pub(crate) fn begin(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
     pub(crate) fn end(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.fewer.notify_waiters();
+        self.drained.notify_waiters();
     }
 
-    /// Waits a little, then has the rest settle with what is known.
+    /// Waits for a short grace period, then has the remaining responses settle with what is known.
     async fn finish(&self) {
-        if tokio::time::timeout(LAST_DRAINS, self.emptied())
+        if tokio::time::timeout(DRAIN_GRACE, self.wait_empty())
             .await
             .is_err()
         {
             self.stop.notify_waiters();
-            self.emptied().await;
+            self.wait_empty().await;
         }
     }
 
-    async fn emptied(&self) {
+    async fn wait_empty(&self) {
         loop {
-            let fewer = self.fewer.notified();
-            tokio::pin!(fewer);
-            fewer.as_mut().enable();
+            let drained = self.drained.notified();
+            tokio::pin!(drained);
+            drained.as_mut().enable();
             if *self.count.lock().unwrap_or_else(PoisonError::into_inner) == 0 {
                 return;
             }
-            fewer.await;
+            drained.await;
         }
     }
 }

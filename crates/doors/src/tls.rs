@@ -1,4 +1,5 @@
-//! TLS towards servers that we chose: verified against the system's certificates, or the operator's own instead.
+//! TLS client configuration for servers that we chose: verified against the system's CA
+//! certificates, or the operator's instead.
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -13,7 +14,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Why no connection can be verified.
+/// Why no TLS configuration can be built.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[error("cannot read the certificates in `{}`", path.display())]
@@ -29,19 +30,20 @@ pub(crate) enum TlsError {
     System(#[from] rustls::Error),
 }
 
-/// More than any bundle of certificates.
-const LONGEST_BUNDLE: u64 = 4 << 20;
+/// Largest CA bundle.
+const MAX_BUNDLE_BYTES: u64 = 4 << 20;
 
-/// How to speak TLS as a client. The provider is named here, so that nothing hangs on a default of the process.
+/// The TLS client configuration. The crypto provider is named explicitly, so that nothing depends
+/// on a process-wide default.
 pub(crate) fn client_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
-    // The system's certificates are many, and the same for all: read once.
-    static SYSTEMS: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    match (ca, SYSTEMS.get()) {
+    // The system's certificates are many and the same for all: read once.
+    static SYSTEM_CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    match (ca, SYSTEM_CONFIG.get()) {
         (Some(_), _) => new_config(ca),
         (None, Some(known)) => Ok(known.clone()),
         (None, None) => {
             let config = new_config(None)?;
-            Ok(SYSTEMS.get_or_init(|| config).clone())
+            Ok(SYSTEM_CONFIG.get_or_init(|| config).clone())
         }
     }
 }
@@ -73,22 +75,24 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
         let certificate = certificate.map_err(|error| bad(error.into()))?;
         roots.add(certificate).map_err(|error| bad(error.into()))?;
     }
-    match roots.is_empty() {
-        true => Err(TlsError::NoCertificate {
+    if roots.is_empty() {
+        Err(TlsError::NoCertificate {
             path: path.to_owned(),
-        }),
-        false => Ok(roots),
+        })
+    } else {
+        Ok(roots)
     }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bundle = Vec::new();
     File::open(path)?
-        .take(LONGEST_BUNDLE + 1)
+        .take(MAX_BUNDLE_BYTES + 1)
         .read_to_end(&mut bundle)?;
-    match bundle.len() as u64 > LONGEST_BUNDLE {
-        true => Err(io::Error::other("it is longer than 4 MiB")),
-        false => Ok(bundle),
+    if bundle.len() as u64 > MAX_BUNDLE_BYTES {
+        Err(io::Error::other("it is longer than 4 MiB"))
+    } else {
+        Ok(bundle)
     }
 }
 

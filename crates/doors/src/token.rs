@@ -1,5 +1,5 @@
-//! Session tokens: `session-` and 64 hexadecimal digits, of which only a hash is kept. With and without the beginning
-//! it is the same token, for use as for revocation.
+//! Session tokens: `session-` and 64 hexadecimal digits, stored only as a hash. The prefix is
+//! optional, for use and for revocation.
 
 use http::{header, request::Parts};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -8,53 +8,55 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-const BEGINNING: &str = "session-";
+const PREFIX: &str = "session-";
 const DIGITS: usize = 64;
 
-/// A session's token.
+/// A session token.
 #[derive(Clone)]
-pub struct Token(Zeroizing<String>);
+pub struct SessionToken(Zeroizing<String>);
 
-/// What is kept of a token. Equal in the same time, whatever differs.
+/// The stored hash of a token, compared in constant time.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenHash([u8; 32]);
 
-/// The machine gave no random bytes.
+/// The random number generator failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the machine gives no random bytes")]
-pub struct NoRandom;
+pub struct RandomError;
 
-impl Token {
-    /// A new one.
-    pub fn fresh() -> Result<Token, NoRandom> {
-        Ok(Token(Zeroizing::new(random_hex::<{ DIGITS / 2 }>()?)))
+impl SessionToken {
+    /// Generates a new token.
+    pub fn generate() -> Result<SessionToken, RandomError> {
+        Ok(SessionToken(
+            Zeroizing::new(random_hex::<{ DIGITS / 2 }>()?),
+        ))
     }
 
-    /// Either form; none if the text is neither. What a person could choose could be guessed.
-    pub fn parse(text: &str) -> Option<Token> {
-        let digits = text.strip_prefix(BEGINNING).unwrap_or(text);
-        is_digits(digits.as_bytes()).then(|| Token(Zeroizing::new(digits.to_owned())))
+    /// Parses either form. Anything that a person could choose, and so guess, is rejected.
+    pub fn parse(text: &str) -> Option<SessionToken> {
+        let digits = text.strip_prefix(PREFIX).unwrap_or(text);
+        is_token_digits(digits.as_bytes()).then(|| SessionToken(Zeroizing::new(digits.to_owned())))
     }
 
-    /// What is kept of it.
+    /// The hash to store.
     pub fn hash(&self) -> TokenHash {
         TokenHash::of(self.0.as_bytes())
     }
 
-    /// The token itself, to be handed out.
+    /// The token, for its caller.
     pub fn expose(&self) -> Zeroizing<String> {
-        Zeroizing::new(format!("{BEGINNING}{}", *self.0))
+        Zeroizing::new(format!("{PREFIX}{}", *self.0))
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for SessionToken {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Token(..)")
     }
 }
 
 impl TokenHash {
-    /// Of whatever was presented. What is no token at all has a hash, too, and takes as long.
+    /// Hashes whatever was presented, even if it is no token, so that the time does not differ.
     pub(crate) fn of(presented: &[u8]) -> TokenHash {
         TokenHash(Sha256::digest(canonical(presented)).into())
     }
@@ -78,12 +80,12 @@ impl fmt::Debug for TokenHash {
     }
 }
 
-/// So many random bytes, as hexadecimal digits.
-pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, NoRandom> {
+/// Random bytes as hexadecimal digits.
+pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, RandomError> {
     let mut bytes = Zeroizing::new([0; BYTES]);
     SystemRandom::new()
         .fill(&mut *bytes)
-        .map_err(|_| NoRandom)?;
+        .map_err(|_| RandomError)?;
     Ok(bytes
         .iter()
         .fold(String::with_capacity(2 * BYTES), |mut text, byte| {
@@ -96,25 +98,25 @@ pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, NoRandom> {
 
 fn canonical(presented: &[u8]) -> &[u8] {
     presented
-        .strip_prefix(BEGINNING.as_bytes())
+        .strip_prefix(PREFIX.as_bytes())
         .unwrap_or(presented)
 }
 
-fn is_digits(text: &[u8]) -> bool {
+fn is_token_digits(text: &[u8]) -> bool {
     text.len() == DIGITS
         && text
             .iter()
             .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Everything that a request presents as its credential, in the order in which it is believed.
-pub(crate) fn presented(head: &Parts) -> impl Iterator<Item = &[u8]> {
+/// The credentials of a request, in order of precedence.
+pub(crate) fn presented_credentials(head: &Parts) -> impl Iterator<Item = &[u8]> {
     let bearer = head
         .headers
         .get(header::AUTHORIZATION)
-        .and_then(|value| bearer(value.as_bytes()));
+        .and_then(|value| bearer_token(value.as_bytes()));
     let header = |name| head.headers.get(name).map(http::HeaderValue::as_bytes);
-    // Gemini's clients put it there. The route is rebuilt without it.
+    // Where Gemini's clients put the key. The upstream query is rebuilt without it.
     let query = head.uri.query().unwrap_or_default();
     let key = query
         .split('&')
@@ -125,17 +127,18 @@ pub(crate) fn presented(head: &Parts) -> impl Iterator<Item = &[u8]> {
         .flatten()
 }
 
-/// What stands behind `Bearer `.
-pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
+/// The token of a `Bearer` value.
+pub(crate) fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (word, rest) = value.split_at_checked(7)?;
     word.eq_ignore_ascii_case(b"bearer ")
         .then(|| rest.trim_ascii())
 }
 
-/// Whether a request carries a token, and one that is not this. Other words are placeholders and mean nothing.
-pub(crate) fn is_anothers(head: &Parts, own: Option<&TokenHash>) -> bool {
-    presented(head).any(|credential| {
-        is_digits(canonical(credential)) && own != Some(&TokenHash::of(credential))
+/// Whether a request carries a session token other than this one. Values that are no tokens are
+/// placeholders and are ignored.
+pub(crate) fn carries_foreign_token(head: &Parts, own: Option<&TokenHash>) -> bool {
+    presented_credentials(head).any(|credential| {
+        is_token_digits(canonical(credential)) && own != Some(&TokenHash::of(credential))
     })
 }
 
@@ -154,16 +157,16 @@ mod tests {
 
     #[test]
     fn both_forms_are_the_same_token_and_nothing_of_it_prints() {
-        let token = Token::fresh().unwrap();
+        let token = SessionToken::generate().unwrap();
         let whole = token.expose();
         assert!(whole.len() == 72 && whole.starts_with("session-"));
-        let bare = Token::parse(&whole[8..]).unwrap();
+        let bare = SessionToken::parse(&whole[8..]).unwrap();
         assert_eq!(bare.hash(), token.hash());
         assert_eq!(
             TokenHash::of(whole.as_bytes()),
             TokenHash::of(&whole.as_bytes()[8..])
         );
-        assert_ne!(Token::fresh().unwrap().hash(), token.hash());
+        assert_ne!(SessionToken::generate().unwrap().hash(), token.hash());
         assert_eq!(
             format!("{token:?} {:?}", token.hash()),
             "Token(..) TokenHash(..)"
@@ -180,10 +183,10 @@ mod tests {
             &"0".repeat(63),
             &"0".repeat(65),
         ] {
-            assert!(Token::parse(text).is_none(), "{text}");
+            assert!(SessionToken::parse(text).is_none(), "{text}");
         }
         assert!(
-            Token::parse(&"0".repeat(64)).is_some(),
+            SessionToken::parse(&"0".repeat(64)).is_some(),
             "the positive control"
         );
     }
@@ -192,7 +195,7 @@ mod tests {
     fn a_token_is_found_wherever_clients_put_it_and_the_first_place_is_believed() {
         let found = |headers: &[(&str, &str)], target: &str| {
             let head = head(headers, target);
-            presented(&head)
+            presented_credentials(&head)
                 .next()
                 .map(|found| String::from_utf8(found.to_vec()).unwrap())
         };
@@ -218,9 +221,12 @@ mod tests {
 
     #[test]
     fn a_token_of_another_session_is_known_and_a_placeholder_is_none() {
-        let (own, other) = (Token::fresh().unwrap(), Token::fresh().unwrap());
+        let (own, other) = (
+            SessionToken::generate().unwrap(),
+            SessionToken::generate().unwrap(),
+        );
         let carries = |value: &str| {
-            is_anothers(
+            carries_foreign_token(
                 &head(&[("authorization", &format!("Bearer {value}"))], "/"),
                 Some(&own.hash()),
             )
@@ -242,10 +248,10 @@ mod tests {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         assert!(
-            is_anothers(&head(&both, "/"), Some(&own.hash())),
+            carries_foreign_token(&head(&both, "/"), Some(&own.hash())),
             "no place is overlooked"
         );
-        assert!(is_anothers(
+        assert!(carries_foreign_token(
             &head(&[("x-api-key", &own.expose())], "/"),
             None
         ));

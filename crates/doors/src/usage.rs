@@ -1,41 +1,61 @@
-//! What a call used, in one normal form for every dialect. OpenAI and Gemini count cached tokens within the input,
-//! Anthropic beside it: the difference ends at the tap.
+//! Token usage of a call in one normal form for every dialect. OpenAI and Gemini include cached
+//! tokens in the input, Anthropic counts them separately: the tap normalises both.
 
-/// Tokens of one call. No token is in two fields.
+/// Tokens of one call. No token is counted in two fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Usage {
-    /// Read anew: neither from a cache nor into one.
+pub struct TokenUsage {
+    /// Neither read from a cache nor written into one.
     pub input: u64,
+    /// Read from a cache.
     pub cache_read: u64,
+    /// Written into a cache for five minutes.
     pub cache_write_5m: u64,
+    /// Written into a cache for an hour.
     pub cache_write_1h: u64,
+    /// Audio input.
     pub audio_in: u64,
     /// Without reasoning and audio.
     pub output: u64,
+    /// Reasoning output.
     pub reasoning: u64,
+    /// Audio output.
     pub audio_out: u64,
-    /// Searches and the like that the provider ran by itself; priced a piece.
+    /// Searches and other tools that the provider ran; priced per use.
     pub tool_requests: u64,
 }
 
-/// How we know.
+/// How the usage is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The provider's final word.
+pub enum UsageSource {
+    /// The provider's final report.
     Final,
-    /// What the provider had said when the stream broke off, or more if we saw more.
+    /// The provider's report when the stream broke off, or more if more was seen.
     Partial,
-    /// From what passed.
+    /// Estimated from the bytes.
     Estimated,
-    /// Nothing is known: the whole reservation counts.
+    /// Unknown: the whole reservation is charged.
     Reserved,
 }
 
-impl Usage {
-    /// Everything that was read.
+impl TokenUsage {
+    /// Clamps every field.
+    pub(crate) fn within(self, most: u64) -> TokenUsage {
+        TokenUsage {
+            input: self.input.min(most),
+            cache_read: self.cache_read.min(most),
+            cache_write_5m: self.cache_write_5m.min(most),
+            cache_write_1h: self.cache_write_1h.min(most),
+            audio_in: self.audio_in.min(most),
+            output: self.output.min(most),
+            reasoning: self.reasoning.min(most),
+            audio_out: self.audio_out.min(most),
+            tool_requests: self.tool_requests.min(most),
+        }
+    }
+
+    /// All input tokens.
     pub fn input_tokens(&self) -> u64 {
         [
             self.input,
@@ -48,7 +68,7 @@ impl Usage {
         .fold(0, u64::saturating_add)
     }
 
-    /// Everything that was written.
+    /// All output tokens.
     pub fn output_tokens(&self) -> u64 {
         [self.output, self.reasoning, self.audio_out]
             .into_iter()

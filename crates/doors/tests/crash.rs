@@ -1,12 +1,13 @@
-//! A process that spends is killed at any moment, again and again: what its ledger counts is never less than what it
-//! said it was about to spend. `AIRLOCK_FULL=1` kills 500 times instead of 50, and times the recovery of a million lines.
+//! Crash test of the budget: a spending process is killed at random moments, and the recovered ledger
+//! never counts less than the process announced. `AIRLOCK_FULL=1` kills it 500 times instead of 50, and
+//! times the recovery of a million records.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use doors::{
-    Source, Usage,
-    ledger::{self, Call, Durability, Kind, Ledger, Outcome},
-    till::{Claim, Level, Terms, Till},
+    TokenUsage, UsageSource,
+    budget::{AccountLevel, AccountLimits, Amount, BudgetManager},
+    ledger::{self, CallOutcome, Durability, Ledger, ModelCall, RecordKind},
 };
 use spec::Money;
 use std::{
@@ -27,14 +28,14 @@ fn full() -> bool {
 
 #[test]
 fn whenever_a_spender_is_killed_no_less_is_counted_than_it_said() {
-    // Each time with a new ledger: all of it is read again after every kill.
+    // Each time with a new ledger, because all of it is replayed after every kill.
     for _ in 0..if full() { 10 } else { 1 } {
         kill_again_and_again(25, 1);
         kill_again_and_again(25, WORKERS);
     }
 }
 
-/// A folder that is gone afterwards, also if the test fails.
+/// A temporary folder, removed even if the test fails.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -47,7 +48,7 @@ fn scratch(name: &str) -> Scratch {
     Scratch(std::env::temp_dir().join(format!("airlock-crash-{name}-{}", std::process::id())))
 }
 
-/// Numbers without a pattern that the till could have; not secret.
+/// A pseudo-random generator; not cryptographic.
 struct Dice(u64);
 
 impl Dice {
@@ -67,8 +68,8 @@ impl Dice {
     }
 }
 
-fn call(tenant: &str) -> Call {
-    Call {
+fn call(tenant: &str) -> ModelCall {
+    ModelCall {
         run: "01JCRASH".into(),
         session: "s1".into(),
         tenant: tenant.into(),
@@ -81,21 +82,21 @@ fn call(tenant: &str) -> Call {
     }
 }
 
-fn served(money: u64) -> Outcome {
-    let usage = Usage {
+fn served(money: u64) -> CallOutcome {
+    let usage = TokenUsage {
         input: 100,
         output: 20,
-        ..Usage::default()
+        ..TokenUsage::default()
     };
-    Outcome {
+    CallOutcome {
         usage,
-        source: Source::Final,
+        source: UsageSource::Final,
         status: 200,
-        ..Outcome::unknown(Money(money), "complete")
+        ..CallOutcome::unknown(Money(money), "complete")
     }
 }
 
-/// The process that is killed: says each amount after it is reserved, and before it is settled.
+/// The process that is killed: prints each amount after it is reserved and before it is settled.
 #[test]
 #[ignore = "a child of another test"]
 fn child_spends_until_it_is_killed() {
@@ -104,20 +105,20 @@ fn child_spends_until_it_is_killed() {
         .parse()
         .unwrap();
     let folder = PathBuf::from(std::env::var_os("AIRLOCK_TEST_FOLDER").unwrap());
-    let till = Till::new(Arc::new(
+    let budgets = BudgetManager::new(Arc::new(
         Ledger::open(&folder, "owner", Durability::Process).unwrap(),
     ));
-    let tenant = till.account(
-        Terms {
-            level: Level::Tenant,
+    let tenant = budgets.open_account(
+        AccountLimits {
+            level: AccountLevel::Tenant,
             name: "t".into(),
-            ..Terms::default()
+            ..AccountLimits::default()
         },
         None,
     );
     std::thread::scope(|threads| {
         for number in 0..workers {
-            let (till, tenant) = (&till, &tenant);
+            let (budgets, tenant) = (&budgets, &tenant);
             threads.spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .build()
@@ -125,12 +126,12 @@ fn child_spends_until_it_is_killed() {
                 let mut dice = Dice::new(number);
                 loop {
                     let money = Money(1000 + dice.roll(1000));
-                    let worst = Claim { money, tokens: 500 };
+                    let worst = Amount { money, tokens: 500 };
                     let hold = runtime
-                        .block_on(till.reserve(tenant, call("t"), |_| Some(worst)))
+                        .block_on(budgets.reserve(tenant, call("t"), |_| Some(worst)))
                         .unwrap();
                     let real = dice.roll(money.0 + 1);
-                    // One write each: nobody reads half a line of it.
+                    // One write per line, so that no line is torn.
                     let said = format!("spends {real}\n");
                     if std::io::stdout().lock().write_all(said.as_bytes()).is_err() {
                         return;
@@ -197,7 +198,7 @@ fn kill_again_and_again(times: u64, workers: u64) {
     }
     let tenant = Ledger::open(&folder.0, "owner", Durability::Process)
         .unwrap()
-        .found()
+        .recovered_usage()
         .tenants["t"];
     assert_eq!(
         tenant.money,
@@ -210,25 +211,29 @@ fn kill_again_and_again(times: u64, workers: u64) {
     );
 }
 
-/// What the ledger counts, read anew; and that nothing is open.
+/// The usage after recovery; nothing may be open.
 fn counted(folder: &Path) -> u64 {
     let (mut open, mut sum) = (HashMap::new(), 0);
-    // A child that was killed early enough never began one.
+    // A child that was killed early never created one.
     for path in ledger::segments(folder)
         .unwrap()
         .remove("owner")
         .unwrap_or_default()
     {
         let file = BufReader::new(File::open(path).unwrap());
-        let mut reader = ledger::Reader::new(file, ledger::Head::default());
-        while let Some(row) = reader.next_row().unwrap() {
-            match row.kind {
-                Kind::Reserve => assert!(open.insert(row.n, row.money).is_none()),
-                Kind::Settle => {
-                    open.remove(&row.of).unwrap();
-                    sum += row.money;
+        let mut reader = ledger::LedgerReader::new(file, ledger::Head::default());
+        while let Some(record) = reader.next_record().unwrap() {
+            match record.kind {
+                RecordKind::Reserve => assert!(open.insert(record.n, record.money).is_none()),
+                RecordKind::Settle => {
+                    open.remove(&record.of).unwrap();
+                    sum += record.money;
                 }
-                Kind::Open | Kind::Inject | Kind::Egress | Kind::Revoke | Kind::Close => {}
+                RecordKind::Open
+                | RecordKind::Inject
+                | RecordKind::Egress
+                | RecordKind::Revoke
+                | RecordKind::Close => {}
             }
         }
     }
@@ -236,7 +241,7 @@ fn counted(folder: &Path) -> u64 {
     sum
 }
 
-/// What this thread had of a CPU, in nanoseconds: other work on the machine is not in it.
+/// CPU time of this thread in nanoseconds, which excludes other work on the machine.
 fn busy() -> u64 {
     let told = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     told.split(' ')
@@ -245,27 +250,27 @@ fn busy() -> u64 {
         .unwrap_or_default()
 }
 
-/// Times, to be read (`--nocapture`); they decide nothing.
+/// Timings, shown with `--nocapture`; they decide nothing.
 #[test]
 fn a_long_ledger_is_read_again() {
     let calls: u64 = if full() { 500_000 } else { 5_000 };
     let folder = scratch("measure");
-    let till = Till::new(Arc::new(
+    let budgets = BudgetManager::new(Arc::new(
         Ledger::open(&folder.0, "owner", Durability::Process).unwrap(),
     ));
-    let tenant = till.account(
-        Terms {
-            level: Level::Tenant,
+    let tenant = budgets.open_account(
+        AccountLimits {
+            level: AccountLevel::Tenant,
             name: "t".into(),
-            ..Terms::default()
+            ..AccountLimits::default()
         },
         None,
     );
-    let session = till.account(
-        Terms {
-            level: Level::Session,
+    let session = budgets.open_account(
+        AccountLimits {
+            level: AccountLevel::Session,
             name: "s".into(),
-            ..Terms::default()
+            ..AccountLimits::default()
         },
         Some(&tenant),
     );
@@ -275,11 +280,11 @@ fn a_long_ledger_is_read_again() {
     let (start, began) = (Instant::now(), busy());
     runtime.block_on(async {
         for _ in 0..calls {
-            let worst = Claim {
+            let worst = Amount {
                 money: Money(1000),
                 tokens: 500,
             };
-            let hold = till
+            let hold = budgets
                 .reserve(&session, call("t"), |_| Some(worst))
                 .await
                 .unwrap();
@@ -287,18 +292,18 @@ fn a_long_ledger_is_read_again() {
         }
     });
     let (whole, a_call) = (start.elapsed().as_millis(), (busy() - began) / calls);
-    // Without a last line, as after a crash.
+    // Without a close record, as after a crash.
     std::mem::forget(
-        runtime.block_on(till.reserve(&session, call("t"), |_| Some(Claim::default()))),
+        runtime.block_on(budgets.reserve(&session, call("t"), |_| Some(Amount::default()))),
     );
-    drop((session, tenant, till));
+    drop((session, tenant, budgets));
     println!("reserve and settle: {a_call} ns of CPU a call; {calls} took {whole} ms");
     let size: u64 = fs::read_dir(&folder.0)
         .unwrap()
         .map(|file| file.unwrap().metadata().unwrap().len())
         .sum();
     let (start, began) = (Instant::now(), busy());
-    // The account that was forgotten keeps the ledger and its lock: this reads what another process would read.
+    // The leaked account keeps the ledger and its lock: this reads what another process would read.
     assert_eq!(ledger::verify(&folder.0).unwrap(), []);
     let (whole, cpu) = (start.elapsed().as_millis(), (busy() - began) / 1_000_000);
     println!(

@@ -1,9 +1,9 @@
-//! Pushes of the real git, through what judges them, to git's own server: what is allowed arrives, what is not changes
-//! nothing, and git's user reads why.
+//! Pushes of the real git, through the push policy, to git's own server: allowed pushes arrive, refused
+//! ones change nothing, and the user reads why.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
-use doors::egress::git::{Decision, Kind, Push, ask, decide};
+use doors::egress::git::{GitRequestKind, PushDecision, PushRequest, authorize, parse_request};
 use spec::Repository;
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-/// A server, a clone of what it has, and a branch in it with one commit more.
+/// A git server, a clone of its repository, and a branch with one more commit.
 struct World {
     folder: PathBuf,
     url: String,
@@ -66,7 +66,7 @@ impl World {
         let root = folder.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                // git may be gone, as it is when it was refused.
+                // git may have exited, as it does after a refusal.
                 _ = serve(stream.unwrap(), &root, &repository);
             }
         });
@@ -147,7 +147,7 @@ impl World {
         self.git(&[&["-C", "clone", "push", "origin"], arguments].concat())
     }
 
-    /// What git said of a push that failed and changed nothing.
+    /// The output of a push that failed and changed nothing.
     fn refused(&self, arguments: &[&str]) -> String {
         let before = self.refs();
         let output = self.push(arguments);
@@ -156,7 +156,7 @@ impl World {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// From now on pushes can be signed.
+    /// Enables signed pushes.
     fn sign(&self) {
         let mut keygen = Command::new("ssh-keygen");
         keygen
@@ -185,7 +185,7 @@ impl World {
     }
 }
 
-/// Bytes that no pack makes smaller.
+/// Incompressible bytes.
 fn noise(length: usize) -> Vec<u8> {
     let step = |state: &mut u32| {
         *state = state.wrapping_mul(1664525).wrapping_add(1013904223);
@@ -268,33 +268,33 @@ fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Request> {
 
 fn answer(request: &Request, root: &Path, repository: &Repository) -> Vec<u8> {
     let path = request.path.parse().unwrap();
-    let asked = ask(&request.method, &path, request.query.as_deref()).unwrap();
+    let asked = parse_request(&request.method, &path, request.query.as_deref()).unwrap();
     let forbidden =
         || b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
-    if decide(std::slice::from_ref(repository), &asked).is_err() {
+    if authorize(std::slice::from_ref(repository), &asked).is_err() {
         return forbidden();
     }
-    if asked.kind != Kind::Push {
+    if asked.kind != GitRequestKind::Push {
         return backend(request, root, &request.body);
     }
-    let mut push = Push::new(repository);
-    // Byte by byte: where it is cut is nobody's business.
+    let mut push = PushRequest::new(repository);
+    // Byte by byte: the result must not depend on the cuts.
     let at = request
         .body
         .iter()
-        .position(|byte| push.feed(&[*byte]) != Decision::More);
+        .position(|byte| push.feed(&[*byte]) != PushDecision::Incomplete);
     let rest = &request.body[at.map_or(request.body.len(), |at| at + 1)..];
     match push.feed(&[]) {
-        Decision::Allowed => backend(request, root, &[&push.into_held(), rest].concat()),
-        Decision::Probe => backend(request, root, &push.into_held()),
-        Decision::Refused(denied) => match push.refusal(&denied) {
+        PushDecision::Allowed => backend(request, root, &[&push.into_held(), rest].concat()),
+        PushDecision::Probe => backend(request, root, &push.into_held()),
+        PushDecision::Refused(denied) => match push.refusal(&denied) {
             Some(report) => {
                 let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-receive-pack-result\r\n\r\n";
                 [head.as_bytes(), &report].concat()
             }
             None => forbidden(),
         },
-        Decision::More => forbidden(),
+        PushDecision::Incomplete => forbidden(),
     }
 }
 
@@ -314,7 +314,7 @@ fn backend(request: &Request, root: &Path, body: &[u8]) -> Vec<u8> {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It may not want all of it.
+    // The server need not read all of it.
     _ = backend.stdin.take().unwrap().write_all(body);
     let output = backend.wait_with_output().unwrap().stdout;
     [&b"HTTP/1.1 200 OK\r\nConnection: close\r\n"[..], &output].concat()
@@ -338,7 +338,7 @@ fn what_is_allowed_arrives() {
             refs.contains("agent/new") && !refs.contains("agent/old"),
             "{refs}"
         );
-        // With a probe before it, and in chunks.
+        // With a probe first, and chunked.
         world.good(&["-C", "clone", "config", "http.postBuffer", "65536"]);
         world.good(&["-C", "clone", "commit", "-q", "--amend", "-m", "other"]);
         std::fs::write(world.folder.join("clone/file"), &noise(300 << 10)[1..]).unwrap();

@@ -1,4 +1,4 @@
-//! The engine in another program: ten lines from a command to its result.
+//! The engine as a library: from a command to its result in ten lines.
 
 use spec::{Policy, RunRequest};
 

@@ -1,8 +1,8 @@
-//! What is kept of an output stream: its head and its tail within a cap, whatever is printed in between.
+//! Captures the head and the tail of an output stream within a cap.
 
 use std::collections::VecDeque;
 
-/// Keeps the first half of the cap and the last.
+/// Keeps the first half of the cap and the last half.
 #[derive(Debug)]
 pub(crate) struct Capture {
     half: usize,
@@ -32,20 +32,24 @@ impl Capture {
         self.tail.extend(rest);
     }
 
-    /// What was kept, and whether it is less than what came. The gap is marked, and no character is cut.
+    /// The captured bytes, and whether the stream was truncated. The gap is marked, and no UTF-8
+    /// character is cut.
     pub(crate) fn finish(self) -> (Vec<u8>, bool) {
-        let left_out = self.total - (self.head.len() + self.tail.len()) as u64;
-        let (mut kept, tail) = (self.head, Vec::from(self.tail));
+        let mut left_out = self.total - (self.head.len() + self.tail.len()) as u64;
+        let mut kept = self.head;
+        let tail = Vec::from(self.tail);
         if left_out == 0 {
             kept.extend(tail);
             return (kept, false);
         }
-        kept.truncate(kept.len() - cut_character(&kept));
+        let cut = cut_character(&kept);
+        kept.truncate(kept.len() - cut);
         let begin = tail
             .iter()
             .take(3)
             .take_while(|byte| **byte & 0xc0 == 0x80)
             .count();
+        left_out += (cut + begin) as u64;
         let gap = format!("\n[... {left_out} bytes left out ...]\n").into_bytes();
         kept.reserve_exact(gap.len() + tail.len());
         kept.extend(gap);
@@ -54,12 +58,13 @@ impl Capture {
     }
 }
 
-/// How many bytes at the end begin a character of UTF-8 that is not all there.
+/// The number of bytes at the end that are an incomplete UTF-8 character.
 fn cut_character(text: &[u8]) -> usize {
     let last = text.len().saturating_sub(3);
     match text[last..].iter().rposition(|byte| byte & 0xc0 != 0x80) {
         Some(place) => {
-            let (start, length) = (text[last + place], text.len() - last - place);
+            let start = text[last + place];
+            let length = text.len() - last - place;
             let wanted = [(0xe0, 0xc0, 2), (0xf0, 0xe0, 3), (0xf8, 0xf0, 4)];
             let wanted = wanted
                 .iter()
@@ -102,9 +107,15 @@ mod tests {
 
     #[test]
     fn no_character_is_cut_at_the_gap() {
+        let text = "äöü€𝄞".repeat(20);
         for cap in 8..24 {
-            let (kept, truncated) = capture(cap, &["äöü€𝄞".repeat(20).as_bytes()]);
-            assert!(truncated && String::from_utf8(kept).is_ok(), "cap {cap}");
+            let (kept, truncated) = capture(cap, &[text.as_bytes()]);
+            let kept = String::from_utf8(kept).expect("whole characters");
+            assert!(truncated, "cap {cap}");
+            let (head, rest) = kept.split_once("\n[... ").expect("a gap");
+            let (count, tail) = rest.split_once(" bytes left out ...]\n").expect("its size");
+            let left_out = text.len() - head.len() - tail.len();
+            assert_eq!(count, left_out.to_string(), "cap {cap}");
         }
     }
 

@@ -1,31 +1,32 @@
-//! What a program printed, read by its contract and by nothing else: exactly one JSON object of a known shape that
-//! says the same as the exit status. Whatever else it is, the run did not succeed.
+//! Output contracts: standard output must be exactly one JSON object of a known shape that agrees
+//! with the exit status. Otherwise the run has failed.
 //!
-//! The program may be hostile: sizes are bounded before anything is read, and what is told of a violation holds none
-//! of its words but a short, escaped name.
+//! The program may be hostile: sizes are checked before parsing, and the message of a violation
+//! quotes no more of the output than a short, escaped name.
 
 use spec::{Contract, ErrorCode, ErrorInfo, Json, RunResult, Status};
 use std::collections::BTreeMap;
 
-/// How long the object may be; a tree of it takes at most a few dozen times as much memory.
-const LONGEST: usize = 1 << 20;
-/// How deep it may be nested: results, jobs and events are put around it, and most readers take 127 levels in all.
-const DEEPEST: usize = 100;
-const MOST_PAYLOADS: usize = 1000;
-const MOST_TOOL_CALLS: usize = 10_000;
+/// The longest object; its tree takes at most a few dozen times as much memory.
+const MAX_BYTES: usize = 1 << 20;
+/// The deepest nesting: results, jobs and events are wrapped around the object, and most readers
+/// accept 127 levels in all.
+const MAX_DEPTH: usize = 100;
+const MAX_PAYLOADS: usize = 1000;
+const MAX_TOOL_CALLS: usize = 10_000;
 
-/// How a contract was not kept.
+/// A violation of a contract.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
     #[error("stdout is longer than what was kept of it")]
     Cut,
-    #[error("stdout is longer than {LONGEST} bytes")]
+    #[error("stdout is longer than {MAX_BYTES} bytes")]
     TooLong,
     #[error("stdout is empty")]
     Empty,
     #[error("stdout is not exactly one JSON object: line {line}, column {column}")]
     NotOneObject { line: usize, column: usize },
-    #[error("stdout is nested more than {DEEPEST} levels deep")]
+    #[error("stdout is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
     #[error("`{place}` {what}")]
     Shape { place: String, what: &'static str },
@@ -33,8 +34,8 @@ pub(crate) enum Violation {
     Contradiction { said: &'static str, code: i32 },
 }
 
-/// Reads the result of a program that exited by itself; one that broke its contract has failed.
-pub(crate) fn hold(contract: Contract, result: &mut RunResult) {
+/// Parses the output of a program that exited by itself; a violation makes the run failed.
+pub(crate) fn enforce(contract: Contract, result: &mut RunResult) {
     let exited = match result.status {
         Status::Succeeded | Status::Failed => result.exit_code,
         Status::Queued
@@ -62,7 +63,7 @@ pub(crate) fn hold(contract: Contract, result: &mut RunResult) {
     }
 }
 
-/// What the contract makes of standard output; nothing if it is raw.
+/// The output as the contract defines it; none for a raw contract.
 pub(crate) fn read(
     contract: Contract,
     stdout: &[u8],
@@ -76,7 +77,7 @@ pub(crate) fn read(
     };
     match stdout {
         _ if cut => return Err(Violation::Cut),
-        _ if stdout.len() > LONGEST => return Err(Violation::TooLong),
+        _ if stdout.len() > MAX_BYTES => return Err(Violation::TooLong),
         blank if blank.iter().all(u8::is_ascii_whitespace) => return Err(Violation::Empty),
         _ => {}
     }
@@ -84,7 +85,7 @@ pub(crate) fn read(
         line: error.line(),
         column: error.column(),
     })?;
-    if depth(&read) > DEEPEST {
+    if depth(&read) > MAX_DEPTH {
         return Err(Violation::TooDeep);
     }
     check(&read, code)?;
@@ -104,7 +105,7 @@ fn depth(value: &Json) -> usize {
     }
 }
 
-/// Exit 0 is `completed`, 1 `failed`, 2 `rejected`; whatever else a program exits with, it crashed.
+/// Exit status 0 is `completed`, 1 `failed`, 2 `rejected`; any other is a crash.
 fn check_task(read: &Json, code: i32) -> Result<(), Violation> {
     let known = [
         "task_id",
@@ -120,19 +121,19 @@ fn check_task(read: &Json, code: i32) -> Result<(), Violation> {
         "completed" => ("the task is `completed`", 0),
         "failed" => ("the task is `failed`", 1),
         "rejected" => ("the task is `rejected`", 2),
-        _ => return Err(task.wrong("status", "is not completed, failed or rejected")),
+        _ => return Err(task.shape_error("status", "is not completed, failed or rejected")),
     };
     match (expected, task.get("result"), task.get("error")) {
-        (0, None, _) => return Err(task.wrong("result", "is missing")),
+        (0, None, _) => return Err(task.shape_error("result", "is missing")),
         (0, Some(_), None | Some(Json::Null)) => {}
         (0, Some(_), Some(_)) => {
-            return Err(task.wrong("error", "is there although the task is completed"));
+            return Err(task.shape_error("error", "is there although the task is completed"));
         }
-        (_, _, None | Some(Json::Null)) => return Err(task.wrong("error", "is missing")),
+        (_, _, None | Some(Json::Null)) => return Err(task.shape_error("error", "is missing")),
         (_, _, Some(Json::Text(_))) => {}
-        (_, _, Some(_)) => return Err(task.wrong("error", "is not a text")),
+        (_, _, Some(_)) => return Err(task.shape_error("error", "is not a text")),
     }
-    for call in task.objects("tool_calls", MOST_TOOL_CALLS, &["tool", "input", "output"])? {
+    for call in task.objects("tool_calls", MAX_TOOL_CALLS, &["tool", "input", "output"])? {
         call.text("tool")?;
         call.required("input")?;
         call.required("output")?;
@@ -144,11 +145,12 @@ fn check_task(read: &Json, code: i32) -> Result<(), Violation> {
     agree(said, expected == code, code)
 }
 
-/// Exit 0 without an error, any other with one. Beyond the plain form only what OpenClaw is known to add may stand.
+/// Exit status 0 without an error, any other with one. Beyond the plain form only fields that
+/// OpenClaw is known to add are accepted.
 fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
     let envelope = Fields::of(read, String::new(), &["payloads", "meta"])?;
     envelope.required("payloads")?;
-    for payload in envelope.objects("payloads", MOST_PAYLOADS, &["text", "mediaUrl"])? {
+    for payload in envelope.objects("payloads", MAX_PAYLOADS, &["text", "mediaUrl"])? {
         payload.text("text")?;
         payload.optional_text("mediaUrl")?;
     }
@@ -161,7 +163,7 @@ fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
     ];
     let meta = envelope
         .object("meta", &known)?
-        .ok_or_else(|| envelope.wrong("meta", "is missing"))?;
+        .ok_or_else(|| envelope.shape_error("meta", "is missing"))?;
     meta.whole("durationMs")?;
     meta.optional_text("litellmCallId")?;
     if let Some(about) = meta.object("agentMeta", &["sessionId", "provider", "model", "usage"])? {
@@ -172,7 +174,7 @@ fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
     let aborted = match meta.get("aborted") {
         None | Some(Json::Null) => false,
         Some(Json::Bool(aborted)) => *aborted,
-        Some(_) => return Err(meta.wrong("aborted", "is neither true nor false")),
+        Some(_) => return Err(meta.shape_error("aborted", "is neither true nor false")),
     };
     meta.required("error")?;
     let error = meta.object("error", &["code", "kind", "message"])?;
@@ -193,13 +195,14 @@ fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
 }
 
 fn agree(said: &'static str, agrees: bool, code: i32) -> Result<(), Violation> {
-    match agrees {
-        true => Ok(()),
-        false => Err(Violation::Contradiction { said, code }),
+    if agrees {
+        Ok(())
+    } else {
+        Err(Violation::Contradiction { said, code })
     }
 }
 
-/// An object of which only known names are taken, and where it stands.
+/// An object with a known set of names, and its path.
 struct Fields<'a> {
     place: String,
     fields: &'a BTreeMap<String, Json>,
@@ -208,12 +211,13 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     fn of(value: &'a Json, place: String, known: &[&str]) -> Result<Self, Violation> {
         let Json::Object(fields) = value else {
-            return Err(match place.is_empty() {
-                true => Violation::NotOneObject { line: 1, column: 1 },
-                false => Violation::Shape {
+            return Err(if place.is_empty() {
+                Violation::NotOneObject { line: 1, column: 1 }
+            } else {
+                Violation::Shape {
                     place,
                     what: "is not an object",
-                },
+                }
             });
         };
         let this = Fields { place, fields };
@@ -224,13 +228,13 @@ impl<'a> Fields<'a> {
                     .take(40)
                     .flat_map(char::escape_debug)
                     .collect();
-                Err(this.wrong(&name, "is not a field of this contract"))
+                Err(this.shape_error(&name, "is not a field of this contract"))
             }
             None => Ok(this),
         }
     }
 
-    fn wrong(&self, name: &str, what: &'static str) -> Violation {
+    fn shape_error(&self, name: &str, what: &'static str) -> Violation {
         Violation::Shape {
             place: self.below(name),
             what,
@@ -249,27 +253,28 @@ impl<'a> Fields<'a> {
     }
 
     fn required(&self, name: &str) -> Result<&'a Json, Violation> {
-        self.get(name).ok_or_else(|| self.wrong(name, "is missing"))
+        self.get(name)
+            .ok_or_else(|| self.shape_error(name, "is missing"))
     }
 
     fn text(&self, name: &str) -> Result<&'a str, Violation> {
         match self.required(name)? {
             Json::Text(text) => Ok(text),
-            _ => Err(self.wrong(name, "is not a text")),
+            _ => Err(self.shape_error(name, "is not a text")),
         }
     }
 
     fn optional_text(&self, name: &str) -> Result<(), Violation> {
         match self.get(name) {
             None | Some(Json::Null | Json::Text(_)) => Ok(()),
-            Some(_) => Err(self.wrong(name, "is not a text")),
+            Some(_) => Err(self.shape_error(name, "is not a text")),
         }
     }
 
     fn whole(&self, name: &str) -> Result<u64, Violation> {
         match self.required(name)? {
             Json::Whole(number) => Ok(*number),
-            _ => Err(self.wrong(name, "is not a whole number")),
+            _ => Err(self.shape_error(name, "is not a whole number")),
         }
     }
 
@@ -289,10 +294,10 @@ impl<'a> Fields<'a> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
             Some(Json::List(values)) if values.len() > most => {
-                return Err(self.wrong(name, "is too long"));
+                return Err(self.shape_error(name, "is too long"));
             }
             Some(Json::List(values)) => values,
-            Some(_) => return Err(self.wrong(name, "is not a list")),
+            Some(_) => return Err(self.shape_error(name, "is not a list")),
         };
         let place = |at| format!("{}[{at}]", self.below(name));
         values

@@ -1,4 +1,4 @@
-//! Claims about what is taken for the result of a program.
+//! Claims about output contracts.
 
 use super::*;
 use proptest::prelude::*;
@@ -125,15 +125,15 @@ fn anything_but_exactly_one_object_is_refused() {
 
 #[test]
 fn size_and_depth_have_bounds() {
-    let long = ENVELOPE.replace("hi", &"x".repeat(LONGEST));
+    let long = ENVELOPE.replace("hi", &"x".repeat(MAX_BYTES));
     assert_eq!(envelope(&long, 0), Err(Violation::TooLong));
-    assert!(envelope(&ENVELOPE.replace("hi", &"x".repeat(LONGEST - 200)), 0).is_ok());
+    assert!(envelope(&ENVELOPE.replace("hi", &"x".repeat(MAX_BYTES - 200)), 0).is_ok());
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert!(matches!(
         task(&TASK.replace("\"ls\"", &deep), 0),
         Err(Violation::NotOneObject { .. })
     ));
-    let many = vec!["{\"text\":\"\"}"; MOST_PAYLOADS + 1].join(",");
+    let many = vec!["{\"text\":\"\"}"; MAX_PAYLOADS + 1].join(",");
     assert_eq!(
         told(envelope(&ENVELOPE.replace("{\"text\":\"hi\"}", &many), 0)),
         "`payloads` is too long"
@@ -280,11 +280,11 @@ fn what_would_be_read_as_something_else_later_is_not_taken() {
 #[test]
 fn what_is_taken_can_be_read_within_results_and_jobs() {
     let of = |levels: usize| TASK.replace("\"done\"", &("[".repeat(levels) + &"]".repeat(levels)));
-    let taken = task(&of(DEEPEST - 1), 0).unwrap().unwrap();
+    let taken = task(&of(MAX_DEPTH - 1), 0).unwrap().unwrap();
     let around = format!("[[[[[[[[{}]]]]]]]]", serde_json::to_string(&taken).unwrap());
     assert!(serde_json::from_str::<serde_json::Value>(&around).is_ok());
     assert_eq!(
-        told(task(&of(DEEPEST), 0)),
+        told(task(&of(MAX_DEPTH), 0)),
         "stdout is nested more than 100 levels deep"
     );
 }

@@ -1,17 +1,19 @@
-//! Rules of a running run, changed from outside: a socket in the state folder, one JSON object a line each way.
+//! The control socket of a run, by which its egress rules change while it runs: a Unix socket in
+//! the state folder, one JSON object per line in each direction.
 //!
 //! ```text
 //! {"op":"grant","host":"pypi.org","seconds":900}      ▶
 //!                                                     ◀  {"ok":true,"rules":[{"name":…,"host":…,"ports":…,"mode":…,"expires_in":…}]}
 //! ```
 //!
-//! Whoever started the run may ask, and root. What the run's lists of hosts exclude cannot be granted.
+//! Only the user who started the run and root are served. Hosts outside of the run's limits cannot
+//! be granted.
 
 mod client;
 
-pub use client::{ControlError, ask};
+pub use client::{ControlError, send_request};
 
-use crate::doors::{Shown, called, internal};
+use crate::doors::{RemoveOnDrop, door_file_name, internal};
 use doors::egress::{Egress, RuleView};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -40,105 +42,107 @@ use tokio::{
     time::timeout,
 };
 
-/// How its sockets are called, behind the run.
+/// The file extension of control sockets.
 pub(crate) const EXTENSION: &str = "control";
-/// The longest time that a grant lasts.
-pub const LONGEST_GRANT: Duration = Duration::from_secs(24 * 60 * 60);
-const LONGEST_LINE: u64 = 64 << 10;
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Who ask at the same time; others wait in the socket's queue.
-const MOST_ASKING: usize = 4;
-/// Changes that the result tells of.
-const MOST_TOLD: usize = 64;
+/// The longest duration of a grant.
+pub const MAX_GRANT: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_LINE_BYTES: u64 = 64 << 10;
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// The clients that are served at the same time; others wait in the listen queue.
+const MAX_CLIENTS: usize = 4;
+/// The changes that the result lists.
+const MAX_LISTED_CHANGES: usize = 64;
 
-/// What is asked.
+/// A request on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Ask {
-    /// That a host may be reached, for so long.
+pub enum ControlRequest {
+    /// Allows a host for some time.
     Grant {
         /// `HOST` or `HOST:PORT`.
         host: String,
-        /// How long.
+        /// The duration in seconds.
         seconds: u64,
     },
-    /// That a host may not be reached, whatever else is said of it.
+    /// Denies a host, which overrides every other rule.
     Deny {
-        /// `HOST` or `HOST:PORT`; without a port at none.
+        /// `HOST` or `HOST:PORT`; without a port all ports.
         host: String,
     },
-    /// That all rules for a host are taken away.
+    /// Removes all rules for a host.
     Revoke {
-        /// The host, or the pattern as it stands in the rule.
+        /// The host, or the pattern as in the rule.
         host: String,
     },
-    /// What the rules are.
+    /// Lists the rules.
     List {},
 }
 
-/// A rule as it is told.
+/// A rule, as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Told {
+pub struct RuleInfo {
+    /// What the rule was named by.
     pub name: String,
+    /// The host pattern.
     pub host: String,
-    /// Every one if there is no list.
+    /// The ports; all if there is no list.
     pub ports: Option<Vec<u16>>,
+    /// `deny`, `tunnel`, `inspect` or `git`.
     pub mode: String,
-    /// In seconds; for as long as the run lasts if nothing is said.
+    /// The remaining seconds; none if the rule lasts as long as the run.
     pub expires_in: Option<u64>,
 }
 
-/// What is answered.
+/// The response to a request.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Answer {
+struct ControlResponse {
     ok: bool,
-    rules: Vec<Told>,
+    rules: Vec<RuleInfo>,
     code: Option<String>,
     message: Option<String>,
     hint: Option<String>,
 }
 
-impl Answer {
+impl ControlResponse {
     fn refusing(
         ErrorInfo {
             code,
             message,
             hint,
         }: ErrorInfo,
-    ) -> Answer {
+    ) -> ControlResponse {
         let code = serde_json::to_value(code)
             .ok()
             .and_then(|code| code.as_str().map(str::to_owned));
-        Answer {
+        ControlResponse {
             code,
             message: Some(message),
             hint,
-            ..Answer::default()
+            ..ControlResponse::default()
         }
     }
 }
 
-/// The socket of one run. Dropped, nobody answers there any more.
+/// The control socket of one run. Dropping it closes the socket.
 #[derive(Debug)]
 pub(crate) struct Control {
-    _socket: Shown,
-    /// Dropping them ends them.
+    _socket: RemoveOnDrop,
+    /// Dropping the set aborts the tasks.
     tasks: JoinSet<()>,
     changes: Changes,
 }
 
 type Changes = Arc<Mutex<Vec<String>>>;
 
-/// Whom the questions are about.
-struct Subject {
+/// The door whose rules the clients change, and the limits of grants.
+struct ControlServer {
     door: Arc<Egress>,
     within: Vec<Vec<HostPattern>>,
     changes: Changes,
 }
 
-/// Begins to answer for a run's door.
+/// Starts serving the control socket of a run's egress door.
 pub(crate) fn open(
     state: &Path,
     id: &Id,
@@ -146,7 +150,7 @@ pub(crate) fn open(
     within: Vec<Vec<HostPattern>>,
 ) -> Result<Control, ErrorInfo> {
     let folder = state.join("doors");
-    let name = called(id, EXTENSION);
+    let name = door_file_name(id, EXTENSION);
     let listener = bind(&folder, &name).map_err(|error| {
         internal(
             "cannot make the socket by which a run's rules are changed",
@@ -154,29 +158,29 @@ pub(crate) fn open(
         )
     })?;
     let changes = Changes::default();
-    let subject = Arc::new(Subject {
+    let server = Arc::new(ControlServer {
         door,
         within,
         changes: changes.clone(),
     });
     let mut tasks = JoinSet::new();
-    tasks.spawn(serve(listener, subject));
+    tasks.spawn(serve(listener, server));
     Ok(Control {
-        _socket: Shown(folder.join(name)),
+        _socket: RemoveOnDrop(folder.join(name)),
         tasks,
         changes,
     })
 }
 
 impl Control {
-    /// Ends it; what was changed, in words.
+    /// Stops serving; returns notes on the changes.
     pub(crate) async fn close(mut self) -> Vec<String> {
         self.tasks.shutdown().await;
         std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A folder by its handle: a path may be longer than a socket's address.
+/// A path through the folder's handle: the folder's own path may be longer than a socket address.
 fn by_handle(folder: &File) -> PathBuf {
     Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string())
 }
@@ -191,7 +195,7 @@ fn bind(folder: &Path, name: &str) -> io::Result<UnixListener> {
     let path = by_handle(&handle).join(name);
     let listener = match UnixListener::bind(&path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // Of a run of the same name: one that was killed, unless somebody answers.
+            // The socket of a run of the same id: of a killed one, unless it answers.
             if StdStream::connect(&path).is_ok() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
@@ -207,61 +211,64 @@ fn bind(folder: &Path, name: &str) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn serve(listener: UnixListener, subject: Arc<Subject>) {
-    let (places, mut asking) = (Arc::new(Semaphore::new(MOST_ASKING)), JoinSet::new());
+async fn serve(listener: UnixListener, server: Arc<ControlServer>) {
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let mut asking = JoinSet::new();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let subject = subject.clone();
+                let server = server.clone();
                 asking.spawn(async move {
-                    attend(stream, &subject).await;
+                    serve_client(stream, &server).await;
                     drop(place);
                 });
             }
-            // Out of descriptors, most likely: others need them first.
+            // Most likely out of descriptors: they are needed elsewhere first.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
         while asking.try_join_next().is_some() {}
     }
 }
 
-/// One line after the other, until whoever asks goes, falls silent or says too much.
-async fn attend(stream: UnixStream, subject: &Subject) {
-    let may_ask = stream.peer_cred().is_ok_and(|peer| may_ask(peer.uid()));
+/// Serves one line after the other, until the client closes, times out or sends too long a line.
+async fn serve_client(stream: UnixStream, server: &ControlServer) {
+    let is_allowed = stream
+        .peer_cred()
+        .is_ok_and(|peer| is_allowed_user(peer.uid()));
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
         let mut line = Vec::new();
-        let mut bounded = (&mut reading).take(LONGEST_LINE);
-        match timeout(PATIENCE, bounded.read_until(b'\n', &mut line)).await {
+        let mut bounded = (&mut reading).take(MAX_LINE_BYTES);
+        match timeout(IO_TIMEOUT, bounded.read_until(b'\n', &mut line)).await {
             Ok(Ok(count)) if count > 0 && line.ends_with(b"\n") => {}
             _ => return,
         }
-        let answer = if may_ask {
-            subject.answer(&line)
+        let answer = if is_allowed {
+            server.answer(&line)
         } else {
-            Answer::refusing(not_yours())
+            ControlResponse::refusing(not_owner_error())
         };
         let Ok(mut answer) = serde_json::to_vec(&answer) else {
             return;
         };
         answer.push(b'\n');
-        let written = timeout(PATIENCE, writing.write_all(&answer)).await;
-        if !may_ask || !matches!(written, Ok(Ok(()))) {
+        let written = timeout(IO_TIMEOUT, writing.write_all(&answer)).await;
+        if !is_allowed || !matches!(written, Ok(Ok(()))) {
             return;
         }
     }
 }
 
-/// The folder and the socket's mode keep others out already; this holds whatever became of those.
-fn may_ask(user: u32) -> bool {
+/// The modes of folder and socket keep other users out already; this check does not depend on them.
+fn is_allowed_user(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
 }
 
-fn not_yours() -> ErrorInfo {
+fn not_owner_error() -> ErrorInfo {
     ErrorInfo {
         code: ErrorCode::PolicyDenied,
         message: "the rules of a run are changed by whoever started it, and by root".to_owned(),
@@ -277,37 +284,37 @@ fn invalid(message: impl Into<String>, hint: &str) -> ErrorInfo {
     }
 }
 
-impl Subject {
-    fn answer(&self, line: &[u8]) -> Answer {
+impl ControlServer {
+    fn answer(&self, line: &[u8]) -> ControlResponse {
         let asked = serde_json::from_slice(line).map_err(|error| {
             invalid(
                 format!("this is no question: {error}"),
                 "see `airlock grant --help`",
             )
         });
-        match asked.and_then(|ask| self.change(&ask)) {
-            Ok(()) => Answer {
+        match asked.and_then(|request| self.change(&request)) {
+            Ok(()) => ControlResponse {
                 ok: true,
-                rules: self.door.rules().iter().map(told).collect(),
-                ..Answer::default()
+                rules: self.door.rules().iter().map(rule_info).collect(),
+                ..ControlResponse::default()
             },
-            Err(refused) => Answer::refusing(refused),
+            Err(refused) => ControlResponse::refusing(refused),
         }
     }
 
-    fn change(&self, ask: &Ask) -> Result<(), ErrorInfo> {
-        match ask {
-            Ask::Grant { host, seconds } => self.grant(host, *seconds),
-            Ask::Deny { host } => self.deny(host),
-            Ask::Revoke { host } => self.revoke(host),
-            Ask::List {} => Ok(()),
+    fn change(&self, request: &ControlRequest) -> Result<(), ErrorInfo> {
+        match request {
+            ControlRequest::Grant { host, seconds } => self.grant(host, *seconds),
+            ControlRequest::Deny { host } => self.deny(host),
+            ControlRequest::Revoke { host } => self.revoke(host),
+            ControlRequest::List {} => Ok(()),
         }
     }
 
     fn grant(&self, text: &str, seconds: u64) -> Result<(), ErrorInfo> {
-        let (host, ports) = parsed(text)?;
+        let (host, ports) = parse_host(text)?;
         let time = Duration::from_secs(seconds);
-        if time.is_zero() || time > LONGEST_GRANT {
+        if time.is_zero() || time > MAX_GRANT {
             return Err(invalid(
                 "a grant lasts from one second to 24 hours",
                 "give --for another value",
@@ -335,8 +342,8 @@ impl Subject {
     }
 
     fn deny(&self, text: &str) -> Result<(), ErrorInfo> {
-        let (host, ports) = parsed(text)?;
-        // Without a port it is denied at all of them.
+        let (host, ports) = parse_host(text)?;
+        // Without a port all ports are denied.
         let ports = if ports == Ports::web() {
             Ports::Any
         } else {
@@ -389,8 +396,8 @@ impl Subject {
     fn note(&self, change: String) {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         match changes.len() {
-            MOST_TOLD.. => {}
-            count if count + 1 == MOST_TOLD => {
+            MAX_LISTED_CHANGES.. => {}
+            count if count + 1 == MAX_LISTED_CHANGES => {
                 changes.push("rules were changed more often".to_owned())
             }
             _ => changes.push(change),
@@ -398,14 +405,14 @@ impl Subject {
     }
 }
 
-fn parsed(text: &str) -> Result<(HostPattern, Ports), ErrorInfo> {
+fn parse_host(text: &str) -> Result<(HostPattern, Ports), ErrorInfo> {
     let hint = "write pypi.org, '*.pythonhosted.org' or db.example.com:5432";
     host_and_ports(text).map_err(|bad| invalid(bad.to_string(), hint))
 }
 
-fn told(view: &RuleView) -> Told {
+fn rule_info(view: &RuleView) -> RuleInfo {
     let RuleView { rule, until } = view;
-    Told {
+    RuleInfo {
         name: rule.name.clone(),
         host: rule.host.to_string(),
         ports: match &rule.ports {

@@ -1,13 +1,13 @@
 use super::*;
 use ::doors::{
-    egress::Settings,
+    egress::EgressSettings,
     ledger::{Durability, Ledger},
     secrets::Secrets,
 };
 use spec::EgressGrant;
 use std::io::{Read, Write};
 
-/// A state folder with a run whose door is open; gone afterwards.
+/// A state folder with a run whose egress door is open; removed afterwards.
 struct Running {
     state: PathBuf,
     door: Arc<Egress>,
@@ -16,7 +16,7 @@ struct Running {
 
 impl Running {
     async fn new(name: &str, within: &[&str]) -> Running {
-        // Longer than a socket's address can be.
+        // Longer than a socket address can be.
         let long = "x".repeat(120);
         let state = std::env::temp_dir().join(format!(
             "airlock-control-{}-{name}-{long}",
@@ -36,7 +36,7 @@ impl Running {
         let opened = Egress::open(
             "r",
             &grant,
-            &Settings::default(),
+            &EgressSettings::default(),
             &Secrets::default(),
             Arc::new(ledger),
         )
@@ -50,15 +50,15 @@ impl Running {
         }
     }
 
-    /// Asks from a thread of its own, as another process would.
-    async fn ask(&self, question: Ask) -> Result<Vec<Told>, ControlError> {
+    /// Sends a request from a thread of its own, as another process would.
+    async fn ask(&self, question: ControlRequest) -> Result<Vec<RuleInfo>, ControlError> {
         let state = self.state.clone();
-        tokio::task::spawn_blocking(move || ask(&state, &run(), &question))
+        tokio::task::spawn_blocking(move || send_request(&state, &run(), &question))
             .await
             .unwrap()
     }
 
-    async fn refusal(&self, question: Ask) -> ErrorInfo {
+    async fn refusal(&self, question: ControlRequest) -> ErrorInfo {
         match self.ask(question).await.unwrap_err() {
             ControlError::Refused(info) => info,
             other => panic!("{other:?}"),
@@ -81,14 +81,14 @@ fn run() -> Id {
     Id::new("r").unwrap()
 }
 
-fn grant(host: &str, seconds: u64) -> Ask {
-    Ask::Grant {
+fn grant(host: &str, seconds: u64) -> ControlRequest {
+    ControlRequest::Grant {
         host: host.to_owned(),
         seconds,
     }
 }
 
-fn hosts(rules: &[Told]) -> Vec<&str> {
+fn hosts(rules: &[RuleInfo]) -> Vec<&str> {
     rules.iter().map(|rule| rule.host.as_str()).collect()
 }
 
@@ -100,7 +100,7 @@ async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
         .await
         .unwrap();
     let told = &rules[1];
-    let wanted = Told {
+    let wanted = RuleInfo {
         name: "airlock grant Db.example.com:5432".to_owned(),
         host: "db.example.com".to_owned(),
         ports: Some(vec![5432]),
@@ -110,7 +110,7 @@ async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
     assert_eq!(*told, wanted);
     assert!((890..=900).contains(&told.expires_in.unwrap()), "{told:?}");
     let rules = running
-        .ask(Ask::Deny {
+        .ask(ControlRequest::Deny {
             host: "evil.com".to_owned(),
         })
         .await
@@ -120,13 +120,13 @@ async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
         ("deny", &None, None)
     );
     let rules = running
-        .ask(Ask::Revoke {
+        .ask(ControlRequest::Revoke {
             host: "first.com".to_owned(),
         })
         .await
         .unwrap();
     assert_eq!(hosts(&rules), ["db.example.com", "evil.com"]);
-    assert_eq!(running.ask(Ask::List {}).await.unwrap().len(), 2);
+    assert_eq!(running.ask(ControlRequest::List {}).await.unwrap().len(), 2);
     assert_eq!(running.door.rules().len(), 2, "they are the door's own");
     let told = running.control.take().unwrap().close().await;
     let wanted = [
@@ -148,7 +148,7 @@ async fn a_grant_ends_by_itself() {
     let until = running.door.rules()[1].until.unwrap();
     tokio::time::sleep_until(until.into()).await;
     assert_eq!(
-        hosts(&running.ask(Ask::List {}).await.unwrap()),
+        hosts(&running.ask(ControlRequest::List {}).await.unwrap()),
         ["first.com"]
     );
     running.end().await;
@@ -185,14 +185,14 @@ async fn what_cannot_be_granted_is_refused_and_changes_nothing() {
         ),
         (grant("a b", 60), ErrorCode::InvalidSpec, "`a b` is no host"),
         (
-            Ask::Revoke {
+            ControlRequest::Revoke {
                 host: "b.com".to_owned(),
             },
             ErrorCode::InvalidSpec,
             "no rule is for b.com",
         ),
         (
-            Ask::Revoke {
+            ControlRequest::Revoke {
                 host: "first.com:443".to_owned(),
             },
             ErrorCode::InvalidSpec,
@@ -236,7 +236,7 @@ async fn lines_that_are_no_question_or_too_long_are_not_obeyed() {
             heard.push(String::from_utf8_lossy(&said[..count]).into_owned());
         }
         stream
-            .write_all(&vec![b'x'; LONGEST_LINE as usize])
+            .write_all(&vec![b'x'; MAX_LINE_BYTES as usize])
             .unwrap();
         (heard, stream.read(&mut said).map_or(0, |count| count))
     });
@@ -269,11 +269,11 @@ async fn the_socket_is_its_owners_alone_and_cannot_be_taken_from_a_living_run() 
         taken.message
     );
     assert!(
-        running.ask(Ask::List {}).await.is_ok(),
+        running.ask(ControlRequest::List {}).await.is_ok(),
         "the first one still answers"
     );
     let me = geteuid().as_raw();
-    assert!(may_ask(me) && may_ask(0) && !may_ask(me + 1));
+    assert!(is_allowed_user(me) && is_allowed_user(0) && !is_allowed_user(me + 1));
     running.end().await;
 }
 
@@ -283,7 +283,7 @@ async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
     let state = running.state.clone();
     let asked = |name: &str| {
         let (state, id) = (state.clone(), Id::new(name).unwrap());
-        tokio::task::spawn_blocking(move || ask(&state, &id, &Ask::List {}))
+        tokio::task::spawn_blocking(move || send_request(&state, &id, &ControlRequest::List {}))
     };
     match asked("other").await.unwrap() {
         Err(ControlError::NoSuchRun { others, .. }) => assert_eq!(others, ["r"]),
@@ -303,7 +303,7 @@ async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
         asked("plain").await.unwrap(),
         Err(ControlError::NoDoor { .. })
     ));
-    // As if its owner had been killed: the socket stays, and nobody listens.
+    // As if the owner had been killed: the socket stays without a listener.
     let mut killed = running.control.take().unwrap();
     killed.tasks.shutdown().await;
     assert!(state.join("doors/r.control").exists());
@@ -325,9 +325,10 @@ async fn the_longest_id_is_answered_for_as_any_other() {
     let id = Id::new(&"i".repeat(128)).unwrap();
     let control = open(&running.state, &id, running.door.clone(), Vec::new()).unwrap();
     let (state, asked) = (running.state.clone(), id.clone());
-    let rules = tokio::task::spawn_blocking(move || ask(&state, &asked, &grant("a.com", 60)))
-        .await
-        .unwrap();
+    let rules =
+        tokio::task::spawn_blocking(move || send_request(&state, &asked, &grant("a.com", 60)))
+            .await
+            .unwrap();
     assert_eq!(hosts(&rules.unwrap()), ["first.com", "a.com"]);
     drop(control);
     let left: Vec<_> = fs::read_dir(running.state.join("doors")).unwrap().collect();
@@ -335,13 +336,15 @@ async fn the_longest_id_is_answered_for_as_any_other() {
     running.end().await;
 }
 
-/// Whoever asks by another's state folder must not be led to a run of his own.
+/// A client that uses another user's state folder must not be led to a run of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_asks_is_not_led_elsewhere() {
     let running = Running::new("led", &[]).await;
     let place = running.state.join("others");
     let asked = |state: PathBuf| {
-        let led = tokio::task::spawn_blocking(move || ask(&state, &run(), &grant("evil.com", 60)));
+        let led = tokio::task::spawn_blocking(move || {
+            send_request(&state, &run(), &grant("evil.com", 60))
+        });
         async move { led.await.unwrap() }
     };
     fs::create_dir_all(place.join("by-name/doors")).unwrap();
@@ -353,7 +356,7 @@ async fn who_asks_is_not_led_elsewhere() {
         assert!(asked(place.join(name)).await.is_err(), "{name}");
     }
     if geteuid().is_root() {
-        // Not a link, but the very socket.
+        // Not a symbolic link, but the socket itself.
         fs::create_dir_all(place.join("by-link/doors")).unwrap();
         fs::hard_link(&socket, place.join("by-link/doors/r.control")).unwrap();
         assert!(
@@ -374,7 +377,7 @@ async fn who_asks_is_not_led_elsewhere() {
     running.end().await;
 }
 
-/// The folder and the socket's mode keep everybody else out before that, so they are opened here.
+/// Folder and socket are closed to other users before this check, so the test opens them.
 #[tokio::test(flavor = "multi_thread")]
 async fn somebody_else_is_told_that_the_run_is_not_theirs() {
     if !geteuid().is_root() {

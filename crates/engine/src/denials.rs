@@ -1,30 +1,31 @@
-//! Gathers what a program was denied: passed on as events at once, listed in the result.
+//! Collects the denials of a program from seccomp user notification: each is sent as an event at
+//! once, and listed in the result.
 
 use sandbox::native::{MOST_DENIALS, Told};
 use spec::{Denial, Event};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// How long a watcher may take for its last words once the box is gone. Only one that looks at a file system which
-/// does not answer takes longer.
-pub(crate) const LONGEST_LAST_WORD: Duration = Duration::from_secs(1);
+/// The timeout for the listener's last denials once the sandbox is gone. Only a listener that waits
+/// for an unresponsive file system takes longer.
+pub(crate) const LISTENER_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a program was denied.
+/// The denials of a program.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Collected {
+pub(crate) struct DenialReport {
     pub(crate) list: Vec<Denial>,
-    /// Where the list is not all there is to tell.
+    /// Why the list may be incomplete.
     pub(crate) note: Option<String>,
 }
 
-/// Gathers until the watcher ends, which it does with the box, or until it is overdue.
+/// Collects until the listener ends, which it does with the sandbox, or until the timeout.
 pub(crate) async fn collect(
     told: Option<mpsc::Receiver<Told>>,
     events: mpsc::Sender<Event>,
     mut ended: watch::Receiver<bool>,
-    last_word: Duration,
-) -> Collected {
-    let mut collected = Collected::default();
+    flush_timeout: Duration,
+) -> DenialReport {
+    let mut collected = DenialReport::default();
     let Some(mut told) = told else {
         let why =
             "what the program was denied is not listed: nobody can listen to its system calls here";
@@ -35,7 +36,7 @@ pub(crate) async fn collect(
         let next = tokio::select! {
             biased;
             next = told.recv() => next,
-            () = overdue(&mut ended, last_word) => {
+            () = overdue(&mut ended, flush_timeout) => {
                 collected.note = Some("what the program was denied last may be missing".to_owned());
                 return collected;
             }
@@ -43,7 +44,7 @@ pub(crate) async fn collect(
         match next {
             Some(Told::Denied(denial)) => {
                 collected.list.push(denial.clone());
-                // Nobody may read them.
+                // There may be no reader.
                 _ = events.send(Event::Denied(denial)).await;
             }
             Some(Told::More) => {
@@ -61,10 +62,10 @@ pub(crate) async fn collect(
     }
 }
 
-async fn overdue(ended: &mut watch::Receiver<bool>, last_word: Duration) {
-    // Without the driver there is nobody to wait for us.
+async fn overdue(ended: &mut watch::Receiver<bool>, flush_timeout: Duration) {
+    // Without the driver nobody waits for the result.
     _ = ended.wait_for(|ended| *ended).await;
-    tokio::time::sleep(last_word).await;
+    tokio::time::sleep(flush_timeout).await;
 }
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ mod tests {
             tell.try_send(word).unwrap();
         }
         drop(tell);
-        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
+        let collected = collect(Some(told), events, ended, LISTENER_FLUSH_TIMEOUT).await;
         assert_eq!(collected.list, [denial("/a"), denial("/b")]);
         assert!(collected.note.is_some_and(|note| note.contains("64")));
         for expected in [denial("/a"), denial("/b")] {
@@ -107,7 +108,7 @@ mod tests {
         let (_driver, ended) = watch::channel(false);
         tell.try_send(Told::Unanswered).unwrap();
         drop(tell);
-        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
+        let collected = collect(Some(told), events, ended, LISTENER_FLUSH_TIMEOUT).await;
         assert!(collected.note.is_some_and(|note| note.contains("failed")));
     }
 
@@ -117,7 +118,7 @@ mod tests {
         let (driver, ended) = watch::channel(false);
         tell.try_send(Told::Denied(denial("/a"))).unwrap();
         driver.send_replace(true);
-        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
+        let collected = collect(Some(told), events, ended, LISTENER_FLUSH_TIMEOUT).await;
         assert_eq!((collected.list.len(), collected.note.is_some()), (1, true));
         drop(tell);
     }

@@ -1,39 +1,41 @@
-//! What this host can enforce, found by asking the kernel and by making a real sandbox.
+//! `airlock doctor`: what this host can enforce, by asking the kernel and by running a real
+//! sandbox.
 
 use crate::Engine;
 use sandbox::native::{Starter, probe};
 use spec::{Barrier, Enforcer, Policy, RunRequest, RunResult, Status};
 use std::fs;
 
-/// One thing that `doctor` looked at.
+/// One check.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Check {
-    /// What was looked at, e.g. `user namespaces`.
+    /// The name, e.g. `user namespaces`.
     pub name: String,
-    /// Whether it is there.
+    /// The result.
     pub state: CheckState,
-    /// What was found.
+    /// The details.
     pub detail: String,
-    /// The names of the barriers that rest on it.
+    /// The names of the barriers that depend on it.
     pub barriers: Vec<&'static str>,
-    /// The one command that mends it, if anything is to mend.
+    /// The one command that fixes it, if there is anything to fix.
     pub remedy: Option<String>,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckState {
-    /// As it should be.
+    /// Available.
     Good,
     /// Runs work, but without these barriers or with a weaker form of them.
     Weaker,
-    /// No run can be made.
+    /// No run is possible.
     Missing,
 }
 
-/// The oldest kernel with everything that containment rests on (RLIMIT_NPROC per user namespace came last).
-const OLDEST: (u32, u32) = (5, 14);
+/// The oldest kernel with everything that containment needs (RLIMIT_NPROC per user namespace came
+/// last).
+const MIN_KERNEL: (u32, u32) = (5, 14);
 
 pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
     let trial = trial(engine).await;
@@ -45,9 +47,9 @@ pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
             .cgroups()
             .findings()
             .into_iter()
-            .map(limit),
+            .map(limit_check),
     );
-    checks.push(a_run(&trial));
+    checks.push(sandbox_check(&trial));
     checks.push(container_engine(engine).await);
     checks
 }
@@ -65,9 +67,9 @@ fn check(name: &str, state: CheckState, detail: impl Into<String>, barriers: &[B
 
 fn kernel() -> Check {
     let release = probe::kernel_release();
-    let (major, minor) = OLDEST;
+    let (major, minor) = MIN_KERNEL;
     match probe::kernel_version(&release) {
-        Some(version) if version >= OLDEST => check("kernel", CheckState::Good, release, &[]),
+        Some(version) if version >= MIN_KERNEL => check("kernel", CheckState::Good, release, &[]),
         _ => Check {
             remedy: Some(format!(
                 "install a kernel of version {major}.{minor} or newer"
@@ -82,7 +84,7 @@ fn kernel() -> Check {
     }
 }
 
-const OF_NAMESPACES: [Barrier; 7] = [
+const NAMESPACE_BARRIERS: [Barrier; 7] = [
     Barrier::OwnUser,
     Barrier::OwnPid,
     Barrier::OwnMount,
@@ -100,24 +102,25 @@ fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
         ),
         Starter::User => "as an ordinary user; programs are this user outside".to_owned(),
     };
-    let works = OF_NAMESPACES
+    let works = NAMESPACE_BARRIERS
         .iter()
         .all(|barrier| trial.barriers.contains(barrier));
-    match works {
-        true => check("namespaces", CheckState::Good, who, &OF_NAMESPACES),
-        false => Check {
+    if works {
+        check("namespaces", CheckState::Good, who, &NAMESPACE_BARRIERS)
+    } else {
+        Check {
             remedy: Some(namespace_remedy()),
             ..check(
                 "namespaces",
                 CheckState::Missing,
                 format!("cannot be made {who}"),
-                &OF_NAMESPACES,
+                &NAMESPACE_BARRIERS,
             )
-        },
+        }
     }
 }
 
-/// The usual reasons, in the order in which distributions have them.
+/// The usual causes, by how many distributions have them.
 fn namespace_remedy() -> String {
     let reads =
         |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
@@ -165,7 +168,7 @@ fn landlock() -> Check {
     }
 }
 
-fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
+fn limit_check(finding: sandbox::native::cgroup::Finding) -> Check {
     let barrier = match finding.limit {
         "memory" => Barrier::MemoryLimit,
         "pids" => Barrier::PidsLimit,
@@ -177,7 +180,7 @@ fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
         Enforcer::Rlimit => "for each process by resource limits",
         Enforcer::Nothing => "by nothing",
     };
-    // Counted per user namespace, of which every box has its own: a limit on the box like a cgroup's.
+    // Counted per user namespace, of which every sandbox has its own: as strong as a cgroup limit.
     let by_namespace = barrier == Barrier::PidsLimit && finding.enforcer == Enforcer::Rlimit;
     let by = if by_namespace {
         "by a resource limit that counts the whole box"
@@ -205,7 +208,7 @@ fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
     }
 }
 
-/// Not having one is no fault: only `--backend docker` and `podman` need it.
+/// A missing container engine is not an error: only `--backend docker` and `podman` need one.
 async fn container_engine(engine: &Engine) -> Check {
     let detail = match engine
         .inner
@@ -219,7 +222,7 @@ async fn container_engine(engine: &Engine) -> Check {
     check("containers", CheckState::Good, detail, &[])
 }
 
-/// A sandbox that lists its own root: needs nothing of the host but what every run needs.
+/// A minimal sandbox, which needs no more of the host than every run does.
 async fn trial(engine: &Engine) -> RunResult {
     let command = ["sh", "-c", "exit 0"].map(Into::into).into();
     let spec = Policy::default().admit(RunRequest {
@@ -229,7 +232,7 @@ async fn trial(engine: &Engine) -> RunResult {
     engine.run(spec.expect("a plain request is admitted")).await
 }
 
-fn a_run(trial: &RunResult) -> Check {
+fn sandbox_check(trial: &RunResult) -> Check {
     if trial.status == Status::Succeeded {
         let detail = format!("made, ran and removed in {} ms", trial.duration_ms);
         return check("a sandbox", CheckState::Good, detail, &[]);

@@ -1,17 +1,24 @@
-//! The doors of one run: opened before its box is made, served while it runs, closed and counted when it is over.
+//! The doors of one run: host-side proxies that are opened before the sandbox is created, served
+//! while it runs, and closed and accounted for at the end.
 //!
-//! The listeners are made inside the box; that is how a door knows who is calling.
+//! The listeners are created inside the sandbox's network namespace; that identifies the caller.
 
 use crate::{
     Engine, Inner, control,
     egress::{self, OpenEgress},
-    guard,
+    path_guard,
 };
 use doors::{
-    Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token,
+    DoorKind, DoorListener, DoorSession, Doors, OpenError, SessionReport, SessionTerms,
+    SessionToken,
+    budget::{
+        AccountLevel, AccountLimits, BudgetAccount, BudgetManager, DailyBudget, limits_for_tenant,
+    },
+    catalogue::Provider,
     dialect::Dialect,
-    ledger::{Ledger, Whose},
-    till::{Account, Day, Level, Terms, Till, terms_of},
+    egress::Egress,
+    ledger::{Ledger, RunIdentity},
+    secrets::KeySource,
 };
 use sandbox::Passing;
 use sha2::{Digest, Sha256};
@@ -29,31 +36,32 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-/// What doors are opened with.
+/// The settings with which doors are opened.
 #[derive(Clone, Debug, Default)]
 pub struct DoorSettings {
-    /// Providers, models, prices.
+    /// The providers, models and prices.
     pub catalogue: doors::catalogue::Catalogue,
-    /// Where credentials come from.
+    /// The secret store.
     pub secrets: doors::secrets::Secrets,
-    /// Which models of the node's own server may be used; every one if empty.
+    /// The models of the node's own inference server that may be used; all if empty.
     pub inference_models: Vec<ModelPattern>,
-    /// How lasting the ledger is.
+    /// How durable ledger writes are.
     pub durability: doors::ledger::Durability,
-    /// What egress doors are opened with.
-    pub egress: doors::egress::Settings,
-    /// What all runs of a server spend from. Without it each run has a ledger and an account of its own.
-    pub till: Option<Till>,
-    /// What each tenant may spend there, by name; `*` is for those that have none.
-    pub tenants: BTreeMap<String, Terms>,
+    /// The settings of egress doors.
+    pub egress: doors::egress::EgressSettings,
+    /// The budgets that all runs of a server share. Without them each run has a ledger and an
+    /// account of its own.
+    pub till: Option<BudgetManager>,
+    /// The budget of each tenant by name; `*` is the default.
+    pub tenants: BTreeMap<String, AccountLimits>,
 }
 
 impl DoorSettings {
-    /// Nothing configured but a store for secrets in the state folder.
+    /// Default settings with a secret store in the state folder.
     pub(crate) fn new(state: &Path) -> DoorSettings {
         let secrets = doors::secrets::Secrets {
             folder: state.join("secrets"),
@@ -65,27 +73,34 @@ impl DoorSettings {
         }
     }
 
-    /// The account that everything of a tenant's is paid from; none where no server owns the ledger.
-    fn account(&self, tenant: &str) -> Option<Account> {
-        let nothing = || Terms {
-            level: Level::Tenant,
+    /// The account that a tenant's calls are charged to; none where no server owns the ledger.
+    fn account(&self, tenant: &str) -> Option<BudgetAccount> {
+        let nothing = || AccountLimits {
+            level: AccountLevel::Tenant,
             name: tenant.to_owned(),
-            ..Terms::default()
+            ..AccountLimits::default()
         };
-        let terms = terms_of(&self.tenants, tenant).unwrap_or_else(nothing);
+        let terms = limits_for_tenant(&self.tenants, tenant).unwrap_or_else(nothing);
         self.till
             .as_ref()
             .filter(|_| !tenant.is_empty())
-            .map(|till| till.account(terms, None))
+            .map(|till| till.open_account(terms, None))
     }
 
-    /// How it stands with a tenant's day.
-    pub(crate) fn day(&self, tenant: &str) -> Option<Day> {
+    /// The daily budget of a tenant and what is spent of it.
+    pub(crate) fn day(&self, tenant: &str) -> Option<DailyBudget> {
         let account = self.account(tenant)?;
-        self.till.as_ref().map(|till| till.day(&account))
+        self.till.as_ref().map(|till| till.daily_budget(&account))
     }
 
-    /// Has a server write to the ledger of a day.
+    /// Stops all spending of a server while its disk is full.
+    pub(crate) fn spend_nothing_while(&self, is_full: Arc<AtomicBool>) {
+        if let Some(till) = &self.till {
+            till.spend_nothing_while(is_full);
+        }
+    }
+
+    /// Switches a server's ledger to the segment of a day.
     pub(crate) fn begin_day(&self, state: &Path, today: spec::Day) -> io::Result<()> {
         let Some(till) = &self.till else {
             return Ok(());
@@ -94,17 +109,17 @@ impl DoorSettings {
     }
 }
 
-/// A socket that is older listens, or its owner is gone.
-const SETTLED: Duration = Duration::from_secs(10);
-/// Where the inference door can be had as a socket, inside.
+/// An older socket has a listener, or its owner is gone.
+const MIN_SWEEP_AGE: Duration = Duration::from_secs(10);
+/// The path of the inference door's socket, inside.
 const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 
-/// A name that a socket's address has room for, behind a folder's handle.
-const LONGEST_NAME: usize = 64;
+/// The longest id that fits into a socket address, behind a folder's handle.
+const MAX_ID_BYTES: usize = 64;
 
-/// What a file of a run's doors is called. Long ids become a digest, behind a sign that no id has.
-pub(crate) fn called(id: &Id, extension: &str) -> String {
-    if id.as_str().len() <= LONGEST_NAME {
+/// The file name of a door file. A long id is replaced by a digest, with a prefix that no id has.
+pub(crate) fn door_file_name(id: &Id, extension: &str) -> String {
+    if id.as_str().len() <= MAX_ID_BYTES {
         return format!("{id}.{extension}");
     }
     let digest = Sha256::digest(id.as_str());
@@ -116,33 +131,37 @@ pub(crate) fn called(id: &Id, extension: &str) -> String {
     format!("+{digest}.{extension}")
 }
 
-/// A file of a run's doors. Dropped, it is gone: whatever of opening them fails later, nothing is left.
+/// A door file that is removed on drop, so that nothing is left if a later step fails.
 #[derive(Debug)]
-pub(crate) struct Shown(pub(crate) PathBuf);
+pub(crate) struct RemoveOnDrop(pub(crate) PathBuf);
 
-impl Drop for Shown {
+impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
-        // The sweep removes what stays.
+        // A file that stays is removed by the sweep.
         _ = fs::remove_file(&self.0);
     }
 }
 
-/// The doors of one run.
+/// The open doors of one run.
 #[derive(Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct OpenDoors {
     /// In the order of their listeners.
-    sessions: Vec<Arc<Session>>,
-    /// Its listener comes behind those.
+    sessions: Vec<Arc<DoorSession>>,
+    /// Its listener follows theirs.
     egress: Option<OpenEgress>,
-    /// Where the inference door's socket is, outside.
-    socket: Option<Shown>,
-    /// What is let in and out of the run is written down there.
-    till: Option<Till>,
+    /// The inference door's socket, outside.
+    socket: Option<RemoveOnDrop>,
+    /// The budgets, whose ledger records what is let in and out.
+    till: Option<BudgetManager>,
 }
 
-/// Opens what a run was granted. What is missing is known before there is a box.
-pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<Opened, ErrorInfo> {
-    let mut opened = Opened::default();
+/// Opens the granted doors. Missing credentials are reported before the sandbox is created.
+pub(crate) async fn open(
+    engine: &Inner,
+    id: &Id,
+    spec: &mut RunSpec,
+) -> Result<OpenDoors, ErrorInfo> {
+    let mut opened = OpenDoors::default();
     if spec.grants.ports().is_empty() && spec.grants.secrets.is_empty() {
         return Ok(opened);
     }
@@ -153,11 +172,11 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     let settings = &engine.doors;
     let till = match &settings.till {
         Some(till) => till.clone(),
-        None => Till::new(begin_ledger(engine, id)?),
+        None => BudgetManager::new(begin_ledger(engine, id)?),
     };
     opened.till = Some(till.clone());
     let tenant = tenant(spec).to_owned();
-    let above = settings.account(&tenant);
+    let parent_account = settings.account(&tenant);
     if let Some(grant) = spec.grants.egress.clone() {
         let with = (&settings.egress, &settings.secrets);
         opened.egress =
@@ -165,47 +184,66 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     }
     let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
-        // What a program sends as its key: known at this door, and worth nothing elsewhere.
-        let token =
-            Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
-        let terms = terms(id, provider, grant.models, spec.grants.budget.clone());
-        let (tenant, above) = (tenant.clone(), above.clone());
+        // The API key that the program sees: a token that is valid only at this door.
+        let token = SessionToken::generate()
+            .map_err(|error| error_info(ErrorCode::Internal, error.to_string()))?;
+        let terms = session_terms(id, provider, grant.models, spec.grants.budget.clone());
+        let tenant = tenant.clone();
+        let parent_account = parent_account.clone();
         let terms = SessionTerms {
             token: Some(token.hash()),
             tenant,
-            above,
+            parent_account,
             ..terms
         };
-        let session = open_session(&doors, Kind::Llm, terms).await?;
-        set(spec, &llm_variables(&token.expose()))?;
+        let session = open_session(&doors, DoorKind::Llm, terms).await?;
+        set_variables(spec, &llm_variables(&token.expose()))?;
         opened.sessions.push(session);
     }
     if let Some(mut models) = spec.grants.inference.clone() {
         models.push(engine.doors.inference_models.clone());
-        let terms = terms(id, String::new(), models, spec.grants.budget.clone());
+        let terms = session_terms(id, String::new(), models, spec.grants.budget.clone());
         let session = open_session(
             &doors,
-            Kind::Inference,
+            DoorKind::Inference,
             SessionTerms {
                 tenant,
-                above,
+                parent_account,
                 ..terms
             },
         )
         .await?;
-        opened.socket = Some(show_socket(engine, id, spec, &session)?);
-        set(spec, &inference_variables())?;
+        opened.socket = Some(mount_socket(engine, id, spec, &session)?);
+        set_variables(spec, &inference_variables())?;
         opened.sessions.push(session);
     }
     Ok(opened)
 }
 
-/// Whose a run is; empty if it is nobody's but this machine's.
+/// Checks whether the granted doors could be opened; returns the provider of the LLM door.
+pub(crate) async fn check_grants(
+    engine: &Inner,
+    spec: &RunSpec,
+) -> Result<Option<String>, ErrorInfo> {
+    let settings = &engine.doors;
+    let provider = match &spec.grants.llm {
+        Some(grant) => Some(provider(engine, grant).await?),
+        None => None,
+    };
+    if let Some(grant) = &spec.grants.egress {
+        Egress::check_credentials(grant, &settings.egress, &settings.secrets)
+            .await
+            .map_err(|error| open_error(&error))?;
+    }
+    Ok(provider)
+}
+
+/// The tenant of a run; empty for a run of this machine's own user.
 pub(crate) fn tenant(spec: &RunSpec) -> &str {
     spec.owner.as_ref().map_or("", Id::as_str)
 }
 
-/// A lone run has a ledger segment of its own: nobody else has to be asked, and nobody can be in the way.
+/// A run without a server has a ledger segment of its own, and so needs no lock.
 fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
     let ledger = Ledger::open(
         &engine.state.join("ledger"),
@@ -220,20 +258,20 @@ fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
     })
 }
 
-/// An LLM door that no box is shown: the host asks through it what a program inside may not ask by itself. Closed, it is
-/// counted; dropped, it ends.
+/// An LLM door for the host's own use, which no sandbox sees. `close` accounts for it; dropping it
+/// closes it.
 #[derive(Debug)]
 pub struct ModelDoor {
-    session: Arc<Session>,
+    session: Arc<DoorSession>,
     dialect: Dialect,
     output_cap: &'static str,
     folder: fs::File,
-    socket: Shown,
+    socket: RemoveOnDrop,
 }
 
 impl Engine {
-    /// Opens a door of this name for the host's own use, with an account of its own below that of a tenant, if one is named; the
-    /// folder of its socket keeps everybody else out.
+    /// Opens an LLM door of this name for the host's own use, with an account below that of a
+    /// tenant, if one is named. The folder of its socket is closed to other users.
     pub async fn model_door(
         &self,
         id: &Id,
@@ -249,17 +287,17 @@ impl Engine {
         let (dialect, output_cap) = spoken.unwrap_or((Dialect::OpenAi, "max_completion_tokens"));
         let till = match &settings.till {
             Some(till) => till.clone(),
-            None => Till::new(begin_ledger(engine, id)?),
+            None => BudgetManager::new(begin_ledger(engine, id)?),
         };
         let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
-        let terms = terms(id, provider, grant.models.clone(), budget);
-        let (tenant, above) = (tenant.to_owned(), settings.account(tenant));
+        let terms = session_terms(id, provider, grant.models.clone(), budget);
+        let (tenant, parent_account) = (tenant.to_owned(), settings.account(tenant));
         let session = open_session(
             &doors,
-            Kind::Llm,
+            DoorKind::Llm,
             SessionTerms {
                 tenant,
-                above,
+                parent_account,
                 ..terms
             },
         )
@@ -267,12 +305,12 @@ impl Engine {
         let failed =
             |error: &io::Error| internal("cannot make the socket of a model's door", error);
         let folder = engine.state.join("doors");
-        let path = folder.join(called(id, "sock"));
+        let path = folder.join(door_file_name(id, "sock"));
         let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
-        let socket = Shown(path);
+        let socket = RemoveOnDrop(path);
         session
-            .serve(Listener::Unix(listener))
-            .map_err(|error| refused(&error))?;
+            .serve(DoorListener::Unix(listener))
+            .map_err(|error| open_error(&error))?;
         let folder = fs::File::open(folder).map_err(|error| failed(&error))?;
         Ok(ModelDoor {
             session,
@@ -285,17 +323,17 @@ impl Engine {
 }
 
 impl ModelDoor {
-    /// What is spoken at it.
+    /// The API dialect of its provider.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// What the limit of output tokens is called in its chat requests, which have two names for it.
+    /// The field name of the output token limit in chat requests, of which there are two.
     pub fn output_cap(&self) -> &'static str {
         self.output_cap
     }
 
-    /// A line to it.
+    /// Connects to it.
     pub async fn connect(&self) -> io::Result<tokio::net::UnixStream> {
         let name = self.socket.0.file_name().unwrap_or_default();
         let by_handle = Path::new("/proc/self/fd")
@@ -303,15 +341,15 @@ impl ModelDoor {
         tokio::net::UnixStream::connect(by_handle.join(name)).await
     }
 
-    /// Ends it, and says what was used and refused.
-    pub async fn close(self) -> Report {
+    /// Closes it; returns usage and denials.
+    pub async fn close(self) -> SessionReport {
         self.session.close().await
     }
 }
 
 impl Drop for ModelDoor {
     fn drop(&mut self) {
-        // Only within a runtime is there anything that still listens.
+        // Without a runtime there is no listener.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let session = self.session.clone();
             runtime.spawn(async move { session.close().await });
@@ -319,7 +357,8 @@ impl Drop for ModelDoor {
     }
 }
 
-/// Which provider is meant. One without a credential is refused before anything is written for the run.
+/// Resolves the provider. A provider without a credential is refused before anything is written for
+/// the run.
 async fn provider(engine: &Inner, grant: &LlmGrant) -> Result<String, ErrorInfo> {
     let Some(name) = &grant.provider else {
         return only_provider(engine).await;
@@ -327,7 +366,7 @@ async fn provider(engine: &Inner, grant: &LlmGrant) -> Result<String, ErrorInfo>
     let known = &engine.doors.catalogue.providers;
     let Some(provider) = known.get(name) else {
         let known = known.keys().cloned().collect();
-        return Err(refused(&OpenError::NoProvider {
+        return Err(open_error(&OpenError::NoProvider {
             name: name.clone(),
             known,
         }));
@@ -338,12 +377,12 @@ async fn provider(engine: &Inner, grant: &LlmGrant) -> Result<String, ErrorInfo>
             .secrets
             .find(source)
             .await
-            .map_err(|error| refused(&error.into()))?;
+            .map_err(|error| open_error(&error.into()))?;
     }
     Ok(name.clone())
 }
 
-fn terms(
+fn session_terms(
     id: &Id,
     provider: String,
     models: Vec<Vec<ModelPattern>>,
@@ -362,16 +401,16 @@ fn terms(
 
 async fn open_session(
     doors: &Arc<Doors>,
-    kind: Kind,
+    kind: DoorKind,
     terms: SessionTerms,
-) -> Result<Arc<Session>, ErrorInfo> {
+) -> Result<Arc<DoorSession>, ErrorInfo> {
     doors
         .open(kind, terms)
         .await
-        .map_err(|error| refused(&error))
+        .map_err(|error| open_error(&error))
 }
 
-/// Of several providers the one that has a credential.
+/// The only provider that has a credential.
 async fn only_provider(engine: &Inner) -> Result<String, ErrorInfo> {
     let settings = &engine.doors;
     let mut usable = Vec::new();
@@ -392,19 +431,34 @@ async fn only_provider(engine: &Inner) -> Result<String, ErrorInfo> {
         .collect();
     match &usable[..] {
         [only] => Ok(only.clone()),
-        [] => Err(error(
+        [] => Err(error_with_hint(
             ErrorCode::InvalidSpec,
             format!(
                 "no provider has a credential yet; there are {}",
                 names.join(", ")
             ),
-            "give one its key: airlock secrets set PROVIDER".to_owned(),
+            key_hint(settings.catalogue.providers.values()),
         )),
-        several => Err(error(
+        several => Err(error_with_hint(
             ErrorCode::InvalidSpec,
             format!("several providers could be meant: {}", several.join(", ")),
             "say which: --llm=PROVIDER".to_owned(),
         )),
+    }
+}
+
+/// How to set the key of the first of these providers. A secret may have another name than its
+/// provider.
+fn key_hint<'a>(mut providers: impl Iterator<Item = &'a Arc<Provider>>) -> String {
+    let stored = providers.find_map(|provider| match &provider.key {
+        Some(KeySource::Stored(secret)) => Some((&provider.name, secret)),
+        _ => None,
+    });
+    match stored {
+        Some((name, secret)) => {
+            format!("give one its key, as for `{name}`: airlock secrets set {secret}")
+        }
+        None => "their keys are where [provider.NAME] in the configuration says".to_owned(),
     }
 }
 
@@ -436,37 +490,37 @@ fn inference_variables() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Over what the caller set: a program that finds a door by these must find this one.
-pub(crate) fn set(
+/// Sets variables, over the caller's: programs find the door by them.
+pub(crate) fn set_variables(
     spec: &mut RunSpec,
     variables: &[(&'static str, String)],
 ) -> Result<(), ErrorInfo> {
     for (name, value) in variables {
         let name = EnvName::new(OsStr::new(name))
-            .map_err(|error| error_of(ErrorCode::Internal, error.message))?;
+            .map_err(|error| error_info(ErrorCode::Internal, error.message))?;
         spec.sandbox.env.insert(name, OsString::from(value));
     }
     Ok(())
 }
 
-/// The inference door's socket, mounted into this box and no other. The folder keeps everybody else out.
-fn show_socket(
+/// Mounts the inference door's socket into this sandbox only. Its folder is closed to other users.
+fn mount_socket(
     engine: &Inner,
     id: &Id,
     spec: &mut RunSpec,
-    session: &Arc<Session>,
-) -> Result<Shown, ErrorInfo> {
+    session: &Arc<DoorSession>,
+) -> Result<RemoveOnDrop, ErrorInfo> {
     let failed = |error: &io::Error| internal("cannot make the inference door's socket", error);
     let folder = engine.state.join("doors");
-    let path = folder.join(called(id, "sock"));
+    let path = folder.join(door_file_name(id, "sock"));
     let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
-    let shown = Shown(path.clone());
+    let shown = RemoveOnDrop(path.clone());
     session
-        .serve(Listener::Unix(listener))
-        .map_err(|error| refused(&error))?;
+        .serve(DoorListener::Unix(listener))
+        .map_err(|error| open_error(&error))?;
     let inside = InsidePath::new(Path::new(INFERENCE_SOCKET))
-        .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
-    guard::add_own(&mut spec.sandbox, &path).map_err(|error| failed(&error))?;
+        .map_err(|bad| error_info(ErrorCode::Internal, bad.to_string()))?;
+    path_guard::allow_own_path(&mut spec.sandbox, &path).map_err(|error| failed(&error))?;
     spec.sandbox.mounts.push(Mount {
         host: path,
         inside,
@@ -478,22 +532,22 @@ fn show_socket(
 fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     fs::create_dir_all(folder)?;
     fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-    // By the folder's handle: the path itself may be longer than a socket's address.
+    // Through the folder's handle: the path itself may be longer than a socket address.
     let handle = fs::File::open(folder)?;
     let name = path.file_name().unwrap_or_default();
     let by_handle =
         Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&handle).to_string());
     let by_handle = by_handle.join(name);
-    // Of a run of the same name that was killed; if it stays, binding says so.
+    // The socket of a killed run with the same id; if it cannot be removed, bind reports it.
     _ = fs::remove_file(&by_handle);
     let listener = UnixListener::bind(&by_handle)?;
-    // Inside, the program is somebody else.
+    // Inside, the program has another user id.
     fs::set_permissions(&by_handle, fs::Permissions::from_mode(0o666))?;
     Ok(listener)
 }
 
-/// Removes sockets and certificates of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
-/// just now may not listen yet.
+/// Removes sockets and certificates of killed runs: a socket without a listener refuses
+/// connections. A new socket may not have a listener yet.
 pub(crate) fn sweep(state: &Path) {
     let Ok(folder) = fs::File::open(state.join("doors")) else {
         return;
@@ -509,7 +563,7 @@ pub(crate) fn sweep(state: &Path) {
             entry
                 .metadata()
                 .and_then(|found| found.modified())
-                .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > SETTLED))
+                .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > MIN_SWEEP_AGE))
         };
         let is_dead = |socket: &Path| {
             use io::ErrorKind::{ConnectionRefused, NotFound};
@@ -518,21 +572,21 @@ pub(crate) fn sweep(state: &Path) {
         };
         let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
         let is_socket = || entry.file_type().is_ok_and(|kind| kind.is_socket());
-        // Certificates belong to a run that can be asked to change its rules, as long as it lives.
+        // A certificate file belongs to a run with a control socket, as long as the run is alive.
         let is_left = match extension {
             egress::EXTENSION => is_old() && is_dead(&path.with_extension(control::EXTENSION)),
             "sock" | control::EXTENSION => is_socket() && is_old() && is_dead(&path),
             _ => false,
         };
         if is_left {
-            // What cannot be removed now is found again by the next sweep.
+            // The next sweep tries again.
             _ = fs::remove_file(&path);
         }
     }
 }
 
-impl Opened {
-    /// Serves at the first listeners, and gives back those that are not ours.
+impl OpenDoors {
+    /// Serves the doors on the first listeners; returns the others.
     pub(crate) fn serve(
         &self,
         mut listeners: Vec<TcpListener>,
@@ -540,7 +594,7 @@ impl Opened {
     ) -> Result<Vec<TcpListener>, ErrorInfo> {
         let count = self.sessions.len() + usize::from(self.egress.is_some());
         if listeners.len() < count {
-            return Err(error_of(
+            return Err(error_info(
                 ErrorCode::Internal,
                 "the box has no listener for a door".to_owned(),
             ));
@@ -549,21 +603,22 @@ impl Opened {
         let mut listeners = listeners.into_iter();
         for (session, listener) in self.sessions.iter().zip(listeners.by_ref()) {
             session
-                .serve(Listener::Tcp(listener))
-                .map_err(|error| refused(&error))?;
+                .serve(DoorListener::Tcp(listener))
+                .map_err(|error| open_error(&error))?;
         }
         if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
             egress
                 .serve(listener, passing)
-                .map_err(|error| refused(&error))?;
+                .map_err(|error| open_error(&error))?;
         }
         Ok(others)
     }
 
-    /// Writes down which secrets the program is about to have. What cannot be written is not let in.
+    /// Records in the ledger which secrets the program gets. A secret that cannot be recorded is
+    /// not injected.
     pub(crate) fn note_secrets(
         &self,
-        whose: Whose<'_>,
+        whose: RunIdentity<'_>,
         secrets: &[(String, EnvName)],
     ) -> Result<(), ErrorInfo> {
         let failed =
@@ -575,16 +630,16 @@ impl Opened {
                 .ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
             let variable = variable.as_os_str().to_string_lossy();
             till.ledger()
-                .inject(whose, name, &variable)
+                .record_injection(whose, name, &variable)
                 .map_err(|error| failed(&error))
         })
     }
 
-    /// Ends them, and says what was used and refused.
+    /// Closes the doors; adds usage and denials to the result.
     pub(crate) async fn close(self, result: &mut RunResult) {
         for session in &self.sessions {
             let report = session.close().await;
-            count(&report, session.terms().budget.tokens, result);
+            add_usage(&report, session.terms().budget.tokens, result);
             result.denials.extend(report.denials);
         }
         if let Some(egress) = self.egress {
@@ -593,8 +648,8 @@ impl Opened {
     }
 }
 
-/// All doors of a run have one account, so the last word is the sum.
-fn count(report: &Report, tokens: Option<u64>, result: &mut RunResult) {
+/// All doors of a run share one account, so the last report has the sum.
+fn add_usage(report: &SessionReport, tokens: Option<u64>, result: &mut RunResult) {
     let used = report.used;
     result.usage.llm = LlmUsage {
         calls: used.calls,
@@ -628,7 +683,7 @@ fn count(report: &Report, tokens: Option<u64>, result: &mut RunResult) {
     }
 }
 
-fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
+fn error_with_hint(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
     ErrorInfo {
         code,
         message,
@@ -636,7 +691,7 @@ fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
     }
 }
 
-pub(crate) fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
+pub(crate) fn error_info(code: ErrorCode, message: String) -> ErrorInfo {
     ErrorInfo {
         code,
         message,
@@ -645,13 +700,13 @@ pub(crate) fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
 }
 
 pub(crate) fn internal(what: &str, error: &io::Error) -> ErrorInfo {
-    error_of(ErrorCode::Internal, format!("{what}: {error}"))
+    error_info(ErrorCode::Internal, format!("{what}: {error}"))
 }
 
-pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
-    let message = refused.to_string();
-    match refused {
-        OpenError::NoProvider { known, .. } => error(
+pub(crate) fn open_error(open_error: &OpenError) -> ErrorInfo {
+    let message = open_error.to_string();
+    match open_error {
+        OpenError::NoProvider { known, .. } => error_with_hint(
             ErrorCode::InvalidSpec,
             message,
             format!(
@@ -659,13 +714,17 @@ pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
                 known.join(", ")
             ),
         ),
-        OpenError::Secret(secret) => error(ErrorCode::PolicyDenied, message, secret.hint.clone()),
-        OpenError::Upstream(_) => error(
+        OpenError::Secret(secret) => {
+            error_with_hint(ErrorCode::PolicyDenied, message, secret.hint.clone())
+        }
+        OpenError::Upstream(_) => error_with_hint(
             ErrorCode::InvalidSpec,
             message,
             "mend its section [provider.NAME] in the configuration".to_owned(),
         ),
-        OpenError::Listener(_) | OpenError::Authority(_) => error_of(ErrorCode::Internal, message),
+        OpenError::Listener(_) | OpenError::Authority(_) => {
+            error_info(ErrorCode::Internal, message)
+        }
     }
 }
 
@@ -677,7 +736,7 @@ mod tests {
     #[test]
     fn a_long_id_has_a_short_name_of_its_own() {
         let id = |end: &str| Id::new(&format!("{}{end}", "x".repeat(127))).expect("it is one");
-        let named = [id("a"), id("b")].map(|id| called(&id, "sock"));
+        let named = [id("a"), id("b")].map(|id| door_file_name(&id, "sock"));
         assert!(
             named[0] != named[1] && named.iter().all(|name| name.len() == 38),
             "{named:?}"
@@ -686,8 +745,8 @@ mod tests {
             Id::new(named[0].trim_end_matches(".sock")).is_err(),
             "nobody else can have it"
         );
-        let longest = Id::new(&"x".repeat(LONGEST_NAME)).expect("it is one");
-        assert_eq!(called(&longest, "sock"), format!("{longest}.sock"));
+        let longest = Id::new(&"x".repeat(MAX_ID_BYTES)).expect("it is one");
+        assert_eq!(door_file_name(&longest, "sock"), format!("{longest}.sock"));
     }
 
     #[test]

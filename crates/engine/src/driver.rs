@@ -1,35 +1,37 @@
-//! One driver task a run: down once, back once.
+//! The driver: one task per run, from provisioning to the closed record.
 //!
 //! ```text
-//! record ─ box ─ inputs ─ program ─┬─ ended ──────────────┐
-//!                                  ├─ wall time ─ TERM ─ grace ─┤
-//!                                  ├─ CPU time ── XCPU ─ grace ─┤─ box ended ─ artifacts ─ box released ─ record closed
-//!                                  ├─ cancelled ─ TERM ─ grace ─┤
-//!                                  └─ terminated ─ TERM ─ its grace ─┘
+//! record ─ sandbox ─ inputs ─ program ─┬─ ended ─────────────────────┐
+//!                                      ├─ wall time ─ TERM ─ grace ──┤
+//!                                      ├─ file locks  KILL ──────────┤
+//!                                      ├─ CPU time ── XCPU ─ grace ──┤─ sandbox ended ─ artifacts
+//!                                      ├─ cancelled ─ TERM ─ grace ──┤    ─ sandbox released
+//!                                      └─ terminated  TERM ─ grace ──┘    ─ record closed
 //! ```
 
 use crate::{
+    artifacts::ArtifactCollector,
     capture::Capture,
     contract,
-    denials::{self, LONGEST_LAST_WORD},
-    doors::Opened,
-    files::{self, Bounds},
-    interpreter,
-    keep::Keeper,
-    making::{
-        LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal,
-        leave, refused, take_in, until_cancelled,
+    denials::{self, LISTENER_FLUSH_TIMEOUT},
+    disk_space,
+    doors::OpenDoors,
+    file_locks::LockWatch,
+    files::{self, CollectLimits},
+    outcome::{
+        ACCOUNTING_INTERVAL, CANCEL_GRACE, ProgramEnd, SIGKILL, SIGTERM, SIGXCPU, StopReason,
+        TIMEOUT_GRACE, classify, cpu_left, first_cpu_check, program_end,
     },
-    origin::Origin,
     pool,
-    record::{self, Record},
-    room,
-    streams::{Reading, Streams, connect_pipes},
-    terminal::{self, Terminal},
-    verdict::{
-        CANCEL_GRACE, COUNTED_EVERY, Ending, GRACE, SIGKILL, SIGTERM, SIGXCPU, Stopped, cpu_left,
-        ending, first_look, judge,
+    provision::{
+        ExecutionEnd, Provisioned, Provisioner, START_TIMEOUT, cancellation, close, environment,
+        internal, note_held_back, refused, release_sandbox, secret_variables, until_cancelled,
     },
+    record::{self, Record},
+    rootfs::RootSource,
+    shebang,
+    stdio::{OutputReader, Streams, connect_pipes},
+    terminal::{self, Terminal},
 };
 use sandbox::{Program, Sandbox, SandboxError};
 use spec::{
@@ -52,44 +54,53 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// The exit status of a command that is not there.
-const NOT_FOUND: u8 = 127;
+/// The exit status of a command that does not exist.
+const EXIT_NOT_FOUND: u8 = 127;
 
-/// One run's task.
+/// The state of one run's task.
 pub(crate) struct Driver {
-    pub(crate) making: Making,
+    pub(crate) provisioner: Provisioner,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
     pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
-    /// That the program shall end by itself, and how long it has for that.
+    /// The grace, once somebody asked for termination.
     pub(crate) terminated: watch::Receiver<Option<Duration>>,
-    /// That nobody is left inside, before the rest of the output is taken.
+    /// Set once no process is left inside, before the rest of the output is read.
     pub(crate) over: watch::Sender<bool>,
-    /// Milliseconds of CPU time that it has used so far.
+    /// CPU time used so far, in milliseconds.
     pub(crate) cpu_ms: Arc<AtomicU64>,
 }
 
-/// The output of a run, being read.
-struct Outputs {
+/// The tasks that read the output and the denials of a run.
+struct OutputReaders {
     ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
     /// None where both streams are the terminal.
     stderr: Option<JoinHandle<(Vec<u8>, bool)>>,
-    /// The program's end of its terminal: held open, so that what it shows ends with the box and not before.
+    /// The program's end of its terminal, held open so that the terminal ends with the sandbox and
+    /// not before.
     _inside: Option<OwnedFd>,
-    denials: JoinHandle<denials::Collected>,
+    denials: JoinHandle<denials::DenialReport>,
 }
 
 impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
-        let mut result = blank(&self.making.id, &self.making.spec);
+        let mut result = blank_result(&self.provisioner.id, &self.provisioner.spec);
         result.moments.begun = record::now_us();
         let started = Instant::now();
         let ran = self.run(input, &mut result).await;
-        self.making.settle_workspace(ran.is_ok(), &mut result).await;
+        let end = match &ran {
+            Ok(()) if result.status == Status::Lost => ExecutionEnd::Lost,
+            Ok(()) => ExecutionEnd::Ended,
+            Err(refused) if refused.code == ErrorCode::Lost => ExecutionEnd::Lost,
+            Err(_) => ExecutionEnd::NeverRan,
+        };
+        self.provisioner.finish_workspace(end, &mut result).await;
         if let Err(refused) = ran {
             result.status = match refused.code {
                 ErrorCode::Cancelled => Status::Cancelled,
+                // The program may have started.
+                ErrorCode::Lost => Status::Lost,
                 _ => Status::NotStarted,
             };
             result.exit_status = if result.status == Status::Cancelled {
@@ -106,7 +117,8 @@ impl Driver {
         result
     }
 
-    /// The way of a run; an error means that no line of the program ran.
+    /// Executes the run. An error means that the program did not start, or, with the code `lost`,
+    /// that this is not known.
     async fn run(
         &mut self,
         input: io::Result<Option<OwnedFd>>,
@@ -114,57 +126,64 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let Standing {
-            origin,
+        let Provisioned {
+            root,
             opened,
             records,
             mut sandbox,
-        } = self.making.stand(result).await?;
+        } = self.provisioner.provision(result).await?;
         let ran = self.run_in(&mut *sandbox, &opened, input, result).await;
-        // Before the box is cleared away: listeners keep its network alive.
+        // Before the sandbox is released: listeners keep its network namespace alive.
         opened.close(result).await;
-        // With the result a workspace is the caller's again.
-        take_in(result, sandbox.give_workspace_back().await);
-        match self.making.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
-            true => self.leave_behind(sandbox, records, &mut result.notes).await,
-            false => result.notes.extend(leave(sandbox, records).await),
+        // The workspace belongs to the caller again once there is a result.
+        note_held_back(result, sandbox.give_workspace_back().await);
+        if self.provisioner.engine.pools.is_on() && !matches!(root, RootSource::Engine(_)) {
+            self.clean_up_later(sandbox, records, &mut result.notes)
+                .await
+        } else {
+            result.notes.extend(release_sandbox(sandbox, records).await)
         }
         ran
     }
 
-    /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
-    async fn leave_behind(
+    /// Releases the sandbox in the background where nobody waits for it. A name that the caller
+    /// chose is free again with the result.
+    async fn clean_up_later(
         &self,
         sandbox: Box<dyn Sandbox>,
         mut records: Vec<Record>,
         notes: &mut Vec<String>,
     ) {
-        let named = self.making.spec.run_id.is_some();
-        // Of a box that was not made ahead, what it holds outside has the caller's name.
+        let named = self.provisioner.spec.run_id.is_some();
+        // A sandbox that was not pooled holds host resources under the caller's name.
         if sandbox.holds_workspace() || named && records.len() == 1 {
-            notes.extend(leave(sandbox, records).await);
-            return pool::refill(&self.making.engine);
+            notes.extend(release_sandbox(sandbox, records).await);
+            return pool::refill(&self.provisioner.engine);
         }
         if named {
             close(records.remove(0), notes);
         }
-        pool::restock(&self.making.engine, sandbox, records);
+        pool::restock(&self.provisioner.engine, sandbox, records);
     }
 
     async fn run_in(
         &mut self,
         sandbox: &mut dyn Sandbox,
-        opened: &Opened,
+        opened: &OpenDoors,
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
-        let outputs = match self.making.furnish(sandbox, opened, result).await {
+        let outputs = match self
+            .provisioner
+            .start_doors_and_inputs(sandbox, opened, result)
+            .await
+        {
             Ok(listeners) => {
                 if let Some(doors) = self.doors.take() {
-                    // Nobody may want them: then nobody listens.
+                    // If nobody takes the listeners, they are closed.
                     _ = doors.send(listeners);
                 }
-                self.exec_in_time(sandbox, input, result).await
+                self.exec_with_timeout(sandbox, input, result).await
             }
             Err(error) => Err(error),
         };
@@ -175,54 +194,63 @@ impl Driver {
                 return Err(error);
             }
         };
-        result.notes.extend(self.making.told_secrets());
+        result.notes.extend(self.provisioner.secret_notes());
         result.barriers = sandbox.barriers();
         result.started_at = record::now();
         result.moments.started = record::now_us();
-        let ending = self.watch(sandbox).await;
-        self.conclude(sandbox, ending, outputs, result).await;
+        let end = self.watch(sandbox).await;
+        self.conclude(sandbox, end, outputs, result).await;
         Ok(())
     }
 
-    /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
-    async fn exec_in_time(
+    /// Starts the program, with a timeout: opening the executable can block on a slow file system,
+    /// and the wall clock has not started.
+    async fn exec_with_timeout(
         &mut self,
         sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
         result: &mut RunResult,
-    ) -> Result<Outputs, ErrorInfo> {
-        let mut cancelled = self.making.cancelled.clone();
-        let secrets = injected(&self.making.engine.doors.secrets, &self.making.spec)?;
+    ) -> Result<OutputReaders, ErrorInfo> {
+        let mut cancelled = self.provisioner.cancelled.clone();
+        let secrets = secret_variables(
+            &self.provisioner.engine.doors.secrets,
+            &self.provisioner.spec,
+        )?;
         let started = tokio::select! {
-            started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input, secrets)) => match started {
+            started = tokio::time::timeout(START_TIMEOUT, self.exec(sandbox, input, secrets)) => match started {
+                // The launcher died after it received the request.
+                Ok(Err(SandboxError::Died)) => Err(unknown_start("the sandbox died under the start")),
                 Ok(started) => started.map_err(|error| refused(&error, result)),
-                Err(_) => Err(internal("the program was not started in time".to_owned())),
+                Err(_) => Err(unknown_start("the program was not started in time")),
             },
             () = until_cancelled(&mut cancelled) => Err(cancellation()),
         };
         started.map_err(|mut info| {
-            let spec = &self.making.spec;
-            if let (NOT_FOUND, Some(command)) = (result.exit_status, spec.command.first()) {
+            let spec = &self.provisioner.spec;
+            if let (EXIT_NOT_FOUND, Some(command)) = (result.exit_status, spec.command.first()) {
                 let directory = &spec.sandbox.directory;
-                let better = interpreter::explain(sandbox.workspace(), directory, command);
-                interpreter::mend(&mut info, better);
+                let better = shebang::explain(sandbox.workspace(), directory, command);
+                shebang::replace_message(&mut info, better);
             }
             info
         })
     }
 
-    /// Pipes, or the terminal on all three.
+    /// Connects the standard streams: pipes, or the terminal on all three.
     fn connect(
         &mut self,
         sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
     ) -> io::Result<Streams> {
-        let Some((ours, size)) = sandbox.take_terminal().zip(self.making.spec.sandbox.tty) else {
+        let Some((ours, size)) = sandbox
+            .take_terminal()
+            .zip(self.provisioner.spec.sandbox.tty)
+        else {
             return connect_pipes(input);
         };
-        let parts = terminal::take_apart(ours, size)?;
+        let parts = terminal::split_terminal(ours, size)?;
         if let Some(terminal) = self.terminal.take() {
-            // Nobody may want it: then nobody types.
+            // If nobody takes the terminal, nothing is typed.
             _ = terminal.send(parts.terminal);
         }
         let inside = [
@@ -242,7 +270,7 @@ impl Driver {
         sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
         secrets: Vec<(OsString, OsString)>,
-    ) -> Result<Outputs, SandboxError> {
+    ) -> Result<OutputReaders, SandboxError> {
         let failed = |source: io::Error| SandboxError::Launcher {
             what: "connect",
             source,
@@ -257,12 +285,10 @@ impl Driver {
             .then(|| inside[0].try_clone())
             .transpose()
             .map_err(failed)?;
-        let mut env = environment(&self.making.id, &self.making.spec);
+        let mut env = environment(&self.provisioner.id, &self.provisioner.spec);
         env.extend(secrets);
-        let (argv, terminal) = (
-            self.making.spec.command.clone(),
-            self.making.spec.sandbox.tty.is_some(),
-        );
+        let argv = self.provisioner.spec.command.clone();
+        let terminal = self.provisioner.spec.sandbox.tty.is_some();
         let program = Program {
             argv,
             env,
@@ -270,15 +296,15 @@ impl Driver {
             ..Program::default()
         };
         sandbox.exec(&program, inside).await?;
-        // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
+        // The channel is still empty, so this cannot block on a slow reader.
         _ = self.events.try_send(Event::Started {
             barriers: sandbox.barriers(),
         });
-        let cap = self.making.spec.sandbox.limits.output.0;
+        let cap = self.provisioner.spec.sandbox.limits.output.0;
         let (ended, has_ended) = watch::channel(false);
         let read = |stream, pipe| {
-            let reading = Reading::new(pipe, has_ended.clone());
-            tokio::spawn(read_output(stream, reading, cap, self.events.clone()))
+            let reader = OutputReader::new(pipe, has_ended.clone());
+            tokio::spawn(read_output(stream, reader, cap, self.events.clone()))
         };
         let stdout = read(Stream::Stdout, stdout);
         let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
@@ -286,9 +312,9 @@ impl Driver {
             sandbox.take_denials(),
             self.events.clone(),
             has_ended.clone(),
-            LONGEST_LAST_WORD,
+            LISTENER_FLUSH_TIMEOUT,
         );
-        Ok(Outputs {
+        Ok(OutputReaders {
             ended,
             stdout,
             stderr,
@@ -297,22 +323,27 @@ impl Driver {
         })
     }
 
-    /// Waits for the end of the program, or brings it about.
-    async fn watch(&mut self, sandbox: &mut dyn Sandbox) -> Ending {
-        let limits = self.making.spec.sandbox.limits.clone();
+    /// Waits for the end of the program, or stops it by a limit, a cancellation or a termination
+    /// request.
+    async fn watch(&mut self, sandbox: &mut dyn Sandbox) -> ProgramEnd {
+        let limits = self.provisioner.spec.sandbox.limits.clone();
         let deadline = tokio::time::sleep(limits.wall_time.0);
         tokio::pin!(deadline);
-        let mut next_look = Instant::now() + first_look(&limits);
-        let mut counting =
-            tokio::time::interval_at((Instant::now() + COUNTED_EVERY).into(), COUNTED_EVERY);
-        let is_counted = self.making.spec.owner.is_some();
-        let (state, has_layer) = (self.making.engine.state.clone(), self.making.fills_state());
-        let shortage = room::shortage(&state);
+        let mut next_cpu_check = Instant::now() + first_cpu_check(&limits);
+        let mut counting = tokio::time::interval_at(
+            (Instant::now() + ACCOUNTING_INTERVAL).into(),
+            ACCOUNTING_INTERVAL,
+        );
+        let is_counted = self.provisioner.spec.owner.is_some();
+        let state = self.provisioner.engine.state.clone();
+        let has_layer = self.provisioner.fills_state();
+        let shortage = disk_space::wait_for_shortage(&state);
         tokio::pin!(shortage);
+        let mut locks = LockWatch::of_run(sandbox);
         let mut asked = None;
         loop {
             let grace = self.terminated.borrow_and_update().map(|grace| {
-                // Once: asking again changes nothing but how long it has.
+                // SIGTERM is sent once; later requests only change the grace.
                 let asked = *asked.get_or_insert_with(|| {
                     sandbox.signal(SIGTERM);
                     tokio::time::Instant::now()
@@ -320,57 +351,64 @@ impl Driver {
                 asked + grace
             });
             let stopped = tokio::select! {
-                () = &mut shortage, if has_layer => Stopped::Disk,
-                progress = sandbox.progress() => return ending(progress, grace.map(|_| Stopped::Cancelled)),
-                () = until(grace), if grace.is_some() => return killed(),
+                () = &mut shortage, if has_layer => StopReason::Disk,
+                progress = sandbox.progress() => return program_end(progress, grace.map(|_| StopReason::Cancelled)),
+                () = until(grace), if grace.is_some() => return killed_end(),
                 () = &mut deadline => match grace {
-                    None => Stopped::WallTime,
-                    Some(_) => return killed(),
+                    None => StopReason::WallTime,
+                    Some(_) => return killed_end(),
                 },
-                () = until_cancelled(&mut self.making.cancelled) => Stopped::Cancelled,
+                () = until_cancelled(&mut self.provisioner.cancelled) => StopReason::Cancelled,
                 _ = counting.tick(), if is_counted => {
                     let cpu = sandbox.counters().cpu.unwrap_or_default();
                     self.cpu_ms.fetch_max(cpu.as_millis() as u64, Ordering::Relaxed);
                     continue;
                 }
-                () = told_again(&mut self.terminated) => continue,
-                () = tokio::time::sleep_until(next_look.into()) => {
+                () = termination_changed(&mut self.terminated) => continue,
+                () = tokio::time::sleep_until(next_cpu_check.into()) => {
                     match cpu_left(sandbox, Duration::ZERO, &limits) {
                         Some(left) => {
-                            next_look = Instant::now() + left;
+                            next_cpu_check = Instant::now() + left;
                             continue;
                         }
-                        None => Stopped::CpuTime,
+                        None => StopReason::CpuTime,
                     }
+                }
+                () = tokio::time::sleep_until(locks.due(true).into()) => {
+                    if !locks.is_over(sandbox).await {
+                        continue;
+                    }
+                    StopReason::FileLocks
                 }
             };
             return stop(sandbox, stopped).await;
         }
     }
 
-    /// Everything in the box is ended first: what is read and kept then cannot change any more.
+    /// Ends every process in the sandbox first, so that output and artifacts cannot change while
+    /// they are read.
     async fn conclude(
-        &self,
+        &mut self,
         sandbox: &mut dyn Sandbox,
-        mut ending: Ending,
-        outputs: Outputs,
+        mut end: ProgramEnd,
+        outputs: OutputReaders,
         result: &mut RunResult,
     ) {
-        // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
-        // end of an empty box. What its first process counted matters only without a cgroup.
+        // An empty sandbox need not be ended now: with pools its end is part of the clean-up behind
+        // the result. The counters of its first process matter only without a cgroup.
         let counted = !matches!(
             result.enforced_by.get("cpu"),
             None | Some(Enforcer::Rlimit | Enforcer::Nothing)
         );
-        let native = self.making.spec.sandbox.backend == Backend::Native;
-        let quiet = ending.alone && counted && native && self.making.engine.pools.is_on();
-        // A container's counters go with it.
+        let native = self.provisioner.spec.sandbox.backend == Backend::Native;
+        let ends_later = end.alone && counted && native && self.provisioner.engine.pools.is_on();
+        // A container's counters are gone with the container.
         let before = (!native).then(|| sandbox.counters());
-        if !quiet {
+        if !ends_later {
             match sandbox.end().await {
                 Some(gone) => {
-                    ending.cpu_us += gone.cpu_us;
-                    ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
+                    end.cpu_us += gone.cpu_us;
+                    end.peak_bytes = end.peak_bytes.max(gone.peak_bytes);
                 }
                 None => {
                     let note = "the kernel has not ended every process of the sandbox yet";
@@ -390,15 +428,16 @@ impl Driver {
         result.notes.extend(denials.note);
         if self.keep_artifacts(sandbox, result).await {
             sandbox.artifacts_are_kept();
+            self.provisioner.artifacts_kept = true;
         }
         result.moments.kept = record::now_us();
         let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
             cpu_ms: counters
                 .cpu
-                .unwrap_or(Duration::from_micros(ending.cpu_us))
+                .unwrap_or(Duration::from_micros(end.cpu_us))
                 .as_millis() as u64,
-            memory_peak_bytes: counters.memory_peak.unwrap_or(ending.peak_bytes),
+            memory_peak_bytes: counters.memory_peak.unwrap_or(end.peak_bytes),
             pids_peak: counters.pids_peak,
             ..Usage::default()
         };
@@ -415,35 +454,40 @@ impl Driver {
             .filter(|(_, hit)| *hit)
             .map(|(name, _)| name)
             .collect();
-        judge(&ending, oom, &self.making.spec.sandbox.limits, result);
-        contract::hold(self.making.spec.contract, result);
+        classify(&end, oom, &self.provisioner.spec.sandbox.limits, result);
+        contract::enforce(self.provisioner.spec.contract, result);
     }
 
-    /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
-    /// Says whether nothing is left that was not kept.
+    /// Stores the artifacts on a blocking thread: a copy can take minutes, and signals must be
+    /// handled meanwhile. Returns whether everything in `.artifacts` was stored.
     async fn keep_artifacts(&self, sandbox: &dyn Sandbox, result: &mut RunResult) -> bool {
-        let fresh = self.making.spec.sandbox.workspace.is_none();
+        let fresh = self.provisioner.spec.sandbox.workspace.is_none();
         if fresh
-            && self.making.spec.artifacts.is_empty()
+            && self.provisioner.spec.artifacts.is_empty()
             && files::artifacts_are_empty(sandbox.workspace())
         {
             return true;
         }
-        if !self.making.spec.keep {
+        if !self.provisioner.spec.keep {
             let note = "no artifact was kept: whoever asked for this run may not keep any";
             result.notes.push(note.to_owned());
             return false;
         }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
-                let Making {
+                let Provisioner {
                     engine, id, spec, ..
-                } = &self.making;
-                let keeper = Keeper::new(engine, id, spec);
-                let (wanted, bounds, sandbox) =
-                    (spec.artifacts.clone(), self.bounds(), spec.sandbox.clone());
+                } = &self.provisioner;
+                let collector = ArtifactCollector::new(engine, id, spec);
+                let wanted = spec.artifacts.clone();
+                let bounds = self.bounds();
+                let sandbox = spec.sandbox.clone();
+                // The artifacts of a cancelled program are stored too, until a second cancellation.
+                let mut cancelled = self.provisioner.cancelled.clone();
+                cancelled.mark_unchanged();
                 tokio::task::spawn_blocking(move || {
-                    keeper.collect(&workspace, &wanted, bounds, &sandbox)
+                    let is_cancelled = || cancelled.has_changed().unwrap_or(false);
+                    collector.collect(&workspace, &wanted, bounds, &sandbox, &is_cancelled)
                 })
                 .await
                 .unwrap_or_else(|error| Err(error.into()))
@@ -474,22 +518,24 @@ impl Driver {
         collected.folder_is_kept
     }
 
-    /// From a fresh workspace no more than could be written there: files with holes are larger than they are.
-    fn bounds(&self) -> Bounds {
-        let (bounds, sandbox) = (Bounds::default(), &self.making.spec.sandbox);
+    /// The limits of the collection. A fresh workspace gets no more than could be written there,
+    /// since sparse files have a larger size than disk usage.
+    fn bounds(&self) -> CollectLimits {
+        let bounds = CollectLimits::default();
+        let sandbox = &self.provisioner.spec.sandbox;
         match sandbox.workspace {
             Some(_) => bounds,
-            None => Bounds {
-                total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0),
+            None => CollectLimits {
+                total_bytes: bounds.total_bytes.min(sandbox.workspace_bytes()),
                 ..bounds
             },
         }
     }
 }
 
-impl Outputs {
-    /// What was written before the end, at the pace of whoever reads it.
-    async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::Collected) {
+impl OutputReaders {
+    /// Waits for the output up to the end, at the pace of the event reader.
+    async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::DenialReport) {
         self.ended.send_replace(true);
         let cut = |_| (Vec::new(), true);
         let stdout = self.stdout.await.unwrap_or_else(cut);
@@ -501,21 +547,21 @@ impl Outputs {
     }
 }
 
-/// Reads to the end of the stream or of the box.
+/// Reads a stream to its end or to the end of the sandbox.
 async fn read_output(
     stream: Stream,
-    mut reading: Reading,
+    mut reader: OutputReader,
     cap: u64,
     events: mpsc::Sender<Event>,
 ) -> (Vec<u8>, bool) {
     let mut capture = Capture::new(cap);
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let count @ 1.. = reading.next(&mut buffer).await else {
+        let count @ 1.. = reader.next(&mut buffer).await else {
             return capture.finish();
         };
         capture.add(&buffer[..count]);
-        // Without a reader, the stream is still drained: a full pipe would stop the program.
+        // Without an event reader the stream is still drained: a full pipe would block the program.
         _ = events
             .send(Event::Output {
                 stream,
@@ -525,8 +571,16 @@ async fn read_output(
     }
 }
 
-/// Until somebody asks the program to end by itself, or gives it less time for that.
-async fn told_again(terminated: &mut watch::Receiver<Option<Duration>>) {
+fn unknown_start(what: &str) -> ErrorInfo {
+    ErrorInfo {
+        code: ErrorCode::Lost,
+        message: format!("{what}; whether a line of the program ran is not known"),
+        hint: Some("start it again; `airlock doctor` tries one out".to_owned()),
+    }
+}
+
+/// Waits for a termination request or a shorter grace.
+async fn termination_changed(terminated: &mut watch::Receiver<Option<Duration>>) {
     // The sender lives in `Run`; a caller who dropped it asks for nothing else.
     if terminated.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -540,68 +594,69 @@ async fn until(moment: Option<tokio::time::Instant>) {
     }
 }
 
-/// It did not end by itself when it was asked to, and is ended with its box.
-fn killed() -> Ending {
-    Ending {
+/// The program did not end within its grace and is killed with its sandbox.
+fn killed_end() -> ProgramEnd {
+    ProgramEnd {
         status: Some(SIGKILL),
-        stopped: Some(Stopped::Cancelled),
-        ..Ending::default()
+        stopped: Some(StopReason::Cancelled),
+        ..ProgramEnd::default()
     }
 }
 
-/// Asks the program to end, and gives it a moment.
-async fn stop(sandbox: &mut dyn Sandbox, stopped: Stopped) -> Ending {
+/// Sends the signal for this reason and waits for the grace.
+async fn stop(sandbox: &mut dyn Sandbox, stopped: StopReason) -> ProgramEnd {
     let (signal, grace) = match stopped {
-        Stopped::WallTime => (SIGTERM, GRACE),
-        Stopped::CpuTime => (SIGXCPU, CANCEL_GRACE),
-        // Whoever may clean up may write on.
-        Stopped::Disk => (SIGKILL, CANCEL_GRACE),
-        Stopped::Cancelled => (SIGTERM, CANCEL_GRACE),
+        StopReason::WallTime => (SIGTERM, TIMEOUT_GRACE),
+        StopReason::CpuTime => (SIGXCPU, CANCEL_GRACE),
+        // A program that may clean up could go on writing or locking: no SIGTERM.
+        StopReason::Disk | StopReason::FileLocks => (SIGKILL, CANCEL_GRACE),
+        StopReason::Cancelled => (SIGTERM, CANCEL_GRACE),
     };
     sandbox.signal(signal);
     match tokio::time::timeout(grace, sandbox.progress()).await {
-        Ok(progress) => ending(progress, Some(stopped)),
-        Err(_) => Ending {
+        Ok(progress) => program_end(progress, Some(stopped)),
+        Err(_) => ProgramEnd {
             status: Some(SIGKILL),
             stopped: Some(stopped),
-            ..Ending::default()
+            ..ProgramEnd::default()
         },
     }
 }
 
-/// The result of a run whose driver panicked. Its box is gone with the driver's end of the channel.
-pub(crate) fn broken(blank: RunResult) -> RunResult {
+/// The result of a run whose driver panicked. The sandbox ended with the driver's end of the
+/// channel.
+pub(crate) fn result_of_panic(blank_result: RunResult) -> RunResult {
     let error = internal("the engine failed; this is a bug in Airlock".to_owned());
     RunResult {
         status: Status::Lost,
         error: Some(error),
-        ..blank
+        ..blank_result
     }
 }
 
-/// A result with nothing in it yet.
-pub(crate) fn blank(id: &Id, spec: &RunSpec) -> RunResult {
-    let blank = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
+/// An empty result of this run.
+pub(crate) fn blank_result(id: &Id, spec: &RunSpec) -> RunResult {
+    let blank_result = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
     RunResult {
         task_id: spec.task_id.clone(),
         job_id: spec.job_id.clone(),
-        ..blank
+        ..blank_result
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::streams::output_pipe;
+    use crate::stdio::output_pipe;
 
     #[tokio::test]
     async fn output_ends_with_the_box_although_somebody_keeps_the_pipe_open() {
         let (reader, writer) = output_pipe().unwrap();
         let (ended, has_ended) = watch::channel(false);
         let (events, mut seen) = mpsc::channel(16);
-        let reading = tokio::spawn(read_output(
+        let reader = tokio::spawn(read_output(
             Stream::Stdout,
-            Reading::new(reader, has_ended),
+            OutputReader::new(reader, has_ended),
             100,
             events,
         ));
@@ -610,7 +665,7 @@ mod tests {
         rustix::io::write(&writer, b" and at the end").unwrap();
         ended.send_replace(true);
         assert_eq!(
-            reading.await.unwrap(),
+            reader.await.unwrap(),
             (b"before and at the end".to_vec(), false)
         );
         drop(writer);

@@ -1,12 +1,15 @@
-//! The egress door of one run: its variables, the certificate that programs inside must trust, and what came of it.
+//! The egress door of one run: proxy variables, the CA certificate that programs inside trust (TLS
+//! interception), transparent proxying, and the report.
 
 use crate::{
     control::{self, Control},
-    doors::{Shown, called, error_of, internal, refused, set, tenant},
-    guard,
+    doors::{
+        RemoveOnDrop, door_file_name, error_info, internal, open_error, set_variables, tenant,
+    },
+    path_guard,
 };
-use doors::egress::{Egress, EgressReport, Settings};
-use doors::{OpenError, ledger::Whose, secrets::Secrets, till::Till};
+use doors::egress::{Egress, EgressReport, EgressSettings};
+use doors::{OpenError, budget::BudgetManager, ledger::RunIdentity, secrets::Secrets};
 use sandbox::{MeantFor, Passing};
 use spec::{
     Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName,
@@ -21,51 +24,51 @@ use std::{
     sync::Arc,
 };
 
-/// Where the certificates are, inside.
+/// The path of the certificate bundle, inside.
 const CERTIFICATES: &str = "/airlock/certificates.pem";
-/// Where systems keep those that everybody trusts.
-const SYSTEMS: [&str; 4] = [
+/// The CA bundles of distributions.
+const SYSTEM_BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// What such a file is called, behind the run's name.
+/// The file extension of certificate bundles.
 pub(crate) const EXTENSION: &str = "pem";
-const LARGEST_BUNDLE: u64 = 4 << 20;
-/// What is not asked of the proxy: this box itself.
-const NOT_PROXIED: &str = "localhost,127.0.0.1,::1,[::1]";
+const MAX_BUNDLE_BYTES: u64 = 4 << 20;
+/// The hosts that are not proxied: the sandbox itself.
+const NO_PROXY_HOSTS: &str = "localhost,127.0.0.1,::1,[::1]";
 
-/// An open door, and what it put on disk.
+/// An open egress door and its files.
 #[derive(Debug)]
 pub(crate) struct OpenEgress {
     pub(crate) door: Arc<Egress>,
-    _certificates: Option<Shown>,
+    _certificates: Option<RemoveOnDrop>,
     control: Control,
 }
 
-/// Opens the door that a run was granted, and tells the program of it.
+/// Opens the egress door of a run, and sets its variables in the spec.
 pub(crate) async fn open(
     state: &Path,
     id: &Id,
     spec: &mut RunSpec,
     grant: &EgressGrant,
-    (settings, secrets): (&Settings, &Secrets),
-    till: Till,
+    (settings, secrets): (&EgressSettings, &Secrets),
+    till: BudgetManager,
 ) -> Result<OpenEgress, ErrorInfo> {
-    let whose = Whose {
+    let whose = RunIdentity {
         run: id.as_str(),
         tenant: tenant(spec),
     };
     let door = Egress::open(whose, grant, settings, secrets, till).await;
-    let door = door.map_err(|error| refused(&error))?;
+    let door = door.map_err(|error| open_error(&error))?;
     let proxy = format!("http://127.0.0.1:{}", spec::EGRESS_PORT);
     let mut variables = Vec::new();
     for name in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"] {
         variables.push((name, proxy.clone()));
     }
     for name in ["NO_PROXY", "no_proxy"] {
-        variables.push((name, NOT_PROXIED.to_owned()));
+        variables.push((name, NO_PROXY_HOSTS.to_owned()));
     }
     let _certificates = match door.certificate() {
         Some(own) => {
@@ -77,11 +80,11 @@ pub(crate) async fn open(
                 "GIT_SSL_CAINFO",
             ];
             variables.extend(names.map(|name| (name, CERTIFICATES.to_owned())));
-            Some(show_certificates(state, id, spec, own)?)
+            Some(mount_certificates(state, id, spec, own)?)
         }
         None => None,
     };
-    set(spec, &variables)?;
+    set_variables(spec, &variables)?;
     let control = control::open(state, id, door.clone(), grant.within.clone())?;
     Ok(OpenEgress {
         door,
@@ -90,20 +93,20 @@ pub(crate) async fn open(
     })
 }
 
-/// The system's certificates and the door's own, as one file that is mounted into this box and no other.
-fn show_certificates(
+/// Mounts the system's certificates and the door's own as one file into this sandbox only.
+fn mount_certificates(
     state: &Path,
     id: &Id,
     spec: &mut RunSpec,
     own: &str,
-) -> Result<Shown, ErrorInfo> {
-    let path = state.join("doors").join(called(id, EXTENSION));
-    let shown = Shown(path.clone());
+) -> Result<RemoveOnDrop, ErrorInfo> {
+    let path = state.join("doors").join(door_file_name(id, EXTENSION));
+    let shown = RemoveOnDrop(path.clone());
     write_certificates(&path, own)
         .map_err(|error| internal("cannot write the door's certificate", &error))?;
     let inside = InsidePath::new(Path::new(CERTIFICATES))
-        .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
-    guard::add_own(&mut spec.sandbox, &path)
+        .map_err(|bad| error_info(ErrorCode::Internal, bad.to_string()))?;
+    path_guard::allow_own_path(&mut spec.sandbox, &path)
         .map_err(|error| internal("cannot look at the door's certificate", &error))?;
     spec.sandbox.mounts.push(Mount {
         host: path,
@@ -119,23 +122,23 @@ fn write_certificates(path: &Path, own: &str) -> io::Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(folder)?;
-    // Of a run of the same name that was killed; if it stays, making it anew says so.
+    // The file of a killed run with the same id; if it cannot be removed, creating it reports that.
     _ = fs::remove_file(path);
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o644)
         .open(path)?;
-    file.write_all(&systems())?;
+    file.write_all(&system_bundle())?;
     file.write_all(own.as_bytes())
 }
 
-/// Without them only what the door itself signs is trusted inside.
-fn systems() -> Vec<u8> {
+/// Without a system bundle only the door's own certificate is trusted inside.
+fn system_bundle() -> Vec<u8> {
     let is_bundle = |path: &&str| {
-        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= LARGEST_BUNDLE)
+        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= MAX_BUNDLE_BYTES)
     };
-    let mut bundle = SYSTEMS
+    let mut bundle = SYSTEM_BUNDLES
         .into_iter()
         .find(is_bundle)
         .and_then(|path| fs::read(path).ok())
@@ -145,7 +148,7 @@ fn systems() -> Vec<u8> {
 }
 
 impl OpenEgress {
-    /// Serves programs that know of the door, and those that do not.
+    /// Serves programs that use the proxy variables, and transparently those that do not.
     pub(crate) fn serve(
         &self,
         listener: TcpListener,
@@ -157,23 +160,23 @@ impl OpenEgress {
         };
         let redirected = passing.meant_for == MeantFor::Redirected;
         for listener in passing.listeners {
-            self.door.serve_passing(listener, redirected)?;
+            self.door.serve_transparent(listener, redirected)?;
         }
         for socket in passing.names {
-            self.door.serve_names(socket, passing.made_up.clone())?;
+            self.door.serve_dns(socket, passing.made_up.clone())?;
         }
         Ok(())
     }
 
-    /// Ends it, and says what passed and what did not.
+    /// Closes the door; adds usage, denials and learned rules to the result.
     pub(crate) async fn close(self, result: &mut RunResult) {
         result.notes.extend(self.control.close().await);
         let report = self.door.close().await;
-        tell(report, result);
+        add_report(report, result);
     }
 }
 
-fn tell(report: EgressReport, result: &mut RunResult) {
+fn add_report(report: EgressReport, result: &mut RunResult) {
     result.denials.extend(report.denials);
     if report.limit_hit {
         result.limits_hit.insert(LimitName::Egress);

@@ -1,9 +1,9 @@
-//! Files into a workspace before a run and out of it afterwards.
+//! Writes inputs into a workspace before a run, and collects artifacts from it afterwards.
 //!
-//! What lies in a workspace may be hostile, and a mounted one may change while we look: everything
-//! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
+//! A workspace may be hostile, and a mounted one may change meanwhile: every access is by handle,
+//! beneath the workspace, and through no symbolic link; only regular files are read.
 
-use crate::Rights;
+use crate::FileAccess;
 use ::fs::{Dir, Lookup, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid},
@@ -19,134 +19,135 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// What lies here at the end is kept, under its name relative to this folder.
-const ARTIFACTS: &str = ".artifacts";
+/// Files in this folder are stored as artifacts at the end, under their names relative to it.
+const ARTIFACTS_FOLDER: &str = ".artifacts";
 
 /// Why an input could not be put into the workspace.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The workspace did not take it.
-    #[error("cannot put `{}` into the workspace", shown(name.as_path()))]
+    /// The write failed.
+    #[error("cannot put `{}` into the workspace", display_path(name.as_path()))]
     Write {
-        /// Its name inside.
+        /// The name inside.
         name: WorkspacePath,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It could not be read.
-    #[error("cannot read what should become `{}` in the workspace", shown(name.as_path()))]
+    /// The source could not be read.
+    #[error("cannot read what should become `{}` in the workspace", display_path(name.as_path()))]
     Read {
-        /// Its name inside.
+        /// The name inside.
         name: WorkspacePath,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It is too large.
-    #[error("the input `{}` is larger than {limit_bytes} bytes", shown(name.as_path()))]
+    /// The input is too large.
+    #[error("the input `{}` is larger than {limit_bytes} bytes", display_path(name.as_path()))]
     TooLarge {
-        /// Its name inside.
+        /// The name inside.
         name: WorkspacePath,
-        /// What it may have.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// It may not be written.
-    #[error("the input `{}` cannot be put into the workspace: {why}", shown(name.as_path()))]
+    /// The name is protected.
+    #[error("the input `{}` cannot be put into the workspace: {why}", display_path(name.as_path()))]
     Protected {
-        /// Its name inside.
+        /// The name inside.
         name: WorkspacePath,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Something else has that name.
-    #[error("the input `{}` cannot replace what is there: it is {what}", shown(name.as_path()))]
-    InTheWay {
-        /// Its name inside.
+    /// Something other than a regular file has the name.
+    #[error("the input `{}` cannot replace what is there: it is {what}", display_path(name.as_path()))]
+    Obstacle {
+        /// The name inside.
         name: WorkspacePath,
-        /// What is there.
+        /// What has the name.
         what: &'static str,
     },
 }
 
-/// How much is kept at most.
+/// The limits of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Files.
+pub struct CollectLimits {
+    /// The most files.
     pub files: usize,
-    /// Directory entries looked at.
+    /// The most directory entries that are visited.
     pub entries: usize,
-    /// Folders within folders, which is also the number of descriptors open at a time.
+    /// The greatest depth, which is also the number of descriptors open at a time.
     pub depth: usize,
-    /// Bytes of one file.
+    /// The most bytes of one file.
     pub file_bytes: u64,
-    /// Bytes in all.
+    /// The most bytes of all files.
     pub total_bytes: u64,
-    /// Skipped names that are told one by one.
-    pub told: usize,
+    /// The most skipped files that are listed by name.
+    pub listed: usize,
 }
 
-/// A file to be kept.
+/// A file to be stored.
 #[derive(Debug)]
-pub struct Found {
-    /// What it is to be called.
+pub struct CollectedFile {
+    /// The name of the artifact.
     pub name: WorkspacePath,
-    /// Its size when it was opened.
+    /// The size when the file was opened.
     pub size_bytes: u64,
-    /// Its contents: no more than that size, even if it grows.
+    /// The contents: at most that size, even if the file grows.
     pub contents: io::Take<File>,
 }
 
-/// What was not kept.
+/// A file that was not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
-    /// Its name, made printable.
+pub struct SkippedFile {
+    /// Its name, escaped for display.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What came of collecting.
+/// The result of a collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
-    /// How many files were kept.
+pub struct CollectReport {
+    /// The number of stored files.
     pub files: usize,
-    /// Their sizes together.
+    /// The sum of their sizes.
     pub bytes: u64,
-    /// What was not kept, and why.
-    pub skipped: Vec<Skipped>,
-    /// How many more were skipped than are told.
+    /// The files that were not stored, and why.
+    pub skipped: Vec<SkippedFile>,
+    /// The number of skipped files beyond those listed.
     pub more_skipped: u64,
-    /// Whether all that lay in `.artifacts` was kept.
+    /// Whether everything in `.artifacts` was stored.
     pub folder_is_kept: bool,
 }
 
-impl Collected {
+impl CollectReport {
     fn skipped_in_all(&self) -> u64 {
         self.skipped.len() as u64 + self.more_skipped
     }
 }
 
-impl Default for Bounds {
+impl Default for CollectLimits {
     fn default() -> Self {
-        Bounds {
+        CollectLimits {
             files: 10_000,
             entries: 100_000,
             depth: 64,
             file_bytes: 1 << 30,
             total_bytes: 4 << 30,
-            told: 100,
+            listed: 100,
         }
     }
 }
 
-/// Whether the owner of a folder can write it; also where that cannot be told, which whoever shows it will see.
+/// Whether the owner of a folder can write to it. True also where that cannot be determined: the
+/// mount reports the error then.
 pub(crate) fn is_writable(folder: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(folder) = rustix::fs::open(folder, flags, Mode::empty()) else {
         return true;
     };
-    let looked = Rights::of_owner(folder.as_fd()).and_then(|rights| {
+    let looked = FileAccess::of_owner(folder.as_fd()).and_then(|rights| {
         rights.act(|| {
             let access = rustix::fs::Access::WRITE_OK;
             Ok(rustix::fs::accessat(
@@ -164,15 +165,15 @@ pub(crate) fn is_writable(folder: &Path) -> bool {
     !looked.is_err_and(|error| refused(&error))
 }
 
-/// Writes an input into the workspace, all of it or nothing; a regular file of that name is replaced.
-/// The file and the folders made for it get the owner.
+/// Writes an input into the workspace, completely or not at all. A regular file of that name is
+/// replaced. The file and the folders created for it get the owner.
 pub fn put_input(
     workspace: BorrowedFd<'_>,
     name: &WorkspacePath,
     source: &mut dyn Read,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
-    rights: &Rights,
+    rights: &FileAccess,
 ) -> Result<(), InputError> {
     if let Some(why) = rights.protects(name.as_path()) {
         return Err(InputError::Protected {
@@ -187,26 +188,30 @@ pub fn put_input(
     let (folder, last) = rights
         .act(|| make_parents(workspace, name.as_path(), owner))
         .map_err(failed)?;
-    let what = rights.act(|| match rights.keeps_what_is_there() {
-        true => Ok(Dir::from_fd(&folder)
-            .stat(&last)?
-            .map(|_| "the mounted folder's own")),
-        false => in_the_way(&folder, &last),
+    let what = rights.act(|| {
+        if rights.keeps_existing() {
+            Ok(Dir::from_fd(&folder)
+                .stat(&last)?
+                .map(|_| "the mounted folder's own"))
+        } else {
+            obstacle(&folder, &last)
+        }
     });
     if let Some(what) = what.map_err(failed)? {
-        return Err(InputError::InTheWay {
+        return Err(InputError::Obstacle {
             name: name.clone(),
             what,
         });
     }
     let draft = rights.act(|| Draft::new(&folder)).map_err(failed)?;
     let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
-        let publish =
-            || finish(&draft.file, owner).and_then(|()| draft.put(&folder, &last, rights));
+        let publish = || {
+            set_mode_and_owner(&draft.file, owner).and_then(|()| draft.put(&folder, &last, rights))
+        };
         rights.act(publish).map_err(failed)
     });
     if put.is_err() {
-        // The error before it is the one to tell.
+        // The first error is the one to report.
         _ = rights.act(|| {
             draft.discard(&folder);
             Ok(())
@@ -215,7 +220,7 @@ pub fn put_input(
     put
 }
 
-/// The folder that is to hold the last name of `path`, and that name.
+/// Creates the parent folders of `path`; returns the last folder and the file name.
 pub(crate) fn make_parents(
     workspace: BorrowedFd<'_>,
     path: &Path,
@@ -238,28 +243,30 @@ pub(crate) fn make_folder(
         made => made?,
     }
     let folder = open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    // Somebody may have put another folder there meanwhile: only a new one of ours is given away.
+    // Another folder may have been put there meanwhile: only a new folder of ours gets the owner.
     if is_new(&folder)? {
         rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
-        give(&folder, owner)?;
+        set_owner(&folder, owner)?;
     }
     Ok(folder)
 }
 
-/// Whether a folder is ours and nothing is in it: whoever had it put in place of the one that was made gets nothing.
+/// Whether a folder belongs to this process and is empty: a folder that was swapped in gets no new
+/// owner.
 pub(crate) fn is_new(folder: &OwnedFd) -> io::Result<bool> {
     let ours = rustix::fs::fstat(folder)?.st_uid == rustix::process::geteuid().as_raw();
     Ok(ours && Dir::from_fd(folder).is_empty()?)
 }
 
-pub(crate) fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
+pub(crate) fn obstacle(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
     let found = Dir::from_fd(folder).stat(name)?.map(|found| kind(&found));
     Ok(found
         .filter(|kind| *kind != FileType::RegularFile)
-        .map(called))
+        .map(kind_name))
 }
 
-/// An input in the making. It has no name where the file system can do that: then a crash leaves nothing.
+/// A file that is being written. It is unnamed (O_TMPFILE) where the file system supports that, so
+/// that a crash leaves nothing.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) file: File,
@@ -276,7 +283,7 @@ impl Draft {
             Err(_) => {
                 let make =
                     |name: &str| open(folder, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
-                let (name, file) = under_new_name(make)?;
+                let (name, file) = with_free_name(make)?;
                 Ok(Draft {
                     file: File::from(file),
                     name: Some(name),
@@ -285,7 +292,7 @@ impl Draft {
         }
     }
 
-    /// Makes it visible. Replaces the name itself, never what a link of that name points at.
+    /// Gives the file its name. Replaces the name itself and never the target of a symbolic link.
     pub(crate) fn publish(&self, folder: &OwnedFd, last: &OsStr) -> io::Result<()> {
         let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let link =
@@ -293,8 +300,8 @@ impl Draft {
         let (name, linked) = match &self.name {
             Some(name) => (name.clone(), false),
             None => match link(last) {
-                // Only a name can replace a name.
-                Err(Errno::EXIST) => (under_new_name(|name| Ok(link(name.as_ref())?))?.0, true),
+                // Only a rename can replace an existing name.
+                Err(Errno::EXIST) => (with_free_name(|name| Ok(link(name.as_ref())?))?.0, true),
                 done => return Ok(done?),
             },
         };
@@ -305,9 +312,9 @@ impl Draft {
         Ok(moved?)
     }
 
-    /// The same, but where nothing may be replaced.
-    fn put(&self, folder: &OwnedFd, last: &OsStr, rights: &Rights) -> io::Result<()> {
-        if !rights.keeps_what_is_there() {
+    /// Like `publish`, but without replacing an existing file where that is not allowed.
+    fn put(&self, folder: &OwnedFd, last: &OsStr, rights: &FileAccess) -> io::Result<()> {
+        if !rights.keeps_existing() {
             return self.publish(folder, last);
         }
         let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -327,8 +334,8 @@ impl Draft {
     }
 }
 
-/// Does something with a name that is free.
-fn under_new_name<T>(mut act: impl FnMut(&str) -> io::Result<T>) -> io::Result<(String, T)> {
+/// Calls `act` with new names until one is free.
+fn with_free_name<T>(mut act: impl FnMut(&str) -> io::Result<T>) -> io::Result<(String, T)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     loop {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -375,12 +382,12 @@ fn copy(
     }
 }
 
-pub(crate) fn finish(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn set_mode_and_owner(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(0o644))?;
-    give(file, owner)
+    set_owner(file, owner)
 }
 
-pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn set_owner(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
     let Some((user, group)) = owner else {
         return Ok(());
     };
@@ -391,106 +398,140 @@ pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()>
     )?)
 }
 
-/// Hands every file that is to be kept to `keep`, one at a time: the wanted files, what lies in the
-/// wanted folders, and what lies in `.artifacts`. What `keep` refuses is skipped with its reason.
+/// Passes every file that is to be stored to `keep`, one at a time: the wanted files, the contents
+/// of wanted folders, and the contents of `.artifacts`. A file that `keep` refuses is skipped with
+/// its reason. Stops once `is_cancelled` returns true.
 pub fn collect(
     workspace: BorrowedFd<'_>,
     wanted: &[WorkspacePath],
-    bounds: Bounds,
-    keep: &mut dyn FnMut(Found) -> Result<(), String>,
-) -> Collected {
-    let mut collecting = Collecting {
+    bounds: CollectLimits,
+    is_cancelled: &dyn Fn() -> bool,
+    keep: &mut dyn FnMut(CollectedFile) -> Result<(), String>,
+) -> CollectReport {
+    let mut collector = Collector {
         bounds,
+        is_cancelled,
         keep,
         entries: 0,
         full: false,
-        collected: Collected::default(),
+        is_stopped: false,
+        collected: CollectReport::default(),
     };
     for path in outermost(wanted) {
+        if collector.stops_at(path) {
+            break;
+        }
         match open(workspace, path, OFlags::PATH) {
-            Ok(handle) => collecting.start(workspace, &handle, path, path),
-            Err(source) => collecting.skip(path, why_not(&source)),
+            Ok(handle) => collector.start(workspace, &handle, path, path),
+            Err(source) => collector.skip(path, read_error(&source)),
         }
     }
-    let before = collecting.collected.skipped_in_all();
-    match open(workspace, ARTIFACTS, OFlags::PATH | OFlags::DIRECTORY) {
-        Ok(handle) => collecting.start(workspace, &handle, Path::new(ARTIFACTS), Path::new("")),
+    let before = collector.collected.skipped_in_all();
+    match open(
+        workspace,
+        ARTIFACTS_FOLDER,
+        OFlags::PATH | OFlags::DIRECTORY,
+    ) {
+        Ok(handle) => collector.start(
+            workspace,
+            &handle,
+            Path::new(ARTIFACTS_FOLDER),
+            Path::new(""),
+        ),
         Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => collecting.skip(Path::new(ARTIFACTS), why_not(&source)),
+        Err(source) => collector.skip(Path::new(ARTIFACTS_FOLDER), read_error(&source)),
     }
-    let is_whole = before == collecting.collected.skipped_in_all() && !collecting.full;
-    collecting.collected.folder_is_kept = is_whole;
-    collecting.collected
+    let is_whole = before == collector.collected.skipped_in_all() && !collector.full;
+    collector.collected.folder_is_kept = is_whole;
+    collector.collected
 }
 
-/// Whether nothing lies in `.artifacts`, for certain: one look, which a file system in memory answers at once.
+/// Whether `.artifacts` is certainly empty: one lookup, which a file system in memory answers at
+/// once.
 pub fn artifacts_are_empty(workspace: BorrowedFd<'_>) -> bool {
     let listed = Dir::from_fd(workspace)
-        .open_dir(ARTIFACTS)
+        .open_dir(ARTIFACTS_FOLDER)
         .and_then(|folder| folder.is_empty());
     listed.unwrap_or(false)
 }
 
-/// Without the paths that lie below others: nothing is kept twice.
+/// The paths without those that lie below others, in the wanted order, so that no file is stored
+/// twice. Sorted by name, a folder stands right before everything below it, so that comparing
+/// neighbours is enough.
 fn outermost(wanted: &[WorkspacePath]) -> impl Iterator<Item = &Path> {
-    let covered = move |at: usize, path: &Path| {
-        wanted.iter().enumerate().any(|(other_at, other)| {
-            path.starts_with(other.as_path()) && (path != other.as_path() || other_at < at)
-        })
-    };
-    wanted
+    let mut sorted: Vec<(&Path, usize)> = wanted
         .iter()
         .enumerate()
-        .filter(move |(at, path)| !covered(*at, path.as_path()))
-        .map(|(_, p)| p.as_path())
+        .map(|(at, path)| (path.as_path(), at))
+        .collect();
+    sorted.sort_unstable();
+    sorted.dedup_by(|(path, _), (outer, _)| path.starts_with(*outer));
+    sorted.sort_unstable_by_key(|(_, at)| *at);
+    sorted.into_iter().map(|(path, _)| path)
 }
 
-struct Collecting<'a> {
-    bounds: Bounds,
-    keep: &'a mut dyn FnMut(Found) -> Result<(), String>,
+struct Collector<'a> {
+    bounds: CollectLimits,
+    is_cancelled: &'a dyn Fn() -> bool,
+    keep: &'a mut dyn FnMut(CollectedFile) -> Result<(), String>,
     entries: usize,
-    /// A bound was reached: nothing more is looked at.
+    /// A limit was reached: nothing more is visited.
     full: bool,
-    collected: Collected,
+    /// The collection was cancelled.
+    is_stopped: bool,
+    collected: CollectReport,
 }
 
-impl Collecting<'_> {
-    /// Decides on a handle that opens nothing: opening a FIFO would wait, a device could do anything.
+impl Collector<'_> {
+    /// Whether the collection was cancelled, which is reported once, with the next name.
+    fn stops_at(&mut self, name: &Path) -> bool {
+        if !self.is_stopped && (self.is_cancelled)() {
+            (self.full, self.is_stopped) = (true, true);
+            self.skip(name, "cancelled: this and the rest was not looked at");
+        }
+        self.is_stopped
+    }
+
+    /// Decides by an O_PATH handle: opening a FIFO would block, and opening a device can have side
+    /// effects.
     fn start(&mut self, workspace: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) {
         let found = match rustix::fs::fstat(handle) {
             Ok(found) => found,
-            Err(source) => return self.skip(name, why_not(&source.into())),
+            Err(source) => return self.skip(name, read_error(&source.into())),
         };
         let outcome = match kind(&found) {
             FileType::RegularFile => self.file(workspace, path, &found, name),
             FileType::Directory => self.walk(Dir::from_fd(handle), name),
-            other => Err(format!("is {}", called(other))),
+            other => Err(format!("is {}", kind_name(other))),
         };
         if let Err(reason) = outcome {
             self.skip(name, reason);
         }
     }
 
-    /// Looks at everything in a folder, whose files are called `top` before their own name.
+    /// Visits everything in a folder, with names below `top`.
     fn walk(&mut self, folder: Dir<&OwnedFd>, top: &Path) -> Result<(), String> {
         let bounds = WalkBounds {
             entries: self.bounds.entries.saturating_sub(self.entries),
             depth: self.bounds.depth,
-            // What the host mounts there while the program runs was never the program's to keep.
+            // A file system that the host mounts there during the run is not the program's.
             one_mount: top.as_os_str().is_empty(),
             ..WalkBounds::default()
         };
-        let mut walk = folder.walk(bounds).map_err(|source| why_not(&source))?;
+        let mut walk = folder.walk(bounds).map_err(|source| read_error(&source))?;
         while let Some(found) = walk.next()
             && !self.full
         {
             match found {
                 Ok(entry) => {
+                    if self.stops_at(&top.join(&entry.path)) {
+                        break;
+                    }
                     self.entries += 1;
                     self.visit(&walk, &entry, &top.join(&entry.path));
                 }
                 Err(WalkError::Read { path, source }) => {
-                    self.skip(&top.join(path), why_not(&source));
+                    self.skip(&top.join(path), read_error(&source));
                 }
                 Err(WalkError::TooDeep { path, depth }) => {
                     self.skip(&top.join(path), format!("lies deeper than {depth} folders"));
@@ -510,17 +551,17 @@ impl Collecting<'_> {
         let outcome = match entry.kind() {
             FileType::RegularFile => match walk.parent() {
                 Ok(parent) => self.file(parent.as_fd(), Path::new(entry.name()), &entry.stat, name),
-                Err(source) => Err(why_not(&source)),
+                Err(source) => Err(read_error(&source)),
             },
             FileType::Directory => Ok(()),
-            other => Err(format!("is {}", called(other))),
+            other => Err(format!("is {}", kind_name(other))),
         };
         if let Err(reason) = outcome {
             self.skip(name, reason);
         }
     }
 
-    /// Hands one file over; the error is the reason why not.
+    /// Passes one file to `keep`; the error is the reason for skipping it.
     fn file(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -534,11 +575,11 @@ impl Collecting<'_> {
             return Err(format!("{} files are kept, and no more", self.bounds.files));
         }
         let (file, size_bytes) =
-            open_seen(parent, path, seen).map_err(|source| why_not(&source))?;
+            open_seen(parent, path, seen).map_err(|source| read_error(&source))?;
         if let Some(reason) = self.too_large(size_bytes) {
             return Err(reason);
         }
-        (self.keep)(Found {
+        (self.keep)(CollectedFile {
             name,
             size_bytes,
             contents: file.take(size_bytes),
@@ -549,7 +590,7 @@ impl Collecting<'_> {
     }
 
     fn too_large(&self, size_bytes: u64) -> Option<String> {
-        let Bounds {
+        let CollectLimits {
             file_bytes,
             total_bytes,
             ..
@@ -570,18 +611,19 @@ impl Collecting<'_> {
     }
 
     fn skip(&mut self, name: &Path, reason: impl Into<String>) {
-        // That a bound was reached is always told.
-        match self.collected.skipped.len() < self.bounds.told || self.full {
-            true => self.collected.skipped.push(Skipped {
-                name: shown(name),
+        // That a limit was reached is always listed.
+        if self.collected.skipped.len() < self.bounds.listed || self.full {
+            self.collected.skipped.push(SkippedFile {
+                name: display_path(name),
                 reason: reason.into(),
-            }),
-            false => self.collected.more_skipped += 1,
+            })
+        } else {
+            self.collected.more_skipped += 1
         }
     }
 }
 
-/// Opens the regular file that was seen at this place, or says why not; also its size.
+/// Opens the regular file that was seen before; returns it and its size.
 pub(crate) fn open_seen(
     parent: BorrowedFd<'_>,
     path: &Path,
@@ -591,16 +633,18 @@ pub(crate) fn open_seen(
     let file = File::from(open(parent, path, flags)?);
     let opened = rustix::fs::fstat(&file)?;
     let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);
-    match same && kind(&opened) == FileType::RegularFile {
-        true => Ok((file, u64::try_from(opened.st_size).unwrap_or(u64::MAX))),
-        false => Err(io::Error::new(
+    if same && kind(&opened) == FileType::RegularFile {
+        Ok((file, u64::try_from(opened.st_size).unwrap_or(u64::MAX)))
+    } else {
+        Err(io::Error::new(
             io::ErrorKind::WouldBlock,
             "was replaced while it was being opened",
-        )),
+        ))
     }
 }
 
-/// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
+/// Opens a path beneath `folder` through no symbolic link. A new file is readable by its owner
+/// only.
 pub(crate) fn open(
     folder: impl AsFd,
     path: impl AsRef<Path>,
@@ -609,7 +653,7 @@ pub(crate) fn open(
     Dir::from_fd(folder).open_at(path, flags, Mode::RUSR | Mode::WUSR, Lookup::NoLinks)
 }
 
-pub(crate) fn why_not(source: &io::Error) -> String {
+pub(crate) fn read_error(source: &io::Error) -> String {
     match Errno::from_io_error(source) {
         Some(Errno::NOENT) => "was not there".to_owned(),
         Some(Errno::LOOP) => "leads through a symbolic link".to_owned(),
@@ -625,7 +669,7 @@ pub(crate) fn kind(found: &Stat) -> FileType {
     FileType::from_raw_mode(found.st_mode)
 }
 
-pub(crate) fn called(kind: FileType) -> &'static str {
+pub(crate) fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a file",
         FileType::Directory => "a folder",
@@ -637,7 +681,7 @@ pub(crate) fn called(kind: FileType) -> &'static str {
     }
 }
 
-pub(crate) fn shown(name: &Path) -> String {
+pub(crate) fn display_path(name: &Path) -> String {
     name.to_string_lossy().escape_debug().to_string()
 }
 

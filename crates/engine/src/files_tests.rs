@@ -47,14 +47,18 @@ impl Place {
             &mut content.as_bytes(),
             None,
             100,
-            &Rights::default(),
+            &FileAccess::default(),
         )
     }
 
-    fn collect(&self, wanted: &[&str], bounds: Bounds) -> (BTreeMap<PathBuf, String>, Collected) {
+    fn collect(
+        &self,
+        wanted: &[&str],
+        bounds: CollectLimits,
+    ) -> (BTreeMap<PathBuf, String>, CollectReport) {
         let wanted: Vec<_> = wanted.iter().map(|path| name(path)).collect();
         let mut kept = BTreeMap::new();
-        let collected = collect(self.workspace.as_fd(), &wanted, bounds, &mut |mut found| {
+        let mut keep = |mut found: CollectedFile| {
             let mut text = String::new();
             found.contents.read_to_string(&mut text).unwrap();
             assert_eq!(
@@ -63,7 +67,9 @@ impl Place {
                 "kept twice"
             );
             Ok(())
-        });
+        };
+        let workspace = self.workspace.as_fd();
+        let collected = collect(workspace, &wanted, bounds, &|| false, &mut keep);
         (kept, collected)
     }
 }
@@ -85,7 +91,7 @@ fn kept(files: &[(&str, &str)]) -> BTreeMap<PathBuf, String> {
         .collect()
 }
 
-fn skipped(collected: &Collected) -> BTreeMap<&str, &str> {
+fn skipped(collected: &CollectReport) -> BTreeMap<&str, &str> {
     collected
         .skipped
         .iter()
@@ -93,7 +99,7 @@ fn skipped(collected: &Collected) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-/// Looks at the workspace in the middle of being read.
+/// Observes the workspace in the middle of a read.
 struct Watching<'a> {
     place: &'a Place,
     left: usize,
@@ -125,7 +131,7 @@ fn an_input_has_no_name_before_it_is_whole_so_that_a_crash_leaves_nothing() {
             &mut source,
             None,
             100,
-            &Rights::default(),
+            &FileAccess::default(),
         )
         .unwrap();
         assert_eq!(
@@ -182,7 +188,7 @@ fn an_input_and_the_folders_made_for_it_get_their_owner() {
         &mut &b"x"[..],
         Some((1234, 2345)),
         10,
-        &Rights::default(),
+        &FileAccess::default(),
     )
     .unwrap();
     let owner = |path| {
@@ -234,7 +240,7 @@ fn an_input_goes_through_no_link_and_replaces_only_files() {
     }
     for path in ["link", "directory", "fifo"] {
         assert!(
-            matches!(place.put(path, "dead"), Err(InputError::InTheWay { .. })),
+            matches!(place.put(path, "dead"), Err(InputError::Obstacle { .. })),
             "{path}"
         );
     }
@@ -261,7 +267,7 @@ fn wanted_files_keep_their_path_and_artifacts_are_named_below_their_folder() {
     }
     let (files, collected) = place.collect(
         &["out", "single", "out/a", "out", "absent"],
-        Bounds::default(),
+        CollectLimits::default(),
     );
     assert_eq!(
         files,
@@ -284,12 +290,12 @@ fn wanted_files_keep_their_path_and_artifacts_are_named_below_their_folder() {
 #[test]
 fn an_empty_workspace_gives_nothing_and_complains_of_nothing() {
     assert_eq!(
-        Place::new().collect(&[], Bounds::default()),
+        Place::new().collect(&[], CollectLimits::default()),
         (
             BTreeMap::new(),
-            Collected {
+            CollectReport {
                 folder_is_kept: true,
-                ..Collected::default()
+                ..CollectReport::default()
             }
         )
     );
@@ -306,7 +312,7 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
     rustix::fs::mkfifoat(rustix::fs::CWD, place.at("out/fifo"), Mode::RWXU).unwrap();
     let _listener = UnixListener::bind(place.at("out/socket")).unwrap();
     symlink("out", place.at(".artifacts")).unwrap();
-    let (files, collected) = place.collect(&["out"], Bounds::default());
+    let (files, collected) = place.collect(&["out"], CollectLimits::default());
     assert_eq!(files, kept(&[("out/file", "fine")]));
     assert_eq!(
         skipped(&collected),
@@ -332,7 +338,7 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
             "is not a folder, or leads through something that is none",
         ),
     ] {
-        let (files, collected) = place.collect(&[wanted], Bounds::default());
+        let (files, collected) = place.collect(&[wanted], CollectLimits::default());
         assert_eq!((files.len(), skipped(&collected)[wanted]), (0, reason));
     }
     if rustix::process::geteuid().is_root() {
@@ -345,7 +351,7 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
             device,
         );
         if made.is_ok() {
-            let (files, collected) = place.collect(&["zero"], Bounds::default());
+            let (files, collected) = place.collect(&["zero"], CollectLimits::default());
             assert_eq!(
                 (files.len(), skipped(&collected)["zero"]),
                 (0, "is a device")
@@ -362,7 +368,7 @@ fn a_sparse_file_of_a_tebibyte_is_refused_by_its_limit() {
         .unwrap()
         .set_len(1 << 40)
         .unwrap();
-    let (files, collected) = place.collect(&["out"], Bounds::default());
+    let (files, collected) = place.collect(&["out"], CollectLimits::default());
     assert_eq!(files, kept(&[("out/small", "fine")]));
     let reason = "has 1099511627776 bytes, more than the 1073741824 that are kept of a file";
     assert_eq!(skipped(&collected), [("out/huge", reason)].into());
@@ -376,9 +382,9 @@ fn the_sum_of_all_files_is_bounded() {
     }
     let (files, collected) = place.collect(
         &["out"],
-        Bounds {
+        CollectLimits {
             total_bytes: 19,
-            ..Bounds::default()
+            ..CollectLimits::default()
         },
     );
     assert_eq!(
@@ -400,7 +406,8 @@ fn a_file_that_grows_gives_no_more_than_it_had() {
     let collected = collect(
         place.workspace.as_fd(),
         &wanted,
-        Bounds::default(),
+        CollectLimits::default(),
+        &|| false,
         &mut |mut found| {
             fs::write(place.at("log"), "1234567890").unwrap();
             found.contents.read_to_string(&mut text).unwrap();
@@ -419,10 +426,10 @@ fn crowded_folders_end_at_the_bound() {
     }
     let (files, collected) = place.collect(
         &["out"],
-        Bounds {
+        CollectLimits {
             entries: 100,
-            told: 1,
-            ..Bounds::default()
+            listed: 1,
+            ..CollectLimits::default()
         },
     );
     assert!(files.len() <= 100);
@@ -433,9 +440,9 @@ fn crowded_folders_end_at_the_bound() {
     );
     let (files, collected) = place.collect(
         &["out"],
-        Bounds {
+        CollectLimits {
             files: 7,
-            ..Bounds::default()
+            ..CollectLimits::default()
         },
     );
     assert_eq!(files.len(), 7);
@@ -445,9 +452,9 @@ fn crowded_folders_end_at_the_bound() {
     );
     let (files, collected) = place.collect(
         &["out"],
-        Bounds {
-            told: 10,
-            ..Bounds::default()
+        CollectLimits {
+            listed: 10,
+            ..CollectLimits::default()
         },
     );
     assert_eq!(
@@ -470,9 +477,9 @@ fn deep_folders_end_at_the_bound() {
     }
     let (files, collected) = place.collect(
         &["out"],
-        Bounds {
+        CollectLimits {
             depth: 20,
-            ..Bounds::default()
+            ..CollectLimits::default()
         },
     );
     assert_eq!(files.len(), 20);
@@ -480,9 +487,9 @@ fn deep_folders_end_at_the_bound() {
     assert_eq!(collected.skipped[0].reason, "lies deeper than 20 folders");
     let (files, _) = place.collect(
         &["out"],
-        Bounds {
+        CollectLimits {
             depth: usize::MAX,
-            ..Bounds::default()
+            ..CollectLimits::default()
         },
     );
     assert_eq!(files.len(), 63, "a longer path is no name");
@@ -500,7 +507,7 @@ fn names_with_newlines_and_foreign_bytes_are_kept_as_they_are() {
     )
     .unwrap();
     symlink("x", place.at(".artifacts/evil\n\x1b[2J")).unwrap();
-    let (files, collected) = place.collect(&[], Bounds::default());
+    let (files, collected) = place.collect(&[], CollectLimits::default());
     let wanted: BTreeMap<_, _> = [
         (PathBuf::from("a\nb"), "newline".to_owned()),
         (
@@ -523,13 +530,45 @@ fn what_the_keeper_refuses_is_told_with_its_reason() {
     let collected = collect(
         place.workspace.as_fd(),
         &[name("a")],
-        Bounds::default(),
+        CollectLimits::default(),
+        &|| false,
         &mut |_| Err("no room".to_owned()),
     );
     assert_eq!(
         (skipped(&collected), collected.files),
         ([("a", "no room")].into(), 0)
     );
+}
+
+#[test]
+fn of_wanted_paths_only_the_outermost_are_looked_at_in_their_order() {
+    let wanted: Vec<_> = ["b/c", "a-b", "a/x", "b", "a", "a-b", "a/x/y", "ab"]
+        .map(name)
+        .into();
+    let outermost: Vec<_> = outermost(&wanted).collect();
+    assert_eq!(outermost, ["a-b", "b", "a", "ab"].map(Path::new));
+}
+
+#[test]
+fn once_it_is_cancelled_nothing_more_is_kept_and_that_is_told() {
+    let place = Place::new();
+    for at in 0..9 {
+        place.write(&format!("out/{at}"), "x");
+    }
+    let count = std::cell::Cell::new(0);
+    let mut keep = |_: CollectedFile| {
+        count.set(count.get() + 1);
+        Ok(())
+    };
+    let (wanted, is_cancelled) = ([name("out"), name("other")], || count.get() == 3);
+    let workspace = place.workspace.as_fd();
+    let bounds = CollectLimits::default();
+    let collected = collect(workspace, &wanted, bounds, &is_cancelled, &mut keep);
+    assert_eq!((collected.files, collected.skipped.len()), (3, 1));
+    assert!(collected.skipped[0].reason.starts_with("cancelled"));
+    assert!(!collected.folder_is_kept);
+    let collected = collect(workspace, &wanted, bounds, &|| false, &mut |_| Ok(()));
+    assert_eq!(collected.files, 9, "the control: all of them are there");
 }
 
 /// Swaps two names until told to stop.
@@ -554,7 +593,8 @@ fn files_and_folders_swapped_for_links_meanwhile_never_lead_out() {
         scope.spawn(|| swap(&place, "folder", "other-folder", &stop));
         scope.spawn(|| swap(&place, "file", "other-file", &stop));
         for _ in 0..3000 {
-            let (files, _) = place.collect(&["folder", "folder/file", "file"], Bounds::default());
+            let (files, _) =
+                place.collect(&["folder", "folder/file", "file"], CollectLimits::default());
             assert!(files.values().all(|content| content == "fine"), "{files:?}");
             read += files.len();
             let _ = place.put("folder/put", "fine");

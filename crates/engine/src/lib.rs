@@ -1,4 +1,6 @@
-//! Carries out runs: one run from a checked [`spec::RunSpec`] to a [`spec::RunResult`].
+//! The engine: it takes a checked [`spec::RunSpec`], provisions a sandbox with its doors and
+//! workspace, runs the program and returns a [`spec::RunResult`]. Sessions, jobs of steps, backups
+//! and usage build on it.
 //!
 //! ```no_run
 //! use spec::{Policy, RunRequest};
@@ -14,64 +16,70 @@
 //! }
 //! ```
 
-/// What the README shows of this library must compile.
+/// The library example in docs/library.md must compile.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/library.md")]
 struct Readme;
 
+mod artifacts;
 pub mod backup;
 mod capture;
 mod contract;
 pub mod control;
-mod courier;
 mod denials;
+mod disk_space;
+pub mod disk_usage;
 mod doctor;
 mod doors;
 mod driver;
 mod egress;
-mod feed;
+mod explain;
+mod file_access;
+mod file_locks;
 pub mod files;
 mod git;
-mod guard;
-mod interpreter;
-mod keep;
-mod making;
-mod origin;
+mod outcome;
+mod output_log;
+mod path_guard;
 mod pool;
+mod provision;
 mod record;
-mod rights;
-mod room;
+mod rootfs;
 mod session;
+mod shebang;
 mod sparse;
+mod stdio;
 pub mod steps;
-mod streams;
 mod terminal;
 pub mod tree;
 mod unix_sockets;
 pub mod usage;
-mod verdict;
-pub mod weight;
+mod webhook;
 pub mod workspaces;
 
 pub use crate::doors::{DoorSettings, ModelDoor};
-pub use ::doors::courier::{BadReceiver, Courier, CourierSettings, Receiver, Undelivered};
-pub use ::doors::till::Day;
-pub use courier::OwnKey;
+pub use ::doors::MAX_BODY_BYTES;
+pub use ::doors::budget::DailyBudget;
+pub use ::doors::webhook::{
+    DeliveryError, InvalidWebhookUrl, WebhookClient, WebhookClientSettings, WebhookTarget,
+};
 pub use doctor::{Check, CheckState};
-pub use feed::{Feed, Piece};
-pub use record::{Swept, fresh_id, now, now_us};
-pub use rights::Rights;
+pub use file_access::FileAccess;
+pub use git::{BroughtCommits, KeptCommits};
+pub use output_log::{OutputChunk, OutputLog};
+pub use record::{SweepReport, fresh_id, now, now_us};
 pub use sandbox::{
     FIRST_PROCESS,
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
 pub use session::{
-    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,
-    Unread,
+    Exec, ExecResult, Session, SessionArtifacts, SessionEnd, SessionState, SessionStatus,
+    StdinError, UnreadInput,
 };
 pub use spec::Pool;
-pub use terminal::{Terminal, Window};
+pub use terminal::{Terminal, TerminalWindow};
+pub use webhook::OwnKey;
 
 use record::Records;
 use sandbox::{Program, container::Containers};
@@ -79,7 +87,10 @@ use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, AtomicU64},
+    },
 };
 use tokio::{
     net::unix::pipe,
@@ -87,25 +98,26 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// What an engine is given; it reads neither environment nor home.
+/// The settings of an engine. The engine reads neither the environment nor the home folder.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The folder for run records and artifacts. Made if absent, mode 0700.
+    /// The folder for run records and artifacts. Created with mode 0700 if absent.
     pub state: PathBuf,
-    /// Where artifacts are kept, how many, and for how long.
+    /// Where artifacts are stored, how many are kept, and for how long.
     pub artifacts: store::ArtifactSettings,
-    /// What is made ahead of runs.
+    /// How many sandboxes and cgroups the pool prepares ahead of runs.
     pub pool: Pool,
-    /// Where container engines may listen.
+    /// The sockets on which container engines may listen.
     pub containers: Hosts,
-    /// What doors are opened with.
+    /// The settings with which doors are opened.
     pub doors: DoorSettings,
-    /// Files that no run may be shown, such as the operator's own and those with keys; the state folder always is one.
+    /// Files that no run may see, such as the operator's configuration and key files. The state
+    /// folder is always guarded.
     pub guarded: Vec<PathBuf>,
 }
 
 impl Settings {
-    /// A state folder, and defaults.
+    /// Default settings for a state folder.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
         let state = state.into();
         let doors = DoorSettings::new(&state);
@@ -120,17 +132,18 @@ impl Settings {
         }
     }
 
-    /// Looks at what a run names on this host, before an engine makes its state folder for it.
-    pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
-        guard::check(&self.state, &self.guarded, &spec.sandbox)?;
-        making::look_at_inputs(spec)?;
-        making::injected(&self.doors.secrets, spec)?;
-        origin::look(&self.state, spec)?;
+    /// Checks the host paths, inputs and secrets that a run names, before an engine creates its
+    /// state folder.
+    pub fn check(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
+        path_guard::check(&self.state, &self.guarded, &spec.sandbox)?;
+        provision::check_file_inputs(spec)?;
+        provision::secret_variables(&self.doors.secrets, spec)?;
+        rootfs::check_image_store(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
 }
 
-/// Why an engine cannot be had.
+/// Why an engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct EngineError {
@@ -143,11 +156,12 @@ pub struct EngineError {
     pub source: Option<std::io::Error>,
 }
 
-/// Carries out runs. Cheap to clone; the last clone ends its launchers and its sessions.
+/// Runs programs in sandboxes. Cheap to clone; dropping the last clone ends its launchers and
+/// sessions.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
-    /// Told when it closes, and gone with the last clone: no session outlives that.
+    /// Set to true by `close`. Dropped with the last clone, so that no session outlives the engine.
     closing: Arc<watch::Sender<bool>>,
 }
 
@@ -158,31 +172,38 @@ struct Inner {
     containers: Containers,
     records: Records,
     artifacts: store::Artifacts,
-    swept_at_opening: Swept,
-    pools: pool::Pools,
-    /// Work that nobody waits for but [`Engine::close`].
-    behind: std::sync::Mutex<JoinSet<()>>,
+    swept_at_opening: SweepReport,
+    pools: pool::SandboxPool,
+    /// Background tasks. Only [`Engine::close`] waits for them.
+    background: std::sync::Mutex<JoinSet<()>>,
     doors: DoorSettings,
     guarded: Vec<PathBuf>,
-    /// What output may have on the disk.
-    feeds: Arc<feed::Disk>,
+    /// The disk budget of all output logs.
+    log_budget: Arc<output_log::DiskBudget>,
 }
 
 impl Inner {
-    /// Refuses a run that would be shown what Airlock itself lives by, before anything is made for it.
+    /// Refuses a run that would expose Airlock's own files to the program, before anything is
+    /// created for it.
     fn guard(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
-        guard::check(&self.state, &self.guarded, &spec.sandbox)
+        path_guard::check(&self.state, &self.guarded, &spec.sandbox)
     }
 
-    /// Has something done that no run waits for.
-    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
-        while behind.try_join_next().is_some() {}
-        behind.spawn(work);
+    /// Spawns a task that no run waits for.
+    fn spawn_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut background = self
+            .background
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while background.try_join_next().is_some() {}
+        background.spawn(work);
     }
 }
 
-/// One run under way.
+/// A run in progress.
+///
+/// Dropping it, or the future of [`Engine::run`], does not end the program: it runs on to its wall
+/// time limit. Call [`Run::cancel`] first.
 #[derive(Debug)]
 pub struct Run {
     id: Id,
@@ -207,24 +228,25 @@ pub struct PlanLine {
     pub detail: String,
 }
 
-/// How many events may wait for a reader before the program has to.
-const MOST_WAITING_EVENTS: usize = 16;
+/// The capacity of the event channel. When it is full, the program's output blocks.
+const EVENT_QUEUE_LENGTH: usize = 16;
 
 impl Engine {
-    /// Opens the state folder and sweeps what dead owners left there.
+    /// Opens the state folder and sweeps what processes that are gone left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
         let native = Native::new(settings.state.clone());
         Engine::with(settings, native)
     }
 
-    /// The same, with the process of its first launcher already on its way.
-    pub fn open_after(begun: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
+    /// Like `open`, with a launcher process that was spawned early.
+    pub fn open_after(head_start: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
         let mut native = Native::new(settings.state.clone());
-        native.use_head_start(begun);
+        native.use_head_start(head_start);
         Engine::with(settings, native)
     }
 
-    /// An engine whose sandboxes lack a step, so that a control can show what it is for.
+    /// Opens an engine whose sandboxes lack a containment step. Control tests use it to show what
+    /// the step prevents.
     pub fn dangerously_open_with(
         settings: Settings,
         change: impl FnOnce(&mut Native),
@@ -251,14 +273,15 @@ impl Engine {
             source: Some(source),
         };
         let records = Records::open(state.clone()).map_err(failed)?;
-        let artifacts = store::Artifacts::open(artifacts).map_err(of_artifacts)?;
+        let artifacts = store::Artifacts::open(artifacts).map_err(artifact_store_error)?;
         let containers = Containers::new(state.clone(), containers);
         let swept_at_opening = sweep(&state, &native, &containers, &records, &artifacts);
-        let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
-        let feeds = feed::Disk::of(state.clone());
+        let pools = pool::SandboxPool::new(pool);
+        let background = std::sync::Mutex::default();
+        let log_budget = output_log::DiskBudget::of(state.clone());
         Ok(Engine {
             inner: Arc::new(Inner {
-                feeds,
+                log_budget,
                 state,
                 native,
                 containers,
@@ -266,7 +289,7 @@ impl Engine {
                 artifacts,
                 swept_at_opening,
                 pools,
-                behind,
+                background,
                 doors,
                 guarded,
             }),
@@ -274,10 +297,10 @@ impl Engine {
         })
     }
 
-    /// Where output of this owner's is kept: the newest `most` bytes of each stream, what is more than little on the
-    /// disk, within what his output and everybody's may have there.
-    pub fn feed(&self, owner: Option<&Id>, most: u64) -> Feed {
-        Feed::within(&self.inner.feeds.owner(owner), most, &self.inner.state)
+    /// A new output log for this owner. It keeps the newest `most` bytes of each stream; output
+    /// beyond the memory limit goes to disk, within the budgets of the owner and the engine.
+    pub fn output_log(&self, owner: Option<&Id>, most: u64) -> OutputLog {
+        OutputLog::within(&self.inner.log_budget.owner(owner), most, &self.inner.state)
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -286,32 +309,34 @@ impl Engine {
         self.start_as(id, spec)
     }
 
-    /// The same under an identifier that is known before: the one that the caller chose, or a fresh one. What is fresh
-    /// is nobody else's, so that nothing has to be kept from a second run of that name.
+    /// Starts a run under an id that is known beforehand: the caller's, or a fresh one. A fresh id
+    /// is unique, so its record needs no lock against a second run of that name.
     pub fn start_as(&self, id: Id, spec: RunSpec) -> Run {
-        let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
+        let (sender, events) = mpsc::channel(EVENT_QUEUE_LENGTH);
         let (cancel, cancelled) = watch::channel(false);
         let (terminate, terminated) = watch::channel(None);
         let (is_over, over) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
         let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
-        let (stdin, input) = match spec.stdin.then(streams::input_pipe).transpose() {
+        let (stdin, input) = match spec.stdin.then(stdio::input_pipe).transpose() {
             Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| {
                 (Some(ours), Ok(Some(theirs)))
             }),
-            // The driver says so in the result.
+            // The driver reports the error in the result.
             Err(error) => (None, Err(error)),
         };
-        let (blank, cpu_ms) = (driver::blank(&id, &spec), Arc::<AtomicU64>::default());
+        let blank = driver::blank_result(&id, &spec);
+        let cpu_ms = Arc::<AtomicU64>::default();
         let task = driver::Driver {
-            making: making::Making {
+            provisioner: provision::Provisioner {
                 engine: self.inner.clone(),
                 id: id.clone(),
                 spec,
                 cancelled,
                 layer: None,
+                artifacts_kept: false,
                 git: None,
-                own: Vec::new(),
+                own_mounts: Vec::new(),
             },
             events: sender,
             doors: Some(doors_out),
@@ -336,61 +361,65 @@ impl Engine {
         }
     }
 
-    /// Starts a run and waits for its result. A run that could not start has a result, too.
+    /// Starts a run and waits for its result. A run that could not start has a result as well.
     pub async fn run(&self, spec: RunSpec) -> RunResult {
         self.start(spec).finish().await
     }
 
-    /// Makes ready for runs of this kind as the pool allows, and waits until that is done. For a run that could not
-    /// start, or that a container engine carries out, nothing can be made ahead.
+    /// Fills the pool for runs of this kind and waits until it is full. Nothing is prepared for
+    /// runs that cannot start or that a container engine executes.
     pub async fn warm(&self, spec: &RunSpec) {
         if self.inner.guard(spec).is_err() {
             return;
         }
         let mut spec = spec.clone();
-        // As the run itself will: what is made ahead has the root that it will have.
-        if let Ok((origin::Origin::Here | origin::Origin::Stored(_), _)) =
-            origin::find(&self.inner, &mut spec).await
+        // The spec gets its root file system as in a run: pooled sandboxes have that root.
+        if let Ok((rootfs::RootSource::Local | rootfs::RootSource::Image(_), _)) =
+            rootfs::resolve(&self.inner, &mut spec).await
         {
             pool::warm(&self.inner, &spec.sandbox).await;
         }
     }
 
-    /// Ends sessions and what was made ahead, and waits for the clean-up behind finished runs. An engine that is merely dropped
-    /// leaves that to the next sweep.
+    /// Ends sessions and pooled sandboxes, and waits for the clean-up of finished runs. An engine
+    /// that is only dropped leaves this to the next sweep.
     pub async fn close(self) {
         self.closing.send_replace(true);
         pool::close(&self.inner).await;
         loop {
-            let mut behind = std::mem::take(
+            let mut background = std::mem::take(
                 &mut *self
                     .inner
-                    .behind
+                    .background
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner),
             );
-            if behind.is_empty() {
+            if background.is_empty() {
                 return;
             }
-            while behind.join_next().await.is_some() {}
+            while background.join_next().await.is_some() {}
         }
     }
 
-    /// What a run would do, step by step, without doing it.
+    /// The plan of a run, step by step, without executing it.
     pub async fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
         self.inner.guard(spec)?;
         let mut spec = spec.clone();
-        let (origin, _) = origin::find(&self.inner, &mut spec).await?;
+        let (root, _) = rootfs::resolve(&self.inner, &mut spec).await?;
+        let provider = doors::check_grants(&self.inner, &spec).await?;
+        artifacts::check_artifact_inputs(&self.inner, &spec).await?;
+        let plan_lines = explain::plan_lines(&spec, provider.as_deref());
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let (argv, env) = (spec.command.clone(), making::environment(&id, &spec));
+        let argv = spec.command.clone();
+        let env = provision::environment(&id, &spec);
         let program = Program {
             argv,
             env,
             terminal: spec.sandbox.tty.is_some(),
             ..Program::default()
         };
-        let lines = match &origin {
-            origin::Origin::Engine(facts) => {
+        let lines = match &root {
+            rootfs::RootSource::Engine(facts) => {
                 self.inner
                     .containers
                     .explain(&spec.sandbox, facts, &program)
@@ -410,21 +439,46 @@ impl Engine {
                 variable.as_os_str().display()
             ),
         });
-        let layer = spec.sandbox.copy_on_write.then(|| PlanLine {
-            step: "copy on write".to_owned(),
-            detail: "the program gets a copy of the workspace's folder, which stays as it is"
-                .to_owned(),
+        let layer = spec.sandbox.copy_on_write.then(|| {
+            let (step, detail) = if spec.apply_changes {
+                (
+                    "staged workspace",
+                    "the program works on a layer over the workspace's folder; what it changes is \
+                     applied when it has ended",
+                )
+            } else {
+                (
+                    "copy on write",
+                    "the program works on a layer over the workspace's folder, which stays as it is",
+                )
+            };
+            PlanLine {
+                step: step.to_owned(),
+                detail: detail.to_owned(),
+            }
         });
-        Ok(lines.chain(layer).chain(secrets).collect())
+        let plan_lines = plan_lines.into_iter();
+        Ok(plan_lines
+            .chain(lines)
+            .chain(layer)
+            .chain(secrets)
+            .collect())
     }
 
-    /// What this host can enforce. Makes a real sandbox to know.
+    /// Whether the changes that the program makes are applied to the workspace folder at the end of
+    /// the run.
+    pub fn applies_changes(&self, spec: &RunSpec) -> bool {
+        let folder = spec.sandbox.workspace.as_deref();
+        spec.apply_changes && folder.is_some_and(files::is_writable)
+    }
+
+    /// What this host can enforce. Runs a real sandbox to find out.
     pub async fn doctor(&self) -> Vec<Check> {
         doctor::examine(self).await
     }
 
-    /// Removes what dead owners left.
-    pub fn sweep(&self) -> Swept {
+    /// Removes what processes that are gone left in the state folder.
+    pub fn sweep(&self) -> SweepReport {
         let Inner {
             state,
             native,
@@ -436,58 +490,84 @@ impl Engine {
         sweep(state, native, containers, records, artifacts)
     }
 
-    /// Whether something of this run may still be there: its record stays until nothing is.
+    /// Whether anything of this run may still exist. Its record stays until everything is removed.
     pub fn may_be_left(&self, run: &spec::Id) -> bool {
         self.inner.records.has(run)
     }
 
-    /// What was removed when this engine was opened.
-    pub fn swept_at_opening(&self) -> &Swept {
+    /// What the sweep removed when this engine was opened.
+    pub fn swept_at_opening(&self) -> &SweepReport {
         &self.inner.swept_at_opening
     }
 
-    /// The folder that everything is kept in.
+    /// The commits of killed runs that are not imported into a repository yet.
+    pub fn kept_commits(&self) -> Vec<KeptCommits> {
+        git::kept(&self.inner.state)
+    }
+
+    /// Imports the kept commits of this run under `refs/airlock/`; none if there are none.
+    /// `is_layer_kept` says whether the files that belong to them are still in a layer.
+    pub async fn bring_commits(
+        &self,
+        run: &Id,
+        is_layer_kept: bool,
+    ) -> Result<Option<BroughtCommits>, ErrorInfo> {
+        git::bring(&self.inner, run, is_layer_kept).await
+    }
+
+    /// Discards the kept commits of this run; returns whether there were any.
+    pub fn discard_commits(&self, run: &Id) -> std::io::Result<bool> {
+        git::discard(&self.inner.state, run)
+    }
+
+    /// The state folder.
     pub fn state_folder(&self) -> &Path {
         &self.inner.state
     }
 
-    /// Where the images of this machine lie.
+    /// The folder of the images on this machine.
     pub fn images_folder(&self) -> PathBuf {
         self.inner.state.join("images")
     }
 
-    /// How it stands with the money of a tenant's day; none where no server owns the ledger.
-    pub fn money_of_day(&self, tenant: &str) -> Option<Day> {
+    /// The daily budget of a tenant and what is spent of it; none where no server owns the ledger.
+    pub fn money_of_day(&self, tenant: &str) -> Option<DailyBudget> {
         self.inner.doors.day(tenant)
     }
 
-    /// Writes what runs of a server spend from now on to the ledger of this day.
+    /// Stops all spending and all traffic of egress doors while the disk of the server is full.
+    pub fn spend_nothing_while(&self, is_full: Arc<AtomicBool>) {
+        self.inner.doors.spend_nothing_while(is_full);
+    }
+
+    /// Switches the server's ledger to the segment of this day.
     pub fn begin_day(&self, today: spec::Day) -> std::io::Result<()> {
         self.inner.doors.begin_day(&self.inner.state, today)
     }
 
-    /// Bytes that the artifacts of an owner take.
+    /// The bytes that an owner's artifacts take.
     pub async fn stored(&self, owner: &Id) -> std::io::Result<u64> {
         self.inner.artifacts.held(&store::Owner::key(owner)).await
     }
 
-    /// Bytes that the layers of his workspaces take. Reads the disk, as long as there are layers of anybody.
+    /// The bytes that the layers of an owner's workspaces take. Reads the disk if there is any
+    /// layer at all.
     pub fn stored_layers(&self, owner: &Id) -> std::io::Result<u64> {
-        workspaces::taken(&self.inner.state, owner.as_str()).map_err(std::io::Error::other)
+        workspaces::bytes_of_owner(&self.inner.state, owner.as_str()).map_err(std::io::Error::other)
     }
 
-    /// Whether the disk of the state folder has so little left that nothing new should begin.
+    /// Whether the disk of the state folder has so little space left that nothing new should start.
     pub fn is_nearly_full(&self) -> bool {
-        room::is_nearly_full(&self.inner.state)
+        disk_space::is_nearly_full(&self.inner.state)
     }
 
-    /// The artifacts kept on this machine.
+    /// The artifact store.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
     }
 }
 
-fn of_artifacts(error: store::StoreError) -> EngineError {
+fn artifact_store_error(error: store::StoreError) -> EngineError {
     let hint = "look at [artifacts] in the configuration, and at --state DIR".to_owned();
     let source =
         std::error::Error::source(&error).map(|cause| std::io::Error::other(cause.to_string()));
@@ -504,7 +584,7 @@ fn sweep(
     containers: &Containers,
     records: &Records,
     artifacts: &store::Artifacts,
-) -> Swept {
+) -> SweepReport {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept.problems.extend(workspaces::sweep(state));
@@ -515,28 +595,30 @@ fn sweep(
 }
 
 impl Run {
-    /// Its identifier.
+    /// The run's id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// The next event, or none after the last. A program waits when nobody takes its output.
+    /// The next event, or none after the last. The program blocks when nobody takes its output.
     pub async fn next_event(&mut self) -> Option<Event> {
         self.events.recv().await
     }
 
-    /// The program's standard input, once, if the spec asked for it. Dropping it closes it.
+    /// The write end of the program's standard input, once, if the spec asked for it. Dropping it
+    /// closes the stream.
     pub fn take_stdin(&mut self) -> Option<pipe::Sender> {
         self.stdin.take()
     }
 
-    /// Its terminal, once, as soon as the box stands, if the spec asked for one.
+    /// The run's terminal, once, as soon as the sandbox exists, if the spec asked for one.
     pub fn take_terminal(&mut self) -> Option<oneshot::Receiver<Terminal>> {
         self.terminal.take()
     }
 
-    /// The listeners of its doors, once, as soon as the box stands; none if it never did. Close them, and every
-    /// connection accepted on them, when the run ends: they keep its network namespace alive.
+    /// The listeners of the run's doors, once, as soon as the sandbox exists; none if it never did.
+    /// Close them and every connection accepted on them when the run ends: they keep its network
+    /// namespace alive.
     pub async fn take_doors(&mut self) -> Vec<TcpListener> {
         match self.doors.take() {
             Some(doors) => doors.await.unwrap_or_default(),
@@ -544,30 +626,31 @@ impl Run {
         }
     }
 
-    /// Asks for the end: the whole tree is gone within a second.
+    /// Cancels the run: its whole process tree is gone within a second.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
     }
 
-    /// Asks the program to end by itself (SIGTERM), and ends the whole tree after this grace. Of several graces the
-    /// shortest counts; none goes beyond the time that the run has.
+    /// Sends SIGTERM to the program, and ends the whole process tree after this grace. Of several
+    /// graces the shortest counts; none exceeds the wall time of the run.
     pub fn terminate(&self, grace: std::time::Duration) {
         self.terminate
             .send_modify(|asked| *asked = Some(asked.map_or(grace, |before| before.min(grace))));
     }
 
-    /// Becomes true, or loses its sender, once the box is gone: what there is of output then is all there will be, and
-    /// no program waits any more for whoever takes it.
+    /// Becomes true, or loses its sender, once the sandbox is gone. From then on no output is added
+    /// and no program waits for a reader.
     pub fn over(&self) -> watch::Receiver<bool> {
         self.over.clone()
     }
 
-    /// Milliseconds of CPU time that a run of somebody's has used, as of a few seconds ago; the result says it exactly.
+    /// CPU time in milliseconds of a run that has an owner, a few seconds old. The result has the
+    /// exact number.
     pub fn cpu_ms(&self) -> Arc<AtomicU64> {
         self.cpu_ms.clone()
     }
 
-    /// Waits for the result; events not yet taken are dropped.
+    /// Waits for the result. Drops the events that were not taken.
     pub async fn finish(self) -> RunResult {
         let Run {
             events,
@@ -577,6 +660,8 @@ impl Run {
             ..
         } = self;
         drop((events, stdin));
-        driver.await.unwrap_or_else(|_| driver::broken(blank))
+        driver
+            .await
+            .unwrap_or_else(|_| driver::result_of_panic(blank))
     }
 }

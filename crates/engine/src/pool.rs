@@ -1,13 +1,13 @@
-//! What is made ahead of runs: whole boxes whose program only has to be named, and cgroups for boxes that also need
-//! something of the host's. Each serves one run and is never used again.
+//! The pool of an engine: warm sandboxes, whose program only has to be named, and cgroups for
+//! sandboxes that also need something of the host. Each item serves one run and is never reused.
 //!
 //! ```text
-//! run ── take ──▶ a parked box │ a berth │ nothing: the cold path
-//!   └── wanted ──▶ filler (one task an engine) ── makes one after the other, within the bound
+//! run ── take ──▶ warm sandbox │ cgroup │ nothing: the cold path
+//!   └── wanted ──▶ filler (one task per engine) ── creates one after the other, within the limit
 //! ```
 
 use crate::{
-    Inner, making,
+    Inner, provision,
     record::{self, Record},
 };
 use sandbox::{
@@ -21,81 +21,81 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Kinds of runs that are kept ready at once; the one not asked for the longest makes room.
-const MOST_KINDS: usize = 4;
-/// Namespaces kept ready by one launcher: about 90 KiB each.
-const MOST_NAMESPACES: usize = 32;
-/// A program that may have fewer files open could not take its errand.
-const FEWEST_FILES: u32 = 16;
+/// The kinds of runs that are prepared for at once; the least recently used one makes room.
+const MAX_KINDS: usize = 4;
+/// The namespaces that a launcher keeps ready: about 90 KiB each.
+const MAX_NAMESPACES: usize = 32;
+/// With a lower RLIMIT_NOFILE the prepared child could not receive its argv.
+const MIN_OPEN_FILES: u32 = 16;
 
-/// Whether runs of this kind can have a whole sandbox made ahead.
-fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
+/// Whether runs of this kind can use a warm sandbox.
+fn can_be_warm(pool: &Pool, spec: &SandboxSpec) -> bool {
     pool.parked > 0
         && !spec.stays
         && spec.workspace.is_none()
         && spec.mounts.is_empty()
         && spec.doors.is_empty()
         && spec.tty.is_none()
-        && spec.limits.open_files >= FEWEST_FILES
+        && spec.limits.open_files >= MIN_OPEN_FILES
 }
 
-/// Whether another run of this kind is to be expected. A file that a door shows inside is called by the run's name, and so
-/// is a git folder: each such run would be a kind of its own, and drive the others out.
-fn returns(spec: &SandboxSpec, state: &Path) -> bool {
+/// Whether another run of this kind is to be expected. The names of door files and git folders
+/// contain the run's id: each such run would be a kind of its own and evict the others.
+fn can_recur(spec: &SandboxSpec, state: &Path) -> bool {
     let doors = state.join("doors");
     let of_run = |mount: &spec::Mount| mount.host.starts_with(&doors);
     spec.git.is_empty() && !spec.mounts.iter().any(of_run)
 }
 
-/// How many are kept ready for runs of this kind.
+/// The number of items that are kept ready for this kind.
 fn depth(pool: &Pool, spec: &SandboxSpec) -> usize {
-    if parks(pool, spec) {
+    if can_be_warm(pool, spec) {
         pool.parked
     } else {
         pool.berths
     }
 }
 
-/// How many namespaces of each sort a launcher keeps ready.
+/// The number of namespaces of each sort that a launcher keeps ready.
 pub(crate) fn namespaces(pool: &Pool) -> u32 {
-    pool.parked.max(pool.berths).min(MOST_NAMESPACES) as u32
+    pool.parked.max(pool.berths).min(MAX_NAMESPACES) as u32
 }
 
-/// What a run got that was made ahead, with the record that holds it.
-pub(crate) struct Taken {
+/// A pool item and the record of its host resources.
+pub(crate) struct PoolItem {
     pub(crate) record: Record,
-    pub(crate) made: Made,
+    pub(crate) made: PoolItemKind,
 }
 
-pub(crate) enum Made {
-    Parked(Box<NativeBox>),
-    Berth(Box<Berth>),
+pub(crate) enum PoolItemKind {
+    Warm(Box<NativeBox>),
+    Cgroup(Box<Berth>),
 }
 
-struct Kind {
+struct RunKind {
     spec: SandboxSpec,
-    ready: Vec<Taken>,
-    /// Making one failed; the next run of the kind says why, and tries again.
+    ready: Vec<PoolItem>,
+    /// Creating one failed; the next run of the kind reports why, and the pool tries again.
     failed: bool,
 }
 
 #[derive(Default)]
-struct Stock {
-    /// The one asked for last is last.
-    kinds: Vec<Kind>,
+struct PoolState {
+    /// The most recently used one is last.
+    kinds: Vec<RunKind>,
     filling: bool,
     closed: bool,
 }
 
-/// The stock of one engine.
-pub(crate) struct Pools {
+/// The pool of one engine.
+pub(crate) struct SandboxPool {
     settings: Pool,
-    stock: Mutex<Stock>,
-    /// Told whenever a filler is done.
+    state: Mutex<PoolState>,
+    /// Notified whenever a filler is done.
     filled: Notify,
 }
 
-impl std::fmt::Debug for Pools {
+impl std::fmt::Debug for SandboxPool {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Pools")
             .field("settings", &self.settings)
@@ -103,11 +103,11 @@ impl std::fmt::Debug for Pools {
     }
 }
 
-impl Pools {
-    pub(crate) fn new(settings: Pool) -> Pools {
-        Pools {
+impl SandboxPool {
+    pub(crate) fn new(settings: Pool) -> SandboxPool {
+        SandboxPool {
             settings,
-            stock: Mutex::default(),
+            state: Mutex::default(),
             filled: Notify::new(),
         }
     }
@@ -116,18 +116,19 @@ impl Pools {
         self.settings.parked > 0 || self.settings.berths > 0
     }
 
-    fn stock(&self) -> MutexGuard<'_, Stock> {
-        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something ready for a run of this kind. More of the kind is wanted from now on.
-    fn take(&self, spec: &SandboxSpec) -> (Option<Taken>, Vec<Taken>) {
+    /// Takes an item for this kind of run, and marks the kind as wanted. Also returns items that
+    /// are to be released.
+    fn take(&self, spec: &SandboxSpec) -> (Option<PoolItem>, Vec<PoolItem>) {
         let spec = spec.kind();
-        let mut stock = self.stock();
-        let place = stock.kinds.iter().position(|kind| kind.spec == spec);
+        let mut state = self.state();
+        let place = state.kinds.iter().position(|kind| kind.spec == spec);
         let mut kind = match place {
-            Some(place) => stock.kinds.remove(place),
-            None => Kind {
+            Some(place) => state.kinds.remove(place),
+            None => RunKind {
                 spec,
                 ready: Vec::new(),
                 failed: false,
@@ -137,57 +138,57 @@ impl Pools {
         let mut unwanted = Vec::new();
         let found = loop {
             match kind.ready.pop() {
-                // It may have died in its sleep.
-                Some(Taken {
+                // The sandbox may have died while it waited.
+                Some(PoolItem {
                     record,
-                    made: Made::Parked(sandbox),
+                    made: PoolItemKind::Warm(sandbox),
                 }) if !sandbox.is_quiet() => {
-                    unwanted.push(Taken {
+                    unwanted.push(PoolItem {
                         record,
-                        made: Made::Parked(sandbox),
+                        made: PoolItemKind::Warm(sandbox),
                     });
                 }
                 found => break found,
             }
         };
-        stock.kinds.push(kind);
-        if stock.kinds.len() > MOST_KINDS {
-            unwanted.extend(stock.kinds.remove(0).ready);
+        state.kinds.push(kind);
+        if state.kinds.len() > MAX_KINDS {
+            unwanted.extend(state.kinds.remove(0).ready);
         }
         (found, unwanted)
     }
 
-    /// The kind that lacks one most recently asked for; none when all that may be is there.
-    fn lacking(&self) -> Option<SandboxSpec> {
-        let mut stock = self.stock();
-        let total: usize = stock.kinds.iter().map(|kind| kind.ready.len()).sum();
+    /// The most recently used kind that lacks an item; none if the pool is full.
+    fn next_kind_to_fill(&self) -> Option<SandboxSpec> {
+        let mut state = self.state();
+        let total: usize = state.kinds.iter().map(|kind| kind.ready.len()).sum();
         let most = (self.settings.memory.0 / Pool::PARKED_BYTES.0) as usize;
-        let room = total < most && !stock.closed;
+        let room = total < most && !state.closed;
         let lacks =
-            |kind: &&Kind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
-        let found = stock
+            |kind: &&RunKind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
+        let found = state
             .kinds
             .iter()
             .rev()
             .find(lacks)
             .filter(|_| room)
             .map(|kind| kind.spec.clone());
-        // Under the same lock as the answer: whoever takes something next starts another filler.
-        stock.filling = found.is_some();
+        // Under the same lock as the answer: the next taker starts another filler.
+        state.filling = found.is_some();
         found
     }
 
     /// Whether the caller has to start the filler.
     fn begin_filling(&self) -> bool {
-        let mut stock = self.stock();
-        !stock.closed && !std::mem::replace(&mut stock.filling, true)
+        let mut state = self.state();
+        !state.closed && !std::mem::replace(&mut state.filling, true)
     }
 
-    /// Gives back what came too late to be kept.
-    fn keep(&self, spec: &SandboxSpec, made: Result<Taken, SandboxError>) -> Option<Taken> {
-        let mut stock = self.stock();
-        let closed = stock.closed;
-        match (stock.kinds.iter_mut().find(|kind| kind.spec == *spec), made) {
+    /// Adds a new item; returns it if it came too late.
+    fn add(&self, spec: &SandboxSpec, made: Result<PoolItem, SandboxError>) -> Option<PoolItem> {
+        let mut state = self.state();
+        let closed = state.closed;
+        match (state.kinds.iter_mut().find(|kind| kind.spec == *spec), made) {
             (Some(kind), Ok(made)) if !closed => {
                 kind.ready.push(made);
                 None
@@ -201,69 +202,70 @@ impl Pools {
     }
 
     fn is_closed(&self) -> bool {
-        self.stock().closed
+        self.state().closed
     }
 
-    fn close(&self) -> Vec<Taken> {
-        let mut stock = self.stock();
-        stock.closed = true;
-        // Whoever waits for a filler would wait for ever.
+    fn close(&self) -> Vec<PoolItem> {
+        let mut state = self.state();
+        state.closed = true;
+        // Waiters for a filler would wait forever.
         self.filled.notify_waiters();
-        stock.kinds.drain(..).flat_map(|kind| kind.ready).collect()
+        state.kinds.drain(..).flat_map(|kind| kind.ready).collect()
     }
 }
 
-/// What is ready for this run, if anything.
-pub(crate) fn take(engine: &Arc<Inner>, spec: &SandboxSpec) -> Option<Taken> {
-    if !engine.pools.is_on() || !returns(spec, &engine.state) {
+/// An item for this run, if there is one.
+pub(crate) fn take(engine: &Arc<Inner>, spec: &SandboxSpec) -> Option<PoolItem> {
+    if !engine.pools.is_on() || !can_recur(spec, &engine.state) {
         return None;
     }
     let (found, unwanted) = engine.pools.take(spec);
     for one in unwanted {
-        engine.behind(give_back(one));
+        engine.spawn_background(release_item(one));
     }
     found
 }
 
-/// After a run: clears up behind it, then makes more. Not before, when it would be in the way of the run itself.
+/// Releases a sandbox after its run and refills the pool. In the background, so that the run does
+/// not wait.
 pub(crate) fn restock(engine: &Arc<Inner>, sandbox: Box<dyn Sandbox>, records: Vec<Record>) {
     let after = engine.clone();
-    engine.behind(async move {
+    engine.spawn_background(async move {
         // What could not be removed is left for the sweep.
-        making::leave(sandbox, records).await;
+        provision::release_sandbox(sandbox, records).await;
         if after.pools.begin_filling() {
             fill(after).await;
         }
     });
 }
 
-/// Makes more, behind whatever else is done.
+/// Refills the pool in the background.
 pub(crate) fn refill(engine: &Arc<Inner>) {
     if engine.pools.begin_filling() {
-        engine.behind(fill(engine.clone()));
+        engine.spawn_background(fill(engine.clone()));
     }
 }
 
-/// Makes everything that is wanted, one after the other.
+/// Creates all wanted items, one after the other.
 pub(crate) async fn fill(engine: Arc<Inner>) {
-    while let Some(spec) = engine.pools.lacking() {
-        // Where a file system does not answer, the other kinds and the end of the engine must not wait for it. The
-        // record of what was begun stays, for the sweep.
-        let made = tokio::time::timeout(making::LONGEST_START, make(&engine, &spec)).await;
+    while let Some(spec) = engine.pools.next_kind_to_fill() {
+        // A file system that does not answer must not block the other kinds and the end of the
+        // engine. The record of the unfinished item stays for the sweep.
+        let made = tokio::time::timeout(provision::START_TIMEOUT, make(&engine, &spec)).await;
         let made = made.unwrap_or(Err(SandboxError::Died));
-        if let Some(late) = engine.pools.keep(&spec, made) {
-            give_back(late).await;
+        if let Some(late) = engine.pools.add(&spec, made) {
+            release_item(late).await;
         }
     }
     engine.pools.filled.notify_waiters();
 }
 
-/// Makes the pool ready for runs of this kind and waits until it is.
+/// Fills the pool for runs of this kind and waits until it is full.
 pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
     if let Some(unused) = take(engine, spec) {
-        // Asked for only to say that the kind is wanted.
-        if let Some(late) = engine.pools.keep(&spec.kind(), Ok(unused)) {
-            give_back(late).await;
+        // Taken only to mark the kind as wanted.
+        if let Some(late) = engine.pools.add(&spec.kind(), Ok(unused)) {
+            release_item(late).await;
         }
     }
     let mut ours = false;
@@ -274,61 +276,62 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
         }
         ours = engine.pools.begin_filling();
         if ours {
-            // Not in this task, which may be dropped at any time: a filler must come to its end.
-            engine.behind(fill(engine.clone()));
+            // In a task of its own: this future may be dropped, and a filler must finish.
+            engine.spawn_background(fill(engine.clone()));
         }
-        // Somebody else who is at it may have begun before we came.
+        // Another filler may have started before.
         filled.await;
     }
 }
 
-async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError> {
+async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<PoolItem, SandboxError> {
     let id = record::fresh_id();
     let taken = engine.records.take(&id, &engine.native, &engine.containers);
     let record = taken.map_err(|source| SandboxError::Look {
         path: engine.records.folder(),
         source,
     })?;
-    let made = match parks(&engine.pools.settings, spec) {
-        true => engine
+    let made = if can_be_warm(&engine.pools.settings, spec) {
+        engine
             .native
             .park(&id, spec)
             .await
-            .map(|sandbox| Made::Parked(Box::new(sandbox))),
-        false => engine
+            .map(|sandbox| PoolItemKind::Warm(Box::new(sandbox)))
+    } else {
+        engine
             .native
             .berth(&id, spec)
             .await
-            .map(|berth| Made::Berth(Box::new(berth))),
+            .map(|berth| PoolItemKind::Cgroup(Box::new(berth)))
     };
     match made {
-        Ok(made) => Ok(Taken { record, made }),
+        Ok(made) => Ok(PoolItem { record, made }),
         Err(error) => {
-            // A record that stays is swept.
+            // A record that stays is found by the sweep.
             _ = record.abandon(&engine.native);
             Err(error)
         }
     }
 }
 
-/// Ends what nobody used. What cannot be removed now, the sweep finds by its record.
-async fn give_back(unused: Taken) {
+/// Releases an unused item. The sweep finds by its record what could not be removed.
+async fn release_item(unused: PoolItem) {
     let released = match unused.made {
-        Made::Parked(mut sandbox) => {
+        PoolItemKind::Warm(mut sandbox) => {
             sandbox.end().await;
             sandbox.release().await
         }
-        Made::Berth(berth) => berth.release().await,
+        PoolItemKind::Cgroup(berth) => berth.release().await,
     };
     if !released.left_over {
-        // A record that stays is swept.
+        // A record that stays is found by the sweep.
         _ = unused.record.close();
     }
 }
 
-/// Ends everything that was made ahead.
+/// Releases all items.
 pub(crate) async fn close(engine: &Inner) {
     for unused in engine.pools.close() {
-        give_back(unused).await;
+        release_item(unused).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
+//! Run records: one locked file per run in `STATE/runs`. The lock ends with its owner, so a process
+//! that gets the lock may clean up.
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sandbox::{container::Containers, native::Native};
@@ -19,11 +20,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// How long a container engine may take to give up what a dead run left.
-const LONGEST_SWEEP: Duration = Duration::from_secs(10);
-/// The longest path.
-const LONGEST_NOTE: usize = 4096;
-const NO_LINKS: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+/// The timeout for a container engine to remove what a dead run left.
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest socket path in a record.
+const MAX_SOCKET_PATH_BYTES: usize = 4096;
+const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
 
 /// The records of a state folder.
 #[derive(Clone, Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Records {
     state: PathBuf,
 }
 
-/// The record of one run, locked.
+/// The locked record of one run.
 #[derive(Debug)]
 pub(crate) struct Record {
     id: Id,
@@ -39,16 +40,16 @@ pub(crate) struct Record {
     _lock: File,
 }
 
-/// Where the container engine of a run listens, if it has one.
-fn noted(file: &File) -> io::Result<Option<PathBuf>> {
-    let mut text = vec![0; LONGEST_NOTE];
+/// The socket of the run's container engine, if it has one.
+fn read_socket(file: &File) -> io::Result<Option<PathBuf>> {
+    let mut text = vec![0; MAX_SOCKET_PATH_BYTES];
     let count = file.read_at(&mut text, 0)?;
     text.truncate(count);
     Ok((!text.is_empty()).then(|| PathBuf::from(OsString::from_vec(text))))
 }
 
-/// Removes what a container engine and the state folder still have of a run; and containers of runs that have no
-/// record any more: their owner died while the engine was about to make them.
+/// Removes the containers and staging files of a run, and containers of runs without a record:
+/// their owner died while the engine was about to create them.
 async fn remove_containers(
     containers: &Containers,
     socket: &Path,
@@ -58,7 +59,7 @@ async fn remove_containers(
     let failed = |error: sandbox::SandboxError| error.info().message;
     let found = containers.left_over(socket).await.map_err(failed)?;
     for (of, ids) in found {
-        // Asked after the list was made: whoever has a container has had a record before.
+        // Checked after the list was read: a run writes its record before it creates a container.
         for id in ids.iter().filter(|_| of == run.as_str() || !known(&of)) {
             containers.remove(socket, id).await.map_err(failed)?;
         }
@@ -68,15 +69,15 @@ async fn remove_containers(
         .map_err(|error| error.to_string())
 }
 
-/// A sweep waits, whatever thread it is on; an event loop of its own does no harm there.
-fn now_and_here<T: Send>(
+/// Blocks on a future from any thread, with an event loop of its own.
+fn block_on_new_runtime<T: Send>(
     work: impl Future<Output = Result<T, String>> + Send,
 ) -> Result<T, String> {
     let alone = || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
-        let work = async { tokio::time::timeout(LONGEST_SWEEP, work).await };
+        let work = async { tokio::time::timeout(SWEEP_TIMEOUT, work).await };
         let late = |_| Err("the container engine did not answer in time".to_owned());
         runtime
             .map_err(|error| error.to_string())?
@@ -89,11 +90,13 @@ fn now_and_here<T: Send>(
 
 /// What a sweep removed.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Swept {
-    /// Runs whose owner was gone.
+pub struct SweepReport {
+    /// Removed runs whose owner was gone.
     pub runs: Vec<String>,
-    /// Runs left alone because their owner lives.
+    /// The number of runs whose owner is alive.
     pub live: usize,
+    /// What else was done.
+    pub notes: Vec<String>,
     /// What could not be removed, and why.
     pub problems: Vec<String>,
 }
@@ -111,12 +114,12 @@ impl Records {
         Ok(Records { state })
     }
 
-    /// Where they lie.
+    /// The folder of the records.
     pub(crate) fn folder(&self) -> PathBuf {
         self.state.join("runs")
     }
 
-    /// Whether there is a record of this run. What cannot be looked at may be there.
+    /// Whether there is a record of this run; true also if that cannot be determined.
     pub(crate) fn has(&self, id: &Id) -> bool {
         self.path(id).try_exists().unwrap_or(true)
     }
@@ -125,8 +128,8 @@ impl Records {
         self.state.join("runs").join(id.as_str())
     }
 
-    /// Takes an id for a run; `AlreadyExists` if a living run has it. What an earlier run of that id left is
-    /// removed first.
+    /// Creates and locks the record of a run; `AlreadyExists` if a live run has the id. Leftovers
+    /// of an earlier run with the id are removed first.
     pub(crate) fn take(
         &self,
         id: &Id,
@@ -134,16 +137,16 @@ impl Records {
         containers: &Containers,
     ) -> io::Result<Record> {
         let path = self.path(id);
-        let file = match self.fresh(&path) {
+        let file = match self.create_locked(&path) {
             Some(file) => file,
             None => {
                 let file = take_over(&path)?;
                 native
                     .remove_leftovers(id)
                     .map_err(|error| io::Error::other(error.to_string()))?;
-                if let Some(socket) = noted(&file)? {
+                if let Some(socket) = read_socket(&file)? {
                     let known = |_: &str| true;
-                    now_and_here(remove_containers(containers, &socket, id, &known))
+                    block_on_new_runtime(remove_containers(containers, &socket, id, &known))
                         .map_err(io::Error::other)?;
                     file.set_len(0)?;
                 }
@@ -157,9 +160,9 @@ impl Records {
         })
     }
 
-    /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
-    /// is taken, or the file system knows no files without a name.
-    fn fresh(&self, path: &Path) -> Option<File> {
+    /// A new file that is locked before it gets its name, so that a sweep never sees it without an
+    /// owner. None if the name is taken, or without O_TMPFILE support.
+    fn create_locked(&self, path: &Path) -> Option<File> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file =
             rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
@@ -170,9 +173,9 @@ impl Records {
         (locked && linked).then_some(file)
     }
 
-    /// Removes what runs without a living owner left.
-    pub(crate) fn sweep(&self, native: &Native, containers: &Containers) -> Swept {
-        let mut swept = Swept::default();
+    /// Removes the leftovers of runs whose owner is gone.
+    pub(crate) fn sweep(&self, native: &Native, containers: &Containers) -> SweepReport {
+        let mut swept = SweepReport::default();
         let entries = match fs::read_dir(self.state.join("runs")) {
             Ok(entries) => entries,
             Err(error) => {
@@ -182,7 +185,7 @@ impl Records {
                 return swept;
             }
         };
-        let mut silent = BTreeSet::new();
+        let mut unresponsive = BTreeSet::new();
         for entry in entries.flatten() {
             let Some(id) = entry
                 .file_name()
@@ -191,32 +194,34 @@ impl Records {
             else {
                 continue;
             };
-            match self.sweep_one(&id, native, containers, &mut silent) {
+            match self.sweep_one(&id, native, containers, &mut unresponsive) {
                 Ok(Some(true)) => swept.runs.push(id.to_string()),
                 Ok(Some(false)) => swept.live += 1,
                 Ok(None) => {}
                 Err(problem) => swept.problems.push(problem),
             }
         }
-        swept.problems.extend(native.sweep_workspaces());
+        let workspaces = native.sweep_workspaces();
+        swept.notes.extend(workspaces.notes);
+        swept.problems.extend(workspaces.problems);
         swept
     }
 
-    /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile. A container engine in `silent`
-    /// is not asked again: every start waits for this.
+    /// True if the run was removed, false if its owner is alive, none if it ended meanwhile. A
+    /// container engine in `unresponsive` is not asked again: every start waits for the sweep.
     fn sweep_one(
         &self,
         id: &Id,
         native: &Native,
         containers: &Containers,
-        silent: &mut BTreeSet<PathBuf>,
+        unresponsive: &mut BTreeSet<PathBuf>,
     ) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
         let file = match OpenOptions::new()
             .read(true)
             .write(true)
-            .custom_flags(NO_LINKS)
+            .custom_flags(NOFOLLOW)
             .open(&path)
         {
             Ok(file) => file,
@@ -232,17 +237,19 @@ impl Records {
         native
             .remove_leftovers(id)
             .map_err(|error| format!("run {id}: {error}"))?;
-        if let Some(socket) = noted(&file).map_err(failed)? {
+        if let Some(socket) = read_socket(&file).map_err(failed)? {
             let known =
                 |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
-            if silent.contains(&socket) {
+            if unresponsive.contains(&socket) {
                 return Err(format!(
                     "run {id}: `{}` was not asked again",
                     socket.display()
                 ));
             }
-            if let Err(why) = now_and_here(remove_containers(containers, &socket, id, &known)) {
-                silent.insert(socket);
+            if let Err(why) =
+                block_on_new_runtime(remove_containers(containers, &socket, id, &known))
+            {
+                unresponsive.insert(socket);
                 return Err(format!("run {id}: {why}"));
             }
         }
@@ -252,19 +259,19 @@ impl Records {
 }
 
 impl Record {
-    /// Writes down where a container engine listens that is about to make something for this run.
-    pub(crate) fn note(&self, socket: &Path) -> io::Result<()> {
+    /// Writes the socket of the container engine that is about to create something for this run.
+    pub(crate) fn write_socket(&self, socket: &Path) -> io::Result<()> {
         (&self._lock).write_all(socket.as_os_str().as_bytes())
     }
 
-    /// The same as [`Record::abandon`] for a run that a container engine knows of.
+    /// Like [`Record::abandon`], for a run in a container engine.
     pub(crate) async fn abandon_container(
         self,
         native: &Native,
         containers: &Containers,
     ) -> io::Result<()> {
-        if let Some(socket) = noted(&self._lock)? {
-            // What could not be removed, the sweep finds by this record.
+        if let Some(socket) = read_socket(&self._lock)? {
+            // The sweep finds by this record what could not be removed.
             if remove_containers(containers, &socket, &self.id, &|_| true)
                 .await
                 .is_err()
@@ -275,13 +282,14 @@ impl Record {
         self.abandon(native)
     }
 
-    /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
+    /// Removes the record of a run that left nothing. A record that is only dropped is found by the
+    /// sweep.
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
     }
 
-    /// Nothing came of the run: what may be left of it is removed first. Where that fails the record stays, for the
-    /// sweep.
+    /// Removes the leftovers of a run that did not start, and its record. If that fails, the record
+    /// stays for the sweep.
     pub(crate) fn abandon(self, native: &Native) -> io::Result<()> {
         match native.remove_leftovers(&self.id) {
             Ok(()) => self.close(),
@@ -290,7 +298,7 @@ impl Record {
     }
 }
 
-/// The record of a run that is no more, or a new one.
+/// Locks the record of a dead run, or a new one.
 fn take_over(path: &Path) -> io::Result<File> {
     loop {
         let mut how = OpenOptions::new();
@@ -299,7 +307,7 @@ fn take_over(path: &Path) -> io::Result<File> {
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .custom_flags(NO_LINKS);
+            .custom_flags(NOFOLLOW);
         let file = how.open(path)?;
         if !lock(&file)? {
             return Err(io::Error::new(
@@ -307,20 +315,18 @@ fn take_over(path: &Path) -> io::Result<File> {
                 "a run with this id is under way",
             ));
         }
-        // A sweep may have removed the file between our opening and locking it.
+        // A sweep may have removed the file between open and lock.
         if same_file(&file, path) {
             return Ok(file);
         }
     }
 }
 
-/// Whoever may write here decides what a sweep removes and what an artifact holds.
+/// Refuses a folder that other users can write: they could decide what a sweep removes.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let found = fs::metadata(folder)?;
-    let (us, others_write) = (
-        rustix::process::geteuid().as_raw(),
-        found.mode() & 0o022 != 0,
-    );
+    let us = rustix::process::geteuid().as_raw();
+    let others_write = found.mode() & 0o022 != 0;
     match (found.uid() == us, others_write) {
         (true, false) => Ok(()),
         (true, true) => Err(io::Error::other("others may write to it")),
@@ -331,17 +337,17 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the run of that id has a living owner.
-pub(crate) fn lives(state: &Path, id: &Id) -> bool {
+/// Whether the owner of a run is alive.
+pub(crate) fn has_owner(state: &Path, id: &Id) -> bool {
     let path = state.join("runs").join(id.as_str());
     let file = OpenOptions::new()
         .read(true)
-        .custom_flags(NO_LINKS)
+        .custom_flags(NOFOLLOW)
         .open(path);
     file.is_ok_and(|file| lock(&file).is_ok_and(|taken| !taken))
 }
 
-/// Locks without waiting; false if somebody has it.
+/// Tries to lock a file; false if another process has the lock.
 fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -357,7 +363,7 @@ fn same_file(file: &File, path: &Path) -> bool {
     }
 }
 
-/// The time by the host's clock.
+/// The wall clock time in milliseconds.
 pub fn now() -> Timestamp {
     Timestamp(
         SystemTime::now()
@@ -366,14 +372,15 @@ pub fn now() -> Timestamp {
     )
 }
 
-/// The same in microseconds.
+/// The wall clock time in microseconds.
 pub fn now_us() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_micros() as u64)
 }
 
-/// A new id, sortable by time: 48 bits of milliseconds, 80 of chance, in Crockford's base 32 (a ULID).
+/// A new ULID: 48 bits of milliseconds and 80 random bits, in Crockford's base 32, sortable by
+/// time.
 pub fn fresh_id() -> Id {
     const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
     let mut chance = [0; 10];
@@ -406,7 +413,8 @@ mod tests {
         Records::open(state).unwrap()
     }
 
-    /// As if its owner had died. A child of another test may have a copy of the file until it becomes another program.
+    /// Drops a record as if its owner had died. A child of another test may have a copy of the
+    /// descriptor until it execs.
     fn die(record: Record) {
         rustix::fs::flock(&record._lock, FlockOperation::Unlock).unwrap();
     }
@@ -458,7 +466,7 @@ mod tests {
                     &native,
                     &containers,
                 );
-                // The sweeper must not run on for ever when this fails.
+                // The sweeper must stop even if this fails.
                 over.store(
                     record.is_err() || number == 499,
                     std::sync::atomic::Ordering::Relaxed,
@@ -480,7 +488,7 @@ mod tests {
             let record = records
                 .take(&Id::new(id).unwrap(), &native, &containers)
                 .unwrap();
-            record.note(&socket).unwrap();
+            record.write_socket(&socket).unwrap();
         }
         let swept = records.sweep(&native, &containers);
         assert_eq!(

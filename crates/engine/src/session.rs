@@ -1,31 +1,32 @@
-//! A session: a box that outlives its programs, with a task that owns it.
+//! A session: a sandbox that outlives its programs, owned by a task.
 //!
 //! ```text
-//! open ─ box, doors, inputs ─ ready ◀─▶ paused ─┬─ asked ────┐
-//!                               │               ├─ idle      │
-//!                          programs, each       ├─ lifetime  ├─ box ended ─ programs told ─ doors closed ─ released
-//!                          with its own task    ├─ CPU time  │
-//!                                               └─ lost ─────┘
+//! open ─ sandbox, doors, inputs ─ ready ◀─▶ paused ─┬─ asked ────┐
+//!                                   │               ├─ idle      │
+//!                              programs, each       ├─ lifetime  ├─ sandbox ended ─ programs told
+//!                              with its own task    ├─ limit     │    ─ doors closed ─ released
+//!                                                   └─ lost ─────┘
 //! ```
 
 mod actor;
 mod exec;
 mod fork;
-mod left_behind;
+mod orphan_pipes;
 
-pub use exec::{Exec, ExecResult, NotTyped, Unread};
+pub use exec::{Exec, ExecResult, StdinError, UnreadInput};
 
 use crate::{
-    Engine, Rights,
-    feed::Budget,
-    files::{Bounds, Skipped},
-    keep::Keeper,
-    making::{Making, internal},
+    Engine, FileAccess,
+    artifacts::ArtifactCollector,
+    files::{CollectLimits, SkippedFile},
+    outcome::StopReason,
+    output_log::LogBudget,
+    provision::{Provisioner, internal},
     record,
     tree::Tree,
 };
-use actor::Order;
-use left_behind::LeftBehind;
+use actor::SessionCommand;
+use orphan_pipes::OrphanPipes;
 use sandbox::Counters;
 use spec::{
     ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName,
@@ -42,145 +43,161 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Programs under way at once.
-const MOST_RUNNING: usize = 32;
-/// Programs that have ended and are still known; the oldest are forgotten.
-const MOST_ENDED: usize = 64;
-/// What the output of all its programs may have on the disk together.
-const MOST_OUTPUT: u64 = 256 << 20;
-/// Who wait for the session's task.
-const MOST_WAITING: usize = 64;
+/// The most programs that run at the same time.
+const MAX_RUNNING: usize = 32;
+/// The most ended programs that are kept; the oldest are forgotten.
+const MAX_ENDED: usize = 64;
+/// The disk budget for the output of all programs.
+const MAX_OUTPUT_BYTES: u64 = 256 << 20;
+/// The capacity of the session's command queue.
+const COMMAND_QUEUE_LENGTH: usize = 64;
 
-/// A session. Cheap to clone; all clones are the same. Its box ends when it is ended, when its time is up, or with
-/// the engine; not with the last clone.
+/// A session. Cheap to clone; all clones are the same. Its sandbox ends on request, by a timeout or
+/// limit, or with the engine, but not with the last clone.
 #[derive(Clone, Debug)]
 pub struct Session {
     shared: Arc<Shared>,
 }
 
-/// How a session is.
+/// The status of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStatus {
     /// Programs can be started.
     Ready,
-    /// All its processes are stopped where they are.
+    /// All processes are frozen.
     Paused,
-    /// Its box is gone.
+    /// The sandbox is gone.
     Ended,
 }
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// Somebody asked for it.
+    /// On request.
     Asked,
-    /// Nobody used it for too long.
+    /// The idle timeout.
     Idle,
-    /// Its lifetime was over.
+    /// The maximum lifetime.
     Lifetime,
-    /// A limit of the whole box was spent: `limits_hit` says which.
+    /// A limit of the whole sandbox: `limits_hit` says which.
     Limit,
-    /// Its server was stopped: whoever keeps sessions says so, they do not know it themselves.
+    /// The server stopped. The server that keeps the session sets this.
     ServerStopped,
-    /// The box died by itself.
+    /// The sandbox died.
     Lost,
 }
 
-/// What there is to say of a session now.
+/// The state of a session.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct SessionState {
+    /// The status.
     pub status: SessionStatus,
-    /// Whether somebody paused it; while it is copied, it stands still without that.
+    /// Whether a caller paused it; a session that is being copied is frozen without that.
     pub is_asked_to_pause: bool,
+    /// Why it ended, once it has.
     pub ended: Option<SessionEnd>,
+    /// The creation time.
     pub created_at: Timestamp,
+    /// The end time.
     pub ended_at: Option<Timestamp>,
-    /// When it ends at the latest.
+    /// The latest time at which it ends.
     pub expires_at: Timestamp,
-    /// When it ends if nobody uses it meanwhile.
+    /// The time at which it ends if nobody uses it before.
     pub idle_until: Timestamp,
+    /// The backend: `native`, or the name of a container engine.
     pub backend: String,
+    /// The name of the profile.
     pub profile: String,
+    /// The barriers that are in force.
     pub barriers: Vec<Barrier>,
-    /// As of the last look; what passed its doors is counted at the end.
+    /// The usage as of the last sample; what passed its doors is added at the end.
     pub usage: Usage,
-    /// The same; those of its doors, too, are known at the end.
+    /// The limits that were hit; those of the doors are added at the end.
     pub limits_hit: BTreeSet<LimitName>,
-    /// What its doors refused, at the end. Each program has a list of its own.
+    /// What its doors denied, at the end. Each program has a list of its own.
     pub denials: Vec<Denial>,
+    /// The rules that `--learn` found, at the end.
     pub learned: Vec<LearnedRule>,
-    /// What was changed in a workspace that is copied on writing, once it has ended.
+    /// The changes in a copy-on-write workspace, once the session has ended.
     pub workspace: Option<WorkspaceChanges>,
+    /// Why not all changes could be applied, where that was requested; `notes` has the message too.
+    pub not_applied: Option<ErrorInfo>,
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// What all clones have in common with the task.
+/// The state that the clones share with the task.
 #[derive(Debug)]
 struct Shared {
     id: Id,
     spec: SessionSpec,
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<SessionCommand>,
     status: watch::Sender<SessionStatus>,
-    /// Why it is to end, as soon as that is decided.
+    /// Why the session is to end, as soon as that is decided.
     ending: watch::Sender<Option<SessionEnd>>,
     owner: Option<(u32, u32)>,
-    feeds: Arc<Budget>,
-    left_behind: LeftBehind,
-    book: Mutex<Book>,
+    log_budget: Arc<LogBudget>,
+    orphan_pipes: OrphanPipes,
+    data: Mutex<SessionData>,
 }
 
-/// What changes.
+/// The mutable state.
 #[derive(Debug)]
-struct Book {
+struct SessionData {
     state: SessionState,
-    /// The CPU time of it, for whoever counts while it goes on.
+    /// CPU time in milliseconds, for accounting while the session runs.
     cpu_ms: Arc<AtomicU64>,
     /// The oldest first.
     execs: Vec<Exec>,
     started: u64,
-    /// What of it was used inside, and what for it by Airlock itself.
-    box_cpu: Duration,
+    /// CPU time inside the sandbox, and of Airlock itself for the session.
+    sandbox_cpu: Duration,
     own_cpu: Duration,
-    /// What programs that have ended used: all that is known where nothing counts for the whole box.
+    /// CPU time of ended programs: the only number where nothing counts for the whole sandbox.
     ended_cpu_us: u64,
     largest_bytes: u64,
     used: Instant,
-    /// Copies that are being made of it, or into it.
+    /// Copies that are being made of it or into it.
     copies: usize,
+    /// Whether the changes in the workspace are applied at the end, if the request to end said so.
+    applies: Option<bool>,
     workspace: Option<OwnedFd>,
+    /// The limit that ends the session, for the results of its programs.
+    limit: Option<StopReason>,
 }
 
 impl Engine {
-    /// Makes a session's box, and waits until it stands. Whoever does not wait for it has none.
+    /// Creates a session and waits until its sandbox is ready. If the future is dropped, the
+    /// session ends.
     pub async fn open_session(&self, spec: SessionSpec) -> Result<Session, ErrorInfo> {
         self.open_session_with(spec, Vec::new()).await
     }
 
-    /// The same, with mounts of Airlock's own.
+    /// Like `open_session`, with Airlock's own mounts.
     pub(crate) async fn open_session_with(
         &self,
         spec: SessionSpec,
-        own: Vec<Mount>,
+        own_mounts: Vec<Mount>,
     ) -> Result<Session, ErrorInfo> {
         if *self.closing.borrow() {
-            return Err(gone("the engine closes"));
+            return Err(session_gone("the engine closes"));
         }
         let id = spec.run.run_id.clone().unwrap_or_else(record::fresh_id);
         let (cancel, cancelled) = watch::channel(false);
-        let making = Making {
+        let provisioner = Provisioner {
             engine: self.inner.clone(),
             id,
             spec: spec.run.clone(),
             cancelled,
             layer: None,
+            artifacts_kept: false,
             git: None,
-            own,
+            own_mounts,
         };
         let (ready, session) = oneshot::channel();
-        // The task does not hold the engine's own clone: it ends with the last of them.
-        self.inner.behind(actor::live(
-            making,
+        // The task does not hold a clone of the engine, so that it ends with the last of them.
+        self.inner.spawn_background(actor::run_session(
+            provisioner,
             spec,
             cancel,
             self.closing.subscribe(),
@@ -192,47 +209,47 @@ impl Engine {
     }
 }
 
-/// What a session kept.
+/// The artifacts of a session.
 #[derive(Clone, Debug, Default)]
-pub struct SessionKept {
-    /// The versions that were made.
+pub struct SessionArtifacts {
+    /// The stored versions.
     pub kept: Vec<ArtifactRef>,
-    /// What was not kept, and why.
-    pub left_out: Vec<Skipped>,
-    /// How many more were left out than are told.
+    /// The files that were not stored, and why.
+    pub left_out: Vec<SkippedFile>,
+    /// The number of further files that were not stored.
     pub more_left_out: u64,
 }
 
 impl Engine {
-    /// Keeps files of a session's workspace as artifacts of its owner: those that are named, and what lies in
-    /// `.artifacts`. Somebody may be writing them; each is kept as it is read.
-    pub async fn keep_of_session(
+    /// Stores files of a session's workspace as artifacts of its owner: the named ones, and those
+    /// in `.artifacts`. A file that is being written is stored as it is read.
+    pub async fn keep_session_artifacts(
         &self,
         session: &Session,
         wanted: Vec<WorkspacePath>,
-    ) -> Result<SessionKept, ErrorInfo> {
+    ) -> Result<SessionArtifacts, ErrorInfo> {
         session.touch();
         let (workspace, _) = session.workspace()?;
         let run = &session.spec().run;
-        let keeper = Keeper::of_session(&self.inner, session.id(), run);
-        let usual = Bounds::default();
-        // As of a run: files with holes are larger than they are.
+        let collector = ArtifactCollector::of_session(&self.inner, session.id(), run);
+        let usual = CollectLimits::default();
+        // As for a run: sparse files have a larger size than disk usage.
         let most = if run.sandbox.workspace.is_some() {
             u64::MAX
         } else {
-            run.sandbox.limits.disk.0
+            run.sandbox.workspace_bytes()
         };
-        let bounds = Bounds {
+        let bounds = CollectLimits {
             total_bytes: usual.total_bytes.min(most),
             ..usual
         };
         let sandbox = run.sandbox.clone();
         let keeping = tokio::task::spawn_blocking(move || {
-            keeper.collect(&workspace, &wanted, bounds, &sandbox)
+            collector.collect(&workspace, &wanted, bounds, &sandbox, &|| false)
         });
         let kept = keeping.await.unwrap_or_else(|error| Err(error.into()));
         let (kept, collected) = kept.map_err(|error| internal(error.to_string()))?;
-        Ok(SessionKept {
+        Ok(SessionArtifacts {
             kept,
             left_out: collected.skipped,
             more_left_out: collected.more_skipped,
@@ -241,8 +258,8 @@ impl Engine {
 }
 
 impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn data(&self) -> MutexGuard<'_, SessionData> {
+        self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_paused(&self) -> bool {
@@ -250,8 +267,8 @@ impl Shared {
     }
 }
 
-/// Which limits of the whole box its processes ran into.
-fn hit(counters: &Counters) -> impl Iterator<Item = LimitName> {
+/// The limits of the whole sandbox that its processes hit.
+fn limits_hit_by(counters: &Counters) -> impl Iterator<Item = LimitName> {
     let hits = [
         (
             LimitName::Memory,
@@ -267,20 +284,20 @@ fn hit(counters: &Counters) -> impl Iterator<Item = LimitName> {
         .map(|(name, _)| name)
 }
 
-impl Book {
-    /// A program in the background does not keep a session from being idle, nor does one that is paused; to be copied
-    /// does, although it stands still meanwhile.
+impl SessionData {
+    /// Whether the session is busy. A background program does not keep it from being idle, nor does
+    /// a paused one; being copied does, although it is frozen meanwhile.
     fn is_at_work(&self) -> bool {
         let runs = |exec: &Exec| !exec.request().background && exec.result().is_none();
         self.copies > 0 || self.state.status == SessionStatus::Ready && self.execs.iter().any(runs)
     }
 
-    /// Takes over what the box has used so far.
-    fn tally(&mut self, counters: &Counters) {
+    /// Adds a sample of the sandbox's counters.
+    fn update_usage(&mut self, counters: &Counters) {
         let cpu = counters
             .cpu
             .unwrap_or(Duration::from_micros(self.ended_cpu_us));
-        self.box_cpu = self.box_cpu.max(cpu);
+        self.sandbox_cpu = self.sandbox_cpu.max(cpu);
         self.sum_cpu();
         let usage = &mut self.state.usage;
         usage.memory_peak_bytes = counters
@@ -288,11 +305,11 @@ impl Book {
             .unwrap_or(self.largest_bytes)
             .max(usage.memory_peak_bytes);
         usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
-        self.state.limits_hit.extend(hit(counters));
+        self.state.limits_hit.extend(limits_hit_by(counters));
     }
 
     fn sum_cpu(&mut self) {
-        let cpu_ms = (self.box_cpu + self.own_cpu).as_millis() as u64;
+        let cpu_ms = (self.sandbox_cpu + self.own_cpu).as_millis() as u64;
         self.state.usage.cpu_ms = cpu_ms;
         self.cpu_ms.store(cpu_ms, Ordering::Relaxed);
     }
@@ -306,7 +323,7 @@ impl Book {
 
     fn add(&mut self, exec: Exec) {
         self.execs.push(exec);
-        let mut over = (self.execs.len() - self.running()).saturating_sub(MOST_ENDED);
+        let mut over = (self.execs.len() - self.running()).saturating_sub(MAX_ENDED);
         self.execs.retain(|exec| {
             let forget = over > 0 && exec.result().is_some();
             over -= usize::from(forget);
@@ -316,82 +333,82 @@ impl Book {
 }
 
 impl Session {
-    /// Its identifier.
+    /// The session's id.
     pub fn id(&self) -> &Id {
         &self.shared.id
     }
 
-    /// What it was made from.
+    /// The spec from which it was created.
     pub fn spec(&self) -> &SessionSpec {
         &self.shared.spec
     }
 
-    /// How it is now.
+    /// The current state.
     pub fn state(&self) -> SessionState {
-        let book = self.shared.book();
-        let used = if book.is_at_work() {
+        let data = self.shared.data();
+        let used = if data.is_at_work() {
             Duration::ZERO
         } else {
-            book.used.elapsed()
+            data.used.elapsed()
         };
         let left = self.shared.spec.idle.saturating_sub(used).as_millis() as u64;
-        let idle_until = match book.state.ended_at {
+        let idle_until = match data.state.ended_at {
             Some(ended) => ended,
-            None => Timestamp(record::now().0 + left).min(book.state.expires_at),
+            None => Timestamp(record::now().0 + left).min(data.state.expires_at),
         };
         SessionState {
             idle_until,
-            ..book.state.clone()
+            ..data.state.clone()
         }
     }
 
-    /// Milliseconds of CPU time so far, counted every now and then while it goes on.
+    /// CPU time in milliseconds so far, sampled while the session runs.
     pub fn cpu_ms(&self) -> Arc<AtomicU64> {
-        self.shared.book().cpu_ms.clone()
+        self.shared.data().cpu_ms.clone()
     }
 
-    /// Airlock itself worked so long for it, outside of its box.
-    pub(crate) fn worked_for(&self, cpu: Duration) {
-        let mut book = self.shared.book();
-        book.own_cpu += cpu;
-        book.sum_cpu();
+    /// Adds CPU time that Airlock itself spent for the session, outside of the sandbox.
+    pub(crate) fn add_own_cpu(&self, cpu: Duration) {
+        let mut data = self.shared.data();
+        data.own_cpu += cpu;
+        data.sum_cpu();
     }
 
-    /// Somebody uses it: the idle time begins anew.
+    /// Restarts the idle timeout.
     pub fn touch(&self) {
-        self.shared.book().used = Instant::now();
+        self.shared.data().used = Instant::now();
     }
 
     /// Starts a program, and waits until it runs.
     pub async fn exec(&self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
         let request = request.checked().map_err(ErrorInfo::from)?;
         self.touch();
-        self.ask(|answer| Order::Start(Box::new(request), answer))
+        self.ask(|reply| SessionCommand::Start(Box::new(request), reply))
             .await
     }
 
-    /// Its programs, the oldest first: those that run, and the newest of those that have ended.
+    /// The programs, the oldest first: all that run, and the newest of those that have ended.
     pub fn execs(&self) -> Vec<Exec> {
-        self.shared.book().execs.clone()
+        self.shared.data().execs.clone()
     }
 
-    /// One of them.
+    /// The program with this id.
     pub fn find_exec(&self, id: &str) -> Option<Exec> {
         self.shared
-            .book()
+            .data()
             .execs
             .iter()
             .find(|exec| exec.id() == id)
             .cloned()
     }
 
-    /// Its workspace, as a handle of the host's, and who owns what is put there; refused once the box is gone.
+    /// A handle of the workspace, and the owner for new files; refused once the sandbox is gone.
     pub fn workspace(&self) -> Result<(OwnedFd, Option<(u32, u32)>), ErrorInfo> {
-        let book = self.shared.book();
-        let workspace = book
+        let data = self.shared.data();
+        let workspace = data
             .workspace
             .as_ref()
-            .ok_or_else(|| gone("the session has ended"))?;
+            .ok_or_else(|| session_gone("the session has ended"))?;
         let handle = workspace.try_clone();
         Ok((
             handle.map_err(|error| internal(error.to_string()))?,
@@ -399,28 +416,38 @@ impl Session {
         ))
     }
 
-    /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
+    /// The files of the workspace; refused once the sandbox is gone. A file gets no more bytes than
+    /// the workspace may have.
     pub fn tree(&self) -> Result<Tree, ErrorInfo> {
         let (workspace, owner) = self.workspace()?;
         let sandbox = &self.shared.spec.run.sandbox;
-        let rights =
-            Rights::of(sandbox, workspace.as_fd()).map_err(|error| internal(error.to_string()))?;
-        Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(rights))
+        let rights = FileAccess::of(sandbox, workspace.as_fd())
+            .map_err(|error| internal(error.to_string()))?;
+        Ok(Tree::new(workspace, owner, sandbox.workspace_bytes()).with_access(rights))
     }
 
-    /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.
+    /// Freezes all processes. The wall clocks of its programs stop too; those of the session go on.
     pub async fn pause(&self) -> Result<(), ErrorInfo> {
         self.touch();
-        self.ask(Order::Pause).await
+        self.ask(SessionCommand::Pause).await
     }
 
-    /// Lets it go on.
+    /// Thaws all processes.
     pub async fn resume(&self) -> Result<(), ErrorInfo> {
         self.touch();
-        self.ask(Order::Resume).await
+        self.ask(SessionCommand::Resume).await
     }
 
-    /// Ends it, and waits until nothing is left of it.
+    /// Like [`Session::end`]; `applies` overrides whether the changes in the workspace's layer are
+    /// applied.
+    pub async fn end_and_apply(&self, applies: Option<bool>) -> SessionState {
+        if applies.is_some() {
+            self.shared.data().applies = applies;
+        }
+        self.end().await
+    }
+
+    /// Ends the session and waits until everything is released.
     pub async fn end(&self) -> SessionState {
         self.shared.ending.send_if_modified(|ending| {
             let first = ending.is_none();
@@ -430,10 +457,10 @@ impl Session {
         self.ended().await
     }
 
-    /// Waits for its end, whatever brings it about.
+    /// Waits for the end, whatever causes it.
     pub async fn ended(&self) -> SessionState {
         let mut status = self.shared.status.subscribe();
-        // Its sender lives as long as this does.
+        // The sender lives as long as this does.
         _ = status
             .wait_for(|status| *status == SessionStatus::Ended)
             .await;
@@ -442,17 +469,17 @@ impl Session {
 
     async fn ask<T>(
         &self,
-        order: impl FnOnce(oneshot::Sender<Result<T, ErrorInfo>>) -> Order,
+        command: impl FnOnce(oneshot::Sender<Result<T, ErrorInfo>>) -> SessionCommand,
     ) -> Result<T, ErrorInfo> {
-        let (answer, answered) = oneshot::channel();
-        let sent = self.shared.orders.send(order(answer)).await;
-        let ended = || gone("the session has ended");
+        let (reply, answered) = oneshot::channel();
+        let sent = self.shared.commands.send(command(reply)).await;
+        let ended = || session_gone("the session has ended");
         sent.map_err(|_| ended())?;
         answered.await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
-fn gone(message: &str) -> ErrorInfo {
+fn session_gone(message: &str) -> ErrorInfo {
     conflict(message, "open another session")
 }
 

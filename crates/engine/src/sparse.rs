@@ -1,5 +1,5 @@
-//! Copies a file with its holes: what takes no room does not begin to. Where the file system can share blocks, the copy
-//! takes none at all until one of the two is written.
+//! Copies a file sparsely: holes stay holes. Where the file system supports reflinks, the copy
+//! shares its blocks until one of the two is written.
 
 use rustix::{fs::SeekFrom, io::Errno};
 use std::{
@@ -8,17 +8,18 @@ use std::{
     ops::Range,
 };
 
-/// Bytes that are copied before somebody looks again whether it is still wanted.
-const PIECE: u64 = 64 << 20;
+/// The bytes that are copied between two checks for cancellation.
+const CHUNK_BYTES: u64 = 64 << 20;
 
-/// Copies the first `size` bytes to an empty file, as long as it `goes_on`; how many there were.
+/// Copies the first `size` bytes to an empty file, as long as `goes_on` is true; returns the bytes
+/// copied.
 pub(crate) fn copy(
     from: &File,
     to: &File,
     size: u64,
     goes_on: &dyn Fn() -> bool,
 ) -> io::Result<u64> {
-    // File systems say no in many ways, and for all of them there is the long way.
+    // File systems report missing reflink support in many ways; every error falls back to a copy.
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         let length = to.metadata()?.len().min(size);
         to.set_len(length)?;
@@ -28,14 +29,14 @@ pub(crate) fn copy(
     while done < size {
         let data = match rustix::fs::seek(from, SeekFrom::Data(done)) {
             Ok(data) => data.min(size),
-            // A hole to the end, or a file system that knows of none.
+            // A hole to the end, or no support for SEEK_DATA.
             Err(Errno::NXIO) => break,
             Err(_) => done,
         };
         let end = rustix::fs::seek(from, SeekFrom::Hole(data))
             .unwrap_or(size)
             .clamp(data, size);
-        done = range(from, to, data..end, goes_on)?;
+        done = copy_range(from, to, data..end, goes_on)?;
         if done < end {
             to.set_len(done)?;
             return Ok(done);
@@ -46,9 +47,15 @@ pub(crate) fn copy(
     Ok(length)
 }
 
-/// Copies what lies between two offsets; how far it came.
-fn range(from: &File, to: &File, range: Range<u64>, goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
-    let (mut source, mut target) = (from, to);
+/// Copies the bytes between two offsets; returns how far it came.
+fn copy_range(
+    from: &File,
+    to: &File,
+    range: Range<u64>,
+    goes_on: &dyn Fn() -> bool,
+) -> io::Result<u64> {
+    let mut source = from;
+    let mut target = to;
     source.seek(io::SeekFrom::Start(range.start))?;
     target.seek(io::SeekFrom::Start(range.start))?;
     let mut done = range.start;
@@ -56,7 +63,10 @@ fn range(from: &File, to: &File, range: Range<u64>, goes_on: &dyn Fn() -> bool) 
         if !goes_on() {
             return Err(io::Error::other("it was stopped on the way"));
         }
-        match io::copy(&mut source.take(PIECE.min(range.end - done)), &mut target)? {
+        match io::copy(
+            &mut source.take(CHUNK_BYTES.min(range.end - done)),
+            &mut target,
+        )? {
             0 => break,
             copied => done += copied,
         }

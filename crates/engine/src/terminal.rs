@@ -1,6 +1,6 @@
-//! Our end of a run's terminal: what is typed there, what is shown, and how large it is.
+//! The engine's end of a program's pseudo-terminal: input, output and window size.
 
-use crate::streams::nonblocking;
+use crate::stdio::nonblocking;
 use rustix::{
     pty::{OpenptFlags, ioctl_tiocgptpeer},
     termios::{Winsize, tcsetwinsize},
@@ -9,23 +9,24 @@ use spec::TerminalSize;
 use std::{io, os::fd::OwnedFd};
 use tokio::net::unix::pipe;
 
-/// The terminal of a run, for whoever sits before it.
+/// The terminal of a run, for the user in front of it.
 #[derive(Debug)]
 pub struct Terminal {
-    /// What is typed. Dropping it types nothing, not even an end.
+    /// Keyboard input. Dropping it sends nothing, not even an end of file.
     pub input: pipe::Sender,
-    /// Its window.
-    pub window: Window,
+    /// The terminal's window.
+    pub window: TerminalWindow,
 }
 
 /// The window of a terminal.
 #[derive(Debug)]
-pub struct Window(OwnedFd);
+pub struct TerminalWindow(OwnedFd);
 
-impl Window {
-    /// Changes its size; programs in the foreground get SIGWINCH.
+impl TerminalWindow {
+    /// Sets the size; programs in the foreground get SIGWINCH.
     pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
-        let (ws_row, ws_col) = (size.rows, size.columns);
+        let ws_row = size.rows;
+        let ws_col = size.columns;
         Ok(tcsetwinsize(
             &self.0,
             Winsize {
@@ -38,23 +39,24 @@ impl Window {
     }
 }
 
-/// A terminal taken apart: what is shown on it, the program's end, and the rest.
-pub(crate) struct Parts {
+/// The parts of a terminal: its output, the program's end, and the rest.
+pub(crate) struct TerminalParts {
     pub(crate) shown: pipe::Receiver,
     pub(crate) inside: OwnedFd,
     pub(crate) terminal: Terminal,
 }
 
-/// From our end of a terminal. As asynchronous files those of pipes do: they only read, write and wait.
-pub(crate) fn take_apart(ours: OwnedFd, size: TerminalSize) -> io::Result<Parts> {
+/// Splits the engine's end of a terminal. Asynchronous pipe types serve for it: they only read,
+/// write and wait.
+pub(crate) fn split_terminal(ours: OwnedFd, size: TerminalSize) -> io::Result<TerminalParts> {
     let ours = nonblocking(ours)?;
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let inside = ioctl_tiocgptpeer(&ours, flags)?;
     let shown = pipe::Receiver::from_owned_fd_unchecked(ours.try_clone()?)?;
     let input = pipe::Sender::from_owned_fd_unchecked(ours.try_clone()?)?;
-    let window = Window(ours);
+    let window = TerminalWindow(ours);
     window.resize(size)?;
-    Ok(Parts {
+    Ok(TerminalParts {
         shown,
         inside,
         terminal: Terminal { input, window },

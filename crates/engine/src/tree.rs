@@ -1,16 +1,17 @@
-//! The files of a session's workspace, for whoever is outside: read, written, listed and removed while programs inside do
-//! what they like with them.
+//! The files of a session's workspace, from outside: read, written, listed and removed while
+//! programs inside change them.
 //!
-//! Everything goes by handle, beneath the workspace and through no symbolic link; only regular files are opened. Nothing
-//! here waits for a program, but a file system may take its time: call it off the event loop.
+//! Every access is by handle, beneath the workspace, and through no symbolic link; only regular
+//! files are opened. Nothing here waits for a program, but a file system may be slow: call it on a
+//! blocking thread.
 
 mod copy;
 
-pub use copy::{Copied, CopyBounds};
+pub use copy::{CopyLimits, CopyReport};
 
 use crate::{
-    Rights,
-    files::{self, Draft, called, kind},
+    FileAccess,
+    files::{self, Draft, kind, kind_name},
 };
 use ::fs::{Dir, Lookup, RemoveError, RemoveOptions};
 use rustix::{
@@ -30,92 +31,144 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Entries of a folder that one answer can have.
-pub const MOST_LISTED: usize = 10_000;
-/// Bytes of their names and of where their links point.
-const MOST_LISTED_BYTES: usize = 4 << 20;
-/// Entries of a folder that are looked at for it.
-const MOST_READ: usize = 1_000_000;
-/// Entries that one removal takes away or looks at; whoever has more asks again.
-const MOST_STEPS: usize = 2_000_000;
+/// The most entries of a folder that one call returns.
+pub const MAX_LISTED: usize = 10_000;
+/// The most bytes of their names and link targets.
+const MAX_LISTED_BYTES: usize = 4 << 20;
+/// The most entries of a folder that are scanned.
+const MAX_SCANNED: usize = 1_000_000;
+/// The most entries that one removal visits; a caller with more repeats the call.
+const MAX_REMOVED: usize = 2_000_000;
 
-/// A workspace, as a handle.
+/// A workspace behind a handle.
 #[derive(Debug)]
 pub struct Tree {
     workspace: OwnedFd,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
-    rights: Rights,
+    rights: FileAccess,
 }
 
-/// What a name stands for.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum EntryKind {
+    /// A regular file.
     File,
+    /// A folder.
     Folder,
+    /// A symbolic link.
     Link,
-    /// A FIFO, a socket or a device: it can be seen and removed, and nothing else.
+    /// A FIFO, a socket or a device: it can be listed and removed, and nothing else.
     Special,
 }
 
-/// One name in a workspace, as it was when it was looked at.
+/// One entry of a workspace, at the time of the lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Its last name; any bytes but `/` and NUL.
+pub struct WorkspaceEntry {
+    /// The file name; any bytes but `/` and NUL.
     pub name: OsString,
-    /// What it is.
+    /// The type.
     pub kind: EntryKind,
-    /// Its size; of a file only.
+    /// The size of a regular file.
     pub size_bytes: u64,
-    /// Its permissions, without set-id bits.
+    /// The permissions, without set-id bits.
     pub mode: u32,
-    /// When it was changed last.
+    /// The modification time.
     pub modified_at: Timestamp,
-    /// Where a link points. Nothing is known of what is there.
+    /// The target of a symbolic link, which is never followed.
     pub target: Option<OsString>,
 }
 
-/// Some of the entries of a folder, sorted by the bytes of their names.
+/// A page of the entries of a folder, sorted by the bytes of their names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listing {
+pub struct TreeListing {
     /// The entries.
-    pub entries: Vec<Entry>,
-    /// Whether there are more behind the last.
+    pub entries: Vec<WorkspaceEntry>,
+    /// Whether more entries follow.
     pub more: bool,
 }
 
-/// Why something could not be done in a workspace.
+/// Why an operation on a workspace failed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum TreeError {
+    /// The path is invalid.
     #[error("`{path}` cannot be used as a path: {why}")]
-    Path { path: String, why: &'static str },
+    Path {
+        /// The path.
+        path: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// The path does not exist.
     #[error("there is no `{path}`")]
-    Missing { path: String },
+    Missing {
+        /// The path.
+        path: String,
+    },
+    /// The path has another type.
     #[error("`{path}` is {what}, where {wanted} is needed")]
     Kind {
+        /// The path.
         path: String,
+        /// Its type.
         what: &'static str,
+        /// The expected type.
         wanted: &'static str,
     },
+    /// The path leads through a symbolic link.
     #[error("`{path}` leads through a symbolic link, which nobody follows")]
-    Link { path: String },
+    Link {
+        /// The path.
+        path: String,
+    },
+    /// The path exists.
     #[error("`{path}` is there already")]
-    Exists { path: String },
+    Exists {
+        /// The path.
+        path: String,
+    },
+    /// The folder is not empty.
     #[error("the folder `{path}` is not empty")]
-    NotEmpty { path: String },
+    NotEmpty {
+        /// The path.
+        path: String,
+    },
+    /// The file would exceed its size limit.
     #[error("`{path}` would be larger than the {limit_bytes} bytes that it may have")]
-    TooLarge { path: String, limit_bytes: u64 },
+    TooLarge {
+        /// The path.
+        path: String,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The file system is full.
     #[error("there is no room left for `{path}`")]
-    Full { path: String },
+    Full {
+        /// The path.
+        path: String,
+    },
+    /// The folder has too many entries.
     #[error("there is more in `{path}` than the {limit} entries that are looked at")]
-    TooMany { path: String, limit: usize },
+    TooMany {
+        /// The path.
+        path: String,
+        /// The limit.
+        limit: usize,
+    },
+    /// The path is protected.
     #[error("`{path}` may not be changed: {why}")]
-    Protected { path: String, why: String },
+    Protected {
+        /// The path.
+        path: String,
+        /// The reason.
+        why: String,
+    },
+    /// An I/O error.
     #[error("`{path}` cannot be used")]
     Other {
+        /// The path.
         path: String,
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -123,30 +176,30 @@ pub enum TreeError {
 
 impl TreeError {
     fn of(path: &Path, source: io::Error) -> TreeError {
-        let shown = files::shown(path);
+        let display_path = files::display_path(path);
         match Errno::from_io_error(&source) {
-            Some(Errno::NOENT) => TreeError::Missing { path: shown },
-            Some(Errno::LOOP) => TreeError::Link { path: shown },
-            Some(Errno::EXIST) => TreeError::Exists { path: shown },
-            Some(Errno::NOTEMPTY) => TreeError::NotEmpty { path: shown },
-            Some(Errno::NOSPC | Errno::DQUOT) => TreeError::Full { path: shown },
+            Some(Errno::NOENT) => TreeError::Missing { path: display_path },
+            Some(Errno::LOOP) => TreeError::Link { path: display_path },
+            Some(Errno::EXIST) => TreeError::Exists { path: display_path },
+            Some(Errno::NOTEMPTY) => TreeError::NotEmpty { path: display_path },
+            Some(Errno::NOSPC | Errno::DQUOT) => TreeError::Full { path: display_path },
             Some(Errno::NOTDIR) => TreeError::Kind {
-                path: shown,
+                path: display_path,
                 what: "no folder, or leads through something that is none",
                 wanted: "a folder",
             },
             _ => TreeError::Other {
-                path: shown,
+                path: display_path,
                 source,
             },
         }
     }
 }
 
-type Answer<T> = Result<T, TreeError>;
+type TreeResult<T> = Result<T, TreeError>;
 
-/// A path below the workspace; empty for the workspace itself.
-fn inside(path: &Path) -> Answer<PathBuf> {
+/// A path relative to the workspace; empty for the workspace itself.
+fn inside(path: &Path) -> TreeResult<PathBuf> {
     let relative = path.strip_prefix(spec::WORKSPACE).unwrap_or(path);
     if relative
         .components()
@@ -155,19 +208,19 @@ fn inside(path: &Path) -> Answer<PathBuf> {
         return Ok(PathBuf::new());
     }
     let bad = |bad: spec::BadPath| TreeError::Path {
-        path: files::shown(path),
+        path: files::display_path(path),
         why: bad.why,
     };
     Ok(WorkspacePath::new(path).map_err(bad)?.as_path().to_owned())
 }
 
-/// The same, but not the workspace itself.
-fn below(path: &Path) -> Answer<(PathBuf, OsString)> {
+/// The parent and the name of a path below the workspace, but not the workspace itself.
+fn below(path: &Path) -> TreeResult<(PathBuf, OsString)> {
     let inside = inside(path)?;
     match (inside.parent(), inside.file_name()) {
         (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
         _ => Err(TreeError::Path {
-            path: files::shown(path),
+            path: files::display_path(path),
             why: "it names the whole workspace",
         }),
     }
@@ -186,39 +239,43 @@ fn open(folder: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 }
 
 impl Tree {
-    /// The workspace behind a handle; what is put there gets this owner, and a file no more than so many bytes.
+    /// The workspace behind a handle; new files get this owner and at most `limit_bytes`.
     pub fn new(workspace: OwnedFd, owner: Option<(u32, u32)>, limit_bytes: u64) -> Tree {
         Tree {
             workspace,
             owner,
             limit_bytes,
-            rights: Rights::default(),
+            rights: FileAccess::default(),
         }
     }
 
-    /// The same, with no more rights than these.
-    pub fn with(self, rights: Rights) -> Tree {
+    /// The same workspace with these access rules.
+    pub fn with_access(self, rights: FileAccess) -> Tree {
         Tree { rights, ..self }
     }
 
-    fn act<T: Send>(&self, path: &Path, work: impl FnOnce() -> Answer<T> + Send) -> Answer<T> {
+    fn act<T: Send>(
+        &self,
+        path: &Path,
+        work: impl FnOnce() -> TreeResult<T> + Send,
+    ) -> TreeResult<T> {
         self.rights
             .act(|| Ok(work()))
             .unwrap_or_else(|error| Err(TreeError::of(path, error)))
     }
 
-    fn may_change(&self, path: &Path) -> Answer<()> {
+    fn check_may_change(&self, path: &Path) -> TreeResult<()> {
         match self.rights.protects(&inside(path)?) {
             Some(why) => Err(TreeError::Protected {
-                path: files::shown(path),
+                path: files::display_path(path),
                 why,
             }),
             None => Ok(()),
         }
     }
 
-    /// What a name stands for; a link is not followed.
-    pub fn stat(&self, path: &Path) -> Answer<Entry> {
+    /// The entry at a path; a symbolic link is not followed.
+    pub fn stat(&self, path: &Path) -> TreeResult<WorkspaceEntry> {
         self.act(path, || {
             let clean = inside(path)?;
             let name = clean.file_name().unwrap_or_default();
@@ -230,20 +287,21 @@ impl Tree {
     }
 
     /// Opens a regular file for reading.
-    pub fn open(&self, path: &Path) -> Answer<(File, Entry)> {
+    pub fn open(&self, path: &Path) -> TreeResult<(File, WorkspaceEntry)> {
         self.act(path, || {
             let clean = inside(path)?;
             let failed = |error| TreeError::of(path, error);
-            // Decided on a handle that opens nothing: a FIFO would wait, a device could do anything.
+            // Decided by an O_PATH handle: opening a FIFO would block, and opening a device can
+            // have side effects.
             let handle = open(&self.workspace, &clean, OFlags::PATH).map_err(failed)?;
             let seen = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
             self.expect(path, &seen, FileType::RegularFile)?;
-            // Like a path that changes while it is followed: whoever asks again may have more luck.
+            // Reported like a path that changes during the lookup: the caller may try again.
             let replaced = |error: io::Error| match error.kind() {
                 io::ErrorKind::PermissionDenied => failed(error),
                 _ => failed(io::Error::new(
                     io::ErrorKind::WouldBlock,
-                    files::why_not(&error),
+                    files::read_error(&error),
                 )),
             };
             let (file, _) =
@@ -253,16 +311,17 @@ impl Tree {
         })
     }
 
-    fn expect(&self, path: &Path, seen: &Stat, wanted: FileType) -> Answer<()> {
+    fn expect(&self, path: &Path, seen: &Stat, wanted: FileType) -> TreeResult<()> {
         match kind(seen) {
             found if found == wanted => Ok(()),
             FileType::Symlink => Err(TreeError::Link {
-                path: files::shown(path),
+                path: files::display_path(path),
             }),
             found => {
-                let (what, wanted) = (called(found), called(wanted));
+                let what = kind_name(found);
+                let wanted = kind_name(wanted);
                 Err(TreeError::Kind {
-                    path: files::shown(path),
+                    path: files::display_path(path),
                     what,
                     wanted,
                 })
@@ -270,60 +329,66 @@ impl Tree {
         }
     }
 
-    /// Entries of a folder, those behind `after`: the first `most` of them by name, fewer if links point far.
-    pub fn list(&self, path: &Path, after: Option<&OsStr>, most: usize) -> Answer<Listing> {
+    /// The first `most` entries of a folder by name, behind `after`; fewer if link targets are
+    /// long.
+    pub fn list(&self, path: &Path, after: Option<&OsStr>, most: usize) -> TreeResult<TreeListing> {
         self.act(path, || {
             let clean = inside(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY)
                 .map(Dir::from)
                 .map_err(failed)?;
-            let most = most.clamp(1, MOST_LISTED);
-            let (mut names, mut more) = (BTreeSet::new(), false);
+            let most = most.clamp(1, MAX_LISTED);
+            let mut names = BTreeSet::new();
+            let mut more = false;
             for (count, found) in folder.entries().map_err(failed)?.enumerate() {
                 let name = found.map_err(failed)?.name;
-                if count >= MOST_READ {
+                if count >= MAX_SCANNED {
                     return Err(TreeError::TooMany {
-                        path: files::shown(path),
-                        limit: MOST_READ,
+                        path: files::display_path(path),
+                        limit: MAX_SCANNED,
                     });
                 }
                 if after.is_some_and(|after| name <= after) {
                     continue;
                 }
                 names.insert(name);
-                more |= names.len() > most && names.pop_last().is_some();
+                if names.len() > most {
+                    names.pop_last();
+                    more = true;
+                }
             }
             let look = |name: OsString| match open(&folder, Path::new(&name), OFlags::PATH) {
-                // It went meanwhile.
+                // It was removed meanwhile.
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => None,
                 found => Some(found.and_then(|handle| entry(&handle, &name))),
             };
-            let (mut entries, mut bytes) = (Vec::new(), 0);
+            let mut entries = Vec::new();
+            let mut bytes = 0;
             for found in names.into_iter().filter_map(look) {
                 let found = found.map_err(failed)?;
                 bytes += found.name.len() + found.target.as_ref().map_or(0, |target| target.len());
-                if bytes > MOST_LISTED_BYTES {
+                if bytes > MAX_LISTED_BYTES {
                     more = true;
                     break;
                 }
                 entries.push(found);
             }
-            Ok(Listing { entries, more })
+            Ok(TreeListing { entries, more })
         })
     }
 
-    /// Makes a folder, with those above it if asked.
-    pub fn make_folder(&self, path: &Path, parents: bool) -> Answer<()> {
+    /// Creates a folder, and its parents if asked.
+    pub fn make_folder(&self, path: &Path, parents: bool) -> TreeResult<()> {
         self.act(path, || {
-            self.may_change(path)?;
+            self.check_may_change(path)?;
             let (parent, name) = below(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder = self.parent(&parent, &name, parents).map_err(failed)?;
-            // One that is there is as good, if the caller did not insist.
+            // An existing folder is an error only without `parents`.
             if !parents && rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
                 return Err(TreeError::Exists {
-                    path: files::shown(path),
+                    path: files::display_path(path),
                 });
             }
             files::make_folder(&folder, &name, self.owner)
@@ -333,33 +398,33 @@ impl Tree {
     }
 
     fn parent(&self, parent: &Path, name: &OsStr, make: bool) -> io::Result<OwnedFd> {
-        match make {
-            true => {
-                let made =
-                    files::make_parents(self.workspace.as_fd(), &parent.join(name), self.owner);
-                made.map(|(folder, _)| folder)
-            }
-            false => open(&self.workspace, parent, OFlags::PATH | OFlags::DIRECTORY),
+        if make {
+            let made = files::make_parents(self.workspace.as_fd(), &parent.join(name), self.owner);
+            made.map(|(folder, _)| folder)
+        } else {
+            open(&self.workspace, parent, OFlags::PATH | OFlags::DIRECTORY)
         }
     }
 
-    /// Begins to write a file. Nobody sees it before it is whole.
-    pub fn put(&self, path: &Path, parents: bool) -> Answer<Upload> {
+    /// Starts writing a file. It becomes visible with `publish`.
+    pub fn put(&self, path: &Path, parents: bool) -> TreeResult<Upload> {
         self.act(path, || {
-            self.may_change(path)?;
+            self.check_may_change(path)?;
             let (parent, name) = below(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder = self.parent(&parent, &name, parents).map_err(failed)?;
-            if let Some(what) = files::in_the_way(&folder, &name).map_err(failed)? {
+            if let Some(what) = files::obstacle(&folder, &name).map_err(failed)? {
                 return Err(TreeError::Kind {
-                    path: files::shown(path),
+                    path: files::display_path(path),
                     what,
                     wanted: "a file",
                 });
             }
             let draft = Draft::new(&folder).map_err(failed)?;
-            let (owner, limit_bytes) = (self.owner, self.limit_bytes);
-            let (path, mode) = (path.to_owned(), 0o644);
+            let owner = self.owner;
+            let limit_bytes = self.limit_bytes;
+            let path = path.to_owned();
+            let mode = 0o644;
             Ok(Upload {
                 folder,
                 name,
@@ -375,17 +440,18 @@ impl Tree {
         })
     }
 
-    /// Removes a file, a link or an empty folder; a folder with all that is in it if asked.
-    pub fn remove(&self, path: &Path, recursive: bool) -> Answer<()> {
+    /// Removes a file, a symbolic link or an empty folder; with `recursive` also a folder and its
+    /// contents.
+    pub fn remove(&self, path: &Path, recursive: bool) -> TreeResult<()> {
         self.act(path, || {
-            self.may_change(path)?;
+            self.check_may_change(path)?;
             let (parent, name) = below(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder =
                 open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
             remove(&Dir::from(folder), &name, recursive).map_err(|error| match error {
                 RemoveError::TooMany { limit } => TreeError::TooMany {
-                    path: files::shown(path),
+                    path: files::display_path(path),
                     limit,
                 },
                 RemoveError::Io(error) => failed(error),
@@ -394,7 +460,7 @@ impl Tree {
     }
 
     /// Copies everything into another workspace.
-    pub fn copy_into(&self, other: &Tree, bounds: CopyBounds) -> io::Result<Copied> {
+    pub fn copy_into(&self, other: &Tree, bounds: CopyLimits) -> io::Result<CopyReport> {
         copy::copy(
             &self.workspace,
             &self.rights,
@@ -405,11 +471,12 @@ impl Tree {
     }
 }
 
-/// Removes a name. Whether it is a folder is found out by trying: it may change at any time.
+/// Removes a name. Whether it is a folder is found out by trying, since that may change at any
+/// time.
 fn remove(folder: &Dir, name: &OsStr, recursive: bool) -> Result<(), RemoveError> {
     if recursive {
         let options = RemoveOptions {
-            max_steps: MOST_STEPS,
+            max_steps: MAX_REMOVED,
             one_mount: true,
             ..RemoveOptions::default()
         };
@@ -422,7 +489,7 @@ fn remove(folder: &Dir, name: &OsStr, recursive: bool) -> Result<(), RemoveError
     Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
 }
 
-/// A file in the making. Dropped, nothing came of it.
+/// A file that is being written. Dropping it discards the file.
 #[derive(Debug)]
 pub struct Upload {
     folder: OwnedFd,
@@ -434,18 +501,19 @@ pub struct Upload {
     limit_bytes: u64,
     size_bytes: u64,
     published: bool,
-    rights: Rights,
+    rights: FileAccess,
 }
 
 impl Upload {
-    /// Who may do what with it, without set-id bits; 644 unless said.
+    /// Sets the permissions, without set-id bits; 644 by default.
     pub fn set_mode(&mut self, mode: u32) {
         self.mode = mode & 0o777;
     }
 
-    /// Refuses what would be too large before a byte of it is there.
-    pub fn expect(&self, size_bytes: u64) -> Answer<()> {
-        let (path, limit_bytes) = (files::shown(&self.path), self.limit_bytes);
+    /// Refuses a file that would be too large before its bytes are sent.
+    pub fn expect(&self, size_bytes: u64) -> TreeResult<()> {
+        let path = files::display_path(&self.path);
+        let limit_bytes = self.limit_bytes;
         if size_bytes > limit_bytes {
             Err(TreeError::TooLarge { path, limit_bytes })
         } else {
@@ -453,8 +521,8 @@ impl Upload {
         }
     }
 
-    /// Adds bytes to it.
-    pub fn write(&mut self, bytes: &[u8]) -> Answer<()> {
+    /// Appends bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> TreeResult<()> {
         self.size_bytes += bytes.len() as u64;
         self.expect(self.size_bytes)?;
         (&self.draft.file)
@@ -462,11 +530,11 @@ impl Upload {
             .map_err(|error| TreeError::of(&self.path, error))
     }
 
-    /// Gives it its name, in place of what had it.
-    pub fn publish(mut self) -> Answer<Entry> {
+    /// Gives the file its name and replaces a file of that name.
+    pub fn publish(mut self) -> TreeResult<WorkspaceEntry> {
         let mode = Mode::from_raw_mode(self.mode);
         let done = self.rights.act(|| {
-            files::finish(&self.draft.file, self.owner)?;
+            files::set_mode_and_owner(&self.draft.file, self.owner)?;
             rustix::fs::fchmod(&self.draft.file, mode)?;
             self.draft.publish(&self.folder, &self.name)?;
             entry(&self.draft.file, &self.name)
@@ -474,7 +542,7 @@ impl Upload {
         self.published = done.is_ok();
         done.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::ISDIR) => TreeError::Kind {
-                path: files::shown(&self.path),
+                path: files::display_path(&self.path),
                 what: "a folder",
                 wanted: "a file",
             },
@@ -486,7 +554,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if !self.published {
-            // Nobody is left to be told.
+            // Errors cannot be reported here.
             _ = self.rights.act(|| {
                 self.draft.discard(&self.folder);
                 Ok(())
@@ -495,7 +563,7 @@ impl Drop for Upload {
     }
 }
 
-fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<Entry> {
+fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<WorkspaceEntry> {
     let found = rustix::fs::fstat(&handle)?;
     let (kind, size) = match kind(&found) {
         FileType::RegularFile => (EntryKind::File, found.st_size),
@@ -510,7 +578,7 @@ fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<Entry> {
         _ => None,
     };
     let since = i128::from(found.st_mtime) * 1000 + i128::from(found.st_mtime_nsec) / 1_000_000;
-    Ok(Entry {
+    Ok(WorkspaceEntry {
         name: name.to_owned(),
         kind,
         size_bytes: u64::try_from(size).unwrap_or(0),
@@ -520,7 +588,7 @@ fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<Entry> {
     })
 }
 
-/// Opens a name in a folder, which lies on the same mount: what is mounted somewhere in a workspace is not part of it.
+/// Opens a name in a folder on the same mount: what is mounted below a workspace is not part of it.
 fn open_here(folder: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
     Dir::from_fd(folder).open_at(name, flags, Mode::empty(), Lookup::NoLinksOneMount)
 }

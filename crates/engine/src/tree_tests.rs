@@ -1,4 +1,4 @@
-//! Files in friendly and hostile workspaces, seen from outside.
+//! Files in friendly and hostile workspaces, accessed from outside.
 
 use super::*;
 use rustix::fs::RenameFlags;
@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-/// A workspace, and beside it something that nobody may touch.
+/// A workspace, and a file beside it that must not be touched.
 struct Place {
     root: PathBuf,
     tree: Tree,
@@ -47,7 +47,7 @@ impl Place {
         fs::write(self.at(path), content).unwrap();
     }
 
-    fn read(&self, path: &str) -> Answer<String> {
+    fn read(&self, path: &str) -> TreeResult<String> {
         let (file, entry) = self.tree.open(path.as_ref())?;
         let mut text = String::new();
         file.take(entry.size_bytes)
@@ -56,7 +56,7 @@ impl Place {
         Ok(text)
     }
 
-    fn put(&self, path: &str, content: &str, parents: bool) -> Answer<Entry> {
+    fn put(&self, path: &str, content: &str, parents: bool) -> TreeResult<WorkspaceEntry> {
         let mut upload = self.tree.put(path.as_ref(), parents)?;
         content
             .as_bytes()
@@ -90,7 +90,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Deeper than the library can.
+        // Deeper than the library can remove.
         let removed = std::process::Command::new("rm")
             .arg("-rf")
             .arg(&self.root)
@@ -108,12 +108,12 @@ fn handle(path: &Path) -> OwnedFd {
     .unwrap()
 }
 
-fn bounds() -> CopyBounds {
-    CopyBounds {
+fn bounds() -> CopyLimits {
+    CopyLimits {
         entries: 1000,
         bytes: 10_000,
         depth: 8,
-        told: 4,
+        listed: 4,
     }
 }
 
@@ -324,7 +324,7 @@ fn names_of_any_bytes_are_listed_in_order_and_page_by_page() {
 
 #[test]
 fn a_folder_ten_thousand_deep_is_removed_with_few_handles() {
-    // In memory, as workspaces are: on a disk it takes half a minute to make.
+    // In memory, as workspaces are: on a disk it takes half a minute to create.
     let place = Place::below("/dev/shm".into());
     fs::create_dir(place.at("top")).unwrap();
     let mut folder = handle(&place.at("top"));
@@ -360,7 +360,8 @@ fn a_folder_that_turns_into_a_link_all_the_time_leads_nobody_out() {
         });
         for _ in 0..300 {
             fs::create_dir_all(place.at("folder")).ok();
-            // Whatever is answered: nothing that lies outside, and nothing is put or removed there.
+            // Whatever the answer: nothing outside is read, and nothing is created or removed
+            // there.
             for name in ["folder", "link"] {
                 assert!(place.read(&format!("{name}/secret")).is_err());
                 reached += usize::from(place.put(&format!("{name}/new"), "x", false).is_ok());
@@ -444,7 +445,7 @@ fn a_copy_is_bounded_and_says_so() {
         .tree
         .copy_into(
             &to.tree,
-            CopyBounds {
+            CopyLimits {
                 entries: 5,
                 ..bounds()
             },
@@ -458,7 +459,7 @@ fn a_copy_is_bounded_and_says_so() {
         .tree
         .copy_into(
             &to.tree,
-            CopyBounds {
+            CopyLimits {
                 bytes: 100,
                 ..bounds()
             },
@@ -484,9 +485,9 @@ fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed()
             ..spec::RunRequest::default()
         };
         let spec = spec::Policy::default().admit(request).unwrap().sandbox;
-        Rights::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap()
+        FileAccess::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap()
     };
-    let tree = |rights| Tree::new(handle(&place.root.join("work")), None, 1000).with(rights);
+    let tree = |rights| Tree::new(handle(&place.root.join("work")), None, 1000).with_access(rights);
     let put = |tree: &Tree, path: &str| {
         tree.put(path.as_ref(), true)
             .and_then(Upload::publish)
@@ -517,7 +518,7 @@ fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed()
         }
     }
     assert_eq!(place.read(".git/hooks/pre-commit").unwrap(), "old");
-    // Others can be, also beside them.
+    // Other names can be changed, also beside them.
     for path in ["HEAD", ".gitignore", "a/hooks/x"] {
         put(&guarded, path).unwrap();
         guarded.remove(path.as_ref(), false).unwrap();
@@ -527,7 +528,7 @@ fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed()
     put(&lifted, ".bashrc").unwrap();
     assert!(put(&lifted, ".git/config").is_err());
     lifted.remove(".git/hooks".as_ref(), true).unwrap();
-    put(&tree(Rights::default()), ".vscode/x").unwrap();
+    put(&tree(FileAccess::default()), ".vscode/x").unwrap();
 }
 
 #[test]
@@ -542,8 +543,8 @@ fn a_read_only_workspace_is_not_written_from_outside_either() {
             ..spec::RunRequest::default()
         };
         let spec = spec::Policy::default().admit(request).unwrap().sandbox;
-        let rights = Rights::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap();
-        Tree::new(handle(&place.root.join("work")), None, 1000).with(rights)
+        let rights = FileAccess::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap();
+        Tree::new(handle(&place.root.join("work")), None, 1000).with_access(rights)
     };
     for refused in [
         tree(true).put("new".as_ref(), true).map(drop),
@@ -584,13 +585,13 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
         std::os::unix::fs::chown(path, Some(4242), Some(4243)).unwrap();
     }
     let rights = rights_in(&work);
-    let tree = Tree::new(handle(&work), Some((4242, 4243)), 1000).with(rights.clone());
+    let tree = Tree::new(handle(&work), Some((4242, 4243)), 1000).with_access(rights.clone());
     let put = |path: &str| {
         tree.put(path.as_ref(), true)
             .and_then(Upload::publish)
             .map(drop)
     };
-    let denied = |answer: Answer<()>| match answer {
+    let denied = |answer: TreeResult<()>| match answer {
         Err(TreeError::Other { source, .. }) => {
             assert_eq!(source.kind(), io::ErrorKind::PermissionDenied)
         }
@@ -606,7 +607,7 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
         fs::read_to_string(place.at("rootdir/run.sh")).unwrap(),
         "good"
     );
-    // What the user may do is done, and is his.
+    // What the user may do is done, and belongs to the user.
     assert_eq!(
         tree.open("rootdir/run.sh".as_ref()).unwrap().1.size_bytes,
         4
@@ -641,7 +642,8 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     let collected = rights.collect(
         handle(&work).as_fd(),
         &wanted,
-        files::Bounds::default(),
+        files::CollectLimits::default(),
+        &|| false,
         &mut |found| {
             kept.push(found.name.as_path().to_owned());
             Ok(())
@@ -649,7 +651,7 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     );
     assert_eq!(kept, [PathBuf::from("own/file")]);
     assert_eq!(collected.unwrap().skipped[0].name, "secret");
-    // A copy for another box.
+    // A copy for another sandbox.
     let copy = Place::new();
     let copied = tree.copy_into(&copy.tree, bounds()).unwrap();
     assert!(
@@ -661,18 +663,18 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     );
     assert!(copy.read("secret").is_err());
     assert_eq!(copy.read("own/file").unwrap(), "mine");
-    // This thread is root as before.
+    // This thread is still root.
     assert_eq!(fs::read_to_string(place.at("secret")).unwrap(), SECRET);
 }
 
-fn rights_in(work: &Path) -> Rights {
+fn rights_in(work: &Path) -> FileAccess {
     let request = spec::RunRequest {
         command: vec!["true".into()],
         workspace: Some(work.to_owned()),
         ..spec::RunRequest::default()
     };
     let spec = spec::Policy::default().admit(request).unwrap().sandbox;
-    Rights::of(&spec, handle(work).as_fd()).unwrap()
+    FileAccess::of(&spec, handle(work).as_fd()).unwrap()
 }
 
 #[test]
@@ -695,13 +697,13 @@ fn in_roots_folder_root_reads_and_changes_nothing_that_others_closed() {
         std::os::unix::fs::chown(place.at(path), Some(4242), Some(4243)).unwrap();
     }
     let rights = rights_in(&work);
-    let tree = Tree::new(handle(&work), Some((0, 0)), 1000).with(rights.clone());
+    let tree = Tree::new(handle(&work), Some((0, 0)), 1000).with_access(rights.clone());
     let put = |path: &str| {
         tree.put(path.as_ref(), true)
             .and_then(Upload::publish)
             .map(drop)
     };
-    let denied = |answer: Answer<()>| match answer {
+    let denied = |answer: TreeResult<()>| match answer {
         Err(TreeError::Other { source, .. }) => {
             assert_eq!(source.kind(), io::ErrorKind::PermissionDenied)
         }
@@ -710,7 +712,7 @@ fn in_roots_folder_root_reads_and_changes_nothing_that_others_closed() {
     denied(tree.open("private".as_ref()).map(drop));
     denied(put("theirs/new"));
     denied(tree.remove("theirs/file".as_ref(), false));
-    // What anybody may read and what is root's own is there as before.
+    // What everybody may read, and root's own file, are as before.
     assert_eq!(tree.open("theirs/file".as_ref()).unwrap().1.size_bytes, 6);
     assert_eq!(tree.open("own".as_ref()).unwrap().1.size_bytes, 4);
     put("new").unwrap();
@@ -720,7 +722,8 @@ fn in_roots_folder_root_reads_and_changes_nothing_that_others_closed() {
     let collected = rights.collect(
         handle(&work).as_fd(),
         &wanted,
-        files::Bounds::default(),
+        files::CollectLimits::default(),
+        &|| false,
         &mut |found| {
             kept.push(found.name.as_path().to_owned());
             Ok(())

@@ -1,5 +1,7 @@
-//! Unix sockets of the host in folders that a program is shown. A path socket knows neither network namespaces nor read-only
-//! mounts, and Landlock has no right for it yet: whoever sees the path can connect. So each is named in the result.
+//! Finds Unix sockets of the host in folders that a program sees. Network namespaces and read-only
+//! mounts do not restrict path sockets, and Landlock of most kernels has no right for them: a
+//! program that sees the path can connect. In a workspace they are covered at the start
+//! (`sandbox::native::protect`); of other folders each is named in the result.
 
 use std::{
     fs,
@@ -7,19 +9,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How many are named.
-const MOST_NAMED: usize = 4;
-/// `__SO_ACCEPTCON`: it listens.
-const LISTENS: u64 = 1 << 16;
-/// `SOCK_DGRAM`: whoever knows the path can send to it.
+/// The number of sockets that are named.
+const MAX_NAMED: usize = 4;
+/// `__SO_ACCEPTCON`: the socket listens.
+const LISTENING: u64 = 1 << 16;
+/// `SOCK_DGRAM`: a process that knows the path can send to it.
 const DATAGRAM: u64 = 2;
 
-/// What to say of sockets below these folders, each with the option that shows it.
+/// The notes for sockets below these folders, each folder with its option.
 pub(crate) fn notes(shown: &[(&'static str, &Path)]) -> Vec<String> {
     if shown.is_empty() {
         return Vec::new();
     }
-    // Where the kernel lists none, there is nothing to say.
+    // If the list cannot be read, there are no notes.
     let listed = fs::read("/proc/net/unix").unwrap_or_default();
     let sockets = reachable(&String::from_utf8_lossy(&listed));
     let mut found: Vec<(&str, PathBuf)> = Vec::new();
@@ -34,14 +36,15 @@ pub(crate) fn notes(shown: &[(&'static str, &Path)]) -> Vec<String> {
                 .map(|it| (*option, it.clone())),
         );
     }
-    let (count, rest) = (found.len(), found.len().saturating_sub(MOST_NAMED));
+    let count = found.len();
+    let rest = found.len().saturating_sub(MAX_NAMED);
     let note = |(option, socket): (&str, PathBuf)| {
         format!(
             "{option} shows the socket `{}`: the program can talk to whoever listens there, whatever its network is",
             socket.display()
         )
     };
-    let mut notes: Vec<_> = found.into_iter().take(MOST_NAMED).map(note).collect();
+    let mut notes: Vec<_> = found.into_iter().take(MAX_NAMED).map(note).collect();
     if rest > 0 {
         notes.push(format!("{rest} more of {count} such sockets are not named"));
     }
@@ -52,7 +55,7 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Absolute paths of sockets that take connections or messages.
+/// The absolute paths of sockets that accept connections or messages.
 fn reachable(listed: &str) -> Vec<PathBuf> {
     let mut paths: Vec<_> = listed.lines().filter_map(path_of).collect();
     paths.sort();
@@ -65,12 +68,13 @@ fn path_of(line: &str) -> Option<PathBuf> {
     let mut rest = line;
     let mut fields = [""; 7];
     for field in &mut fields {
-        // The number of the inode is padded.
+        // The inode number is padded with spaces.
         (*field, rest) = rest.trim_start().split_once(' ')?;
     }
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (flags, kind) = (number(fields[3])?, number(fields[4])?);
-    let reachable = flags & LISTENS != 0 || kind == DATAGRAM;
+    let flags = number(fields[3])?;
+    let kind = number(fields[4])?;
+    let reachable = flags & LISTENING != 0 || kind == DATAGRAM;
     (reachable && rest.starts_with('/')).then(|| PathBuf::from(rest))
 }
 

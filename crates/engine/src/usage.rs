@@ -1,16 +1,17 @@
-//! What models were used for: copies what is new in the ledger's segments into the database, answers questions from there,
-//! and says what does not fit together. A ledger that shrank or vanished is noticed because the database knows more.
+//! Usage of models: projects new ledger lines into the database, answers queries from there, and
+//! reports inconsistencies. A ledger that shrank or vanished is noticed because the database knows
+//! its length.
 
 mod csv;
-mod own;
+mod server_ledger;
 
 pub use csv::{csv, name};
 pub use doors::ledger::Problem;
 use doors::{
-    Source,
-    ledger::{self, Fault, Head, Kind, Reader, Row},
+    UsageSource,
+    ledger::{self, Fault, Head, LedgerReader, LedgerRecord, RecordKind},
 };
-pub use own::{Aside, begin_day, lengths};
+pub use server_ledger::{SetAsideReport, begin_day, segment_lengths};
 use spec::{Day, Timestamp};
 use std::{
     fs::File,
@@ -27,22 +28,22 @@ pub use store::{
     usage::{By, Filter, Total},
 };
 
-/// Where the ledger lies in a state folder.
+/// The folder of the ledger in a state folder.
 pub const LEDGER: &str = "ledger";
-/// Lines between two writes to the database.
+/// The ledger lines per database transaction.
 const BATCH: usize = 4096;
 const BUFFER: usize = 256 << 10;
 
-/// Why nothing can be said.
+/// Why usage cannot be reported.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// The ledger's folder.
+    /// The ledger could not be read.
     #[error("cannot read the ledger `{}`: {source}", path.display())]
     Ledger {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -62,81 +63,84 @@ impl UsageError {
     }
 }
 
-/// The usage of a state folder.
+/// The usage projection of a state folder.
 #[derive(Debug)]
-pub struct Books {
+pub struct UsageProjection {
     folder: PathBuf,
     usage: Usage,
 }
 
-impl Books {
-    /// Opens them; empty if nothing was ever used.
-    pub fn open(state: &Path) -> Result<Books, UsageError> {
-        Ok(Books {
+impl UsageProjection {
+    /// Opens the projection; it is empty if there is no usage.
+    pub fn open(state: &Path) -> Result<UsageProjection, UsageError> {
+        Ok(UsageProjection {
             folder: state.join(LEDGER),
             usage: Usage::open(state)?,
         })
     }
 
-    /// Settles what dead owners left, and copies what is new. What cannot be believed is left out, and named.
+    /// Settles the calls of dead owners and copies new ledger lines. Segments that are damaged are
+    /// left out and reported.
     pub fn refresh(&self) -> Result<Vec<Problem>, UsageError> {
         let mut problems = ledger::recover(&self.folder)
             .map_err(|source| self.failed(source))?
             .problems;
-        let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
+        let known = self.usage.segments()?;
+        let going = self.usage.retiring()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for name in known
             .keys()
             .filter(|name| !there.contains_key(*name) && !going.contains(name))
         {
-            problems.extend(self.gone(name)?);
+            problems.extend(self.missing_segment(name)?);
         }
         for (name, files) in there.iter().filter(|(name, _)| !going.contains(name)) {
             let problem = self.copy(name, files, known.get(name).copied())?;
-            // Recovery has named it already.
+            // Recovery has reported it already.
             problems
                 .extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
 
-    /// How many segments there are.
+    /// The number of ledger segments.
     pub fn segments(&self) -> Result<usize, UsageError> {
         Ok(ledger::segments(&self.folder)
             .map_err(|source| self.failed(source))?
             .len())
     }
 
-    /// Reads every line that there is, and compares with what was read before.
+    /// Reads every ledger line and compares the segments with what was copied before.
     pub fn verify(&self) -> Result<Vec<Problem>, UsageError> {
         let mut problems = ledger::verify(&self.folder).map_err(|source| self.failed(source))?;
-        // Before the files: others go on, and what is known is there.
-        let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
+        // Before the files are read: other processes append to them meanwhile.
+        let known = self.usage.segments()?;
+        let going = self.usage.retiring()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
-            let problem = self.lacks(&name, files, progress)?;
+            let problem = self.find_missing(&name, files, progress)?;
             problems
                 .extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
 
-    /// Whether a segment says less than was read from it, or other things.
-    fn lacks(
+    /// The problem of a segment that has fewer or other lines than were copied before.
+    fn find_missing(
         &self,
         name: &str,
         files: &[PathBuf],
         progress: Progress,
     ) -> Result<Option<Problem>, UsageError> {
         match files.get(progress.part as usize - 1) {
-            None => self.gone(name),
+            None => self.missing_segment(name),
             Some(file) => Ok(compare(file, files, progress)),
         }
     }
 
-    /// Copies what is new in segments whose owner lives. What is wrong with them a refresh says.
-    pub fn follow<'a>(
+    /// Copies new lines of segments whose owner is alive. `refresh` reports their problems.
+    pub fn copy_live_segments<'a>(
         &self,
         names: impl IntoIterator<Item = &'a String>,
     ) -> Result<(), UsageError> {
@@ -150,8 +154,9 @@ impl Books {
         Ok(())
     }
 
-    /// Takes away the ledgers of runs, and of days of a server, that ended before this time, once the database knows all that they
-    /// say. What they cost stays in its sums. How many went; none while a backup is being made.
+    /// Removes the ledgers of runs and of a server's days that ended before this time, once the
+    /// database has all their lines. Their costs stay in its sums. Returns how many were removed;
+    /// none while a backup is being made.
     pub fn retire(&self, state: &Path, before_ms: u64, now_ms: u64) -> Result<u64, UsageError> {
         let failed = |source| self.failed(source);
         let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
@@ -165,11 +170,11 @@ impl Books {
         for (name, end) in self.usage.segments()? {
             let before_ms = match &*name {
                 name if name.starts_with("run-") => before_ms,
-                // Whatever is kept: what was spent today is asked for by the next start.
-                name if ledger::is_of_day(name) => {
+                // Today's segment always stays: the next start reads from it what was spent.
+                name if ledger::is_daily_segment(name) => {
                     before_ms.min(Day::of(Timestamp(now_ms)).start().0)
                 }
-                // That of `airlock proxy` is taken up again, and limits ask what it says.
+                // The segment of `airlock proxy` is reopened, and its limits depend on it.
                 _ => continue,
             };
             let head = Head {
@@ -177,8 +182,9 @@ impl Books {
                 hash: end.hash,
                 offset: end.offset,
             };
-            // One that cannot be believed stays, and is named by whoever verifies.
-            let Ok(Some(old)) = ledger::retirable(&self.folder, &name, &head, before_ms) else {
+            // A damaged segment stays, and `verify` reports it.
+            let Ok(Some(old)) = ledger::lock_if_retirable(&self.folder, &name, &head, before_ms)
+            else {
                 continue;
             };
             if self.usage.begin_to_retire(&name, end, now_ms)? {
@@ -190,17 +196,18 @@ impl Books {
         Ok(gone)
     }
 
-    /// Sums, the dearest first; days in their order. Which of them may still change is said as of now.
+    /// The sums, the most expensive first, days in their order. Whether a sum may still change is
+    /// as of now.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, UsageError> {
         Ok(self.usage.statement(by, filter, crate::now())?)
     }
 
-    /// A segment is known and not there, unless it was taken away by the rules since.
-    fn gone(&self, name: &str) -> Result<Option<Problem>, UsageError> {
-        // In this order: what has gone meanwhile is not known any more.
+    /// The problem of a segment that is known but missing, unless it was retired.
+    fn missing_segment(&self, name: &str) -> Result<Option<Problem>, UsageError> {
+        // In this order: a segment that was retired meanwhile is not known any more.
         let is_going = self.usage.retiring()?.iter().any(|going| going == name);
         let known = !is_going && self.usage.segments()?.contains_key(name);
-        Ok(known.then(|| gone(self.folder.join(format!("{name}.jsonl")))))
+        Ok(known.then(|| missing_segment(self.folder.join(format!("{name}.jsonl")))))
     }
 
     fn failed(&self, source: io::Error) -> UsageError {
@@ -210,7 +217,8 @@ impl Books {
         }
     }
 
-    /// Copies what is new in a segment, to its end, whoever else copies it meanwhile; what is wrong with it.
+    /// Copies the new lines of a segment up to its end, also while another process copies it;
+    /// returns its problem.
     fn copy(
         &self,
         name: &str,
@@ -219,10 +227,10 @@ impl Books {
     ) -> Result<Option<Problem>, DatabaseError> {
         loop {
             match self.copy_from(name, files, from)? {
-                Copied::ToItsEnd(problem) => return Ok(problem),
-                Copied::Overtaken => from = self.usage.segments()?.remove(name),
+                CopyProgress::ToItsEnd(problem) => return Ok(problem),
+                CopyProgress::Overtaken => from = self.usage.segments()?.remove(name),
             }
-            // One that is known no more was taken away whole.
+            // A segment that is not known any more was retired.
             if from.is_none() {
                 return Ok(None);
             }
@@ -234,7 +242,7 @@ impl Books {
         name: &str,
         files: &[PathBuf],
         mut from: Option<Progress>,
-    ) -> Result<Copied, DatabaseError> {
+    ) -> Result<CopyProgress, DatabaseError> {
         let start = from.unwrap_or(Progress {
             part: 1,
             offset: 0,
@@ -250,7 +258,7 @@ impl Books {
             let part = index as u32 + 1;
             let mut reader = match open_at(file, head) {
                 Ok(reader) => reader,
-                Err(problem) => return Ok(Copied::ToItsEnd(Some(problem))),
+                Err(problem) => return Ok(CopyProgress::ToItsEnd(Some(problem))),
             };
             loop {
                 let (changes, end) = batch(&mut reader);
@@ -262,19 +270,19 @@ impl Books {
                     hash: at.hash,
                 };
                 if from != Some(to) && !self.usage.add(name, from, to, &changes)? {
-                    return Ok(Copied::Overtaken);
+                    return Ok(CopyProgress::Overtaken);
                 }
                 from = Some(to);
                 match end {
-                    End::More => {}
-                    End::File => break,
-                    End::Wrong(what) => {
+                    BatchEnd::More => {}
+                    BatchEnd::File => break,
+                    BatchEnd::Wrong(what) => {
                         let problem = Problem {
                             file: file.clone(),
                             line: at.n + 1,
                             what,
                         };
-                        return Ok(Copied::ToItsEnd(Some(problem)));
+                        return Ok(CopyProgress::ToItsEnd(Some(problem)));
                     }
                 }
             }
@@ -283,21 +291,21 @@ impl Books {
                 ..reader.head()
             };
         }
-        Ok(Copied::ToItsEnd(None))
+        Ok(CopyProgress::ToItsEnd(None))
     }
 }
 
 /// How far a segment was copied.
-enum Copied {
-    /// With what is wrong there.
+enum CopyProgress {
+    /// Up to its end, or to a problem.
     ToItsEnd(Option<Problem>),
-    /// Somebody else has copied some of the same: it goes on where he is.
+    /// Another process has copied some of the same lines: continue from its progress.
     Overtaken,
 }
 
-type Lines = Reader<BufReader<File>>;
+type SegmentReader = LedgerReader<BufReader<File>>;
 
-fn open_at(path: &Path, head: Head) -> Result<Lines, Problem> {
+fn open_at(path: &Path, head: Head) -> Result<SegmentReader, Problem> {
     let problem = |what| Problem {
         file: path.to_owned(),
         line: 0,
@@ -311,14 +319,17 @@ fn open_at(path: &Path, head: Head) -> Result<Lines, Problem> {
     };
     match open() {
         Ok((_, length)) if length < head.offset => Err(problem(SHRANK.to_owned())),
-        Ok((file, _)) => Ok(Reader::new(BufReader::with_capacity(BUFFER, file), head)),
+        Ok((file, _)) => Ok(LedgerReader::new(
+            BufReader::with_capacity(BUFFER, file),
+            head,
+        )),
         Err(error) => Err(problem(error.to_string())),
     }
 }
 
 const SHRANK: &str = "it was longer: lines that were read before are gone";
 
-fn gone(file: PathBuf) -> Problem {
+fn missing_segment(file: PathBuf) -> Problem {
     Problem {
         file,
         line: 0,
@@ -326,7 +337,7 @@ fn gone(file: PathBuf) -> Problem {
     }
 }
 
-/// Whether a segment still says what was read from it.
+/// The problem of a segment whose lines differ from what was copied.
 fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem> {
     let problem = |what: &str| {
         Some(Problem {
@@ -341,10 +352,10 @@ fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem
             return None;
         };
         while reader.head().n < progress.n {
-            match reader.next_row() {
+            match reader.next_record() {
                 Ok(Some(_)) => {}
                 Ok(None) | Err(Fault::Torn) => break,
-                // What is broken is named by whoever reads every line.
+                // `verify` reports damaged lines.
                 Err(_) => return None,
             }
         }
@@ -360,32 +371,32 @@ fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem
     }
 }
 
-enum End {
+enum BatchEnd {
     More,
     File,
     Wrong(String),
 }
 
-/// Up to [`BATCH`] changes.
-fn batch(reader: &mut Lines) -> (Vec<Change>, End) {
+/// Reads up to [`BATCH`] changes.
+fn batch(reader: &mut SegmentReader) -> (Vec<Change>, BatchEnd) {
     let mut changes = Vec::new();
     let end = loop {
         if changes.len() >= BATCH {
-            break End::More;
+            break BatchEnd::More;
         }
-        match reader.next_row() {
+        match reader.next_record() {
             Ok(Some(row)) => changes.extend(change(&row)),
-            // Half a line is being written; the rest comes next time.
-            Ok(None) | Err(Fault::Torn) => break End::File,
-            Err(fault) => break End::Wrong(fault.to_string()),
+            // An incomplete last line is being written; the next copy reads it.
+            Ok(None) | Err(Fault::Torn) => break BatchEnd::File,
+            Err(fault) => break BatchEnd::Wrong(fault.to_string()),
         }
     };
     (changes, end)
 }
 
-fn change(row: &Row<'_>) -> Option<Change> {
+fn change(row: &LedgerRecord<'_>) -> Option<Change> {
     match row.kind {
-        Kind::Reserve => Some(Change::Reserved(Attempt {
+        RecordKind::Reserve => Some(Change::Reserved(Attempt {
             n: row.n,
             at_ms: row.at,
             run: row.run.to_string(),
@@ -399,20 +410,24 @@ fn change(row: &Row<'_>) -> Option<Change> {
             price_book: row.price_book.to_string(),
             reserved: row.money,
         })),
-        Kind::Settle => Some(Change::Settled(ended(row))),
-        Kind::Open | Kind::Inject | Kind::Egress | Kind::Revoke | Kind::Close => None,
+        RecordKind::Settle => Some(Change::Settled(ended(row))),
+        RecordKind::Open
+        | RecordKind::Inject
+        | RecordKind::Egress
+        | RecordKind::Revoke
+        | RecordKind::Close => None,
     }
 }
 
-fn ended(row: &Row<'_>) -> Ended {
+fn ended(row: &LedgerRecord<'_>) -> Ended {
     let usage = &row.usage;
     Ended {
         n: row.of,
         source: match row.source {
-            Some(Source::Final) => "final",
-            Some(Source::Partial) => "partial",
-            Some(Source::Estimated) => "estimated",
-            Some(Source::Reserved) | None => "reserved",
+            Some(UsageSource::Final) => "final",
+            Some(UsageSource::Partial) => "partial",
+            Some(UsageSource::Estimated) => "estimated",
+            Some(UsageSource::Reserved) | None => "reserved",
         },
         money: row.money,
         overrun: row.overrun,

@@ -1,12 +1,12 @@
 use super::*;
 use doors::{
-    Usage as Tokens,
-    ledger::{Call, Durability, Ledger, OWNER, Outcome},
+    TokenUsage as Tokens,
+    ledger::{CallOutcome, Durability, Ledger, ModelCall, OWNER_SEGMENT},
 };
 use spec::Money;
 use std::fs;
 
-/// A state folder that is gone afterwards.
+/// A state folder that is removed afterwards.
 pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
@@ -25,8 +25,8 @@ impl Scratch {
         self.0.join(LEDGER).join(format!("{name}.jsonl"))
     }
 
-    pub(super) fn books(&self) -> Books {
-        Books::open(&self.0).unwrap()
+    pub(super) fn books(&self) -> UsageProjection {
+        UsageProjection::open(&self.0).unwrap()
     }
 }
 
@@ -36,7 +36,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The same without its last line.
+/// The text without its last line.
 pub(super) fn cut(text: &[u8]) -> &[u8] {
     let end = text[..text.len() - 1]
         .iter()
@@ -55,25 +55,25 @@ fn serve(ledger: &Ledger, run: &str, money: u64) {
         reasoning: 1,
         ..Tokens::default()
     };
-    let outcome = Outcome {
+    let outcome = CallOutcome {
         usage,
-        source: Source::Final,
-        ..Outcome::unknown(Money(money), "complete")
+        source: UsageSource::Final,
+        ..CallOutcome::unknown(Money(money), "complete")
     };
     ledger.settle(n, &outcome).unwrap();
 }
 
 fn reserve(ledger: &Ledger, run: &str) -> u64 {
-    let call = Call {
+    let call = ModelCall {
         run: run.into(),
         model: "m".into(),
         provider: "p".into(),
-        ..Call::default()
+        ..ModelCall::default()
     };
     ledger.reserve(&call, Money(100), 50).unwrap()
 }
 
-fn total(books: &Books) -> (u64, u64, u64) {
+fn total(books: &UsageProjection) -> (u64, u64, u64) {
     let sums = books.totals(By::Model, &Filter::default()).unwrap();
     sums.first()
         .map(|total| (total.calls, total.money, total.unsettled))
@@ -118,7 +118,8 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         unsettled: 1,
         unsettled_money: 100,
         may_change: true,
-        // Seen as 1 once, beside other tests: probably a process just forked, which holds the dead owner's lock until it is another program.
+        // Was 1 once when other tests ran: probably a forked child that held the dead owner's lock
+        // until its exec.
         open: runs[0].open,
         ..Total::default()
     };
@@ -136,7 +137,7 @@ fn whoever_is_overtaken_while_he_copies_goes_on_to_the_end() {
     let ledger = scratch.ledger("owner");
     (0..calls).for_each(|_| serve(&ledger, "a", 1));
     drop(ledger);
-    // He looked how far it was read, and another has copied the first of three batches before him.
+    // The progress was read, and another process has copied the first of three batches since.
     let (books, files) = (scratch.books(), [scratch.file("owner")]);
     let mut reader = open_at(&files[0], Head::default()).unwrap();
     let (changes, _) = batch(&mut reader);
@@ -184,7 +185,7 @@ fn of_a_ledger_that_is_set_aside_all_up_to_its_damage_counts() {
     let mut damaged = fs::read(scratch.file("owner")).unwrap();
     damaged.extend_from_slice(b"{}\n");
     fs::write(scratch.file("owner"), damaged).unwrap();
-    // Nobody has read it before.
+    // Nothing was copied before.
     let books = scratch.books();
     assert!(
         books
@@ -238,7 +239,7 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
         (vec![], vec![])
     );
 
-    // A line less is a chain as good as any, but not the one that was read.
+    // With one line less the hash chain is valid, but it is not the one that was copied.
     fs::write(&file, cut(&whole)).unwrap();
     assert_eq!(told(books.verify().unwrap()), [SHRANK]);
 
@@ -286,11 +287,11 @@ fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile(
     let (state, books) = (&folder.0, folder.books());
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
-            let books = Books::open(state).unwrap();
+            let books = UsageProjection::open(state).unwrap();
             for number in 0..100 {
                 let name = format!("run-{number}");
                 spend(state, &name, 1);
-                books.follow([&name]).unwrap();
+                books.copy_live_segments([&name]).unwrap();
                 if number % 10 == 9 {
                     books.retire(state, u64::MAX, crate::now().0).unwrap();
                 }
@@ -311,8 +312,8 @@ fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile(
 #[test]
 fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
     let folder = Scratch::new("copied");
-    spend(&folder.0, OWNER, 1);
-    let (books, file) = (folder.books(), folder.file(OWNER));
+    spend(&folder.0, OWNER_SEGMENT, 1);
+    let (books, file) = (folder.books(), folder.file(OWNER_SEGMENT));
     assert_eq!(books.refresh().unwrap(), []);
     fs::write(&file, cut(&fs::read(&file).unwrap())).unwrap();
     let copying = store::Upkeep::shared(&folder.0).unwrap();
@@ -326,11 +327,11 @@ fn an_old_ledger_goes_and_what_it_cost_stays() {
     let (folder, now) = (Scratch::new("old"), crate::now().0);
     let state = &folder.0;
     spend(state, "run-old", 2);
-    let books = Books::open(state).unwrap();
-    // Nobody has read it yet.
+    let books = UsageProjection::open(state).unwrap();
+    // Nothing was copied yet.
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
     assert_eq!(books.refresh().unwrap(), []);
-    let all = |books: &Books| books.totals(By::Run, &Filter::default()).unwrap();
+    let all = |books: &UsageProjection| books.totals(By::Run, &Filter::default()).unwrap();
     let before = all(&books);
     // Not old enough; then while a backup is being made.
     assert_eq!(books.retire(state, 1000, now).unwrap(), 0);
@@ -360,7 +361,7 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
     let (folder, now) = (Scratch::new("dying"), crate::now().0);
     let state = &folder.0;
     spend(state, "run-old", 2);
-    let books = Books::open(state).unwrap();
+    let books = UsageProjection::open(state).unwrap();
     books.refresh().unwrap();
     let before = books.totals(By::Run, &Filter::default()).unwrap();
     for files_are_gone in [false, true] {
@@ -405,7 +406,7 @@ fn ledgers_that_are_open_changed_or_not_of_a_run_stay() {
     spend(state, "owner", 1);
     spend(state, "run-changed", 1);
     let live = Ledger::open(&state.join(LEDGER), "run-live", Durability::Process).unwrap();
-    let books = Books::open(state).unwrap();
+    let books = UsageProjection::open(state).unwrap();
     books.refresh().unwrap();
     let changed = state.join("ledger/run-changed.jsonl");
     let text = std::fs::read_to_string(&changed).unwrap();
@@ -419,13 +420,13 @@ fn ledgers_that_are_open_changed_or_not_of_a_run_stay() {
 fn spend(state: &Path, segment: &str, calls: usize) {
     let ledger = Ledger::open(&state.join(LEDGER), segment, Durability::Process).unwrap();
     for _ in 0..calls {
-        let call = Call {
+        let call = ModelCall {
             run: "old".into(),
-            ..Call::default()
+            ..ModelCall::default()
         };
         let n = ledger.reserve(&call, Money(7), 1).unwrap();
         ledger
-            .settle(n, &Outcome::unknown(Money(7), "complete"))
+            .settle(n, &CallOutcome::unknown(Money(7), "complete"))
             .unwrap();
     }
 }

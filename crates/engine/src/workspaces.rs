@@ -1,291 +1,236 @@
-//! Workspaces that are copied on writing: the program changes a layer of its own, in the state folder, while the folder
-//! that it is based on stays as it is. Afterwards the changes can be looked at, taken over, or dropped.
+//! Copy-on-write workspaces: the program changes a layer in the state folder, while the folder that
+//! the layer is based on stays as it is. Afterwards the changes can be reviewed, committed to the
+//! folder, or discarded.
 //!
 //! ```text
 //! workspaces/.new-ID ─ copied ─▶ workspaces/ID/{about.json, base, tree/} ─ discarded ─▶ workspaces/.gone-ID
 //! ```
 //!
-//! A layer is the user's: a sweep removes only what a crash left half made or half removed, and what a key has forgotten.
-//! Whoever uses one holds a shared lock on its folder, which dies with its owner.
+//! A layer belongs to the user: a sweep removes only layers that a crash left half created or half
+//! removed, and expired layers of keys. A user of a layer holds a shared lock on its folder, which
+//! ends with the process.
 
+mod applied_paths;
+mod apply;
 mod base;
 mod commit;
+mod copy;
+mod create;
 mod diff;
+mod error;
 pub mod held;
-pub(crate) mod live;
+mod json;
+pub(crate) mod lifecycle;
 pub(crate) mod measure;
-mod owned;
+mod mtimes;
+mod open_file;
+mod overlay;
+mod own_files;
+mod patch;
+mod plan;
+mod plan_execution;
+mod quota;
+mod review;
 mod tree;
-mod wire;
+mod xattrs;
 
-pub use commit::Left;
-pub use diff::{Change, What};
-pub use tree::Kind;
+pub use applied_paths::AppliedPaths;
+pub(crate) use base::bytes;
+pub use commit::UnappliedChange;
+pub use create::create_layer;
+pub use diff::{ChangeKind, LayerChange};
+pub use error::LayerError;
+pub use open_file::{ProgramFile, open_file};
+pub use patch::{MAX_PATCH_BYTES, Patch, patch};
+pub(crate) use review::note_commits;
+pub use review::{diff, find_newest};
+pub use tree::FileKind;
 pub(crate) use tree::{names as names_in, remove as remove_tree};
 
-use crate::{Rights, files};
-use base::{Base, NotCopied};
-use commit::{Applied, Commit};
-use diff::{Compared, Sides};
+use crate::FileAccess;
+use applied_paths::AppliedFacts;
+use base::Baseline;
+use commit::Selection;
+use diff::{Comparer, Comparison};
+use mtimes::ModificationTimes;
+use overlay::{UpperLayer, XattrNamespace};
+use plan::Plan;
 use rustix::{
-    fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags},
+    fs::{CWD, FlockOperation, Mode, OFlags},
     io::Errno,
 };
-use sandbox::native::protect;
+use sandbox::native::{UPPER, protect};
 use serde::{Deserialize, Serialize};
-use spec::{
-    ErrorCode, ErrorInfo, FileId, Hide, Id, ProtectedNames, SandboxSpec, Timestamp, WorkspacePath,
-};
+use spec::{Id, LayerKind, LayerUse, ProtectedNames, Timestamp, WorkspacePath};
 use std::{
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs::File,
-    io::{self, Read, Write},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    io::{self, Read},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
 
-/// Where layers are, in the state folder.
+/// The folder of the layers in the state folder.
 const LAYERS: &str = "workspaces";
 const NEW: &str = ".new-";
 const GONE: &str = ".gone-";
-const ABOUT: &str = "about.json";
+const INFO_FILE: &str = "about.json";
 const TREE: &str = "tree";
-/// How often somebody else may be faster, and what is waited for in between.
-const TRIES: usize = 16;
-const MOMENT: Duration = Duration::from_millis(5);
-/// Layers that are listed.
-const MOST_LISTED: usize = 10_000;
+/// The retries while another process has a lock, and the delay between them.
+const TRIES: usize = 60;
+const RETRY_DELAY: Duration = Duration::from_millis(5);
+/// The most layers that are listed.
+const MAX_LISTED: usize = 10_000;
 
-/// Why something could not be done with a layer.
-#[derive(Debug, thiserror::Error)]
-pub enum LayerError {
-    /// There is none of that name.
-    #[error("there is no workspace `{id}`")]
-    Absent {
-        /// What was asked for.
-        id: Id,
-    },
-    /// A box uses it, or somebody else is at it.
-    #[error("the workspace `{id}` is in use")]
-    InUse {
-        /// Which.
-        id: Id,
-    },
-    /// The folder it is based on is not there any more.
-    #[error(
-        "the folder `{}` is not the one that the workspace is based on",
-        shown(folder)
-    )]
-    Elsewhere {
-        /// Where it was.
-        folder: PathBuf,
-        /// The cause, if it cannot be opened.
-        #[source]
-        source: Option<io::Error>,
-    },
-    /// The folder is not what it was when it was admitted.
-    #[error("`{}` is no longer what it was when it was admitted", shown(folder))]
-    Replaced {
-        /// Which.
-        folder: PathBuf,
-    },
-    /// Something stands against taking all of it over; nothing was done.
-    #[error("{} of the changes cannot be taken over as they are", left.len())]
-    Refused {
-        /// What, and why.
-        left: Vec<Left>,
-    },
-    /// The folder is too much to be copied.
-    #[error("the folder `{}` cannot be copied: {reason}", shown(folder))]
-    TooMuch {
-        /// Which.
-        folder: PathBuf,
-        /// Of what.
-        reason: String,
-    },
-    /// There is no room for a copy of the folder.
-    #[error("the folder `{}` cannot be copied: {reason}", shown(folder))]
-    NoRoom {
-        /// Which.
-        folder: PathBuf,
-        /// Where.
-        reason: String,
-    },
-    /// A layer of that name is there already.
-    #[error("there is a workspace `{id}` already")]
-    Taken {
-        /// Which.
-        id: Id,
-    },
-    /// Nobody waits for it any more.
-    #[error("cancelled")]
-    Cancelled,
-    /// The file system said no.
-    #[error("cannot {what}")]
-    Io {
-        /// What was tried.
-        what: String,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl LayerError {
-    /// The same for a caller.
-    pub fn info(&self) -> ErrorInfo {
-        let (code, hint) = match self {
-            LayerError::Absent { .. } => (
-                ErrorCode::InvalidSpec,
-                "`airlock workspace list` shows what there is",
-            ),
-            LayerError::InUse { .. } => (
-                ErrorCode::InvalidSpec,
-                "end its run or session first, or wait",
-            ),
-            LayerError::Elsewhere { .. } => (
-                ErrorCode::InvalidSpec,
-                "put the folder back in its place, or discard the workspace",
-            ),
-            LayerError::Replaced { .. } => (
-                ErrorCode::PolicyDenied,
-                "ask again once nobody moves or replaces anything on the way to it",
-            ),
-            LayerError::Refused { .. } => (
-                ErrorCode::PolicyDenied,
-                "--partial takes over the rest; --force also what conflicts",
-            ),
-            LayerError::TooMuch { .. } => {
-                (ErrorCode::InvalidSpec, "give --workspace a smaller folder")
-            }
-            LayerError::NoRoom { .. } => (
-                ErrorCode::QuotaExceeded,
-                "commit or discard workspaces that are kept, or make room on the disk",
-            ),
-            LayerError::Taken { .. } => (
-                ErrorCode::InvalidSpec,
-                "commit or discard that one, or choose another id",
-            ),
-            LayerError::Cancelled => (ErrorCode::Cancelled, "ask again"),
-            LayerError::Io { .. } => (
-                ErrorCode::Internal,
-                "see that both folders can be read and written",
-            ),
-        };
-        let message = match std::error::Error::source(self) {
-            Some(cause) => format!("{self}: {cause}"),
-            None => self.to_string(),
-        };
-        ErrorInfo {
-            code,
-            message,
-            hint: Some(hint.to_owned()),
-        }
-    }
-}
-
-/// What is written down of a layer.
+/// The description of a layer, in `about.json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-struct About {
+struct LayerInfo {
     #[serde(with = "base::bytes")]
     folder: OsString,
     device: u64,
     inode: u64,
     made_at: u64,
-    /// Protected names that may be written after all.
+    /// Protected paths that may be written all the same.
     allowed: Vec<PathBuf>,
-    /// Names that are protected beyond the usual, those that are not, and what the configuration of git names.
+    /// Names that were added to the protected ones or removed from them, and paths that the git
+    /// configuration names.
     #[serde(default)]
     added: Vec<String>,
     #[serde(default)]
     removed: Vec<String>,
     #[serde(default)]
     named: Vec<PathBuf>,
-    /// The key it was made for, where there are several.
+    /// Inputs that Airlock put in, which are not changes; names of any bytes.
+    #[serde(default)]
+    inputs: Vec<Vec<u8>>,
+    /// The key that the layer belongs to, on a server.
     owner: Option<String>,
+    #[serde(default)]
+    kind: LayerKind,
+    /// Whether the host's root mounted the overlay.
+    #[serde(default)]
+    by_root: bool,
 }
 
-/// A layer, as it is listed.
+/// A layer in a list.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// The run or session that it was made for.
+    /// The run or session that it was created for.
     pub id: Id,
     /// The folder that it is based on.
     pub folder: PathBuf,
-    /// When it was made.
+    /// The creation time.
     pub made_at: Timestamp,
-    /// Whoever it was made for, where there are several.
+    /// The owner, on a server.
     pub owner: Option<String>,
-    /// Whether a box uses it.
+    /// Whether a sandbox uses it.
     pub in_use: bool,
 }
 
-/// What a program changed.
+/// The changes in a layer.
 #[derive(Clone, Debug)]
 pub struct Diff {
     /// Sorted by path.
-    pub changes: Vec<Change>,
-    /// Folders of the layer that could not be looked into, and why.
+    pub changes: Vec<LayerChange>,
+    /// Folders of the layer that could not be read, and why.
     pub unknown: Vec<(PathBuf, String)>,
-    /// Whether the folder could be compared, too; without it conflicts are not known.
+    /// Whether the folder was compared too; otherwise conflicts are not known.
     pub compared: bool,
+    /// The kind of the layer, and its size when it was last measured.
+    pub layer: LayerUse,
+    /// The program's commits, as far as they are known: each with its abbreviated id and its
+    /// subject.
+    pub commits: Vec<String>,
 }
 
-/// How changes are taken over.
-#[derive(Clone, Copy, Debug, Default)]
+/// How changes are committed to the folder.
+#[derive(Clone, Debug, Default)]
 pub struct CommitOptions {
-    /// Also where the folder has changed meanwhile.
+    /// Also commits where the folder has changed meanwhile, and, for the very paths in `only`,
+    /// protected names and links that lead out, but no link to a protected name.
     pub force: bool,
-    /// What can be, although not everything can.
+    /// Commits what can be committed, even if other changes cannot.
     pub partial: bool,
-    /// The layer stays, although all of it was taken over.
+    /// Keeps the layer even if all changes are committed.
     pub keep: bool,
+    /// Only these paths, what is below them, and the new folders above that they need; all changes
+    /// if empty.
+    pub only: Vec<PathBuf>,
+    /// Not what is below the paths in `only`.
+    pub exactly: bool,
 }
 
-/// What was taken over.
-#[derive(Clone, Debug)]
-pub struct Committed {
+/// The result of a commit.
+#[derive(Clone, Debug, Default)]
+pub struct CommitOutcome {
     /// Sorted by path.
-    pub applied: Vec<Change>,
-    /// What was not, and why.
-    pub left: Vec<Left>,
-    /// Whether the layer is gone: nothing was left in it, and nobody used it.
+    pub applied: Vec<LayerChange>,
+    /// The changes that were not committed, and why.
+    pub left: Vec<UnappliedChange>,
+    /// Whether the layer was removed: all changes were committed, and nobody used it.
     pub discarded: bool,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// The paths of the folder that are now as the program left them.
+    pub applied_paths: AppliedPaths,
 }
 
-/// A layer in use. Dropping it leaves the layer to the user.
+impl CommitOutcome {
+    /// The paths of which the folder has the program's version: the change was committed, or
+    /// neither side changed the file. Conflicts, paths that were left out or not selected, paths
+    /// below such a folder, and paths that were changed in the folder are not among them.
+    pub fn applied_among(&self, paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+        self.applied_paths.applied_among(paths)
+    }
+}
+
+/// A layer in use. Dropping the handle keeps the layer.
 #[derive(Debug)]
-pub struct Hold {
+pub struct LayerHandle {
     state: PathBuf,
     id: Id,
     folder: OwnedFd,
-    /// What of the folder the program does not see.
+    kind: LayerKind,
+    /// The paths of the folder that the program does not see.
     hidden: Vec<PathBuf>,
+    notes: Vec<String>,
 }
 
-impl Hold {
-    /// What there is to say of it before the program runs.
+impl LayerHandle {
+    /// Notes for the user, before the program runs.
     pub fn notes(&self) -> Vec<String> {
-        protect::hiding_note(&self.hidden).into_iter().collect()
+        let hidden = protect::hiding_note(&self.hidden);
+        hidden.into_iter().chain(self.notes.clone()).collect()
     }
 
-    /// What the program is to see.
+    /// The folder that the program changes.
     fn tree(&self) -> PathBuf {
         self.state.join(LAYERS).join(self.id.as_str()).join(TREE)
     }
 
-    /// What the program has changed so far; what the layer takes by now is written down.
+    /// The changes so far; also records the current size of the layer.
     pub fn diff(&self) -> Result<Diff, LayerError> {
-        // First: a program can see to it that its layer cannot be compared.
-        let room = measure::layer(&self.folder);
-        owned::note(&self.folder, room).map_err(failed("write down what the workspace takes"))?;
+        // First: a program can make its layer impossible to compare.
+        let room = measure::layer(&self.folder, self.kind);
+        quota::write_size(&self.folder, room)
+            .map_err(failed("write down what the workspace takes"))?;
         diff(&self.state, &self.id)
     }
 
-    /// Gives the layer up: nobody wants it.
+    /// Commits the changes, once the sandbox has ended: files that nobody uses are moved instead of
+    /// copied.
+    pub fn commit(self, options: CommitOptions) -> Result<CommitOutcome, LayerError> {
+        self.commit_without(options, &[])
+    }
+
+    /// Removes the layer.
     pub fn discard(self) -> Result<(), LayerError> {
-        let Hold {
+        let LayerHandle {
             state, id, folder, ..
         } = self;
         drop(folder);
@@ -293,118 +238,24 @@ impl Hold {
     }
 }
 
-/// Bytes that the layers of this owner take, as they were written down last.
-pub fn taken(state: &Path, owner: &str) -> Result<u64, LayerError> {
-    match owned::sum(state, Some(owner)) {
-        // Without a folder there are none.
+/// The recorded size of an owner's layers.
+pub fn bytes_of_owner(state: &Path, owner: &str) -> Result<u64, LayerError> {
+    match quota::sum(state, Some(owner)) {
+        // Without the folder there are no layers.
         Err(LayerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
         sum => sum,
     }
 }
 
-/// Gives a box whose workspace is to be copied on writing a layer, and shows it that instead of the folder. The caller has
-/// looked whether the folder may be shown at all.
-pub fn lay(
-    state: &Path,
-    id: &Id,
-    spec: &mut SandboxSpec,
-    owner: Option<String>,
-    is_cancelled: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<Hold>, LayerError> {
-    let Some(folder) = spec.workspace.clone().filter(|_| spec.copy_on_write) else {
-        return Ok(None);
-    };
-    let hold = make(state, id, spec, &folder, owner, is_cancelled)?;
-    let tree = hold.tree();
-    crate::guard::add_own(spec, &tree).map_err(failed("look at the workspace"))?;
-    spec.workspace = Some(tree);
-    Ok(Some(hold))
-}
-
-/// Makes a layer of a folder.
-fn make(
-    state: &Path,
-    id: &Id,
-    spec: &SandboxSpec,
-    asked: &Path,
-    owner: Option<String>,
-    is_cancelled: &(dyn Fn() -> bool + Sync),
-) -> Result<Hold, LayerError> {
-    let elsewhere = |source: io::Error| LayerError::Elsewhere {
-        folder: asked.to_owned(),
-        source: Some(source),
-    };
-    let folder = std::fs::canonicalize(asked).map_err(elsewhere)?;
-    let from = rustix::fs::open(&folder, FOLDER, Mode::empty())
-        .map_err(|source| elsewhere(source.into()))?;
-    let found = rustix::fs::fstat(&from).map_err(|source| elsewhere(source.into()))?;
-    if !spec.admits(
-        asked,
-        FileId {
-            device: found.st_dev,
-            inode: found.st_ino,
-        },
-    ) {
-        return Err(LayerError::Replaced {
-            folder: asked.to_owned(),
-        });
-    }
-    let about = About {
-        folder: folder.clone().into(),
-        device: found.st_dev,
-        inode: found.st_ino,
-        made_at: crate::now().0,
-        allowed: paths(&spec.protected.allowed),
-        added: spec.protected.added.clone(),
-        removed: spec.protected.removed.clone(),
-        named: paths(&spec.protected.paths),
-        owner,
-    };
-    let layers = open_layers(state, true)?;
-    let draft = format!("{NEW}{id}");
-    let new = begin(&layers, id, &draft)
-        .map_err(|error| error.unwrap_or(LayerError::Taken { id: id.clone() }))?;
-    let growing = owned::Growing::begin(state, about.owner.as_deref());
-    let made = owned::sum(state, about.owner.as_deref()).and_then(|before| {
-        let watch = |room| match is_cancelled() {
-            true => Err(NotCopied::Cancelled),
-            false => owned::fits(state, before, growing.to(room)),
-        };
-        fill(&new, &from, &folder, &about, &spec.hide, &watch)
-    });
-    let made = made.and_then(|hidden| {
-        let named = rustix::fs::renameat_with(
-            &layers,
-            &draft,
-            &layers,
-            id.as_str(),
-            RenameFlags::NOREPLACE,
-        );
-        named.map_err(|error| match error {
-            Errno::EXIST => LayerError::Taken { id: id.clone() },
-            error => failed("name the workspace")(error.into()),
-        })?;
-        Ok(hidden)
-    });
-    match made {
-        Ok(hidden) => {
-            growing.stays();
-            Ok(Hold {
-                state: state.to_owned(),
-                id: id.clone(),
-                folder: new,
-                hidden,
-            })
-        }
-        Err(error) => {
-            // What cannot be removed now, a sweep removes.
-            let _ = tree::remove(&layers, draft.as_ref());
-            Err(error)
-        }
+/// The folder of the program's files in a layer.
+fn tree_of(kind: LayerKind) -> PathBuf {
+    match kind {
+        LayerKind::Overlay => Path::new(TREE).join(OsStr::from_bytes(UPPER.to_bytes())),
+        LayerKind::Reflink | LayerKind::Copy => PathBuf::from(TREE),
     }
 }
 
-/// No other call changes the mode of a folder that cannot be searched.
+/// By path: fchmod needs an open folder, and this one may not be readable.
 fn open_for_owner(folder: &OwnedFd) -> io::Result<()> {
     let mode = rustix::fs::fstat(folder)?.st_mode & 0o7777;
     if mode & 0o700 == 0o700 {
@@ -419,109 +270,43 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NOFOLLOW);
 
-/// The folder of a layer in the making, locked; no error of its own if the name is taken.
-fn begin(layers: &OwnedFd, id: &Id, draft: &str) -> Result<OwnedFd, Option<LayerError>> {
-    let made = failed("make a workspace");
-    if rustix::fs::statat(layers, id.as_str(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-        return Err(None);
-    }
-    for _ in 0..TRIES {
-        match rustix::fs::mkdirat(layers, draft, Mode::RWXU) {
-            Err(Errno::EXIST) => return Err(None),
-            done => done.map_err(|source| Some(made(source.into())))?,
-        }
-        // A sweep may take it for a dead one's before it is locked.
-        let locked = tree::open(layers, draft, FOLDER).and_then(|new| {
-            rustix::fs::flock(&new, FlockOperation::LockShared)?;
-            Ok((rustix::fs::fstat(&new)?.st_nlink > 0).then_some(new))
-        });
-        match locked {
-            Ok(Some(new)) => return Ok(new),
-            Ok(None) => {}
-            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Some(made(source))),
-        }
-    }
-    Err(Some(made(Errno::AGAIN.into())))
-}
-
-/// Copies the folder with its owner's rights: what he cannot read is not in the layer, and all of the layer is his.
-fn fill(
-    new: &OwnedFd,
-    from: &OwnedFd,
-    folder: &Path,
-    about: &About,
-    hide: &Hide,
-    watch: base::Watch<'_>,
-) -> Result<Vec<PathBuf>, LayerError> {
-    let written = failed("write a workspace down");
-    rustix::fs::mkdirat(new, TREE, Mode::RWXU).map_err(|source| written(source.into()))?;
-    let tree = tree::open(new, TREE, FOLDER).map_err(&written)?;
-    let rights = Rights::of_owner(from.as_fd()).map_err(&written)?;
-    files::give(&tree, rights.user()).map_err(&written)?;
-    let copied = rights
-        .act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), hide, watch)))
-        .map_err(&written)?;
-    let base::Copied { base, room, hidden } = copied.map_err(|error| match error {
-        NotCopied::Bound(reason) => LayerError::TooMuch {
-            folder: folder.to_owned(),
-            reason,
-        },
-        NotCopied::NoRoom(reason) => LayerError::NoRoom {
-            folder: folder.to_owned(),
-            reason,
-        },
-        NotCopied::Cancelled => LayerError::Cancelled,
-        NotCopied::Io(path, source) => {
-            failed(&format!("copy `{}`", shown(&folder.join(path))))(source)
-        }
-    })?;
-    owned::note(new, room).map_err(&written)?;
-    base::write(new, &base).map_err(&written)?;
-    let file =
-        tree::open(new, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).map_err(&written)?;
-    let text = serde_json::to_vec(about).map_err(|source| written(source.into()))?;
-    File::from(file).write_all(&text).map_err(&written)?;
-    Ok(hidden)
-}
-
-/// A layer that is there, opened.
-struct Opened {
+/// An open layer.
+struct OpenLayer {
     id: Id,
     layer: OwnedFd,
-    /// Locked by whoever changes the layer's base.
+    /// The description, locked by whoever changes the baseline.
     file: File,
-    about: About,
+    info: LayerInfo,
 }
 
-impl Opened {
-    fn open(state: &Path, id: &Id) -> Result<Opened, LayerError> {
+impl OpenLayer {
+    fn open(state: &Path, id: &Id) -> Result<OpenLayer, LayerError> {
         let absent = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => LayerError::Absent { id: id.clone() },
             _ => failed("open the workspace")(source),
         };
         let layers =
             open_layers(state, false).map_err(|_| LayerError::Absent { id: id.clone() })?;
-        // An identifier may begin with a dot nowhere, so that nothing half made has one.
+        // An id cannot begin with a dot, so that an incomplete layer is never found.
         let layer = tree::open(&layers, id.as_str(), FOLDER).map_err(absent)?;
-        let mut file = File::from(tree::open(&layer, ABOUT, OFlags::RDONLY).map_err(absent)?);
+        let mut file = File::from(tree::open(&layer, INFO_FILE, OFlags::RDONLY).map_err(absent)?);
         let mut text = Vec::new();
         (&mut file)
             .take(1 << 20)
             .read_to_end(&mut text)
             .map_err(failed("read what the workspace is"))?;
-        let about = serde_json::from_slice(&text);
-        let about = about.map_err(|source| failed("read what the workspace is")(source.into()))?;
-        Ok(Opened {
+        let info = serde_json::from_slice(&text);
+        let info = info.map_err(|source| failed("read what the workspace is")(source.into()))?;
+        Ok(OpenLayer {
             id: id.clone(),
             layer,
             file,
-            about,
+            info,
         })
     }
 
     fn folder(&self) -> Result<OwnedFd, LayerError> {
-        let folder = PathBuf::from(&self.about.folder);
+        let folder = PathBuf::from(&self.info.folder);
         let elsewhere = |source| LayerError::Elsewhere {
             folder: folder.clone(),
             source,
@@ -529,22 +314,66 @@ impl Opened {
         let opened = rustix::fs::open(&folder, FOLDER, Mode::empty());
         let opened = opened.map_err(|source| elsewhere(Some(source.into())))?;
         let found = rustix::fs::fstat(&opened).map_err(|source| elsewhere(Some(source.into())))?;
-        match (found.st_dev, found.st_ino) == (self.about.device, self.about.inode) {
+        match (found.st_dev, found.st_ino) == (self.info.device, self.info.inode) {
             true => Ok(opened),
             false => Err(elsewhere(None)),
         }
     }
 
+    /// Opens the folder with the program's changes.
     fn tree(&self) -> Result<OwnedFd, LayerError> {
-        // The program may have taken the rights to its folder away, from its owner, too.
+        let path = tree_of(self.info.kind);
+        // The program may have removed the owner's permissions.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = tree::open(&self.layer, TREE, flags)
+        let opened = tree::open(&self.layer, &path, flags)
             .and_then(|top| open_for_owner(&top))
-            .and_then(|()| tree::open(&self.layer, TREE, FOLDER));
+            .and_then(|()| tree::open(&self.layer, &path, FOLDER));
         opened.map_err(failed("open what the program left"))
     }
 
-    /// Which names were protected when the layer was made.
+    /// Reads an overlay layer. Only root can read the kernel's attributes, and not the owner of the
+    /// folder.
+    fn upper(&self, tree: &OwnedFd, base: &Baseline) -> Result<Option<UpperLayer>, LayerError> {
+        let notes = match self.info.by_root {
+            true => XattrNamespace::Trusted,
+            false => XattrNamespace::User,
+        };
+        let is_overlay = self.info.kind == LayerKind::Overlay;
+        let upper = is_overlay.then(|| overlay::read(tree.as_fd(), base, notes));
+        upper
+            .transpose()
+            .map_err(failed("look at what the program left"))
+    }
+
+    /// Reads an overlay layer after a copy-up of everything that was moved, so that it no longer
+    /// depends on the folder. Only for a layer that no sandbox uses.
+    fn upper_copied_up(
+        &self,
+        base: &Baseline,
+        (tree, folder): (&OwnedFd, &OwnedFd),
+        rights: &FileAccess,
+        (force, is_alone): (bool, bool),
+    ) -> Result<Option<UpperLayer>, LayerError> {
+        let Some(upper) = self.upper(tree, base)? else {
+            return Ok(None);
+        };
+        if upper.moved.is_empty() {
+            return Ok(Some(upper));
+        }
+        if !is_alone {
+            // The contents are in the folder, and only the kernel may write to a layer in use.
+            return Err(LayerError::FolderMoved {
+                id: self.id.clone(),
+            });
+        }
+        let (layer, folder) = (tree.as_fd(), folder.as_fd());
+        let brought = rights.act(|| Ok(overlay::copy_up(&upper, base, layer, folder, force)));
+        let stuck = brought.map_err(failed("copy what the program moved"))?;
+        let upper = self.upper(tree, base)?;
+        Ok(upper.map(|upper| UpperLayer { stuck, ..upper }))
+    }
+
+    /// The protected names at the time of creation.
     fn protected(&self) -> ProtectedNames {
         let paths = |paths: &[PathBuf]| {
             let paths = paths
@@ -552,21 +381,22 @@ impl Opened {
                 .filter_map(|path| WorkspacePath::new(path).ok());
             paths.collect()
         };
-        let about = &self.about;
+        let info = &self.info;
         ProtectedNames {
-            added: about.added.clone(),
-            removed: about.removed.clone(),
-            paths: paths(&about.named),
-            allowed: paths(&about.allowed),
+            added: info.added.clone(),
+            removed: info.removed.clone(),
+            paths: paths(&info.named),
+            allowed: paths(&info.allowed),
         }
     }
 
-    /// Nobody else is at it. Whoever merely looks whether a box uses it is gone in a moment.
-    fn lock(&self, what: impl AsFd) -> Result<(), LayerError> {
+    /// Takes a lock, with retries: a process that only tests whether a sandbox uses the layer holds
+    /// it for a moment.
+    fn lock(&self, what: impl AsFd, how: FlockOperation) -> Result<(), LayerError> {
         for _ in 0..TRIES {
-            match rustix::fs::flock(&what, FlockOperation::NonBlockingLockExclusive) {
+            match rustix::fs::flock(&what, how) {
                 Ok(()) => return Ok(()),
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(MOMENT),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(RETRY_DELAY),
                 Err(error) => return Err(failed("lock the workspace")(error.into())),
             }
         }
@@ -575,25 +405,78 @@ impl Opened {
         })
     }
 
+    fn unlock(&self) -> Result<(), LayerError> {
+        let unlocked = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        unlocked.map_err(|source| failed("unlock the workspace")(source.into()))
+    }
+
+    /// The folder that the sandbox sees and locks.
+    fn top(&self) -> Result<OwnedFd, LayerError> {
+        tree::open(&self.layer, TREE, FOLDER).map_err(failed("open the workspace"))
+    }
+
+    /// Locks the layer exclusively as long as the result lives; none if a sandbox uses it. Only
+    /// then files may be moved out of it, and only then it can be removed.
+    fn alone(&self) -> Option<OwnedFd> {
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        self.lock(&self.layer, exclusive).ok()?;
+        let top = self.top().ok()?;
+        self.lock(&top, exclusive).ok()?;
+        Some(top)
+    }
+
+    /// Plans the commit, and writes the plan before its first step.
+    fn plan(
+        &self,
+        base: &Baseline,
+        choice: &Selection<'_>,
+        rights: &FileAccess,
+        (options, moves, drop): (&CommitOptions, bool, bool),
+    ) -> Result<Plan, LayerError> {
+        let planning = failed("write down what is to be done");
+        let draft = commit::draft_name(&self.layer).map_err(&planning)?;
+        let mut plan = Plan::new(draft, moves, options.force, drop);
+        let folder = PathBuf::from(&self.info.folder);
+        let (user, _) = owner(rights);
+        let steps = rights.act(|| {
+            let times =
+                ModificationTimes::of(base, &choice.wanted, self.info.made_at, &folder, user);
+            Ok(commit::steps(&choice.wanted, &times))
+        });
+        plan.steps = steps.map_err(&planning)?;
+        if !plan.steps.is_empty() {
+            plan.write(&self.layer).map_err(planning)?;
+        }
+        Ok(plan)
+    }
+
     fn listed(&self) -> Layer {
         let alone = rustix::fs::flock(&self.layer, FlockOperation::NonBlockingLockExclusive);
         let in_use = alone == Err(Errno::WOULDBLOCK);
         Layer {
             id: self.id.clone(),
-            folder: PathBuf::from(&self.about.folder),
-            made_at: Timestamp(self.about.made_at),
-            owner: self.about.owner.clone(),
+            folder: PathBuf::from(&self.info.folder),
+            made_at: Timestamp(self.info.made_at),
+            owner: self.info.owner.clone(),
             in_use,
         }
     }
 }
 
-/// One layer.
-pub fn find(state: &Path, id: &Id) -> Result<Layer, LayerError> {
-    Ok(Opened::open(state, id)?.listed())
+/// The owner of files that are created with this access.
+fn owner(rights: &FileAccess) -> (u32, u32) {
+    rights.user().unwrap_or_else(|| {
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        (user.as_raw(), group.as_raw())
+    })
 }
 
-/// The layers of a state folder, the oldest first.
+/// A layer by its id.
+pub fn find(state: &Path, id: &Id) -> Result<Layer, LayerError> {
+    Ok(OpenLayer::open(state, id)?.listed())
+}
+
+/// All layers of a state folder, the oldest first.
 pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
     let layers = match open_layers(state, false) {
         Ok(layers) => layers,
@@ -605,7 +488,7 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
     let names = tree::names(&layers).map_err(failed("list the workspaces"))?;
     let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
     let mut found: Vec<_> = ids
-        .take(MOST_LISTED)
+        .take(MAX_LISTED)
         .filter_map(|id| find(state, &id).ok())
         .collect();
     found.sort_by(|one, other| {
@@ -614,110 +497,109 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
     Ok(found)
 }
 
-/// What a program changed in its layer.
-pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
-    let opened = Opened::open(state, id)?;
-    let (folder, protected) = (opened.folder().ok(), opened.protected());
-    let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
-    let tree = opened.tree()?;
-    let sides = Sides {
-        base: &base,
-        layer: tree.as_fd(),
-        folder: folder.as_ref().map(AsFd::as_fd),
-        protected: &protected,
-    };
-    let looked = Rights::of_owner(tree.as_fd()).and_then(|rights| rights.act(|| sides.compare()));
-    let Compared { changes, unknown } = looked.map_err(failed("look at what the program left"))?;
-    Ok(Diff {
-        changes,
-        unknown,
-        compared: folder.is_some(),
-    })
+/// Commits a layer's changes to its folder: all of them, or with `partial` those that can be
+/// committed. First completes a commit that a crash interrupted. Acts as the owner of the layer, as
+/// whom the program ran: what the owner may not change stays.
+pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<CommitOutcome, LayerError> {
+    commit_without(state, id, options, &[])
 }
 
-/// Takes a layer's changes over into its folder: all of them, or with `partial` what can be. After a crash it can be asked
-/// for again. Who owns the layer, as whom its program ran, does it: what he may not do in the folder is left.
-pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed, LayerError> {
-    let opened = Opened::open(state, id)?;
-    opened.lock(&opened.file)?;
+fn commit_without(
+    state: &Path,
+    id: &Id,
+    options: CommitOptions,
+    without: &[PathBuf],
+) -> Result<CommitOutcome, LayerError> {
+    let opened = OpenLayer::open(state, id)?;
+    opened.lock(&opened.file, FlockOperation::NonBlockingLockExclusive)?;
+    let alone = opened.alone();
+    let before = plan_execution::complete(&opened)?;
     let (folder, tree, protected) = (opened.folder()?, opened.tree()?, opened.protected());
-    let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
-    let sides = Sides {
+    let mut base =
+        base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
+    let rights =
+        FileAccess::of_owner(tree.as_fd()).map_err(failed("act as the owner of the folder"))?;
+    let how = (options.force, alone.is_some());
+    let upper = opened.upper_copied_up(&base, (&tree, &folder), &rights, how)?;
+    let sides = Comparer {
         base: &base,
         layer: tree.as_fd(),
+        upper: upper.as_ref(),
         folder: Some(folder.as_fd()),
         protected: &protected,
     };
-    let draft = Commit::draft_name(&opened.layer).map_err(failed("choose a name for drafts"))?;
-    let commit = Commit {
-        sides,
-        folder: folder.as_fd(),
-        force: options.force,
-        draft,
-    };
-    let taken = Rights::of_owner(tree.as_fd())
-        .and_then(|rights| rights.act(|| Ok(take_over(&commit, &base, options.partial))));
-    let (outcome, now) = taken.map_err(failed("act as the owner of the folder"))??;
-    let written = failed("write down what was taken over");
-    if !outcome.applied.is_empty() {
-        // Once, not for each file: only now may the layer forget them.
-        rustix::fs::syncfs(&folder).map_err(|source| written(source.into()))?;
+    let looking = failed("look at what the program left");
+    let (compared, inputs) = opened.compare(&sides, &rights).map_err(looking)?;
+    let Comparison { assessed, unknown } = compared;
+    let mut choice = commit::choose(&assessed, &options);
+    own_files::deselect(&mut choice, without);
+    choice.left.extend(commit::unknown(&unknown, &options));
+    if !choice.left.is_empty() && !options.partial {
+        commit::sort(&mut choice.left);
+        return Err(LayerError::Refused { left: choice.left });
     }
-    base::write(&opened.layer, &now).map_err(written)?;
-    drop(opened);
-    let clean = outcome.left.is_empty() && !options.keep;
-    let discarded = clean && discard(state, id).is_ok();
-    Ok(Committed {
+    let clean = choice.left.is_empty() && choice.others.is_empty();
+    let may_go = alone.as_ref().filter(|_| clean && !options.keep);
+    let plan = opened.plan(
+        &base,
+        &choice,
+        &rights,
+        (&options, alone.is_some(), may_go.is_some()),
+    )?;
+    let others = choice.others.iter().map(|path| path.to_path_buf());
+    let mut unsettled: BTreeSet<PathBuf> = others.chain(inputs).collect();
+    let mut left = choice.left;
+    drop(assessed);
+    let mut outcome = plan_execution::execute(&plan, &mut base, (&tree, &folder), &rights, false)?;
+    left.append(&mut outcome.left);
+    left.extend(before.left);
+    commit::sort(&mut left);
+    unsettled.extend(left.iter().map(|left| left.path.clone()));
+    let discarded = match may_go.filter(|_| left.is_empty()) {
+        Some(_) => remove_layer(state, &opened).is_ok(),
+        None => false,
+    };
+    if !discarded {
+        plan_execution::record_done(&opened, &base)?;
+    }
+    outcome.applied.extend(before.applied);
+    outcome
+        .applied
+        .sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(CommitOutcome {
         applied: outcome.applied,
-        left: outcome.left,
+        left,
         discarded,
+        notes: plan_execution::notes(outcome.attributes_left + before.attributes_left),
+        applied_paths: AppliedPaths::of(AppliedFacts {
+            base,
+            folder,
+            rights,
+            left: unsettled,
+        }),
     })
 }
 
-/// What came of it, and what the layer is based on from now on.
-fn take_over(
-    commit: &Commit<'_>,
-    base: &Base,
-    partial: bool,
-) -> Result<(Applied, Base), LayerError> {
-    let compared = commit
-        .sides
-        .compare()
-        .map_err(failed("look at what the program left"))?;
-    let unknown = compared.unknown.into_iter();
-    let unknown = unknown.map(|(path, reason)| Left {
-        path,
-        reason,
-        conflict: false,
-    });
-    let mut left: Vec<_> = commit
-        .obstacles(&compared.changes)
-        .into_iter()
-        .chain(unknown.clone())
-        .collect();
-    if !left.is_empty() && !partial {
-        left.sort_by(|one, other| one.path.cmp(&other.path));
-        return Err(LayerError::Refused { left });
+/// Removes a layer with its changes. First completes a commit that a crash interrupted. Refused
+/// while a sandbox uses it.
+pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
+    let opened = OpenLayer::open(state, id)?;
+    let exclusive = FlockOperation::NonBlockingLockExclusive;
+    // No engine uses it, no sandbox that outlives its engine for a moment, and no commit.
+    opened.lock(&opened.layer, exclusive)?;
+    let tree = opened.top()?;
+    opened.lock(&tree, exclusive)?;
+    opened.lock(&opened.file, exclusive)?;
+    match plan_execution::complete(&opened) {
+        // Without the folder there is nothing to complete.
+        Ok(_) | Err(LayerError::Elsewhere { .. }) => remove_layer(state, &opened),
+        Err(error) => Err(error),
     }
-    let mut now = base.clone();
-    let mut outcome = commit.apply(&compared.changes, &mut now);
-    outcome.left.extend(unknown);
-    outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
-    outcome
-        .left
-        .dedup_by(|later, earlier| later.path == earlier.path);
-    Ok((outcome, now))
 }
 
-/// Drops a layer with all changes in it. Refused while a box uses it.
-pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
-    let opened = Opened::open(state, id)?;
-    // Neither an engine uses it, nor a box that outlives its engine for a moment, nor does anybody take it over.
-    opened.lock(&opened.layer)?;
-    let tree = opened.tree()?;
-    opened.lock(&tree)?;
-    opened.lock(&opened.file)?;
-    let layers = open_layers(state, false)?;
+/// Removes a layer that is locked exclusively.
+fn remove_layer(state: &Path, opened: &OpenLayer) -> Result<(), LayerError> {
+    let (layers, id) = (open_layers(state, false)?, &opened.id);
     let gone = format!("{GONE}{id}-{}", crate::fresh_id());
     let removed = failed("remove the workspace");
     rustix::fs::renameat(&layers, id.as_str(), &layers, &gone)
@@ -725,7 +607,8 @@ pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
     tree::remove(&layers, gone.as_ref()).map_err(removed)
 }
 
-/// Removes what a crash left half made or half removed, and what was forgotten; gives back what could not be done.
+/// Removes layers that a crash left half created or half removed, and expired ones; completes
+/// interrupted commits; returns errors.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
     let Ok(layers) = open_layers(state, false) else {
         return Vec::new();
@@ -736,11 +619,20 @@ pub(crate) fn sweep(state: &Path) -> Vec<String> {
     };
     let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
     for id in
-        ids.filter(|id| Opened::open(state, id).is_ok_and(|layer| owned::is_forgotten(&layer)))
+        ids.filter(|id| OpenLayer::open(state, id).is_ok_and(|layer| quota::is_expired(&layer)))
     {
-        // One that is in use is not forgotten; what is left half removed is tried again below or next time.
+        // A layer in use has not expired; a half removed layer is handled below or next time.
         let _ = discard(state, &id);
     }
+    let unfinished = names
+        .iter()
+        .filter_map(|name| Id::new(name.to_str()?).ok())
+        .filter_map(|id| {
+            let done = plan_execution::complete_unlocked(state, &id);
+            done.err()
+                .map(|error| format!("the workspace `{id}`: {}", error.info().message))
+        });
+    let unfinished: Vec<_> = unfinished.collect();
     let half = |name: &OsString| {
         name.to_str()
             .is_some_and(|name| name.starts_with(NEW) || name.starts_with(GONE))
@@ -749,7 +641,7 @@ pub(crate) fn sweep(state: &Path) -> Vec<String> {
         sweep_one(&layers, &name)
             .map_err(|source| format!("the workspace `{}`: {source}", name.display()))
     });
-    swept.filter_map(Result::err).collect()
+    swept.filter_map(Result::err).chain(unfinished).collect()
 }
 
 fn sweep_one(layers: &OwnedFd, name: &OsStr) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! What a program cannot do to the host through what it was given, each with what it can.
+//! What a program can and cannot do to the host through its mounts, inputs and doors.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// A folder for one test: its state, and a workspace.
+/// The folder of one test: its state and a workspace.
 struct Place(PathBuf);
 
 impl Place {

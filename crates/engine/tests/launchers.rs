@@ -1,4 +1,4 @@
-//! Launchers come and go; runs do not suffer from it.
+//! Runs survive the end of launcher processes.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
@@ -6,14 +6,14 @@ use engine::{Engine, Settings};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{ffi::OsString, fs, path::PathBuf};
 
-/// More than the engine keeps for the next run.
+/// More launchers than the engine keeps for the next run.
 const MANY: usize = 18;
 
 fn state(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("airlock-{name}-{}", std::process::id()))
 }
 
-/// A command in a root of its own, and so with a launcher of its own.
+/// A command with a root of its own, and so with a launcher of its own.
 fn spec(command: &[&str], place: &str) -> RunSpec {
     let mounts = vec![OsString::from(format!("/usr:/{place}"))];
     let command = command.iter().map(OsString::from).collect();
@@ -26,7 +26,7 @@ fn spec(command: &[&str], place: &str) -> RunSpec {
         .unwrap()
 }
 
-/// The processes that we started, and those that were left to us.
+/// The children of this process, including orphans that were reparented to it.
 fn children() -> Vec<rustix::process::Pid> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let listed =

@@ -1,4 +1,5 @@
-//! What is made ahead of runs serves each of them once, is as tight as what is made when it is needed, and goes away.
+//! Pool items serve one run each, are as contained as sandboxes that are created on demand, and are
+//! released.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A folder for one test.
+/// The folder of one test.
 struct Place(PathBuf);
 
 impl Place {
@@ -33,7 +34,7 @@ impl Place {
         self.0.join("state")
     }
 
-    /// The names of what has a record: runs, and what was made ahead.
+    /// The names of all records: of runs and of pool items.
     fn records(&self) -> Vec<String> {
         let names = fs::read_dir(self.state().join("runs")).unwrap();
         names
@@ -41,7 +42,7 @@ impl Place {
             .collect()
     }
 
-    /// The cgroups that bear one of these names.
+    /// The number of cgroups with one of these names.
     fn cgroups(&self, records: &[String]) -> usize {
         let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
         let mut found = 0;
@@ -97,7 +98,7 @@ fn text(result: &RunResult) -> String {
     String::from_utf8(result.stdout.clone()).unwrap()
 }
 
-/// What a program can tell of its walls, without what differs from run to run.
+/// What a program can observe of its sandbox, without what differs from run to run.
 const PORTRAIT: &str = "
     grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign)|Cpus_allowed)' /proc/self/status
     cat /proc/self/limits /proc/self/cgroup; umask; pwd; id
@@ -141,7 +142,7 @@ async fn each_parked_sandbox_serves_one_run() {
     let spec =
         script("ls /tmp /workspace; touch /tmp/mark /workspace/mark; readlink /proc/self/ns/*");
     engine.warm(&spec).await;
-    // The first two stood beside each other, so that no number of a namespace could be used again.
+    // The first two existed at the same time, so that no namespace id could be reused.
     let mut seen = Vec::new();
     for number in 0..6 {
         let told = text(&engine.run(spec.clone()).await);
@@ -152,7 +153,7 @@ async fn each_parked_sandbox_serves_one_run() {
     seen.sort();
     let all = seen.len();
     seen.dedup();
-    // That of time is the host's; that of pids is listed twice.
+    // The time namespace is the host's; the pid namespace is listed twice.
     let kinds = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
     let twice = |kind: &&str| {
         seen.iter()
@@ -233,7 +234,7 @@ async fn runs_that_are_each_a_kind_of_their_own_drive_nothing_out() {
         );
         assert_eq!(run.finish().await.status, Status::Succeeded);
     }
-    // Waits for whatever is still made, so that all that would be driven out is.
+    // Waits for the filler, so that every item that would be evicted exists.
     engine.warm(&script("true")).await;
     let left = place.records();
     assert!(
@@ -287,7 +288,7 @@ async fn an_engine_that_dies_leaves_what_the_next_one_sweeps() {
     drop(engine);
     let next = place.engine(Pool::OFF);
     assert_eq!(next.swept_at_opening().problems, Vec::<String>::new());
-    // Another test of this process may be starting something just now, which holds our locks until it has.
+    // Another test of this process may be forking, and the child holds our locks until it execs.
     let until = Instant::now() + Duration::from_secs(5);
     while !place.records().is_empty() && Instant::now() < until {
         assert_eq!(next.sweep().problems, Vec::<String>::new());
@@ -404,7 +405,7 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
             .unwrap()
             .map(|entry| entry.unwrap().file_name())
     };
-    // Once in a berth, once beyond what was made ahead, once with something left behind inside.
+    // Once with a pooled cgroup, once beyond the pool, once with a file left behind inside.
     for script in ["ls -a; touch made", "ls -a", "ls -a", "ls -a; sleep 60 & :"] {
         let result = engine.run(in_workspace(script, &workspace)).await;
         assert!(
@@ -413,7 +414,7 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
         );
         assert_eq!(listed().collect::<Vec<_>>(), ["made"]);
     }
-    // What is to be said of it comes in time, too.
+    // Notes on the workspace are in the result, too.
     fs::write(workspace.join(".envrc"), "").unwrap();
     let waiting = RunRequest {
         command: ["sh", "-c", "echo on; cat"].map(Into::into).into(),
@@ -444,7 +445,7 @@ async fn with_its_result_a_name_is_the_callers_again() {
         run_id: Some("one".into()),
         ..RunRequest::default()
     });
-    // The first takes the cold path, others have a sandbox of another name.
+    // The first takes the cold path, the others get a sandbox with another name.
     for _ in 0..6 {
         let result = engine.run(named.clone()).await;
         assert_eq!(result.status, Status::Succeeded, "{result:?}");

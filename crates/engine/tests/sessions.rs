@@ -1,10 +1,10 @@
-//! Sessions in real boxes: what their programs say, how they end, and that nothing is left.
+//! Sessions in real sandboxes: output, input, ends, limits and clean-up.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use engine::{
-    Engine, Exec, NotTyped, Pool, Session, SessionEnd, SessionStatus, Settings,
-    steps::{Carrier, Wishes},
+    Engine, Exec, Pool, Session, SessionEnd, SessionStatus, Settings, StdinError,
+    steps::{JobControl, JobRunner},
 };
 use serde_json::json;
 use spec::{
@@ -19,7 +19,7 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// A state folder of a test's own, and an engine there.
+/// The state folder of one test, and an engine.
 struct Place {
     state: PathBuf,
     engine: Engine,
@@ -39,7 +39,7 @@ impl Place {
         self.engine.open_session(spec(|_| {})).await.unwrap()
     }
 
-    /// Ends everything, and looks that no record is left.
+    /// Closes the engine and checks that no record is left.
     async fn close(self) {
         self.engine.close().await;
         assert_eq!(
@@ -68,12 +68,12 @@ fn text(exec: &Exec, stream: Stream) -> String {
     String::from_utf8(exec.output().read(stream, 0, 1 << 20).bytes).unwrap()
 }
 
-/// Waits until a program has written this.
+/// Waits until a program has written this word.
 async fn says(exec: &Exec, word: &str) {
     let waiting = async {
         while !text(exec, Stream::Stdout).contains(word) {
             assert!(
-                exec.output().grown(exec.output().lengths()).await,
+                exec.output().wait_for_more(exec.output().lengths()).await,
                 "it ended without `{word}`"
             );
         }
@@ -130,7 +130,7 @@ async fn what_is_typed_arrives_and_its_end_as_well() {
         ..shell("wc -c; echo done")
     };
     let exec = session.exec(request).await.unwrap();
-    // More than a pipe holds: it waits for the program.
+    // More than a pipe holds: the write waits for the program.
     for _ in 0..100 {
         exec.write(&[b'x'; 10_000]).await.unwrap();
     }
@@ -138,7 +138,7 @@ async fn what_is_typed_arrives_and_its_end_as_well() {
     assert_eq!(exec.wait().await.exit_code, Some(0));
     assert_eq!(text(&exec, Stream::Stdout), "1000000\ndone\n");
     assert!(exec.write(b"late").await.is_err());
-    // Whoever has no standard input reads its end at once.
+    // A program without standard input reads its end at once.
     let exec = session.exec(shell("cat; echo empty")).await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
     place.close().await;
@@ -148,7 +148,7 @@ async fn what_is_typed_arrives_and_its_end_as_well() {
 async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_nothing() {
     let place = Place::new("offset");
     let session = place.open().await;
-    // More than a pipe holds: it is being typed until the program reads.
+    // More than a pipe holds: the write lasts until the program reads.
     let script = "while [ ! -e go ]; do sleep 0.05; done; tail -c 6";
     let exec = session
         .exec(ExecRequest {
@@ -159,12 +159,12 @@ async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_not
         .unwrap();
     let begins = exec.clone();
     let rest = tokio::spawn(async move {
-        exec.reached(1 << 20).await?;
+        exec.wait_for_offset(1 << 20).await?;
         exec.write_from(Some(1 << 20), b"behind").await?;
-        let late = exec.reached((1 << 20) + 7).await;
+        let late = exec.wait_for_offset((1 << 20) + 7).await;
         assert_eq!(
             late,
-            Err(NotTyped::Ahead {
+            Err(StdinError::Gap {
                 typed: (1 << 20) + 6
             }),
             "nobody types that"
@@ -172,7 +172,7 @@ async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_not
         let other = exec.write_from(Some(1 << 20), b"before").await;
         assert_eq!(
             other,
-            Err(NotTyped::Other {
+            Err(StdinError::Mismatch {
                 typed: (1 << 20) + 6
             })
         );
@@ -296,7 +296,7 @@ async fn a_kill_works_soon_whatever_the_program_does() {
         );
         assert_eq!(result.status, Status::Cancelled, "{script}");
     }
-    // The others do not notice, and whoever ends by himself in time does.
+    // Other programs are not affected, and a program that ends within the grace is not killed.
     let other = session
         .exec(shell("echo up; read never < /dev/zero; sleep 100"))
         .await
@@ -357,12 +357,15 @@ async fn a_kill_works_in_a_paused_session_which_stays_paused() {
         "the task has stopped the box again"
     );
     let before = clock.output().lengths();
-    let grown =
-        tokio::time::timeout(Duration::from_millis(300), clock.output().grown(before)).await;
-    assert!(grown.is_err(), "nothing ticks");
+    let wait_for_more = tokio::time::timeout(
+        Duration::from_millis(300),
+        clock.output().wait_for_more(before),
+    )
+    .await;
+    assert!(wait_for_more.is_err(), "nothing ticks");
     session.resume().await.unwrap();
     assert!(
-        clock.output().grown(clock.output().lengths()).await,
+        clock.output().wait_for_more(clock.output().lengths()).await,
         "it ticks again"
     );
     assert_eq!(
@@ -430,7 +433,10 @@ async fn whoever_is_left_behind_keeps_nobody_waiting_and_lives_on() {
         .unwrap();
     assert_eq!(result.exit_code, Some(0));
     let length = exec.output().lengths();
-    assert!(!exec.output().grown(length).await, "the feed has ended");
+    assert!(
+        !exec.output().wait_for_more(length).await,
+        "the feed has ended"
+    );
     let script =
         "old=$(wc -l < ticks); while test $(wc -l < ticks) -le $((old + 5)); do sleep 0.02; done";
     assert_eq!(
@@ -589,7 +595,7 @@ async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
     let spec = spec(|request| request.run.limits.cpu_time = "2s".parse().ok());
     let session = place.engine.open_session(spec).await.unwrap();
     let mut execs = Vec::new();
-    // Together they spend it before any of them has.
+    // Together they reach the limit before any one of them does.
     for _ in 0..4 {
         execs.push(session.exec(shell("while :; do :; done")).await.unwrap());
     }
@@ -609,6 +615,40 @@ async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
             eprintln!(
                 "NOT TESTED: nothing counts for the whole box here, so each process has its own limit"
             );
+        }
+    }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn file_locks_that_no_limit_counts_end_the_session_and_say_so() {
+    const LOCKS: &str = "\
+import fcntl, os
+for number in range(120):
+    file = os.open(f'/tmp/{number}', os.O_CREAT | os.O_RDWR)
+    for place in range(500, 0, -1): fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * place)
+while True: pass";
+    let place = Place::new("locks");
+    let session = place.open().await;
+    let program = ExecRequest {
+        command: ["python3", "-c", LOCKS].map(Into::into).into(),
+        ..ExecRequest::default()
+    };
+    let exec = session.exec(program).await.unwrap();
+    match tokio::time::timeout(Duration::from_secs(60), session.ended()).await {
+        Ok(ended) => {
+            assert_eq!(ended.ended, Some(SessionEnd::Limit));
+            assert!(ended.limits_hit.contains(&LimitName::Memory));
+            let result = exec.wait().await;
+            assert_eq!(result.status, Status::OomKilled, "{result:?}");
+            assert!(result.limits_hit.contains(&LimitName::Memory));
+        }
+        Err(_) => {
+            assert!(
+                std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                "no cgroup says here which processes are the session's"
+            );
+            eprintln!("NOT TESTED: no cgroup says here which processes are the session's");
         }
     }
     place.close().await;
@@ -760,7 +800,7 @@ async fn memory_that_runs_out_ends_the_program_and_not_the_session() {
         .await;
     match result.status {
         Status::OomKilled => assert!(result.limits_hit.contains(&LimitName::Memory)),
-        // Where only each process has a limit, the program is told and gives up.
+        // With a limit per process only, the program gets the signal and ends.
         status => assert_eq!(
             (status, result.limits_hit.is_empty()),
             (Status::Failed, true),
@@ -780,7 +820,7 @@ async fn memory_that_runs_out_ends_the_program_and_not_the_session() {
     place.close().await;
 }
 
-/// The first process of the box in which a program with this command line runs, as the host numbers it.
+/// The host pid of the first process in the sandbox in which a program with this command line runs.
 fn first_process_of(command: &str) -> Option<u32> {
     let processes = || {
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -814,7 +854,7 @@ async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
     let first = loop {
         match first_process_of("sleep\x007654.321\0") {
             Some(first) => break first,
-            // It has said so just before it became that program.
+            // It was announced just before the exec.
             None => tokio::task::yield_now().await,
         }
     };
@@ -827,7 +867,7 @@ async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
         .await
         .unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Lost));
-    // The kernel kills it with its box; whoever saw that tells it.
+    // The kernel kills it with its sandbox; the monitor reports that.
     let result = exec.result().unwrap();
     assert!(
         result.status == Status::Lost || result.signal == Some(9),
@@ -890,7 +930,7 @@ async fn a_fork_has_the_files_and_goes_its_own_way() {
         .await
         .unwrap();
     assert!(
-        clock.output().grown(clock.output().lengths()).await,
+        clock.output().wait_for_more(clock.output().lengths()).await,
         "the original goes on"
     );
     let script = "stat -c '%a %U' a/b/file; cat a/b/file; readlink link; test -e fifo || echo none; echo two > a/b/file";
@@ -1010,19 +1050,20 @@ async fn a_job_that_is_cancelled_between_two_steps_is_no_success() {
         Some(ExecutionMode::DirectSteps),
     )
     .unwrap();
-    // Which of the two is noticed first, the wish or that nothing more is done, is nobody's choice.
+    // Which of the two is noticed first, the cancellation or the end of the work, is not
+    // determined.
     for _ in 0..16 {
         let ((cancel, cancelled), (_, terminated)) = (watch::channel(false), watch::channel(None));
         let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
-        let wishes = Wishes {
+        let wishes = JobControl {
             cancelled,
             terminated,
-            places,
+            file_slots: places,
         };
         let begun = |_: &Session| _ = cancel.send_replace(true);
         let carried = place
             .engine
-            .carry_out(spec(|_| {}), &job, b"", Carrier::Own, wishes, begun)
+            .run_job(spec(|_| {}), &job, b"", JobRunner::BuiltIn, wishes, begun)
             .await;
         assert_eq!(
             carried.result.failure_code.as_deref(),

@@ -5,6 +5,7 @@
 //!                        │  the owner prepares `proj`       owner's sandbox (bwrap: /usr, host/ at /host)
 //!                        │  the program plants something    live: `proj` mounted by Airlock
 //!                        │                                  reviewed: a copy, then `workspace commit`, also `--partial`
+//!                        │                                  staged: an overlay, applied when the program ends
 //!                        │                                  control: bwrap with `proj` bound
 //!                        ▼  the owner works in `proj`       owner's sandbox
 //!                     canary/ran: written by what was planted, and only in the owner's sandbox
@@ -153,7 +154,23 @@ const fn turned(id: &'static str, title: &'static str, run: fn(&Ground<'_>) -> O
     )
 }
 
-/// Both forms of a case, or its control.
+/// How a program gets the owner's project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Live,
+    Reviewed,
+    Staged,
+}
+
+impl Form {
+    const ALL: [(&'static str, Form); 3] = [
+        ("live", Form::Live),
+        ("reviewed", Form::Reviewed),
+        ("staged", Form::Staged),
+    ];
+}
+
+/// All forms of a case, or its control.
 fn attacked(ground: &Ground<'_>, plant: &Plant) -> Outcome {
     let tools = Tools::find(plant.tools)?;
     make_ready(ground)?;
@@ -162,13 +179,15 @@ fn attacked(ground: &Ground<'_>, plant: &Plant) -> Outcome {
         host.program_on_bare_mount(plant.attack)?;
         return host.works(plant.after);
     }
-    each(
-        ground,
-        [
-            ("live".to_owned(), live(ground, &tools, plant)?),
-            ("reviewed".to_owned(), reviewed(ground, &tools, plant)?),
-        ],
-    )
+    in_all_forms(ground, |form| planted(ground, &tools, plant, form))
+}
+
+fn in_all_forms(ground: &Ground<'_>, attack: impl Fn(Form) -> Outcome) -> Outcome {
+    let mut outcomes = Vec::new();
+    for (name, form) in Form::ALL {
+        outcomes.push((name.to_owned(), attack(form)?));
+    }
+    each(ground, outcomes)
 }
 
 fn make_ready(ground: &Ground<'_>) -> Result<(), Trouble> {
@@ -182,31 +201,31 @@ fn make_ready(ground: &Ground<'_>) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn live(ground: &Ground<'_>, tools: &Tools, plant: &Plant) -> Outcome {
+fn planted(ground: &Ground<'_>, tools: &Tools, plant: &Plant, form: Form) -> Outcome {
     let host = Host::prepare(ground, tools, plant.before)?;
-    let report = ground.run(host.request(plant.attack, false))?.finished()?;
+    let report = ground.run(host.request(plant.attack, form))?.finished()?;
     host.keep_notes(&report)?;
+    if form == Form::Reviewed {
+        take_over(ground, &report)?;
+    }
     host.works(plant.after)
 }
 
 /// What is refused as a whole, is taken over as far as that goes.
-fn reviewed(ground: &Ground<'_>, tools: &Tools, plant: &Plant) -> Outcome {
-    let host = Host::prepare(ground, tools, plant.before)?;
-    let report = ground.run(host.request(plant.attack, true))?.finished()?;
-    host.keep_notes(&report)?;
-    take_over(ground, &report)?;
-    host.works(plant.after)
-}
-
 fn take_over(ground: &Ground<'_>, report: &Report) -> Result<(), Trouble> {
     let changes = report.result.as_ref().and_then(|it| it.workspace.as_ref());
     let Some(changes) = changes else {
         return Ok(());
     };
+    // A program that changed nothing leaves no layer.
+    let count = changes.added + changes.changed + changes.removed + changes.held_back_total;
+    if count == 0 {
+        return Ok(());
+    }
     let whole = CommitOptions::default();
     let partial = CommitOptions {
         partial: true,
-        ..whole
+        ..whole.clone()
     };
     let taken = match commit(&ground.state(), &changes.id, whole) {
         Err(LayerError::Refused { .. }) => commit(&ground.state(), &changes.id, partial),
@@ -298,12 +317,13 @@ impl<'a> Host<'a> {
         self.folder.join("proj")
     }
 
-    fn request(&self, attack: &str, copy_on_write: bool) -> RunRequest {
+    fn request(&self, attack: &str, form: Form) -> RunRequest {
         let script = format!("{OF_PROGRAM}\n{attack}\necho done\n");
         RunRequest {
             command: ["/bin/sh", "-c", &script].map(Into::into).into(),
             workspace: Some(self.project()),
-            copy_on_write,
+            copy_on_write: form == Form::Reviewed,
+            staged: form == Form::Staged,
             ..self.ground.attack("wait", [""; 0])
         }
     }

@@ -104,15 +104,15 @@ impl Internet {
     }
 
     /// What a door is opened with, so that this is all it reaches.
-    pub(crate) fn settings(&self) -> egress::Settings {
+    pub(crate) fn settings(&self) -> egress::EgressSettings {
         let (asking, dialling, server) = (self.seen.clone(), self.seen.clone(), self.server);
-        let internet = egress::Internet::dangerously_instead(
+        let internet = egress::Internet::dangerously_replace(
             move |name| asking.resolve(name),
             move |address| dialling.locate(address, server),
         );
-        egress::Settings {
+        egress::EgressSettings {
             internet,
-            ..egress::Settings::default()
+            ..egress::EgressSettings::default()
         }
     }
 

@@ -75,6 +75,21 @@ pub(crate) fn holds(pid: u32, part: &str) -> Found {
     })
 }
 
+/// The locks of files that these processes hold.
+pub(crate) fn locks_of(pids: &[u32]) -> u64 {
+    let entries = pids
+        .iter()
+        .filter_map(|pid| fs::read_dir(format!("/proc/{pid}/fdinfo")).ok())
+        .flatten()
+        .flatten();
+    let told = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    told.map(|text| {
+        let lines = text.lines();
+        lines.filter(|line| line.starts_with("lock:")).count() as u64
+    })
+    .sum()
+}
+
 /// The numbers of the devices that a process holds open, beyond its standard streams.
 pub(crate) fn devices(pid: u32) -> Vec<(u32, u32)> {
     let beyond = descriptors(pid)

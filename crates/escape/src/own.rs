@@ -2,12 +2,18 @@
 
 use crate::{
     Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, Trouble, case, oracle,
-    world::{Ground, each, mount},
+    world::{Ground, Place, each, mount},
 };
 use engine::Step;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use spec::RunRequest;
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use spec::{Enforcer, LimitName, RunRequest};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 pub(crate) const CASES: &[Case] = &[
     case(
@@ -63,6 +69,20 @@ pub(crate) const CASES: &[Case] = &[
         "X8",
         "huge pages, which no memory limit counts",
         huge_pages,
+        Control::Without(&[Step::SyscallFilter]),
+        Peer::Runs,
+    ),
+    case(
+        "X12",
+        "file locks, which no memory limit counts",
+        file_locks,
+        Control::WithoutCgroups(&[]),
+        Peer::Runs,
+    ),
+    case(
+        "X13",
+        "packet filters, and locks that nobody could count",
+        uncounted,
         Control::Without(&[Step::SyscallFilter]),
         Peer::Runs,
     ),
@@ -276,6 +296,69 @@ fn scheduling(ground: &Ground<'_>) -> Outcome {
             .fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
         false => each(ground, parts),
     }
+}
+
+/// Over the limit, and what the host counts of them.
+const LOCKS: u64 = 60_000;
+
+/// Without a cgroup nobody knows whose processes to look at.
+fn file_locks(ground: &Ground<'_>) -> Outcome {
+    if ground.containers().is_some() && !ground.world.root {
+        let why = "the right to look into the processes of a container";
+        return Err(Trouble::Missing(why.to_owned()));
+    }
+    let calm = ground.run(ground.attack("plant", [""; 0]))?.finished()?;
+    let by = calm
+        .result
+        .and_then(|result| result.enforced_by.get("memory").copied());
+    let counted = matches!(by, Some(Enforcer::CgroupV1 | Enforcer::CgroupV2));
+    if !counted && ground.place == Place::Airlock {
+        return Err(Trouble::Missing("a cgroup for the box".to_owned()));
+    }
+    // It stays long enough to be looked at on a busy machine.
+    let seconds = if ground.place == Place::Airlock {
+        15
+    } else {
+        1
+    };
+    let request = ground.attack("file-locks", [LOCKS.to_string(), seconds.to_string()]);
+    let marker = request.command[3].to_string_lossy().into_owned();
+    let is_over = AtomicBool::new(false);
+    let (report, seen) = std::thread::scope(|scope| {
+        let counting = scope.spawn(|| most_locks(&marker, &is_over));
+        let report = ground.run(request);
+        is_over.store(true, Ordering::Relaxed);
+        (report, counting.join().unwrap_or(0))
+    });
+    let result = report?.result;
+    let named = result.is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
+    match (named, seen >= LOCKS) {
+        (true, _) => Ok(Found::Nothing),
+        (false, true) => Ok(Found::Escape(format!("{seen} locks"))),
+        (false, false) => Err(Trouble::Broken(format!("only {seen} locks were seen"))),
+    }
+}
+
+/// The most locks that an attack was seen with.
+fn most_locks(marker: &str, is_over: &AtomicBool) -> u64 {
+    let mut most = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        most = most.max(oracle::locks_of(&oracle::attacks_with(marker)));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    most
+}
+
+fn uncounted(ground: &Ground<'_>) -> Outcome {
+    let held = ground.hold(ground.attack("uncounted", [""; 0]))?;
+    let names = [
+        "a filter",
+        "a choice by filter",
+        "a lock of an open file",
+        "a table of files for a thread",
+        "a table of files for two",
+    ];
+    each(ground, held.finish()?.claims_of(&names))
 }
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";

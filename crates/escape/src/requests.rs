@@ -98,7 +98,7 @@ fn open_with_key(
         .map(|host| host.parse())
         .collect::<Result<_, spec::BadHost>>();
     let hosts = hosts.map_err(|bad| Trouble::Broken(bad.to_string()))?;
-    let inject = doors_egress::Inject::Bearer;
+    let inject = doors_egress::InjectionMethod::Bearer;
     let credential = doors_egress::Credential {
         key: KeySource::File(file),
         inject,

@@ -3,8 +3,8 @@
 use crate::{Containers, Found, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
 use engine::{Engine, Pool, Run, Step};
 use spec::{
-    EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult, Status,
-    Stream,
+    CopyBounds, EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult,
+    Status, Stream,
 };
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -211,7 +211,7 @@ pub(crate) struct Door {
     pub(crate) rules: Vec<EgressRule>,
     pub(crate) limits: EgressLimits,
     /// Those of the first one count for all in the same place.
-    pub(crate) settings: doors::egress::Settings,
+    pub(crate) settings: doors::egress::EgressSettings,
 }
 
 /// What came of an attack.
@@ -484,6 +484,10 @@ impl<'a> Ground<'a> {
         {
             profile.network = Network::Doors;
             (profile.egress, profile.egress_limits) = (Some(door.rules), door.limits);
+        }
+        if request.staged {
+            // However small: a copy is what `reviewed` workspaces have.
+            policy.workspace.copy = CopyBounds { names: 0, bytes: 0 };
         }
         policy
             .admit(request)

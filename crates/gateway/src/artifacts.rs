@@ -1,8 +1,10 @@
-//! Routes of artifacts: streams in and out of the store, under names of the caller's own.
+//! HTTP routes of artifacts: upload, download, list, remove. Bodies are streamed to and from the
+//! artifact store.
 //!
-//! A name may have slashes, as they are or as `%2F`; `/versions` behind a name lists its versions, so that a name which
-//! itself ends so must write its last slash as `%2F`. An operator says with `owner` whose name is meant; `local` is
-//! whoever is at the machine itself.
+//! An artifact name may contain slashes, raw or as `%2F`. `/versions` after a name lists its
+//! versions, so no new name may end in `/versions`; an older one that does is reached with its last
+//! slash as `%2F`. An admin selects the owner with `owner`; `local` is the user at the machine
+//! itself.
 
 mod body;
 mod headers;
@@ -10,9 +12,9 @@ mod headers;
 pub(crate) use headers::percent_decoded;
 
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope, json_response,
     problem::Answer,
-    tenants::{Needs, What},
+    tenants::{ResourceDemand, WorkKind},
 };
 use axum::{
     Json,
@@ -31,18 +33,19 @@ use utoipa_axum::router::OpenApiRouter;
 
 const PREFIX: &str = "/v1/artifacts/";
 const VERSIONS: &str = "/versions";
-/// What a page has unless it says otherwise, and at most.
-const PAGE: usize = 100;
-const LONGEST_PAGE: usize = 1000;
+/// Default page size of a list, and its maximum.
+const DEFAULT_PAGE: usize = 100;
+const MAX_PAGE: usize = 1000;
 
-/// The catch-all of the router is no path of OpenAPI; these are.
+/// The handlers that are described in OpenAPI: the catch-all route of the router is not a valid
+/// OpenAPI path.
 #[derive(OpenApi)]
 #[openapi(paths(list, put, fetch, versions, remove))]
-struct Described;
+struct ArtifactsApi;
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
     let one = routing::get(fetch_or_versions).put(put).delete(remove);
-    OpenApiRouter::with_openapi(Described::openapi())
+    OpenApiRouter::with_openapi(ArtifactsApi::openapi())
         .route("/v1/artifacts", routing::get(list))
         .route("/v1/artifacts/{*name}", one)
 }
@@ -84,7 +87,8 @@ struct Artifacts {
 
 /// What was removed.
 #[derive(Debug, Serialize, ToSchema)]
-struct Removed {
+#[schema(as = Removed)]
+struct RemovedArtifacts {
     /// How many versions.
     removed: usize,
 }
@@ -93,7 +97,7 @@ struct Removed {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct ArtifactsQuery {
     /// Exactly this name.
     name: Option<String>,
     /// Names that begin so.
@@ -113,7 +117,7 @@ struct Which {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Version {
+struct VersionQuery {
     /// The newest unless it says; of what is removed all.
     #[param(minimum = 1)]
     version: Option<u64>,
@@ -121,46 +125,47 @@ struct Version {
     owner: Option<String>,
 }
 
-type Asked<T> = Result<Query<T>, QueryRejection>;
+type QueryResult<T> = Result<Query<T>, QueryRejection>;
 
 /// List artifacts
-#[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(Which),
+#[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(ArtifactsQuery),
     responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
 async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
-    which: Asked<Which>,
+    query: QueryResult<ArtifactsQuery>,
 ) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
-    let which = query(which)?;
-    let owner = match (&which.owner, caller.is_admin()) {
+    let query = parse_query(query)?;
+    let owner = match (&query.owner, caller.is_admin()) {
         (None, true) => None,
         (owner, _) => Some(owner_of(&caller, owner.as_deref())?),
     };
-    let most = which.limit.unwrap_or(PAGE);
-    if !(1..=LONGEST_PAGE).contains(&most) {
+    let most = query.limit.unwrap_or(DEFAULT_PAGE);
+    if !(1..=MAX_PAGE).contains(&most) {
         return Err(Problem::invalid(
             "`limit` is out of range",
             "give 1 to 1000",
         ));
     }
-    let fits = |name: &WorkspacePath| {
+    let matches = |name: &WorkspacePath| {
         let name = name.as_path().to_string_lossy();
-        which.name.as_deref().is_none_or(|exact| name == exact)
-            && which
+        query.name.as_deref().is_none_or(|exact| name == exact)
+            && query
                 .prefix
                 .as_deref()
                 .is_none_or(|prefix| name.starts_with(prefix))
     };
-    let (run_id, after) = (which.run_id.as_deref(), which.after.as_deref());
+    let run_id = query.run_id.as_deref();
+    let after = query.after.as_deref();
     let wanted = Wanted {
         owner: owner.as_ref(),
-        name: &fits,
+        name: &matches,
         run_id,
         after,
         most,
     };
-    fitting::json(
+    json_response::from_value(
         &gateway,
         &caller,
         &page(gateway.engine().artifacts().list(wanted).await),
@@ -169,7 +174,7 @@ async fn list(
 
 /// Keep the body as the next version of a name
 #[utoipa::path(put, path = "/v1/artifacts/{name}", tag = "artifacts",
-    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version,
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), VersionQuery,
         ("X-Checksum-Sha256" = Option<String>, Header, description = "in hexadecimal; something else is not kept"),
         ("Repr-Digest" = Option<String>, Header, description = "the same as `sha-256=:BASE64:` (RFC 9530)")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
@@ -178,29 +183,28 @@ async fn put(
     State(gateway): State<Gateway>,
     caller: Caller,
     uri: Uri,
-    asked: Asked<Version>,
+    query: QueryResult<VersionQuery>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
-    let asked = query(asked)?;
-    if asked.version.is_some() {
+    let query = parse_query(query)?;
+    if query.version.is_some() {
         return Err(Problem::invalid(
             "a version cannot be chosen",
             "leave `version` away: the next one is taken",
         ));
     }
-    let (owner, name) = (
-        owner_of(&caller, asked.owner.as_deref())?,
-        name_of(raw_name(&uri)?)?,
-    );
+    let owner = owner_of(&caller, query.owner.as_deref())?;
+    let name = name_of(raw_name(&uri)?)?;
     if owner != Owner::local() {
-        let needs = Needs {
-            what: What::Artifact,
+        let needs = ResourceDemand {
+            what: WorkKind::Artifact,
             llm: false,
             storage: true,
+            memory: 0,
         };
-        gateway.may_begin(owner.as_str(), needs).await?;
+        gateway.check_quota(owner.as_str(), needs).await?;
     }
     let expected = headers::expected_digest(&headers)?;
     let new = New {
@@ -210,13 +214,13 @@ async fn put(
         lineage: Lineage::default(),
         limit_bytes: u64::MAX,
     };
-    let announced = headers::length(&headers);
+    let announced = headers::content_length(&headers);
     let putting = gateway
         .engine()
         .artifacts()
         .begin(new)
         .await
-        .map_err(problem)?;
+        .map_err(store_problem)?;
     let kept = body::receive(putting, body, announced, expected.as_deref()).await?;
     let location = format!("{}?version={}", uri.path(), kept.version);
     let mut response = (StatusCode::CREATED, Json(artifact(kept))).into_response();
@@ -226,23 +230,23 @@ async fn put(
     Ok(response)
 }
 
-/// The router cannot tell a name from what stands behind one.
+/// Dispatches by suffix: the catch-all route cannot tell `NAME` from `NAME/versions`.
 async fn fetch_or_versions(
     State(gateway): State<Gateway>,
     caller: Caller,
     uri: Uri,
-    asked: Asked<Version>,
+    query: QueryResult<VersionQuery>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     match raw_name(&uri)?.strip_suffix(VERSIONS) {
-        Some(name) => versions(gateway, caller, name, asked).await,
-        None => fetch(gateway, caller, uri, asked, headers).await,
+        Some(name) => versions(gateway, caller, name, query).await,
+        None => fetch(gateway, caller, uri, query, headers).await,
     }
 }
 
 /// Fetch a version, or a part of it
 #[utoipa::path(get, path = "/v1/artifacts/{name}", tag = "artifacts",
-    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version,
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), VersionQuery,
         ("Range" = Option<String>, Header, description = "one range of bytes")),
     responses(
         (status = 200, description = "all of it", body = Vec<u8>, content_type = "application/octet-stream"),
@@ -253,38 +257,36 @@ async fn fetch(
     gateway: Gateway,
     caller: Caller,
     uri: Uri,
-    asked: Asked<Version>,
+    query: QueryResult<VersionQuery>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
-    let asked = query(asked)?;
-    let (owner, name) = (
-        owner_of(&caller, asked.owner.as_deref())?,
-        name_of(raw_name(&uri)?)?,
-    );
+    let query = parse_query(query)?;
+    let owner = owner_of(&caller, query.owner.as_deref())?;
+    let name = name_of(raw_name(&uri)?)?;
     let opened = gateway
         .engine()
         .artifacts()
-        .open_version(&owner, &name, asked.version)
+        .open_version(&owner, &name, query.version)
         .await;
-    let reading = opened.map_err(problem)?;
+    let reading = opened.map_err(store_problem)?;
     let etag = headers::etag(reading.kept());
-    if headers::has(&headers, header::IF_NONE_MATCH, &etag) {
+    if headers::matches_etag(&headers, header::IF_NONE_MATCH, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
     }
     let size_bytes = reading.kept().size_bytes;
-    let (status, reading) = match headers::part(&headers, &etag) {
+    let (status, reading) = match headers::requested_range(&headers, &etag) {
         None => (StatusCode::OK, reading),
         Some(part) => match reading.only(part) {
             Ok(part) => (StatusCode::PARTIAL_CONTENT, part),
             Err(error) => {
                 let unsatisfied = [(header::CONTENT_RANGE, format!("bytes */{size_bytes}"))];
-                return Ok((unsatisfied, problem(error)).into_response());
+                return Ok((unsatisfied, store_problem(error)).into_response());
             }
         },
     };
     let mut response = status.into_response();
-    headers::describe(
+    headers::set_response_headers(
         response.headers_mut(),
         &reading,
         status == StatusCode::PARTIAL_CONTENT,
@@ -301,11 +303,12 @@ async fn versions(
     gateway: Gateway,
     caller: Caller,
     name: &str,
-    asked: Asked<Version>,
+    query: QueryResult<VersionQuery>,
 ) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
-    let asked = query(asked)?;
-    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(name)?);
+    let query = parse_query(query)?;
+    let owner = owner_of(&caller, query.owner.as_deref())?;
+    let name = name_of(name)?;
     let same = |found: &WorkspacePath| *found == name;
     let listing = gateway
         .engine()
@@ -315,45 +318,45 @@ async fn versions(
             ..Wanted::all(Some(&owner))
         })
         .await;
-    match listing.kept.is_empty() && listing.problems.is_empty() {
-        true => Err(Problem::not_found("artifact")),
-        false => fitting::json(&gateway, &caller, &page(listing)),
+    if listing.kept.is_empty() && listing.problems.is_empty() {
+        Err(Problem::not_found("artifact"))
+    } else {
+        json_response::from_value(&gateway, &caller, &page(listing))
     }
 }
 
 /// Remove a version, or all of a name
 #[utoipa::path(delete, path = "/v1/artifacts/{name}", tag = "artifacts",
-    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version),
-    responses((status = 200, body = Removed), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), VersionQuery),
+    responses((status = 200, body = RemovedArtifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
 async fn remove(
     State(gateway): State<Gateway>,
     caller: Caller,
     uri: Uri,
-    asked: Asked<Version>,
-) -> Answer<Json<Removed>> {
+    query: QueryResult<VersionQuery>,
+) -> Answer<Json<RemovedArtifacts>> {
     caller.require(Scope::Artifacts)?;
-    let asked = query(asked)?;
-    let (owner, name) = (
-        owner_of(&caller, asked.owner.as_deref())?,
-        name_of(raw_name(&uri)?)?,
-    );
+    let query = parse_query(query)?;
+    let owner = owner_of(&caller, query.owner.as_deref())?;
+    let name = name_of(raw_name(&uri)?)?;
     let removed = gateway
         .engine()
         .artifacts()
-        .remove(&owner, &name, asked.version)
+        .remove(&owner, &name, query.version)
         .await;
-    Ok(Json(Removed {
-        removed: removed.map_err(problem)?,
+    Ok(Json(RemovedArtifacts {
+        removed: removed.map_err(store_problem)?,
     }))
 }
 
-fn query<T>(asked: Asked<T>) -> Answer<T> {
-    asked
-        .map(|Query(asked)| asked)
+fn parse_query<T>(query: QueryResult<T>) -> Answer<T> {
+    query
+        .map(|Query(query)| query)
         .map_err(|bad| Problem::invalid("the query is not understood", bad.body_text()))
 }
 
-/// As it was sent: only so can a slash of the name be told from one of ours.
+/// The percent-encoded name as it was sent: after decoding, a slash in a name looks like a
+/// separator.
 fn raw_name(uri: &Uri) -> Answer<&str> {
     uri.path()
         .strip_prefix(PREFIX)
@@ -367,17 +370,17 @@ fn name_of(raw: &str) -> Answer<WorkspacePath> {
     WorkspacePath::new(Path::new(&OsString::from_vec(bytes))).map_err(|why| bad(why.why.to_owned()))
 }
 
-/// Somebody else's are not there.
-fn owner_of(caller: &Caller, asked: Option<&str>) -> Answer<Owner> {
-    let name = asked.unwrap_or(&caller.tenant);
+/// Resolves the owner of an artifact; another tenant's artifacts are answered as not found.
+fn owner_of(caller: &Caller, requested: Option<&str>) -> Answer<Owner> {
+    let name = requested.unwrap_or(&caller.tenant);
     if !caller.sees(name) {
         return Err(Problem::not_found("artifact"));
     }
     let local = Owner::local();
     match Id::new(name) {
-        // Only by asking for it: no key is called so.
+        // `local` is used only when it is named: no key has this id.
         Ok(id) if id.as_str() != local.as_str() => Ok(Owner::key(&id)),
-        Ok(_) if caller.is_admin() && asked.is_some() => Ok(local),
+        Ok(_) if caller.is_admin() && requested.is_some() => Ok(local),
         _ => Err(Problem::not_found("artifact")),
     }
 }
@@ -413,8 +416,8 @@ fn page(listing: Listing) -> Artifacts {
     }
 }
 
-/// Causes stay here: they name places of this machine.
-fn problem(error: StoreError) -> Problem {
+/// Converts a store error; its I/O causes go to the log because they contain paths of this machine.
+fn store_problem(error: StoreError) -> Problem {
     let title = error.to_string();
     match error {
         StoreError::Missing { .. } => Problem::not_found("artifact"),
@@ -438,6 +441,7 @@ fn problem(error: StoreError) -> Problem {
         }
         StoreError::Mismatch { .. } => Problem::invalid(title, "send it again"),
         StoreError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),
+        StoreError::Name { .. } => Problem::invalid(title, "choose another name"),
         StoreError::Range { .. } => Problem::new(
             StatusCode::RANGE_NOT_SATISFIABLE,
             "invalid_spec",
@@ -450,12 +454,12 @@ fn problem(error: StoreError) -> Problem {
             title,
             Some("make it anew".to_owned()),
         ),
-        StoreError::Keep { source, .. } if is_full(&source) => Problem::full(),
+        StoreError::Keep { source, .. } if is_disk_full(&source) => Problem::disk_full(),
         StoreError::Folder { source, .. }
         | StoreError::Bucket { source, .. }
         | StoreError::Keep { source, .. }
         | StoreError::Access { source, .. } => {
-            crate::say(format_args!("airlock: {title}: {source}"));
+            crate::log_warning(format_args!("airlock: {title}: {source}"));
             let hint = "try again; the operator's log has the cause";
             Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -467,7 +471,7 @@ fn problem(error: StoreError) -> Problem {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+fn is_disk_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded

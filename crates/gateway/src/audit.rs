@@ -1,16 +1,17 @@
-//! What is written down of requests, and how it is read again.
+//! Audit log of HTTP requests, and the routes that read it.
 //!
-//! The gate writes for every route: what changes something, or lets contents out, before it is carried out; every refusal
-//! after it. So no route can forget it. Runs and sandboxes write what becomes of them by themselves.
+//! The middleware writes an entry for every route: before the handler for a request that changes
+//! something or returns contents, and after it for every refusal. A route cannot forget it. Runs
+//! and sandboxes write entries about their own life cycle.
 
 use crate::{
     Caller, Gateway, Problem, Scope,
     artifacts::percent_decoded,
-    cursor::List,
-    fitting,
+    blocking,
+    cursor::PagedList,
+    json_response,
     path::Path as InPath,
-    problem::{Answer, Refused},
-    work,
+    problem::{Answer, RefusalInfo},
 };
 use axum::{
     extract::{Query, State, rejection::QueryRejection},
@@ -29,18 +30,20 @@ use store::audit::{Asked, Decision, Entry, Page, Row, WrongPlace};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Refusals of one tenant, or of strangers together, that are written in a minute; the rest is counted.
-const MOST_REFUSALS: u32 = 120;
+/// Rate limit of refusal entries per minute, for each tenant and for all unauthenticated callers
+/// together; the rest is counted.
+const MAX_REFUSALS_PER_MINUTE: u32 = 120;
 const MINUTE: Duration = Duration::from_secs(60);
-/// Tenants whose refusals are counted apart.
-const MOST_COUNTED: usize = 10_000;
-/// Denials of one run that are written; the rest is counted in the line about its end.
-pub(crate) const MOST_DENIALS: u64 = 200;
-const USUALLY_LISTED: usize = 100;
-const MOST_LISTED: usize = 1000;
+/// Maximum number of tenants with a refusal counter of their own.
+const MAX_COUNTED_TENANTS: usize = 10_000;
+/// Maximum number of denial entries of one run; the number of the others is in the entry about its
+/// end.
+pub(crate) const MAX_DENIALS_PER_RUN: u64 = 200;
+const DEFAULT_LISTED: usize = 100;
+const MAX_LISTED: usize = 1000;
 
-/// Accepted by a line of their own, which knows more of them.
-const SPEAK_FOR_THEMSELVES: [&str; 13] = [
+/// Actions whose handler writes the `allowed` entry itself, because it knows more details.
+const AUDITED_BY_HANDLER: [&str; 13] = [
     "run.accept",
     "job.accept",
     "job.cancel",
@@ -53,13 +56,33 @@ const SPEAK_FOR_THEMSELVES: [&str; 13] = [
     "workflow.start",
     "workflow.resume",
     "workflow.release",
-    // What is typed, shown, and how large a window is, is nobody's decision.
+    // Terminal input, output and size are not audited one by one.
     "input",
 ];
-/// What has no name of its own yet.
-const REQUEST: &str = "request";
+/// Actions that end or remove something: they may use the disk reserve.
+const FREES_SPACE: [&str; 14] = [
+    "run.cancel",
+    "job.cancel",
+    "job.stop",
+    "node.stop_all",
+    "session.end",
+    "workflow.release",
+    "sandbox.end",
+    "sandbox.stop",
+    "sandbox.signal",
+    "file.remove",
+    "artifact.remove",
+    "image.remove",
+    "workspace.discard",
+    "key.revoke",
+];
+/// Actions that revoke access are carried out even if the entry cannot be written now: it is queued
+/// in memory.
+const NEVER_BLOCKED: [&str; 4] = ["key.revoke", "run.cancel", "sandbox.end", "sandbox.stop"];
+/// Action name of a route that has no entry in `action_name`.
+const UNNAMED_ACTION: &str = "request";
 
-/// What cannot be written down is not done.
+/// The refusal when the audit log cannot be written: nothing is done without its audit entry.
 pub(crate) fn unwritable() -> Problem {
     let hint =
         "nothing is done that cannot be written down; look whether the disk of this server is full";
@@ -72,11 +95,11 @@ pub(crate) fn unwritable() -> Problem {
     )
 }
 
-/// What a request to this route is called; nothing if it only looks.
-fn called(method: &Method, route: &str) -> Option<&'static str> {
+/// The audit action of a request; `None` for a request that only reads state.
+fn action_name(method: &Method, route: &str) -> Option<&'static str> {
     let is_reading = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     Some(match (method.as_str(), route) {
-        (_, crate::gate::UNMATCHED) => return None,
+        (_, crate::middleware::UNMATCHED) => return None,
         ("POST", "/v1/runs") => "run.accept",
         ("DELETE", "/v1/runs/{id}") => "run.cancel",
         ("POST", "/v1/jobs" | "/v1/worker/jobs:run") => "job.accept",
@@ -87,10 +110,13 @@ fn called(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/worker/sessions") => "session.make",
         ("POST", "/v1/worker/sessions/{session_id}/exec") => "session.exec",
         ("POST", "/v1/worker/sessions/{session_id}/end") => "session.end",
-        ("POST", route) if is_terminal(route) => match route.ends_with(":open") {
-            true => "pty.open",
-            false => "input",
-        },
+        ("POST", route) if is_terminal(route) => {
+            if route.ends_with(":open") {
+                "pty.open"
+            } else {
+                "input"
+            }
+        }
         ("POST", "/v1/workflow/start") => "workflow.start",
         ("POST", "/v1/workflow/resume") => "workflow.resume",
         ("POST", "/v1/workflow/checkpoint") => "workflow.checkpoint",
@@ -119,18 +145,20 @@ fn called(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/images") => "image.load",
         ("DELETE", "/v1/images/{*name}" | "/v1/images/{name}") => "image.remove",
         ("POST", "/v1/workspaces/{id}/commit") => "workspace.commit",
+        ("POST", "/v1/sandboxes/{id}/workspace/apply") => "workspace.apply",
+        ("GET", "/v1/workspaces/{id}/files/{*path}") => "workspace.read",
         ("DELETE", "/v1/workspaces/{id}") => "workspace.discard",
         ("GET", "/v1/webhook-secret") => "secret.read",
         ("POST", "/v1/webhook-secret/rotate") => "secret.rotate",
         ("POST", "/v1/keys") => "key.make",
         ("DELETE", "/v1/keys/{id}") => "key.revoke",
         _ if is_reading => return None,
-        // Whatever is added later is told of, too.
-        _ => REQUEST,
+        // Routes that are added later are audited under a generic name.
+        _ => UNNAMED_ACTION,
     })
 }
 
-/// Those of a session of the worker.
+/// Whether the route is a terminal of a worker session.
 fn is_terminal(route: &str) -> bool {
     route.starts_with("/v1/worker/sessions/{session_id}/pty:")
 }
@@ -143,44 +171,46 @@ fn is_artifact(route: &str) -> bool {
     route.starts_with("/v1/artifacts/")
 }
 
-/// What of a request is written down.
+/// The audit entry of one request.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct RequestAudit {
     what: Option<&'static str>,
-    /// The run or sandbox that its path names.
+    /// Id of the run or sandbox in the path.
     run: String,
     about: String,
-    /// A line says that it may be done: then whatever it was refused by has one, too.
+    /// An `allowed` entry was written; a later refusal must then be written, too.
     is_allowed: bool,
 }
 
-/// The parts of a path that stand for the names in its route.
-fn named<'a>(route: &'a str, path: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+/// Pairs of parameter name and value, from a route template and the path that matched it.
+fn path_parameters<'a>(route: &'a str, path: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let pairs = route.split('/').zip(path.split('/'));
     pairs.filter_map(|(name, part)| Some((name.strip_prefix('{')?.trim_matches(['*', '}']), part)))
 }
 
-/// The second part of a route: `runs`, `sandboxes`, …
-fn kind(route: &str) -> &str {
+/// The resource in a route: `runs`, `sandboxes`, …
+fn route_kind(route: &str) -> &str {
     route.split('/').nth(2).unwrap_or_default()
 }
 
-/// Whether what a path names is there for the caller. What is not, or is somebody else's, is nothing that could be allowed.
-async fn find(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> Answer<()> {
+/// Checks that the resource in the path exists and that the caller may see it; without it there is
+/// nothing to allow.
+async fn check_exists(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> Answer<()> {
     let of = |wanted| {
-        let part = named(route, path).find_map(|(name, part)| (name == wanted).then_some(part))?;
-        // What cannot be read is the name of nothing.
+        let part = path_parameters(route, path)
+            .find_map(|(name, part)| (name == wanted).then_some(part))?;
+        // Text that cannot be decoded is the id of nothing.
         Some(
             percent_decoded(part)
                 .and_then(|name| String::from_utf8(name).ok())
                 .unwrap_or_default(),
         )
     };
-    match (kind(route), of("id"), of("exec"), of("session_id")) {
+    match (route_kind(route), of("id"), of("exec"), of("session_id")) {
         ("runs", Some(id), ..) => crate::runs::row(gateway, caller, &id).await.map(drop),
         ("sandboxes", Some(id), Some(exec), _) => gateway.exec(caller, &id, &exec).map(drop),
         ("sandboxes", Some(id), ..) => gateway.entry(caller, &id).map(drop),
-        ("workspaces", Some(id), ..) => crate::workspaces::known(gateway, caller, &id)
+        ("workspaces", Some(id), ..) => crate::workspaces::find_workspace(gateway, caller, &id)
             .await
             .map(drop),
         ("worker", .., Some(id)) => crate::node::session(gateway, caller, id, None).map(drop),
@@ -188,25 +218,29 @@ async fn find(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> An
     }
 }
 
-impl Told {
-    /// Before it is carried out. Of a path only what can be a name of ours is written, and nothing for whoever has no key:
-    /// a token may stand there by mistake.
+impl RequestAudit {
+    /// Builds the entry before the handler runs. Of the path only a valid id is logged, and for an
+    /// unauthenticated caller nothing: the path may contain a token by mistake.
     pub(crate) fn of(
         request: &axum::extract::Request,
         route: &str,
         caller: Option<&Caller>,
-    ) -> Told {
-        let (method, path) = (request.method(), request.uri().path());
-        let id = named(route, path).next().map_or("", |(_, part)| part);
-        let id = if caller.is_some() && is_writable(id) {
+    ) -> RequestAudit {
+        let method = request.method();
+        let path = request.uri().path();
+        let id = path_parameters(route, path)
+            .next()
+            .map_or("", |(_, part)| part);
+        let id = if caller.is_some() && is_loggable_id(id) {
             id
         } else {
             ""
         };
-        let is_box = matches!(kind(route), "runs" | "sandboxes");
-        // Names of files are the programs' business; those of things that stay here are ours.
+        let has_run_id = matches!(route_kind(route), "runs" | "sandboxes");
+        // File names in a sandbox belong to its programs; ids of resources on this server are
+        // logged.
         let mut about = format!("{method} {route}");
-        if !is_box && !id.is_empty() {
+        if !has_run_id && !id.is_empty() {
             _ = write!(about, " {id}");
         }
         let length = request
@@ -219,9 +253,13 @@ impl Told {
         {
             _ = write!(about, " bytes={bytes}");
         }
-        let run = if is_box { id.to_owned() } else { String::new() };
-        Told {
-            what: called(method, route),
+        let run = if has_run_id {
+            id.to_owned()
+        } else {
+            String::new()
+        };
+        RequestAudit {
+            what: action_name(method, route),
             run,
             about,
             is_allowed: false,
@@ -238,46 +276,81 @@ impl Told {
         }
     }
 
-    /// That it may be done. What cannot be written down is not done.
-    pub(crate) async fn allowed(
+    /// Writes the `allowed` entry. If it cannot be written, the request is refused.
+    pub(crate) async fn record_allowed(
         &mut self,
         gateway: &Gateway,
         caller: &Caller,
         (route, path): (&str, &str),
     ) -> Answer<()> {
-        let told = self
-            .what
-            .filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
-        let Some(what) = told else { return Ok(()) };
+        self.check_disk_reserve(gateway, caller)?;
+        let action = self.what.filter(|what| !AUDITED_BY_HANDLER.contains(what));
+        let Some(what) = action else { return Ok(()) };
         match what {
-            // A line that says so little is worth no more than a refusal; and whether there is such a route is not known yet.
-            REQUEST if gateway.refusals().count(&caller.tenant).is_none() => return Ok(()),
-            REQUEST => {}
-            _ => find(gateway, caller, route, path).await?,
+            // The generic entry is rate-limited like a refusal, and whether the route exists is not
+            // known yet.
+            UNNAMED_ACTION if gateway.refusals().admit(&caller.tenant).is_none() => return Ok(()),
+            UNNAMED_ACTION => {}
+            _ => check_exists(gateway, caller, route, path).await?,
         }
         let entry = Entry {
             what,
             decision: Decision::Allowed,
             ..self.entry(Some(caller))
         };
-        gateway.note_aside(&entry).await?;
+        match gateway.write_audit_async(&entry).await {
+            Err(_) if NEVER_BLOCKED.contains(&what) => gateway.audit_event(&entry),
+            noted => noted?,
+        }
         self.is_allowed = true;
         Ok(())
     }
 
-    /// That it was not done, if the answer says so: the one line about it, whoever decided. What was said to be allowed is
-    /// never left out: it would stand there as done.
-    pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
-        let Some(refused) = response.extensions().get::<Refused>() else {
+    /// Releases the disk reserve for an action that frees space, if the disk is full. While the
+    /// reserve is released, no other audited action is accepted.
+    fn check_disk_reserve(&self, gateway: &Gateway, caller: &Caller) -> Answer<()> {
+        match self.what {
+            Some(what) if FREES_SPACE.contains(&what) => {
+                gateway.reserve().release_if_full();
+                // Rate-limited except for admins, so that one tenant's audit entries do not use up
+                // the reserve.
+                let is_bounded = gateway.reserve().is_released() && !caller.is_admin();
+                if is_bounded && gateway.refusals().admit(&caller.tenant).is_none() {
+                    Err(Problem::disk_full())
+                } else {
+                    Ok(())
+                }
+            }
+            Some(what) if what != "input" && gateway.reserve().is_released() => {
+                Err(Problem::disk_full())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the `refused` entry of a response that is a refusal, whoever refused it. After an
+    /// `allowed` entry it is never suppressed: the action would appear as done.
+    pub(crate) fn record_refusal(
+        &self,
+        gateway: &Gateway,
+        caller: Option<&Caller>,
+        response: &Response,
+    ) {
+        let Some(refused) = response.extensions().get::<RefusalInfo>() else {
             return;
         };
         let tenant = caller.map_or("", |caller| &caller.tenant);
-        let left_out = match self.is_allowed || refused.was_allowed {
-            true => 0,
-            false => match gateway.refusals().count(tenant) {
+        let left_out = if self.is_allowed || refused.was_allowed {
+            0
+        } else if gateway.reserve().is_released() {
+            // Refusals of actions that were not allowed do not use the disk reserve.
+            gateway.refusals().suppress(tenant);
+            return;
+        } else {
+            match gateway.refusals().admit(tenant) {
                 Some(left_out) => left_out,
                 None => return,
-            },
+            }
         };
         let mut about = format!("{} {}", self.about, response.status().as_u16());
         if left_out > 0 {
@@ -288,7 +361,7 @@ impl Told {
             (_, Some("session.make")) => "sandbox.make",
             (_, Some("session.exec")) => "sandbox.exec",
             (_, Some("session.end")) => "sandbox.end",
-            (_, what) => what.unwrap_or(REQUEST),
+            (_, what) => what.unwrap_or(UNNAMED_ACTION),
         };
         let entry = Entry {
             what,
@@ -296,40 +369,48 @@ impl Told {
             about: &about,
             ..self.entry(caller)
         };
-        gateway.note_happened(&Entry {
+        gateway.audit_event(&Entry {
             decision: Decision::Refused,
             ..entry
         });
     }
 }
 
-/// Whether a part of a path can be a name, and is no token.
-fn is_writable(part: &str) -> bool {
+/// Whether a path segment is a valid id and not a token.
+fn is_loggable_id(part: &str) -> bool {
     spec::Id::new(part).is_ok()
         && !part.to_ascii_lowercase().contains("alk_")
         && !part.starts_with("whsec_")
 }
 
-/// How many refusals were written in this minute, and how many were not.
+/// Rate limiter of refusal entries: written and suppressed in the current minute, per tenant.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<HashMap<String, Counted>>);
+pub(crate) struct RefusalLimiter(Mutex<HashMap<String, RefusalWindow>>);
 
 #[derive(Debug)]
-struct Counted {
+struct RefusalWindow {
     since: Instant,
     written: u32,
     left_out: u64,
 }
 
-impl Refusals {
-    /// Counts one; if it is to be written, how many before it were not.
-    fn count(&self, tenant: &str) -> Option<u64> {
+impl RefusalLimiter {
+    /// Counts a refusal that is not written.
+    fn suppress(&self, tenant: &str) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() > MOST_COUNTED {
-            // Those whose left-out ones no line has told of yet stay until one has.
+        if let Some(counted) = all.get_mut(tenant) {
+            counted.left_out += 1;
+        }
+    }
+
+    /// Counts a refusal. Returns the number suppressed before it if it may be written.
+    fn admit(&self, tenant: &str) -> Option<u64> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() > MAX_COUNTED_TENANTS {
+            // Windows with suppressed refusals that no entry has reported yet are kept.
             all.retain(|_, counted| counted.since.elapsed() < MINUTE || counted.left_out > 0);
         }
-        let new = || Counted {
+        let new = || RefusalWindow {
             since: Instant::now(),
             written: 0,
             left_out: 0,
@@ -338,7 +419,7 @@ impl Refusals {
         if counted.since.elapsed() >= MINUTE {
             (counted.since, counted.written) = (Instant::now(), 0);
         }
-        if counted.written >= MOST_REFUSALS {
+        if counted.written >= MAX_REFUSALS_PER_MINUTE {
             counted.left_out += 1;
             return None;
         }
@@ -347,16 +428,16 @@ impl Refusals {
     }
 }
 
-/// Whose run it is, in its lines.
+/// The run, and its tenant, task and job, in audit entries.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Of<'a> {
+pub(crate) struct RunRef<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) run: &'a str,
     pub(crate) task: &'a str,
     pub(crate) job: &'a str,
 }
 
-impl Of<'_> {
+impl RunRef<'_> {
     fn entry(&self) -> Entry<'_> {
         Entry {
             tenant: self.tenant,
@@ -369,90 +450,97 @@ impl Of<'_> {
 }
 
 impl Gateway {
-    /// A run is accepted by this key.
-    pub(crate) async fn note_accepted(&self, of: &Of<'_>, key: &str, about: &str) -> Answer<()> {
+    /// Writes that a run was accepted, with the API key that asked for it.
+    pub(crate) async fn audit_run_accepted(
+        &self,
+        run: &RunRef<'_>,
+        key: &str,
+        about: &str,
+    ) -> Answer<()> {
         let entry = Entry {
             what: "run.accept",
             decision: Decision::Allowed,
             key,
             about,
-            ..of.entry()
+            ..run.entry()
         };
-        self.note_aside(&entry).await
+        self.write_audit_async(&entry).await
     }
 
-    /// A run that was accepted is refused before anything of it starts.
-    pub(crate) fn note_not_started(&self, of: &Of<'_>, rule: &str) {
-        self.note_happened(&Entry {
+    /// Writes that an accepted run was refused before it started.
+    pub(crate) fn audit_run_not_started(&self, run: &RunRef<'_>, rule: &str) {
+        self.audit_event(&Entry {
             what: "run.start",
             decision: Decision::Refused,
             rule,
-            ..of.entry()
+            ..run.entry()
         });
     }
 
-    /// What the doors and the programs of a sandbox were denied, at its end; how many are not written.
-    pub(crate) fn note_denials<'a>(
+    /// Writes the denials of a sandbox at its end; returns how many were left out.
+    pub(crate) fn audit_denials<'a>(
         &self,
-        of: &Of<'_>,
+        run: &RunRef<'_>,
         all: impl Iterator<Item = &'a Denial>,
     ) -> u64 {
         let mut denials = 0;
+        let mut left_out = 0;
         for denial in all {
             denials += 1;
-            self.note_denial(of, denial, denials);
+            left_out += u64::from(!self.audit_denial(run, denial, denials));
         }
-        denials.saturating_sub(MOST_DENIALS)
+        left_out
     }
 
-    fn note_denial(&self, of: &Of<'_>, denial: &Denial, number: u64) {
-        if number <= MOST_DENIALS {
-            let about = format!("{} {}", denial.what, denial.target);
-            let entry = Entry {
-                what: "run.deny",
-                rule: &denial.rule,
-                about: &about,
-                ..of.entry()
-            };
-            self.note_happened(&Entry {
-                decision: Decision::Refused,
-                ..entry
-            });
+    /// Writes a denial. `false` if it was left out: beyond the limit of a run, or while the disk
+    /// reserve is released.
+    fn audit_denial(&self, run: &RunRef<'_>, denial: &Denial, number: u64) -> bool {
+        if number > MAX_DENIALS_PER_RUN || self.reserve().is_released() {
+            return false;
         }
+        let about = format!("{} {}", denial.what, denial.target);
+        self.audit_event(&Entry {
+            what: "run.deny",
+            decision: Decision::Refused,
+            rule: &denial.rule,
+            about: &about,
+            ..run.entry()
+        });
+        true
     }
 
-    /// What a run tells of itself. Output is not told.
-    pub(crate) fn note_event(&self, of: &Of<'_>, event: &Event, denials: &mut u64) {
+    /// Writes an event of a run. Output is not audited.
+    pub(crate) fn audit_run_event(&self, run: &RunRef<'_>, event: &Event, denials: &mut u64) {
         match event {
             Event::Started { barriers } => {
                 let names: Vec<_> = barriers.iter().map(|barrier| barrier.name()).collect();
                 let about = format!("barriers={}", names.join(","));
-                self.note_happened(&Entry {
+                self.audit_event(&Entry {
                     what: "run.start",
                     about: &about,
-                    ..of.entry()
+                    ..run.entry()
                 });
             }
             Event::Denied(denial) => {
                 *denials += 1;
-                self.note_denial(of, denial, *denials);
+                self.audit_denial(run, denial, *denials);
             }
             Event::Output { .. } => {}
         }
     }
 
-    /// How a run ended, and what it hit.
-    pub(crate) fn note_ended(&self, of: &Of<'_>, result: &RunResult, denials: u64) {
+    /// Writes how a run ended and which limits it hit.
+    pub(crate) fn audit_run_ended(&self, run: &RunRef<'_>, result: &RunResult, denials: u64) {
         for limit in &result.limits_hit {
             let name = serde_json::to_value(limit).ok();
             let name = name
                 .as_ref()
                 .and_then(|name| name.as_str())
                 .unwrap_or("limit");
-            self.note_happened(&Entry {
+            self.audit_event(&Entry {
                 what: "run.limit",
                 rule: name,
-                ..of.entry()
+                ..run.entry()
             });
         }
         let mut about = format!(
@@ -481,11 +569,11 @@ impl Gateway {
             .as_ref()
             .and_then(|code| code.as_str())
             .unwrap_or_default();
-        self.note_happened(&Entry {
+        self.audit_event(&Entry {
             what: "run.end",
             rule,
             about: &about,
-            ..of.entry()
+            ..run.entry()
         });
     }
 }
@@ -494,7 +582,7 @@ impl Gateway {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Question {
+struct AuditQuery {
     /// Only those of this run or sandbox.
     run: Option<String>,
     /// Only those of this tenant. Whoever is no admin is only told of his own.
@@ -581,7 +669,7 @@ impl AuditLine {
     }
 }
 
-fn shown(rows: impl Iterator<Item = Row>, caller: &Caller) -> Vec<AuditLine> {
+fn audit_lines(rows: impl Iterator<Item = Row>, caller: &Caller) -> Vec<AuditLine> {
     rows.map(|row| AuditLine::of(row, caller)).collect()
 }
 
@@ -595,7 +683,8 @@ struct AuditLines {
 
 /// What is written down of one run, the oldest first.
 #[derive(Debug, Serialize, ToSchema)]
-struct Record {
+#[schema(as = Record)]
+struct RunRecord {
     run_id: String,
     lines: Vec<AuditLine>,
     /// Whether there are more than one answer has: the oldest of them are missing.
@@ -603,35 +692,35 @@ struct Record {
 }
 
 /// Who asked for what, and what was decided: the audit, the newest first
-#[utoipa::path(get, path = "/v1/audit", tag = "audit", params(Question), responses(
+#[utoipa::path(get, path = "/v1/audit", tag = "audit", params(AuditQuery), responses(
     (status = 200, description = "One page of it", body = AuditLines),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn audit(
     State(gateway): State<Gateway>,
     caller: Caller,
-    question: Result<Query<Question>, QueryRejection>,
+    query: Result<Query<AuditQuery>, QueryRejection>,
 ) -> Answer<Response> {
     caller.require(Scope::Usage)?;
-    let Query(question) = question.map_err(|error| {
+    let Query(query) = query.map_err(|error| {
         Problem::invalid(
             format!("the query cannot be read: {}", error.body_text()),
             "see /openapi.json",
         )
     })?;
-    let limit = question.limit.unwrap_or(USUALLY_LISTED);
-    if !(1..=MOST_LISTED).contains(&limit) {
+    let limit = query.limit.unwrap_or(DEFAULT_LISTED);
+    if !(1..=MAX_LISTED).contains(&limit) {
         return Err(Problem::invalid(
             "`limit` is out of range",
             "give 1 to 1000",
         ));
     }
     if !caller.is_admin()
-        && question
+        && query
             .tenant
             .as_ref()
             .is_some_and(|tenant| *tenant != caller.tenant)
     {
-        return fitting::json(
+        return json_response::from_value(
             &gateway,
             &caller,
             &AuditLines {
@@ -640,7 +729,7 @@ async fn audit(
             },
         );
     }
-    let moments = [question.since_ms, question.until_ms];
+    let moments = [query.since_ms, query.until_ms];
     if moments
         .into_iter()
         .flatten()
@@ -651,28 +740,34 @@ async fn audit(
             "give milliseconds since 1970",
         ));
     }
-    let asked = Asked {
-        run: question.run,
-        tenant: question
+    let page_query = Asked {
+        run: query.run,
+        tenant: query
             .tenant
             .or_else(|| (!caller.is_admin()).then(|| caller.tenant.clone())),
-        what: question.what,
-        since_ms: question.since_ms,
-        until_ms: question.until_ms,
-        before: gateway
-            .cursors()
-            .open(&caller.tenant, List::Audit, question.before.as_deref())?,
+        what: query.what,
+        since_ms: query.since_ms,
+        until_ms: query.until_ms,
+        before: gateway.cursors().open(
+            &caller.tenant,
+            PagedList::Audit,
+            query.before.as_deref(),
+        )?,
         limit,
     };
-    let Page { rows, before } = read(&gateway, &caller, asked).await?;
+    let Page { rows, before } = read(&gateway, &caller, page_query).await?;
     let before = before
-        .map(|place| gateway.cursors().seal(&caller.tenant, List::Audit, place))
+        .map(|place| {
+            gateway
+                .cursors()
+                .seal(&caller.tenant, PagedList::Audit, place)
+        })
         .transpose()?;
-    fitting::json(
+    json_response::from_value(
         &gateway,
         &caller,
         &AuditLines {
-            lines: shown(rows.into_iter(), &caller),
+            lines: audit_lines(rows.into_iter(), &caller),
             before,
         },
     )
@@ -680,7 +775,7 @@ async fn audit(
 
 /// What is written down of one run: how it was accepted, started, denied, and how it ended
 #[utoipa::path(get, path = "/v1/runs/{id}/record", tag = "runs", params(("id" = String, Path,)), responses(
-    (status = 200, description = "Its lines of the audit, the oldest first", body = Record),
+    (status = 200, description = "Its lines of the audit, the oldest first", body = RunRecord),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn record(
     State(gateway): State<Gateway>,
@@ -688,20 +783,20 @@ async fn record(
     InPath(id): InPath<String>,
 ) -> Answer<Response> {
     let row = crate::runs::row(&gateway, &caller, &id).await?;
-    let asked = Asked {
+    let page_query = Asked {
         run: Some(row.id.clone()),
-        // What strangers tried with its name is not its owner's to see.
+        // Entries of other tenants that used this run's id are not shown to its owner.
         tenant: Some(row.owner),
         since_ms: Some(row.accepted_ms.saturating_sub(1000)),
-        limit: MOST_LISTED,
+        limit: MAX_LISTED,
         ..Asked::default()
     };
-    let Page { rows, before } = read(&gateway, &caller, asked).await?;
-    let lines = shown(rows.into_iter().rev(), &caller);
-    fitting::json(
+    let Page { rows, before } = read(&gateway, &caller, page_query).await?;
+    let lines = audit_lines(rows.into_iter().rev(), &caller);
+    json_response::from_value(
         &gateway,
         &caller,
-        &Record {
+        &RunRecord {
             run_id: row.id,
             lines,
             truncated: before.is_some(),
@@ -709,11 +804,11 @@ async fn record(
     )
 }
 
-/// Off the event loop, within the caller's share.
-async fn read(gateway: &Gateway, caller: &Caller, asked: Asked) -> Answer<Page> {
+/// Reads a page on a blocking thread, within the caller's fair share.
+async fn read(gateway: &Gateway, caller: &Caller, page_query: Asked) -> Answer<Page> {
     let state = gateway.state().to_owned();
     let read = move || {
-        store::audit::page(&state, &asked).map_err(|error| {
+        store::audit::page(&state, &page_query).map_err(|error| {
             if error
                 .get_ref()
                 .is_some_and(|cause| cause.is::<WrongPlace>())
@@ -723,7 +818,7 @@ async fn read(gateway: &Gateway, caller: &Caller, asked: Asked) -> Answer<Page> 
                     "give what an answer before said",
                 );
             }
-            crate::say(format_args!("airlock: the audit cannot be read: {error}"));
+            crate::log_warning(format_args!("airlock: the audit cannot be read: {error}"));
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "internal",
@@ -732,7 +827,7 @@ async fn read(gateway: &Gateway, caller: &Caller, asked: Asked) -> Answer<Page> 
             )
         })
     };
-    work::aside(gateway.working(), &caller.tenant, read).await
+    blocking::run(gateway.blocking_work(), &caller.tenant, read).await
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
@@ -747,35 +842,37 @@ mod tests {
 
     #[test]
     fn refusals_are_bounded_and_what_was_left_out_is_counted() {
-        let refusals = Refusals::default();
-        for _ in 0..MOST_REFUSALS {
-            assert_eq!(refusals.count("a"), Some(0));
+        let refusals = RefusalLimiter::default();
+        for _ in 0..MAX_REFUSALS_PER_MINUTE {
+            assert_eq!(refusals.admit("a"), Some(0));
         }
-        assert_eq!((refusals.count("a"), refusals.count("a")), (None, None));
-        assert_eq!(refusals.count("b"), Some(0), "another's are counted apart");
+        assert_eq!((refusals.admit("a"), refusals.admit("a")), (None, None));
+        assert_eq!(refusals.admit("b"), Some(0), "another's are counted apart");
         let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
         refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
-        assert_eq!(refusals.count("a"), Some(2));
+        assert_eq!(refusals.admit("a"), Some(2));
     }
 
     #[test]
     fn what_was_left_out_is_told_however_many_others_are_counted() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLimiter::default();
         assert_eq!(
-            (0..=MOST_REFUSALS)
-                .filter_map(|_| refusals.count("a"))
+            (0..=MAX_REFUSALS_PER_MINUTE)
+                .filter_map(|_| refusals.admit("a"))
                 .count(),
-            MOST_REFUSALS as usize
+            MAX_REFUSALS_PER_MINUTE as usize
         );
         let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
         refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
-        assert!((0..=MOST_COUNTED).all(|number| refusals.count(&number.to_string()).is_some()));
-        assert_eq!(refusals.count("a"), Some(1));
+        assert!(
+            (0..=MAX_COUNTED_TENANTS).all(|number| refusals.admit(&number.to_string()).is_some())
+        );
+        assert_eq!(refusals.admit("a"), Some(1));
     }
 
     #[test]
     fn a_path_names_what_its_route_says() {
-        let all = |route, path| named(route, path).collect::<Vec<_>>();
+        let all = |route, path| path_parameters(route, path).collect::<Vec<_>>();
         assert_eq!(
             all("/v1/sandboxes/{id}/exec/{exec}", "/v1/sandboxes/a/exec/b"),
             [("id", "a"), ("exec", "b")]
@@ -794,7 +891,7 @@ mod tests {
 
     #[test]
     fn every_change_has_a_name_and_so_has_every_look_that_hands_out_contents() {
-        let named = |method: &str, route| called(&method.parse().unwrap(), route);
+        let name_of = |method: &str, route| action_name(&method.parse().unwrap(), route);
         let document: serde_json::Value = serde_json::from_str(crate::openapi()).unwrap();
         let mut looks = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
@@ -802,12 +899,12 @@ mod tests {
                 .iter()
                 .filter(|of| methods.get(of).is_some())
             {
-                match (*method, named(&method.to_ascii_uppercase(), path)) {
+                match (*method, name_of(&method.to_ascii_uppercase(), path)) {
                     ("get", Some(what)) => looks.push((path.as_str(), what)),
                     ("get", None) => {}
                     (_, what) => {
                         assert!(
-                            what.is_some_and(|what| what != REQUEST),
+                            what.is_some_and(|what| what != UNNAMED_ACTION),
                             "{method} {path}: {what:?}"
                         )
                     }
@@ -826,14 +923,16 @@ mod tests {
                 ("/v1/webhook-secret", "secret.read"),
             ]
         );
-        assert_eq!(named("POST", "/v1/of/later"), Some(REQUEST));
-        assert_eq!(named("GET", "/v1/runs/{id}"), None);
-        assert_eq!(named("POST", "unmatched"), None);
+        assert_eq!(name_of("POST", "/v1/of/later"), Some(UNNAMED_ACTION));
+        assert_eq!(name_of("GET", "/v1/runs/{id}"), None);
+        assert_eq!(name_of("POST", "unmatched"), None);
     }
 
     #[test]
     fn what_looks_like_a_token_is_no_name() {
-        assert!(is_writable("notes.txt") && is_writable("0198c0de-0000-7000-8000-000000000000"));
+        assert!(
+            is_loggable_id("notes.txt") && is_loggable_id("0198c0de-0000-7000-8000-000000000000")
+        );
         let long = "a".repeat(129);
         for part in [
             "",
@@ -847,7 +946,7 @@ mod tests {
             "a=",
             &long,
         ] {
-            assert!(!is_writable(part), "{part}");
+            assert!(!is_loggable_id(part), "{part}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Who is asking: known by a key before anything of the request is looked at.
+//! The authenticated caller of a request: API key, tenant and scopes.
 
-use crate::{Gateway, Problem, validity::Validity};
+use crate::{Gateway, Problem, key_watch::KeyWatch};
 use axum::extract::FromRequestParts;
 use http::{StatusCode, request::Parts};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Scope; 6] = [
         Scope::Admin,
         Scope::Runs,
@@ -36,7 +36,7 @@ impl Scope {
         Scope::Usage,
     ];
 
-    /// The public name.
+    /// The name in JSON and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Scope::Admin => "admin",
@@ -64,31 +64,33 @@ impl FromStr for Scope {
     }
 }
 
-/// Whoever holds the key of this request.
+/// The holder of the API key of a request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// The key's identifier.
+    /// Id of the key.
     pub key: String,
-    /// The tenant that the key belongs to, which owns what it makes. A key that was given none is a tenant of its own.
+    /// Tenant of the key, which owns what the key creates. A key without a tenant is its own
+    /// tenant.
     pub tenant: String,
-    /// What it may do.
+    /// Scopes of the key.
     pub scopes: Vec<Scope>,
-    /// Until when.
-    pub(crate) validity: Validity,
+    /// Signals when the key expires or is revoked.
+    pub(crate) validity: KeyWatch,
 }
 
 impl Caller {
-    /// Refuses whoever lacks this scope.
+    /// Refuses a caller without this scope.
     pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {
-        match self.is_admin() || self.scopes.contains(&scope) {
-            true => Ok(()),
-            false => Err(Problem::new(
+        if self.is_admin() || self.scopes.contains(&scope) {
+            Ok(())
+        } else {
+            Err(Problem::new(
                 StatusCode::FORBIDDEN,
                 "forbidden",
                 "this key may not do that",
                 Some(format!("ask for a key with the scope `{}`", scope.name())),
             )
-            .ruled(format!("scope:{}", scope.name()))),
+            .with_rule(format!("scope:{}", scope.name())))
         }
     }
 
@@ -96,18 +98,19 @@ impl Caller {
         self.scopes.contains(&Scope::Admin)
     }
 
-    /// As the owner of what it makes.
+    /// The tenant as the owner of created resources.
     pub(crate) fn owner(&self) -> Result<spec::Id, Problem> {
         owner_of(&self.tenant)
     }
 
-    /// Whether it may see what belongs to `owner`.
+    /// Whether the caller may see resources of `owner`.
     pub(crate) fn sees(&self, owner: &str) -> bool {
         self.is_admin() || self.tenant == owner
     }
 }
 
-/// A tenant as the owner of what it makes. Without an owner it would be the machine's own, so there is always one.
+/// The tenant as an owner. Resources without an owner belong to the machine itself, so an owner is
+/// always set.
 pub(crate) fn owner_of(tenant: &str) -> Result<spec::Id, Problem> {
     let unusable = |_| {
         let title = "the tenant has no usable name";
@@ -116,7 +119,7 @@ pub(crate) fn owner_of(tenant: &str) -> Result<spec::Id, Problem> {
     spec::Id::new(tenant).map_err(unusable)
 }
 
-/// Put there by the layer that looks at keys; without it nobody gets in.
+/// The middleware adds the caller to the request; without it the request is unauthorized.
 impl FromRequestParts<Gateway> for Caller {
     type Rejection = Problem;
 

@@ -1,4 +1,4 @@
-//! Whether it lives, and whether it could carry out a run: it carries one out to know.
+//! Liveness (`/healthz`) and readiness (`/readyz`). Readiness runs a real probe in a sandbox.
 
 use crate::{Gateway, Problem, problem::Answer};
 use axum::extract::State;
@@ -11,78 +11,79 @@ use std::{
 use tokio::sync::watch;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// How long an answer is good.
-const FRESH: Duration = Duration::from_secs(5);
+/// How long a probe result is cached.
+const PROBE_TTL: Duration = Duration::from_secs(5);
 
-/// What a trial showed, and when; nothing while it is under way.
-type Shown = Option<(Instant, Answer<()>)>;
+/// Result and time of a probe; `None` while it runs.
+type ProbeResult = Option<(Instant, Answer<()>)>;
 
-/// The last trial. It goes on without those who asked for it, so that whoever hangs up makes no further one.
+/// The last probe. It continues when its callers disconnect, so that repeated requests start no
+/// further probe.
 #[derive(Debug, Default)]
-pub(crate) struct Readiness(Mutex<Option<watch::Receiver<Shown>>>);
+pub(crate) struct Readiness(Mutex<Option<watch::Receiver<ProbeResult>>>);
 
 impl Readiness {
-    async fn look<F: Future<Output = Answer<()>> + Send + 'static>(
+    async fn check<F: Future<Output = Answer<()>> + Send + 'static>(
         &self,
-        trial: impl FnOnce() -> F,
+        probe: impl FnOnce() -> F,
     ) -> Answer<()> {
-        let mut last = self.last(trial);
-        let shown = last
+        let mut last = self.latest_probe(probe);
+        let result = last
             .wait_for(Option::is_some)
             .await
             .ok()
-            .and_then(|shown| shown.clone());
-        shown.map_or_else(
+            .and_then(|result| result.clone());
+        result.map_or_else(
             || Err(not_ready("the trial run broke off".to_owned())),
             |(_, answer)| answer,
         )
     }
 
-    /// The one that is under way or still good, or a new one.
-    fn last<F: Future<Output = Answer<()>> + Send + 'static>(
+    /// The running or cached probe, or a new one.
+    fn latest_probe<F: Future<Output = Answer<()>> + Send + 'static>(
         &self,
-        trial: impl FnOnce() -> F,
-    ) -> watch::Receiver<Shown> {
+        probe: impl FnOnce() -> F,
+    ) -> watch::Receiver<ProbeResult> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = &*last
-            && is_good(last)
+            && is_fresh(last)
         {
             return last.clone();
         }
-        let (tell, shown) = watch::channel(None);
-        let trial = trial();
+        let (sender, result) = watch::channel(None);
+        let probe = probe();
         tokio::spawn(async move {
-            let answer = trial.await;
-            tell.send_replace(Some((Instant::now(), answer)));
+            let answer = probe.await;
+            sender.send_replace(Some((Instant::now(), answer)));
         });
-        last.insert(shown).clone()
+        last.insert(result).clone()
     }
 }
 
-fn is_good(last: &watch::Receiver<Shown>) -> bool {
+fn is_fresh(last: &watch::Receiver<ProbeResult>) -> bool {
     match &*last.borrow() {
-        Some((when, _)) => when.elapsed() < FRESH,
-        // Unless its task is gone.
+        Some((when, _)) => when.elapsed() < PROBE_TTL,
+        // False if the probe task has died.
         None => last.has_changed().is_ok(),
     }
 }
 
-/// The smallest run there is.
-pub(crate) fn trial() -> RunRequest {
+/// The minimal run request.
+pub(crate) fn probe_request() -> RunRequest {
     RunRequest {
         command: vec!["/bin/true".into()],
         ..RunRequest::default()
     }
 }
 
-async fn try_one(gateway: Gateway) -> Answer<()> {
+async fn run_probe(gateway: Gateway) -> Answer<()> {
     if let Some(why) = gateway.audit_trouble() {
-        crate::say(format_args!("airlock: the audit cannot be written: {why}"));
+        crate::log_warning(format_args!("airlock: the audit cannot be written: {why}"));
         return Err(crate::audit::unwritable());
     }
-    gateway.node().takes_work()?;
-    let mut request = trial();
-    gateway.node().fill_in(&mut request);
+    gateway.node().check_takes_work()?;
+    let mut request = probe_request();
+    gateway.node().fill_defaults(&mut request);
     let spec = gateway.policy().admit(request)?;
     let result = gateway.engine().run(spec).await;
     match (result.status, result.error) {
@@ -124,11 +125,11 @@ async fn healthz() -> &'static str {
 async fn readyz(State(gateway): State<Gateway>) -> Answer<&'static str> {
     gateway
         .readiness()
-        .look(|| try_one(gateway.clone()))
+        .check(|| run_probe(gateway.clone()))
         .await?;
-    Ok(match gateway.has_room() {
+    Ok(match gateway.check_disk_space() {
         Ok(()) => "ready\n",
-        // What is under way goes on, and others may be asked for.
+        // Only new work is refused; active work continues.
         Err(_) => "ready, but the disk is nearly full: nothing new is begun\n",
     })
 }
@@ -157,7 +158,7 @@ mod tests {
         );
         let look = || {
             let (trials, go_on) = (trials.clone(), go_on.clone());
-            readiness.look(move || async move {
+            readiness.check(move || async move {
                 trials.fetch_add(1, Ordering::Relaxed);
                 go_on.notified().await;
                 Ok(())
@@ -177,17 +178,19 @@ mod tests {
         let readiness = Readiness::default();
         assert!(
             readiness
-                .look(|| async { panic!("it breaks off") })
+                .check(|| async { panic!("it breaks off") })
                 .await
                 .is_err()
         );
-        assert!(readiness.look(|| async { Ok(()) }).await.is_ok());
-        let old = Instant::now().checked_sub(FRESH).map(|when| (when, Ok(())));
-        let (_tell, shown) = watch::channel(old);
-        *readiness.0.lock().unwrap() = Some(shown);
+        assert!(readiness.check(|| async { Ok(()) }).await.is_ok());
+        let old = Instant::now()
+            .checked_sub(PROBE_TTL)
+            .map(|when| (when, Ok(())));
+        let (_tell, result) = watch::channel(old);
+        *readiness.0.lock().unwrap() = Some(result);
         assert!(
             readiness
-                .look(|| async { Err(not_ready("by now".to_owned())) })
+                .check(|| async { Err(not_ready("by now".to_owned())) })
                 .await
                 .is_err()
         );

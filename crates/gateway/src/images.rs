@@ -1,4 +1,5 @@
-//! Images of this machine: seen with the scope of images, changed by an admin, for they are everybody's.
+//! Routes of container images. Images belong to the machine: any key with the scope `images` reads
+//! them, only an admin changes them.
 
 use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer};
 use axum::{
@@ -16,10 +17,10 @@ use tokio::{io::AsyncWriteExt, net::unix::pipe};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What an archive may have.
-const MOST_ARCHIVE_BYTES: u64 = 16 << 30;
+/// Maximum size of an image archive.
+const MAX_ARCHIVE_BYTES: u64 = 16 << 30;
 
-/// How an address of an image is routed, and how it is described.
+/// The route pattern of an image, and its path in OpenAPI.
 const ROUTED: &str = "/v1/images/{*name}";
 const DESCRIBED: &str = "/v1/images/{name}";
 
@@ -27,7 +28,7 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
     let mut all = OpenApiRouter::new()
         .routes(routes!(list_images, load_image))
         .routes(routes!(show_image, remove_image));
-    // A name may have slashes, which a description has no word for.
+    // OpenAPI has no catch-all parameter, which names with slashes need.
     let paths = &mut all.get_openapi_mut().paths.paths;
     if let Some(item) = paths.remove(ROUTED) {
         paths.insert(DESCRIBED.to_owned(), item);
@@ -122,7 +123,7 @@ struct LoadQuery {
     responses((status = 200, body = ImageList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<ImageList>> {
     caller.require(Scope::Images)?;
-    let listing = off_the_loop(&gateway, |images| images.list()).await?;
+    let listing = run_blocking(&gateway, |images| images.list()).await?;
     Ok(Json(ImageList {
         images: listing.images.into_iter().map(listed).collect(),
     }))
@@ -143,7 +144,7 @@ async fn load_image(
     let announced = headers
         .get(CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > MOST_ARCHIVE_BYTES) {
+    if announced.is_some_and(|length| length > MAX_ARCHIVE_BYTES) {
         return Err(too_large());
     }
     let Query(query) = query.map_err(|error| {
@@ -156,11 +157,12 @@ async fn load_image(
     let broken = |error: std::io::Error| internal(format!("cannot take the archive: {error}"));
     let (into, archive) = pipe::pipe().map_err(broken)?;
     let archive = File::from(archive.into_blocking_fd().map_err(broken)?);
-    let load = off_the_loop(&gateway, move |images| {
+    let load = run_blocking(&gateway, move |images| {
         images.load(Source::File(archive), name, &Limits::default(), &mut |_| {})
     });
-    let (loaded, passed) = tokio::join!(load, pass(body, into, MOST_ARCHIVE_BYTES));
-    // Whoever refuses an archive stops reading it: that is the better answer, unless it was we who cut it off.
+    let (loaded, passed) = tokio::join!(load, forward_body(body, into, MAX_ARCHIVE_BYTES));
+    // When the loader refuses the archive it stops reading, and its error is the better answer,
+    // unless the size limit cut the body off.
     let loaded = match passed {
         Err(problem) if problem.status() == StatusCode::PAYLOAD_TOO_LARGE => return Err(problem),
         passed => loaded.and_then(|loaded| passed.map(|()| loaded))?,
@@ -187,7 +189,7 @@ async fn show_image(
 ) -> Answer<Json<ShownImage>> {
     caller.require(Scope::Images)?;
     let name = reference(&name)?;
-    let image = off_the_loop(&gateway, move |images| images.get(&name)).await?;
+    let image = run_blocking(&gateway, move |images| images.get(&name)).await?;
     let config = serde_json::to_value(image.config());
     Ok(Json(ShownImage {
         names: image.names().iter().map(ImageRef::familiar).collect(),
@@ -213,7 +215,7 @@ async fn remove_image(
 ) -> Answer<Json<RemovedImage>> {
     caller.require(Scope::Admin)?;
     let name = reference(&name)?;
-    let removed = off_the_loop(&gateway, move |images| images.remove(&name)).await?;
+    let removed = run_blocking(&gateway, move |images| images.remove(&name)).await?;
     Ok(Json(RemovedImage {
         names: removed.names.iter().map(ImageRef::familiar).collect(),
         images: removed.images.iter().map(ToString::to_string).collect(),
@@ -221,12 +223,12 @@ async fn remove_image(
     }))
 }
 
-/// A caller that sends nothing for so long has gone.
-const IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+/// A client that sends nothing for this long is disconnected.
+const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Passes the archive on as it comes; the end of the pipe tells the reader that it is whole. Cut short, the reader
-/// finds out by the archive itself, of which every digest is checked.
-async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<()> {
+/// Forwards the request body to the loader through a pipe; the end of the pipe marks the end of the
+/// archive. The loader detects a truncated archive by its digests.
+async fn forward_body(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<()> {
     loop {
         let late = |_| {
             Problem::new(
@@ -236,7 +238,7 @@ async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<(
                 None,
             )
         };
-        let Some(frame) = tokio::time::timeout(IDLE, body.frame())
+        let Some(frame) = tokio::time::timeout(READ_TIMEOUT, body.frame())
             .await
             .map_err(late)?
         else {
@@ -249,14 +251,14 @@ async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<(
         };
         left = left.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
         if into.write_all(&piece).await.is_err() {
-            // What stands behind the end of an archive is read and forgotten.
+            // Bytes after the end of the archive are read and ignored.
             return Ok(());
         }
     }
 }
 
 fn too_large() -> Problem {
-    let hint = format!("an archive has at most {MOST_ARCHIVE_BYTES} bytes");
+    let hint = format!("an archive has at most {MAX_ARCHIVE_BYTES} bytes");
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "quota_exceeded",
@@ -265,7 +267,7 @@ fn too_large() -> Problem {
     )
 }
 
-async fn off_the_loop<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     gateway: &Gateway,
     work: impl FnOnce(&Images) -> Result<T, ImageError> + Send + 'static,
 ) -> Answer<T> {
@@ -273,7 +275,7 @@ async fn off_the_loop<T: Send + 'static>(
     let work = move || Images::open(folder).and_then(|images| work(&images));
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| internal(error.to_string()))?
-        .map_err(refused)
+        .map_err(image_problem)
 }
 
 fn listed(listed: Listed) -> ListedImage {
@@ -293,18 +295,19 @@ fn reference(text: &str) -> Answer<ImageRef> {
         .map_err(|bad: spec::BadImageRef| Problem::invalid(bad.to_string(), hint))
 }
 
-fn refused(error: ImageError) -> Problem {
+fn image_problem(error: ImageError) -> Problem {
     match &error {
         ImageError::NotFound { .. } => Problem::not_found("image"),
         ImageError::InUse(_) => Problem::conflict(error.to_string(), error.hint()),
-        // Its causes name places of this machine.
+        // The I/O causes contain paths of this machine.
         ImageError::Store { .. } | ImageError::Write { .. } => internal(error.to_string()),
         _ => {
             let cause = error
                 .source()
                 .map(|cause| format!(": {cause}"))
                 .unwrap_or_default();
-            let (message, hint) = (format!("{error}{cause}"), Some(error.hint()));
+            let message = format!("{error}{cause}");
+            let hint = Some(error.hint());
             Problem::from(ErrorInfo {
                 code: ErrorCode::ImageRefused,
                 message,
@@ -330,7 +333,7 @@ mod tests {
     async fn an_archive_is_counted_as_it_passes() {
         for (most, fits) in [(6, true), (5, false)] {
             let (into, from) = pipe::pipe().unwrap();
-            let passed = pass(Body::from("abcdef"), into, most).await;
+            let passed = forward_body(Body::from("abcdef"), into, most).await;
             assert_eq!(
                 passed.err().map(|problem| problem.status().as_u16()),
                 (!fits).then_some(413)

@@ -1,8 +1,10 @@
-//! Keys: made, listed, revoked, and recognised. A token is `alk_<id>_<64 digits>`; only its hash is kept, found by the id
-//! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
+//! API keys: create, list, revoke, authenticate. A token is `alk_<id>_<64 digits>`. Only its hash
+//! is stored; it is found by the id and compared in constant time. The database is read for each
+//! request, so that a revocation takes effect at once.
 
 use crate::{
-    Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, validity::InUse, wire,
+    Caller, Gateway, Problem, Scope, key_watch::ActiveKeys, path::Path as InPath, problem::Answer,
+    wire,
 };
 use axum::{Json, extract::State};
 use http::StatusCode;
@@ -10,7 +12,13 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{Time, Timestamp};
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use store::{
     DatabaseError,
     audit::Entry,
@@ -21,29 +29,32 @@ use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use zeroize::Zeroizing;
 
-const BEGINNING: &str = "alk_";
+const PREFIX: &str = "alk_";
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
-const LONGEST_NAME: usize = 100;
-/// How long a key is remembered that was revoked or has expired.
-const REMEMBERED_MS: u64 = 30 * 24 * 3_600_000;
-/// Bound on the table that every listing reads whole.
-const MOST_KEYS: usize = 10_000;
+const MAX_NAME: usize = 100;
+/// How long a revoked or expired key stays in the database.
+const RETENTION_MS: u64 = 30 * 24 * 3_600_000;
+/// Maximum number of keys: every listing reads the whole table.
+const MAX_KEYS: usize = 10_000;
 
-/// The keys of a state folder.
+/// The API keys of a state folder.
 #[derive(Clone, Debug)]
-pub struct Keys {
-    served: Arc<Served>,
-    in_use: Arc<InUse>,
+pub struct ApiKeys {
+    database: Arc<Served>,
+    active_keys: Arc<ActiveKeys>,
+    /// Revocations that could not be written yet, with their time.
+    pending_revocations: Arc<Mutex<HashMap<String, u64>>>,
 }
 
-/// A key's token, shown once.
+/// The secret token of a key, shown once.
 #[derive(Clone)]
-pub struct Token(Zeroizing<String>);
+pub struct ApiToken(Zeroizing<String>);
 
 /// What is known of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
-pub struct Key {
+#[schema(as = Key)]
+pub struct ApiKey {
     /// Its identifier, which the token begins with.
     pub id: String,
     /// What it is for.
@@ -62,41 +73,42 @@ pub struct Key {
     pub revoked_at: Option<String>,
 }
 
-/// Why there is no key.
+/// Why a key cannot be created or read.
 #[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    /// The database.
+pub enum ApiKeyError {
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// What was asked for.
+    /// The request is invalid.
     #[error("{0}")]
     Wrong(&'static str),
 }
 
-impl KeyError {
-    /// What to do about it.
+impl ApiKeyError {
+    /// What the caller can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            KeyError::Database(error) => error.hint(),
-            KeyError::Wrong(_) => {
+            ApiKeyError::Database(error) => error.hint(),
+            ApiKeyError::Wrong(_) => {
                 "give a name of 1 to 100 characters, a tenant of A-Z a-z 0-9 . _ - or none, at least one scope, and a time such as 24h"
             }
         }
     }
 }
 
-impl Token {
-    fn fresh() -> Result<Token, KeyError> {
-        let (id, secret) = (random::<ID_BYTES>()?, random::<SECRET_BYTES>()?);
-        Ok(Token(Zeroizing::new(format!(
-            "{BEGINNING}{}_{}",
+impl ApiToken {
+    fn fresh() -> Result<ApiToken, ApiKeyError> {
+        let id = random_hex::<ID_BYTES>()?;
+        let secret = random_hex::<SECRET_BYTES>()?;
+        Ok(ApiToken(Zeroizing::new(format!(
+            "{PREFIX}{}_{}",
             *id, *secret
         ))))
     }
 
-    /// A token that is written like one.
-    pub fn parse(text: &str) -> Option<Token> {
-        let (id, secret) = text.strip_prefix(BEGINNING)?.split_once('_')?;
+    /// Parses a token; `None` if the format is wrong.
+    pub fn parse(text: &str) -> Option<ApiToken> {
+        let (id, secret) = text.strip_prefix(PREFIX)?.split_once('_')?;
         let digits = |text: &str, bytes| {
             text.len() == 2 * bytes
                 && text
@@ -104,16 +116,17 @@ impl Token {
                     .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         };
         (digits(id, ID_BYTES) && digits(secret, SECRET_BYTES))
-            .then(|| Token(Zeroizing::new(text.to_owned())))
+            .then(|| ApiToken(Zeroizing::new(text.to_owned())))
     }
 
-    /// The token itself, to be handed out.
+    /// The secret token, to be shown to its owner.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    fn id(&self) -> &str {
-        &self.0[BEGINNING.len()..BEGINNING.len() + 2 * ID_BYTES]
+    /// The id of the key, which is not secret.
+    pub fn id(&self) -> &str {
+        &self.0[PREFIX.len()..PREFIX.len() + 2 * ID_BYTES]
     }
 
     fn hash(&self) -> [u8; 32] {
@@ -121,16 +134,16 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for ApiToken {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Token(..)")
     }
 }
 
-fn random<const BYTES: usize>() -> Result<Zeroizing<String>, KeyError> {
+fn random_hex<const BYTES: usize>() -> Result<Zeroizing<String>, ApiKeyError> {
     let mut bytes = Zeroizing::new([0; BYTES]);
     let filled = SystemRandom::new().fill(&mut *bytes);
-    filled.map_err(|_| KeyError::Wrong("the machine gives no random bytes"))?;
+    filled.map_err(|_| ApiKeyError::Wrong("the machine gives no random bytes"))?;
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     Ok(Zeroizing::new(
         digits
@@ -139,38 +152,39 @@ fn random<const BYTES: usize>() -> Result<Zeroizing<String>, KeyError> {
     ))
 }
 
-impl Keys {
-    /// Those of a state folder.
-    pub fn open(state: &Path) -> Result<Keys, DatabaseError> {
-        Ok(Keys::of(Arc::new(Served::open(state)?)))
+impl ApiKeys {
+    /// Opens the keys of a state folder.
+    pub fn open(state: &Path) -> Result<ApiKeys, DatabaseError> {
+        Ok(ApiKeys::of(Arc::new(Served::open(state)?)))
     }
 
-    pub(crate) fn of(served: Arc<Served>) -> Keys {
-        Keys {
-            served,
-            in_use: Arc::default(),
+    pub(crate) fn of(database: Arc<Served>) -> ApiKeys {
+        ApiKeys {
+            database,
+            active_keys: Arc::default(),
+            pending_revocations: Arc::default(),
         }
     }
 
-    /// Makes one. Its token is nowhere else.
+    /// Creates a key. The token is not stored.
     pub fn create(
         &self,
         name: &str,
         tenant: Option<&str>,
         scopes: &[Scope],
         expires_in: Option<Duration>,
-    ) -> Result<(Key, Token), KeyError> {
-        let token = Token::fresh()?;
+    ) -> Result<(ApiKey, ApiToken), ApiKeyError> {
+        let token = ApiToken::fresh()?;
         let key = self.insert(&token, (name, tenant), scopes, expires_in)?;
         Ok((key, token))
     }
 
-    /// Lets this token be an admin's, if it is not yet. One that was revoked stays so.
-    pub fn adopt_admin(&self, token: &Token) -> Result<(), KeyError> {
-        match self.recognise(token.expose())? {
+    /// Makes this token an admin key unless it is one. A revoked key stays revoked.
+    pub fn adopt_admin(&self, token: &ApiToken) -> Result<(), ApiKeyError> {
+        match self.authenticate(token.expose())? {
             Some(caller) if caller.is_admin() => Ok(()),
-            Some(_) => Err(KeyError::Wrong("this key is known, and not an admin's")),
-            None if self.served.key(token.id())?.is_some() => Err(KeyError::Wrong(
+            Some(_) => Err(ApiKeyError::Wrong("this key is known, and not an admin's")),
+            None if self.database.key(token.id())?.is_some() => Err(ApiKeyError::Wrong(
                 "this key was revoked, has expired, or is not the one of that identifier",
             )),
             None => self
@@ -181,30 +195,30 @@ impl Keys {
 
     fn insert(
         &self,
-        token: &Token,
+        token: &ApiToken,
         (name, tenant): (&str, Option<&str>),
         scopes: &[Scope],
         expires_in: Option<Duration>,
-    ) -> Result<Key, KeyError> {
+    ) -> Result<ApiKey, ApiKeyError> {
         let length = name.chars().count();
-        if !(1..=LONGEST_NAME).contains(&length) || name.chars().any(char::is_control) {
-            return Err(KeyError::Wrong("this is no name for a key"));
+        if !(1..=MAX_NAME).contains(&length) || name.chars().any(char::is_control) {
+            return Err(ApiKeyError::Wrong("this is no name for a key"));
         }
         if tenant.is_some_and(|tenant| spec::Id::new(tenant).is_err()) {
-            return Err(KeyError::Wrong("this is no name for a tenant"));
+            return Err(ApiKeyError::Wrong("this is no name for a tenant"));
         }
         if tenant == Some(store::Owner::local().as_str()) {
-            return Err(KeyError::Wrong(
+            return Err(ApiKeyError::Wrong(
                 "`local` is whoever is at the machine itself, and no name for a tenant",
             ));
         }
         if scopes.is_empty() {
-            return Err(KeyError::Wrong("a key without a scope may do nothing"));
+            return Err(ApiKeyError::Wrong("a key without a scope may do nothing"));
         }
-        self.served
-            .prune_keys(engine::now().0.saturating_sub(REMEMBERED_MS))?;
-        if self.served.keys()?.len() >= MOST_KEYS {
-            return Err(KeyError::Wrong(
+        self.database
+            .prune_keys(engine::now().0.saturating_sub(RETENTION_MS))?;
+        if self.database.keys()?.len() >= MAX_KEYS {
+            return Err(ApiKeyError::Wrong(
                 "there are 10000 keys, and no room for more",
             ));
         }
@@ -221,68 +235,92 @@ impl Keys {
             expires_ms: expires_in.map(|time| now.saturating_add(millis(time))),
             revoked_ms: None,
         };
-        match self.served.add_key(&row)? {
-            true => Ok(known(&row)),
-            false => Err(KeyError::Wrong("there is a key of that identifier")),
+        if self.database.add_key(&row)? {
+            Ok(key_view(&row))
+        } else {
+            Err(ApiKeyError::Wrong("there is a key of that identifier"))
         }
     }
 
-    /// All that were ever made, the oldest first.
-    pub fn list(&self) -> Result<Vec<Key>, DatabaseError> {
-        Ok(self.served.keys()?.iter().map(known).collect())
+    /// All keys in the database, oldest first.
+    pub fn list(&self) -> Result<Vec<ApiKey>, DatabaseError> {
+        Ok(self.database.keys()?.iter().map(key_view).collect())
     }
 
-    /// Takes one back, at once. False if there is none.
+    /// Revokes a key at once; false if there is none.
     pub fn revoke(&self, id: &str) -> Result<bool, DatabaseError> {
-        self.served.revoke_key(id, engine::now().0)
+        self.database.revoke_key(id, engine::now().0)
     }
 
-    /// Whether anybody could administer this gateway.
+    fn pending_revocations(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.pending_revocations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the revocations that could not be written before.
+    pub(crate) fn write_revocations(&self) {
+        let waiting = self.pending_revocations().clone();
+        for (id, at_ms) in waiting {
+            if self.database.revoke_key(&id, at_ms).is_ok() {
+                self.pending_revocations().remove(&id);
+            }
+        }
+    }
+
+    /// Whether the key is valid now.
+    fn is_valid(&self, key: &KeyRow) -> bool {
+        is_valid(key) && !self.pending_revocations().contains_key(&key.id)
+    }
+
+    /// Whether a valid admin key exists.
     pub fn has_admin(&self) -> Result<bool, DatabaseError> {
         Ok(self
-            .served
+            .database
             .keys()?
             .iter()
-            .any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
+            .any(|key| is_valid(key) && parse_scopes(&key.scopes).contains(&Scope::Admin)))
     }
 
-    /// Who holds this token, if it is good.
-    pub(crate) fn recognise(&self, token: &str) -> Result<Option<Caller>, DatabaseError> {
-        let Some(token) = Token::parse(token) else {
+    /// The caller with this token, if the key is valid.
+    pub(crate) fn authenticate(&self, token: &str) -> Result<Option<Caller>, DatabaseError> {
+        let Some(token) = ApiToken::parse(token) else {
             return Ok(None);
         };
-        let found = self.served.key(token.id())?;
-        let kept = found.as_ref().map_or([0; 32], |key| key.hash);
-        let same = bool::from(kept.ct_eq(&token.hash()));
-        Ok(found
-            .filter(|key| same && good(key))
+        let row = self.database.key(token.id())?;
+        let stored = row.as_ref().map_or([0; 32], |key| key.hash);
+        let same = bool::from(stored.ct_eq(&token.hash()));
+        Ok(row
+            .filter(|key| same && self.is_valid(key))
             .map(|key| self.caller(key)))
     }
 
-    /// Whoever holds the key of that identifier, with the rights that it has now; none if it is good no more.
+    /// The caller of a key id, with its current scopes; `None` if the key is no longer valid.
     pub(crate) fn holder(&self, id: &str) -> Result<Option<Caller>, DatabaseError> {
         Ok(self
-            .served
+            .database
             .key(id)?
-            .filter(good)
+            .filter(|key| self.is_valid(key))
             .map(|key| self.caller(key)))
     }
 
     fn caller(&self, key: KeyRow) -> Caller {
-        let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
+        let scopes = parse_scopes(&key.scopes);
+        let validity = self.active_keys.watch(&key.id);
         Caller {
-            tenant: tenant(&key).to_owned(),
+            tenant: tenant_of(&key).to_owned(),
             key: key.id,
             scopes,
             validity,
         }
     }
 
-    /// Ends what is under way by keys that are good no more.
-    pub(crate) fn end_bad_ones(&self) -> Result<(), DatabaseError> {
-        for id in self.in_use.names() {
-            if !self.served.key(&id)?.as_ref().is_some_and(good) {
-                self.in_use.end(&id);
+    /// Ends requests of keys that are no longer valid.
+    pub(crate) fn end_invalid_keys(&self) -> Result<(), DatabaseError> {
+        for id in self.active_keys.names() {
+            let key = self.database.key(&id)?;
+            if !key.is_some_and(|key| self.is_valid(&key)) {
+                self.active_keys.revoke(&id);
             }
         }
         Ok(())
@@ -293,33 +331,34 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn good(key: &KeyRow) -> bool {
+fn is_valid(key: &KeyRow) -> bool {
     key.revoked_ms.is_none() && key.expires_ms.is_none_or(|end| engine::now().0 < end)
 }
 
-/// A word that a later Airlock wrote there grants nothing.
-fn scopes(words: &str) -> Vec<Scope> {
+/// An unknown scope, written by a later version, grants nothing.
+fn parse_scopes(words: &str) -> Vec<Scope> {
     words
         .split(' ')
         .filter_map(|word| word.parse().ok())
         .collect()
 }
 
-/// Whose it is; one that was given nobody's is its own.
-fn tenant(key: &KeyRow) -> &str {
-    match key.tenant.is_empty() {
-        true => &key.id,
-        false => &key.tenant,
+/// The tenant of a key; a key without one is its own tenant.
+fn tenant_of(key: &KeyRow) -> &str {
+    if key.tenant.is_empty() {
+        &key.id
+    } else {
+        &key.tenant
     }
 }
 
-fn known(row: &KeyRow) -> Key {
+fn key_view(row: &KeyRow) -> ApiKey {
     let time = |ms: u64| Timestamp(ms).to_string();
-    Key {
+    ApiKey {
         id: row.id.clone(),
         name: row.name.clone(),
-        tenant: tenant(row).to_owned(),
-        scopes: scopes(&row.scopes),
+        tenant: tenant_of(row).to_owned(),
+        scopes: parse_scopes(&row.scopes),
         created_at: time(row.created_ms),
         expires_at: row.expires_ms.map(time),
         revoked_at: row.revoked_ms.map(time),
@@ -344,7 +383,7 @@ struct NewKey {
 #[derive(Debug, Serialize, ToSchema)]
 struct MadeKey {
     #[serde(flatten)]
-    key: Key,
+    key: ApiKey,
     /// What to present as `Authorization: Bearer`.
     token: String,
 }
@@ -352,7 +391,7 @@ struct MadeKey {
 /// All keys.
 #[derive(Debug, Serialize, ToSchema)]
 struct KeyList {
-    keys: Vec<Key>,
+    keys: Vec<ApiKey>,
 }
 
 /// Make a key
@@ -362,7 +401,7 @@ struct KeyList {
 async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
-    wire::Body(order): wire::Body<NewKey>,
+    wire::JsonBody(order): wire::JsonBody<NewKey>,
 ) -> Answer<(StatusCode, Json<MadeKey>)> {
     caller.require(Scope::Admin)?;
     let expires_in = order
@@ -380,7 +419,7 @@ async fn create(
     };
     let (key, token) = tokio::task::spawn_blocking(make)
         .await
-        .map_err(|_| crate::writer::busy())??;
+        .map_err(|_| crate::db_writer::busy())??;
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let about = format!("key={} scopes={}", key.id, scopes.join(","));
     let line = Entry {
@@ -390,7 +429,7 @@ async fn create(
         about: &about,
         ..Entry::default()
     };
-    gateway.note_happened(&line);
+    gateway.audit_event(&line);
     Ok((
         StatusCode::CREATED,
         Json(MadeKey {
@@ -406,14 +445,15 @@ async fn create(
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<KeyList>> {
     caller.require(Scope::Admin)?;
-    let rows = gateway.look_up(|served| served.keys()).await?;
+    let rows = gateway.query_database(|database| database.keys()).await?;
     Ok(Json(KeyList {
-        keys: rows.iter().map(known).collect(),
+        keys: rows.iter().map(key_view).collect(),
     }))
 }
 
 /// Revoke a key
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", params(("id" = String, Path,)), responses(
+    (status = 202, description = "It is good for nothing any more, which is written down once the disk has room"),
     (status = 204, description = "It is good for nothing any more"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn revoke(
@@ -422,30 +462,42 @@ async fn revoke(
     InPath(id): InPath<String>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Admin)?;
-    let (name, now) = (id.clone(), engine::now().0);
-    if !gateway
-        .look_up(move |served| served.revoke_key(&name, now))
+    let name = id.clone();
+    if gateway
+        .query_database(move |database| database.key(&name))
         .await?
+        .is_none()
     {
         return Err(Problem::not_found("key"));
     }
-    gateway.keys().in_use.end(&id);
-    Ok(StatusCode::NO_CONTENT)
+    let name = id.clone();
+    let now = engine::now().0;
+    // Takes effect at once, even if the database cannot be written.
+    gateway.keys().pending_revocations().insert(id.clone(), now);
+    gateway.keys().active_keys.revoke(&id);
+    let written = gateway.query_database(move |database| database.revoke_key(&name, now));
+    Ok(match written.await {
+        Ok(_) => {
+            gateway.keys().pending_revocations().remove(&id);
+            StatusCode::NO_CONTENT
+        }
+        Err(_) => StatusCode::ACCEPTED,
+    })
 }
 
 impl From<DatabaseError> for Problem {
     fn from(error: DatabaseError) -> Problem {
-        // Where it lies is nobody's business; the operator reads it on stderr.
-        crate::say(format_args!("airlock: {error}"));
-        crate::writer::refusal(&error)
+        // The path of the database is only logged.
+        crate::log_warning(format_args!("airlock: {error}"));
+        crate::db_writer::database_problem(&error)
     }
 }
 
-impl From<KeyError> for Problem {
-    fn from(error: KeyError) -> Problem {
+impl From<ApiKeyError> for Problem {
+    fn from(error: ApiKeyError) -> Problem {
         match error {
-            KeyError::Database(error) => error.into(),
-            wrong @ KeyError::Wrong(_) => Problem::invalid(wrong.to_string(), wrong.hint()),
+            ApiKeyError::Database(error) => error.into(),
+            wrong @ ApiKeyError::Wrong(_) => Problem::invalid(wrong.to_string(), wrong.hint()),
         }
     }
 }
@@ -462,17 +514,17 @@ mod tests {
 
     #[test]
     fn a_token_is_long_random_and_does_not_print() {
-        let (one, two) = (Token::fresh().unwrap(), Token::fresh().unwrap());
+        let (one, two) = (ApiToken::fresh().unwrap(), ApiToken::fresh().unwrap());
         assert_ne!(one.expose(), two.expose());
         assert_eq!(one.expose().len(), 4 + 16 + 1 + 64);
-        assert_eq!(Token::parse(one.expose()).unwrap().hash(), one.hash());
+        assert_eq!(ApiToken::parse(one.expose()).unwrap().hash(), one.hash());
         assert_eq!(format!("{one:?}"), "Token(..)");
     }
 
     #[test]
     fn what_is_not_written_like_a_token_is_none() {
         let good = format!("alk_{}_{}", "0".repeat(16), "a".repeat(64));
-        assert!(Token::parse(&good).is_some(), "the positive control");
+        assert!(ApiToken::parse(&good).is_some(), "the positive control");
         for text in [
             "",
             "alk_",
@@ -481,7 +533,7 @@ mod tests {
             &good.to_uppercase(),
             &format!("{good}0"),
         ] {
-            assert!(Token::parse(text).is_none(), "{text}");
+            assert!(ApiToken::parse(text).is_none(), "{text}");
         }
     }
 }

@@ -1,56 +1,60 @@
-//! The engine served over HTTP: runs, sessions with their files and terminals, artifacts, keys.
+//! The HTTP API server: runs, jobs, sandboxes with their files and terminals, artifacts, API keys.
 //!
-//! A request is known by its key before anything is read of it (`gate.rs`); then one file a kind of thing maps HTTP to
-//! the engine's words and back. Nothing here knows how a box is made or what a rule means.
+//! The middleware (`middleware.rs`) authenticates a request before its body is read. Each kind of
+//! resource has one file that maps HTTP to the engine and back. How a sandbox is isolated and what
+//! a policy means is not decided here.
 
 mod artifacts;
 mod audit;
+mod blocking;
 mod caller;
+mod connections;
 mod cursor;
-mod fitting;
-mod gate;
+mod db_writer;
+mod disk_reserve;
+mod fair_share;
 mod health;
+mod held_body;
 mod images;
 mod jobs;
+mod json_response;
+mod key_watch;
 mod keys;
 pub mod log;
 mod metrics;
+mod middleware;
 mod node;
 mod openapi;
 mod path;
-mod patience;
 mod problem;
+mod request_slots;
 mod runs;
 mod sandboxes;
-mod sent;
 mod server;
-mod shares;
-mod stream;
+mod streaming_body;
 mod telemetry;
 mod tenants;
 mod trace;
-mod turns;
 mod usage;
-mod validity;
 mod wire;
-mod work;
 mod workspaces;
-mod writer;
+mod write_timeout;
 
 pub use caller::{Caller, Scope};
+pub use disk_reserve::DiskReserve;
 pub use jobs::webhook::WebhookSettings;
-pub use keys::{Key, KeyError, Keys, Token};
+pub use keys::{ApiKey, ApiKeyError, ApiKeys, ApiToken};
 pub use node::capability::{NodeFacts, report as capability};
-pub use node::settings::{Mode, Node, Resources};
+pub use node::settings::{NodeResources, NodeSettings, NodeWorkMode};
 pub use openapi::document as openapi;
 pub use problem::Problem;
-pub use server::{Listener, Tls, TlsError};
+pub use server::{HttpListener, ServerTls, ServerTlsError};
 pub use trace::TraceSettings;
 
 use engine::Engine;
 use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
     time::Duration,
 };
@@ -62,71 +66,76 @@ use store::{
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 
-/// Of what is left at the end, how much is named in the audit.
-const MOST_LEFT_SHOWN: usize = 20;
-/// What a restored state is called in the audit, and the rule by which its jobs ended.
+/// Maximum number of leftovers that the audit entry of a shutdown names.
+const MAX_LEFT_SHOWN: usize = 20;
+/// Audit action of a restored state, and the rule by which its jobs ended.
 const RESTORED: &str = "state.restored";
 
-/// How often the database is told how far the ledger goes.
-const BETWEEN_READINGS: Duration = Duration::from_secs(60);
-/// The same for the server's own, of which nothing is to be cut off: it is only read if there is more of it.
-const BETWEEN_LOOKS_AT_OWN: Duration = Duration::from_secs(5);
-/// How long a server that ends may write about that.
-const LONGEST_LAST_WORDS: Duration = Duration::from_secs(5);
-/// How much longer than its grace the end of everything may take: then it is not known how that went.
-const LONGEST_ENDING: Duration = Duration::from_secs(12);
-/// How often what may not stay is looked for.
-const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
+/// How often the size of the ledger is recorded in the database.
+const LEDGER_READ_INTERVAL: Duration = Duration::from_secs(60);
+/// Poll interval of the server's own ledger files, whose truncation must be noticed; they are read
+/// only when they have grown.
+const OWN_LEDGER_POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// Timeout of the final writes of a shutdown.
+const FINAL_RECORDS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time beyond the grace period after which a shutdown is reported as unknown.
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(12);
+/// Interval of the removal of expired data.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Bytes of JSON bodies that arrive at a time, on all connections.
-const MOST_ARRIVING: usize = 256 << 20;
-/// The same, of one tenant.
-const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
-/// Bytes of lists and results that wait for whoever asked for them, and those of one tenant.
-const MOST_ANSWERING: usize = 256 << 20;
-const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
+/// Limit of JSON request bodies that are being received, in bytes, over all connections.
+const MAX_BODY_BYTES: usize = 256 << 20;
+/// The same for one tenant.
+const MAX_BODY_BYTES_PER_TENANT: usize = MAX_BODY_BYTES / 4;
+/// Limit of response bodies that wait for their clients, in bytes, and the same for one tenant.
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
+const MAX_RESPONSE_BYTES_PER_TENANT: usize = MAX_RESPONSE_BYTES / 4;
+/// Limit of standard input that programs in sandboxes have not read yet, in bytes, and the same for
+/// one tenant.
+const MAX_UNREAD_STDIN_BYTES: usize = 256 << 20;
+const MAX_UNREAD_STDIN_BYTES_PER_TENANT: usize = MAX_UNREAD_STDIN_BYTES / 8;
 
-/// Segments of the ledger and how long they are.
-type Lengths = std::collections::BTreeMap<String, u64>;
+/// Ledger segments and their lengths.
+type SegmentLengths = std::collections::BTreeMap<String, u64>;
 
-/// What a gateway is given; it reads neither environment nor home.
+/// Settings of a gateway. It reads no environment variables and no home folder.
 #[derive(Debug)]
-pub struct Settings {
-    /// Carries out what is asked.
+pub struct GatewaySettings {
+    /// The engine that carries out requests.
     pub engine: Engine,
-    /// What requests are measured against.
+    /// The policy that admits requests.
     pub policy: Policy,
-    /// The state folder, with the database. Whoever opens a gateway there owns it.
+    /// The state folder with the database. A gateway owns its state folder.
     pub state: PathBuf,
-    /// Names beside our own under which we may be addressed, with a port or for every port.
+    /// Additional allowed `Host` names, with a port or for every port.
     pub hosts: Vec<String>,
-    /// Folders of this machine that requests may name, with everything beneath them.
+    /// Host folders that requests may use, with everything below them.
     pub folders: Vec<PathBuf>,
-    /// Profiles that every key may use; unless said, those that show nothing of this machine.
+    /// Profiles that every key may use; by default those that show nothing of the host.
     pub profiles: Option<Vec<String>>,
-    /// How much of everything.
+    /// Limits of the server.
     pub bounds: Bounds,
-    /// How many jobs.
+    /// Limits of jobs.
     pub jobs: JobBounds,
-    /// How much of it for each tenant.
+    /// Quotas of tenants.
     pub tenants: Tenants,
-    /// Where notices about jobs may go.
+    /// Webhook delivery settings.
     pub webhooks: WebhookSettings,
-    /// What it is told as a node.
-    pub node: Node,
-    /// How long the ledgers of runs that ended, and of days, are kept; for ever if not said.
+    /// Settings of the worker API (node).
+    pub node: NodeSettings,
+    /// Retention of ledgers of finished runs and days; forever if `None`.
     pub keep_ledger: Option<Duration>,
-    /// How the audit is kept.
+    /// Audit log settings.
     pub audit: AuditSettings,
-    /// No line for each request.
+    /// Disables the access log.
     pub quiet: bool,
-    /// Where traces go, if anywhere.
+    /// Trace export settings, if traces are exported.
     pub trace: Option<TraceSettings>,
-    /// What is known of this node.
+    /// Facts about this node.
     pub facts: NodeFacts,
 }
 
-/// A gateway. Cheap to clone; all clones are the same.
+/// The API server. Cheap to clone; clones share one state.
 #[derive(Clone, Debug)]
 pub struct Gateway(Arc<Inner>);
 
@@ -134,57 +143,63 @@ pub struct Gateway(Arc<Inner>);
 struct Inner {
     engine: Engine,
     policy: Policy,
+    /// The policy for keys without the scope `admin`.
+    policy_of_keys: Policy,
     state: PathBuf,
     hosts: Vec<String>,
-    folders: Vec<runs::host::Folder>,
+    folders: Vec<runs::host_paths::SharedFolder>,
     profiles: Option<Vec<String>>,
     bounds: Bounds,
     tenants: Tenants,
-    node: Node,
+    node: NodeSettings,
     keep_ledger: Option<Duration>,
     webhooks: jobs::webhook::Webhooks,
     quiet: bool,
     facts: NodeFacts,
-    /// Where it is reached, once it is.
+    /// The address that the server listens on, once known.
     address: OnceLock<String>,
-    /// What it could do when somebody last looked.
+    /// The last capability report.
     report: Mutex<Option<serde_json::Value>>,
     tracer: trace::Tracer,
-    recorder: Arc<telemetry::Recorder>,
-    /// Which start of a server this is.
+    recorder: Arc<telemetry::TelemetryRecorder>,
+    /// Number of this server start in the database.
     boot: OnceLock<i64>,
-    /// The server ends: nothing begins any more. Whatever begins is listed while this is read, so that whoever sets it
-    /// finds all of it.
+    /// Set at shutdown: no new work is accepted. Work is registered while the read lock is held, so
+    /// that the shutdown, which takes the write lock, sees all of it.
     closing: RwLock<bool>,
     audit: Audit,
-    cursors: cursor::Cursors,
-    days: tenants::Days,
-    refusals: audit::Refusals,
-    served: Arc<Served>,
-    writer: writer::Writer,
-    durable: writer::Writer,
-    keys: Keys,
+    cursors: cursor::CursorSealer,
+    daily_usage: tenants::DailyUsage,
+    refusals: audit::RefusalLimiter,
+    reserve: DiskReserve,
+    result_locks: tenants::TenantLocks,
+    database: Arc<Served>,
+    writer: db_writer::DatabaseWriter,
+    durable_writer: db_writer::DatabaseWriter,
+    keys: ApiKeys,
     metrics: metrics::Metrics,
     readiness: health::Readiness,
-    runs: runs::live::Runs,
+    runs: runs::active::Runs,
     jobs: jobs::Jobs,
-    sandboxes: sandboxes::Sandboxes,
-    viewers: sandboxes::Viewers,
-    /// For the bytes of bodies that are arriving.
-    arriving: shares::Shares,
-    /// For the bytes of answers that are not taken yet.
-    answering: shares::Shares,
-    /// For work that waits for disks.
-    working: shares::Shares,
-    /// For requests that are being served.
-    turns: turns::Turns,
+    sandboxes: sandboxes::SandboxRegistry,
+    pty_viewers: sandboxes::PtyViewers,
+    /// Bytes of request bodies that are being received.
+    body_bytes: fair_share::FairShareLimiter,
+    /// Bytes of responses that clients have not read yet.
+    response_bytes: fair_share::FairShareLimiter,
+    /// Bytes of standard input that programs in sandboxes have not read yet.
+    unread_stdin: fair_share::FairShareLimiter,
+    /// Blocking tasks.
+    blocking_work: fair_share::FairShareLimiter,
+    /// Requests in progress.
+    request_slots: request_slots::RequestSlots,
 }
 
 impl Gateway {
-    /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on; what becomes of the
-    /// jobs that they were tries of is decided with it.
-    pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings {
+    /// Creates a gateway. Runs that a previous server left unfinished become `lost`, and their jobs
+    /// are retried or ended accordingly.
+    pub fn new(settings: GatewaySettings) -> Result<Gateway, DatabaseError> {
+        let GatewaySettings {
             engine,
             policy,
             state,
@@ -203,40 +218,33 @@ impl Gateway {
             facts,
         } = settings;
         let webhooks = jobs::webhook::Webhooks::new(webhooks, &engine);
-        let unwritable = |error| DatabaseError::Place {
-            path: state.clone(),
-            why: format!(
-                "the audit cannot be gone on with: {error} (`airlock audit verify` shows what is wrong with it, and \
-                 `airlock audit set-aside` lets a new one begin)"
-            ),
-        };
-        let audit = Audit::open_with(&state, audit).map_err(unwritable)?;
-        let served = Arc::new(Served::open(&state)?);
-        let place = state.clone();
-        let writer = |lasts| {
-            writer::Writer::start(served.clone(), lasts).map_err(|error| DatabaseError::Place {
-                path: place.clone(),
-                why: format!("no thread for it: {error}"),
-            })
-        };
-        let (writer, durable) = (
-            writer(writer::Lasts::OutOurEnd)?,
-            writer(writer::Lasts::OutPowerCuts)?,
+        let audit = open_audit(&state, audit)?;
+        let database = Arc::new(Served::open(&state)?);
+        let writer = start_writer(&database, &state, db_writer::Durability::ProcessCrash)?;
+        let durable_writer = start_writer(&database, &state, db_writer::Durability::PowerLoss)?;
+        // One body of maximum size must fit, although a tenant gets at most half.
+        let max_body_bytes = MAX_BODY_BYTES.max(bounds.body.saturating_mul(2));
+        let body_bytes = fair_share::FairShareLimiter::new(
+            max_body_bytes,
+            MAX_BODY_BYTES_PER_TENANT.max(bounds.body),
         );
-        // One body fits, although nobody has more than half.
-        let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
-        let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
-        let turns = turns::Turns::new(bounds.connections);
-        let cursors = cursor::Cursors::new().map_err(|_| DatabaseError::Place {
+        let request_slots = request_slots::RequestSlots::new(bounds.connections);
+        let cursors = cursor::CursorSealer::new().map_err(|_| DatabaseError::Place {
             path: state.clone(),
             why: "the kernel gave no random numbers".to_owned(),
         })?;
         let gateway = Gateway(Arc::new(Inner {
             engine,
+            policy_of_keys: policy.of_keys(),
             policy,
+            reserve: DiskReserve::of(&state),
+            result_locks: tenants::TenantLocks::default(),
             state,
             hosts,
-            folders: folders.into_iter().map(runs::host::Folder::new).collect(),
+            folders: folders
+                .into_iter()
+                .map(runs::host_paths::SharedFolder::new)
+                .collect(),
             profiles,
             bounds,
             tenants,
@@ -253,28 +261,39 @@ impl Gateway {
             closing: RwLock::new(false),
             audit,
             cursors,
-            refusals: audit::Refusals::default(),
-            keys: Keys::of(served.clone()),
+            refusals: audit::RefusalLimiter::default(),
+            keys: ApiKeys::of(database.clone()),
             writer,
-            durable,
-            days: tenants::Days::open(&served)?,
-            served,
+            durable_writer,
+            daily_usage: tenants::DailyUsage::open(&database)?,
+            database,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
-            runs: runs::live::Runs::default(),
+            runs: runs::active::Runs::default(),
             jobs: jobs::Jobs::new(jobs),
-            sandboxes: sandboxes::Sandboxes::default(),
-            viewers: sandboxes::Viewers::default(),
-            arriving,
-            answering: shares::Shares::new(MOST_ANSWERING, MOST_ANSWERING_OF_ONE),
-            working: work::shares(),
-            turns,
+            sandboxes: sandboxes::SandboxRegistry::default(),
+            pty_viewers: sandboxes::PtyViewers::default(),
+            body_bytes,
+            response_bytes: fair_share::FairShareLimiter::new(
+                MAX_RESPONSE_BYTES,
+                MAX_RESPONSE_BYTES_PER_TENANT,
+            ),
+            unread_stdin: fair_share::FairShareLimiter::new(
+                MAX_UNREAD_STDIN_BYTES,
+                MAX_UNREAD_STDIN_BYTES_PER_TENANT,
+            ),
+            blocking_work: blocking::limiter(),
+            request_slots,
         }));
+        gateway.reserve().restore();
+        gateway
+            .engine()
+            .spend_nothing_while(gateway.reserve().released_flag());
         gateway.take_over()?;
         Ok(gateway)
     }
 
-    /// Says that it is there, and settles what a server before left without an end.
+    /// Records the start, and settles what a previous server left unfinished.
     fn take_over(&self) -> Result<(), DatabaseError> {
         let about = format!(
             "version={} pid={}",
@@ -293,77 +312,80 @@ impl Gateway {
                 path: self.state().to_owned(),
                 why: format!("the audit cannot be written: {error}"),
             })?;
-        self.note_restored()?;
-        jobs::settle(self)?;
-        self.recall_sandboxes()?;
-        self.begin_records()
+        self.audit_restore()?;
+        jobs::settle_unfinished(self)?;
+        self.restore_sandboxes()?;
+        self.record_start()
     }
 
-    /// Serves until it is told to stop; then ends connections and runs, those that go on after a grace by cancelling them.
-    /// What could not be ended in time.
+    /// Serves until `stop` is set, then closes connections and ends runs; runs that continue after
+    /// the grace period are cancelled. Returns what could not be ended in time.
     pub async fn serve(
         &self,
-        listener: Listener,
-        tls: Option<Tls>,
+        listener: HttpListener,
+        tls: Option<ServerTls>,
         stop: watch::Receiver<bool>,
     ) -> Vec<String> {
-        let (gateway, mut told) = (self.clone(), stop.clone());
+        let gateway = self.clone();
+        let mut stop_signal = stop.clone();
         let ending = tokio::spawn(async move {
-            let is_told = told.wait_for(|stop| *stop).await.is_ok();
-            match is_told {
-                true => gateway.end_in_time().await,
-                false => Vec::new(),
+            let is_stopping = stop_signal.wait_for(|stop| *stop).await.is_ok();
+            if is_stopping {
+                gateway.shut_down_within_timeout().await
+            } else {
+                Vec::new()
             }
         });
         let scheduling = tokio::spawn(jobs::schedule(self.clone(), stop.clone()));
-        let exporting = self.clone();
-        let beside = [
-            tokio::spawn(self.clone().tidy()),
-            tokio::spawn(self.clone().read_ledger()),
-            tokio::spawn(self.clone().look_at_keys()),
-            tokio::spawn(self.clone().count_days()),
-            tokio::spawn(self.clone().record()),
-            tokio::spawn(self.clone().keep_telemetry_small()),
-            tokio::spawn(self.clone().look_at_capability()),
+        let tracing_gateway = self.clone();
+        let background = [
+            tokio::spawn(self.clone().clean_up()),
+            tokio::spawn(self.clone().watch_ledger()),
+            tokio::spawn(self.clone().watch_keys()),
+            tokio::spawn(self.clone().count_daily_usage()),
+            tokio::spawn(self.clone().write_telemetry()),
+            tokio::spawn(self.clone().prune_telemetry_periodically()),
+            tokio::spawn(self.clone().watch_capability()),
             tokio::spawn(jobs::webhook::delivery::deliver(self.clone())),
-            tokio::spawn(jobs::follow(self.clone())),
-            tokio::spawn(async move { exporting.tracer().export().await }),
+            tokio::spawn(jobs::propagate(self.clone())),
+            tokio::spawn(async move { tracing_gateway.tracer().export().await }),
         ];
-        // Answers of runs that were cancelled still go out.
+        // Responses of cancelled runs are still sent.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
-        let mut left = ending.await.unwrap_or_else(|_| not_known());
+        let mut left = ending.await.unwrap_or_else(|_| unknown_remainder());
         scheduling.abort();
-        beside.iter().for_each(tokio::task::JoinHandle::abort);
-        self.note_stop(&left);
-        // A database that somebody keeps is not waited for: what is missing there is told otherwise.
-        let said = tokio::time::timeout(LONGEST_LAST_WORDS, self.last_words(&left)).await;
-        if !matches!(said, Ok(true)) {
+        background.iter().for_each(tokio::task::JoinHandle::abort);
+        self.audit_server_stop(&left);
+        // Does not wait for a locked database; what is missing there is reported as left over.
+        let recorded =
+            tokio::time::timeout(FINAL_RECORDS_TIMEOUT, self.write_final_records(&left)).await;
+        if !matches!(recorded, Ok(true)) {
             left.push("the record of its end".to_owned());
         }
         left
     }
 
-    /// What was left of everything, or that nobody knows.
-    async fn end_in_time(&self) -> Vec<String> {
-        let patience = self.bounds().grace + LONGEST_ENDING;
-        tokio::time::timeout(patience, self.end_everything())
+    /// What is left after the shutdown of all work, or that it is unknown.
+    async fn shut_down_within_timeout(&self) -> Vec<String> {
+        let timeout = self.bounds().grace + SHUTDOWN_MARGIN;
+        tokio::time::timeout(timeout, self.shut_down_work())
             .await
-            .unwrap_or_else(|_| not_known())
+            .unwrap_or_else(|_| unknown_remainder())
     }
 
-    /// Writes down what is known only now; whether that could be done.
-    async fn last_words(&self, left: &[String]) -> bool {
-        self.count_now().await;
-        let recorded = self.end_records(left).await;
+    /// Writes the final usage, telemetry and audit mark; returns whether all of it was written.
+    async fn write_final_records(&self, left: &[String]) -> bool {
+        self.count_usage_now().await;
+        let recorded = self.record_end(left).await;
         let gateway = self.clone();
-        // If it broke off, the last mark is an older one.
+        // If this fails, the previous audit mark stays the last one.
         _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
         recorded
     }
 
-    /// The first start after a restore says so, and which jobs that ended.
-    fn note_restored(&self) -> Result<(), DatabaseError> {
+    /// Records a restore of the state at the first start after it, and the jobs that it ended.
+    fn audit_restore(&self) -> Result<(), DatabaseError> {
         let path = self.state().join(store::copy::RESTORED);
         let failed = |why: std::io::Error| DatabaseError::Place {
             path: path.clone(),
@@ -383,10 +405,11 @@ impl Gateway {
                     about: "lost",
                     ..Entry::default()
                 };
-                self.note_happened(&Entry { tenant, job, ..end });
+                self.audit_event(&Entry { tenant, job, ..end });
             })?;
         }
-        // Behind it those before it are written, too. Should it end between the two all of them are said twice.
+        // This synchronous entry also flushes the queued ones before it. A crash before the file is
+        // removed writes all of them twice.
         let entry = Entry {
             what: RESTORED,
             about: &about,
@@ -399,39 +422,39 @@ impl Gateway {
             .map_err(failed)
     }
 
-    /// Writes down that a server starts here, and how the one before ended.
-    fn begin_records(&self) -> Result<(), DatabaseError> {
-        log::tap(&self.0.recorder);
+    /// Records the start of this server, and how the previous one ended.
+    fn record_start(&self) -> Result<(), DatabaseError> {
+        log::attach_recorder(&self.0.recorder);
         let kernel = rustix::system::uname()
             .release()
             .to_string_lossy()
             .into_owned();
         let version = env!("CARGO_PKG_VERSION");
         let boot = self
-            .served()
+            .database()
             .boot(version, &kernel, std::process::id(), engine::now().0)?;
         _ = self.0.boot.set(boot);
-        let before = self.served().ended_before(boot)?;
+        let before = self.database().ended_before(boot)?;
         let before = before.map_or(String::new(), |outcome| {
             format!(", the one before ended: {outcome}")
         });
         let about = format!("node_boot: airlock {version} on Linux {kernel}, start {boot}{before}");
-        log::tell(log::Line::new(
+        log::write(log::LogLine::new(
             log::Level::Info,
             "node_boot",
             about,
-            log::Fields::default(),
+            log::LogFields::default(),
         ));
         Ok(())
     }
 
-    /// Writes down how it ends, and whether that could be done; nothing comes behind that.
-    async fn end_records(&self, left: &[String]) -> bool {
+    /// Records how this server ended; returns whether it was written. Nothing is written after it.
+    async fn record_end(&self, left: &[String]) -> bool {
         let outcome = match left {
             [] => "clean".to_owned(),
             left => format!(
                 "not ended: {}",
-                left[..left.len().min(MOST_LEFT_SHOWN)].join(", ")
+                left[..left.len().min(MAX_LEFT_SHOWN)].join(", ")
             ),
         };
         let level = if left.is_empty() {
@@ -440,18 +463,23 @@ impl Gateway {
             log::Level::Error
         };
         let about = format!("node_shutdown: {outcome}");
-        log::tell(log::Line::new(
+        log::write(log::LogLine::new(
             level,
             "node_shutdown",
             about,
-            log::Fields::default(),
+            log::LogFields::default(),
         ));
-        self.write_records().await;
-        let (gateway, boot) = (self.clone(), self.0.boot.get().copied().unwrap_or_default());
-        let ended = move || gateway.served().shut_down(boot, &outcome, engine::now().0);
+        self.flush_telemetry().await;
+        let gateway = self.clone();
+        let boot = self.0.boot.get().copied().unwrap_or_default();
+        let ended = move || {
+            gateway
+                .database()
+                .shut_down(boot, &outcome, engine::now().0)
+        };
         let ended = tokio::task::spawn_blocking(ended).await;
         if let Ok(Err(error)) = &ended {
-            say(format_args!(
+            log_warning(format_args!(
                 "the end of this server cannot be written down: {error}"
             ));
         }
@@ -459,9 +487,21 @@ impl Gateway {
         matches!(ended, Ok(Ok(_)))
     }
 
-    /// Says where it is reached, for its capability report.
-    pub fn listens_at(&self, address: &str) {
-        // It listens at one place, and does not move.
+    /// Records that this server ended before it served, so that the next start does not report a
+    /// crash.
+    pub fn record_start_failure(&self, why: &str) {
+        let boot = self.0.boot.get().copied().unwrap_or_default();
+        let outcome = format!("not started: {why}");
+        if let Err(error) = self.database().shut_down(boot, &outcome, engine::now().0) {
+            log_warning(format_args!(
+                "the end of this server cannot be written down: {error}"
+            ));
+        }
+    }
+
+    /// Sets the address that the capability report names.
+    pub fn set_address(&self, address: &str) {
+        // The address is set once and does not change.
         _ = self.0.address.set(address.to_owned());
     }
 
@@ -481,8 +521,8 @@ impl Gateway {
             .clone()
     }
 
-    /// Keeps a report; gives back the one before.
-    pub(crate) fn swap_report(&self, report: serde_json::Value) -> Option<serde_json::Value> {
+    /// Stores a capability report and returns the previous one.
+    pub(crate) fn replace_report(&self, report: serde_json::Value) -> Option<serde_json::Value> {
         self.0
             .report
             .lock()
@@ -494,26 +534,26 @@ impl Gateway {
         &self.0.tracer
     }
 
-    pub(crate) fn recorder(&self) -> &telemetry::Recorder {
+    pub(crate) fn recorder(&self) -> &telemetry::TelemetryRecorder {
         &self.0.recorder
     }
 
-    /// Lets nothing begin any more, and ends all that goes on; what is left of it.
-    async fn end_everything(&self) -> Vec<String> {
+    /// Stops accepting work and ends all active work; returns what is left.
+    async fn shut_down_work(&self) -> Vec<String> {
         *self
             .0
             .closing
             .write()
             .unwrap_or_else(PoisonError::into_inner) = true;
         self.jobs().wake();
-        // A sandbox has no end of its own that could be waited for.
-        let (mut left, boxes) = tokio::join!(self.end_runs(), self.end_sandboxes());
-        left.extend(boxes);
+        // Sandboxes are ended without a grace period: they have no end to wait for.
+        let (mut left, sandboxes_left) = tokio::join!(self.end_runs(), self.end_sandboxes());
+        left.extend(sandboxes_left);
         left
     }
 
-    /// What may begin is listed before this is dropped; none if the server ends.
-    pub(crate) fn may_list(&self) -> Option<RwLockReadGuard<'_, bool>> {
+    /// Permit to register new work, held until it is registered; `None` during shutdown.
+    pub(crate) fn admission_permit(&self) -> Option<RwLockReadGuard<'_, bool>> {
         Some(
             self.0
                 .closing
@@ -523,16 +563,16 @@ impl Gateway {
         .filter(|closing| !**closing)
     }
 
-    /// Whether the server ends.
+    /// Whether the server is shutting down.
     pub(crate) fn is_closing(&self) -> bool {
-        self.may_list().is_none()
+        self.admission_permit().is_none()
     }
 
-    /// Says in the audit how the end of everything went.
-    fn note_stop(&self, left: &[String]) {
+    /// Writes the audit entry about the result of the shutdown.
+    fn audit_server_stop(&self, left: &[String]) {
         let shown = left
             .iter()
-            .take(MOST_LEFT_SHOWN)
+            .take(MAX_LEFT_SHOWN)
             .cloned()
             .collect::<Vec<_>>()
             .join(", ");
@@ -541,28 +581,29 @@ impl Gateway {
         } else {
             format!("left: {shown}")
         };
-        // Where it cannot be written that was said on stderr, and ending goes on.
-        _ = self.note(&Entry {
+        // The failure is already logged; the shutdown continues.
+        _ = self.write_audit(&Entry {
             what: "server.stop",
             about: &about,
             ..Entry::default()
         });
     }
 
-    /// Every now and then: what artifacts and ledgers may not stay. Those who put artifacts do that, too, but they may be gone.
-    async fn tidy(self) {
+    /// Removes expired artifacts, ledgers, jobs and workflows at an interval. Uploads do this, too,
+    /// but there may be none.
+    async fn clean_up(self) {
         loop {
             self.retire_ledgers().await;
-            tokio::time::sleep(BETWEEN_TIDYINGS).await;
+            tokio::time::sleep(CLEANUP_INTERVAL).await;
             for problem in self.engine().artifacts().tidy().await.1 {
-                say(format_args!("{problem}"));
+                log_warning(format_args!("{problem}"));
             }
-            jobs::forget(&self).await;
+            jobs::prune(&self).await;
             let now = engine::now().0;
-            // What cannot be forgotten now is forgotten next time.
+            // Retried at the next interval.
             _ = self
                 .writer()
-                .write(move |writing| writing.prune_workflows(now))
+                .write(move |transaction| transaction.prune_workflows(now))
                 .await;
         }
     }
@@ -571,64 +612,68 @@ impl Gateway {
         let Some(keep_for) = self.0.keep_ledger else {
             return;
         };
-        let (state, now) = (self.0.state.clone(), engine::now().0);
+        let state = self.0.state.clone();
+        let now = engine::now().0;
         let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
         let retired = tokio::task::spawn_blocking(move || {
-            let books = engine::usage::Books::open(&state)?;
-            // What cannot be believed is named by whoever asks for usage, and is not retired.
-            books.refresh()?;
-            books.retire(&state, before, now)
+            let projection = engine::usage::UsageProjection::open(&state)?;
+            // Problems are reported by the usage route, and ledgers with problems are not retired.
+            projection.refresh()?;
+            projection.retire(&state, before, now)
         });
         if let Ok(Err(error)) = retired.await {
-            say(format_args!(
+            log_warning(format_args!(
                 "airlock: old ledgers cannot be taken away: {error}"
             ));
         }
     }
 
-    /// The database knows how far the ledger goes: what is cut off of it later is noticed.
-    async fn read_ledger(self) {
-        let mut lengths = Lengths::new();
+    /// Records the length of the ledger in the database at an interval, so that a truncation is
+    /// noticed.
+    async fn watch_ledger(self) {
+        let mut lengths = SegmentLengths::new();
         loop {
             self.begin_day().await;
             self.read_ledger_now().await;
-            let next = tokio::time::Instant::now() + BETWEEN_READINGS;
+            let next = tokio::time::Instant::now() + LEDGER_READ_INTERVAL;
             while tokio::time::Instant::now() < next {
-                tokio::time::sleep(BETWEEN_LOOKS_AT_OWN).await;
-                lengths = self.follow_ledger(lengths).await;
+                tokio::time::sleep(OWN_LEDGER_POLL_INTERVAL).await;
+                lengths = self.read_own_ledgers(lengths).await;
             }
         }
     }
 
-    /// Each day has a ledger of its own, which can be taken away one day.
+    /// Starts the ledger of the current day: a ledger per day can be removed later.
     async fn begin_day(&self) {
         let engine = self.engine().clone();
         let today = spec::Day::of(engine::now());
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || engine.begin_day(today)).await {
-            say(format_args!(
+            log_warning(format_args!(
                 "airlock: the ledger of {today} cannot be begun, that of the day before goes on: {error}"
             ));
         }
     }
 
-    /// Reads what is new in our own ledgers, where they are not as long as this; how long they are.
-    async fn follow_ledger(&self, before: Lengths) -> Lengths {
+    /// Reads our own ledger files that have grown since `before`; returns their lengths.
+    async fn read_own_ledgers(&self, before: SegmentLengths) -> SegmentLengths {
         let state = self.0.state.clone();
         let follow = move || {
-            // What goes wrong here is said when all of it is read.
-            let Ok(now) = engine::usage::lengths(&state) else {
+            // Errors are reported when the whole ledger is read.
+            let Ok(now) = engine::usage::segment_lengths(&state) else {
                 return before;
             };
             let longer: Vec<_> = now
                 .keys()
                 .filter(|name| now.get(*name) != before.get(*name))
                 .collect();
-            let books = || engine::usage::Books::open(&state);
-            let is_read =
-                longer.is_empty() || books().and_then(|books| books.follow(longer)).is_ok();
+            let projection = || engine::usage::UsageProjection::open(&state);
+            let is_read = longer.is_empty()
+                || projection()
+                    .and_then(|projection| projection.copy_live_segments(longer))
+                    .is_ok();
             if is_read { now } else { before }
         };
-        // Broken off, all of them are looked at next time.
+        // After a panic all files are read again next time.
         tokio::task::spawn_blocking(follow)
             .await
             .unwrap_or_default()
@@ -636,44 +681,54 @@ impl Gateway {
 
     async fn read_ledger_now(&self) {
         let state = self.0.state.clone();
-        let read =
-            tokio::task::spawn_blocking(move || engine::usage::Books::open(&state)?.refresh());
+        let read = tokio::task::spawn_blocking(move || {
+            engine::usage::UsageProjection::open(&state)?.refresh()
+        });
         match read.await {
-            Ok(Err(error)) => say(format_args!("airlock: the ledger cannot be read: {error}")),
+            Ok(Err(error)) => {
+                log_warning(format_args!("airlock: the ledger cannot be read: {error}"))
+            }
             Ok(Ok(problems)) => problems
                 .iter()
-                .for_each(|problem| say(format_args!("airlock: the ledger: {problem}"))),
+                .for_each(|problem| log_warning(format_args!("airlock: the ledger: {problem}"))),
             Err(_) => {}
         }
     }
 
-    /// Refuses early what would have no room to end well.
-    pub(crate) fn has_room(&self) -> problem::Answer<()> {
-        match self.0.engine.is_nearly_full() {
-            true => Err(Problem::full()),
-            false => Ok(()),
+    /// Refuses new work when the disk is nearly full: it could not end properly.
+    pub(crate) fn check_disk_space(&self) -> problem::Answer<()> {
+        if self.0.engine.is_nearly_full() {
+            Err(Problem::disk_full())
+        } else {
+            Ok(())
         }
     }
 
-    /// Whether the keys in use are still good: another process may have revoked one.
-    async fn look_at_keys(self) {
+    /// Ends requests of keys that another process revoked, retries revocations that could not be
+    /// written, and restores the disk reserve.
+    async fn watch_keys(self) {
         loop {
-            tokio::time::sleep(validity::BETWEEN_LOOKS).await;
-            let keys = self.keys().clone();
-            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || keys.end_bad_ones()).await {
-                say(format_args!("airlock: {error}"));
+            tokio::time::sleep(key_watch::CHECK_INTERVAL).await;
+            let gateway = self.clone();
+            let look = move || {
+                gateway.reserve().restore();
+                gateway.keys().write_revocations();
+                gateway.keys().end_invalid_keys()
+            };
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(look).await {
+                log_warning(format_args!("airlock: {error}"));
             }
         }
     }
 
     async fn end_runs(&self) -> Vec<String> {
-        let patience = tokio::time::Instant::now() + self.bounds().grace;
-        while self.goes_on() && tokio::time::Instant::now() < patience {
+        let deadline = tokio::time::Instant::now() + self.bounds().grace;
+        while self.has_active_work() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.runs().cancel_all();
-        let patience = tokio::time::Instant::now() + Duration::from_secs(3);
-        while self.goes_on() && tokio::time::Instant::now() < patience {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(3);
+        while self.has_active_work() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.runs()
@@ -683,22 +738,22 @@ impl Gateway {
             .collect()
     }
 
-    /// Whether a run is under way, or a job about to start one.
-    fn goes_on(&self) -> bool {
+    /// Whether a run is active, or a job is about to start one.
+    fn has_active_work(&self) -> bool {
         self.runs().count() + self.jobs().starting() > 0
     }
 
-    /// Makes what the commonest runs need, ahead of them.
+    /// Prepares sandboxes for the most common runs.
     pub async fn warm(&self) {
-        let mut request = health::trial();
-        self.node().fill_in(&mut request);
+        let mut request = health::probe_request();
+        self.node().fill_defaults(&mut request);
         if let Ok(spec) = self.policy().admit(request) {
             self.engine().warm(&spec).await;
         }
     }
 
-    /// Its keys.
-    pub fn keys(&self) -> &Keys {
+    /// The API keys.
+    pub fn keys(&self) -> &ApiKeys {
         &self.0.keys
     }
 
@@ -710,7 +765,21 @@ impl Gateway {
         &self.0.policy
     }
 
-    pub(crate) fn state(&self) -> &std::path::Path {
+    /// The policy for keys without the scope `admin`.
+    pub(crate) fn policy_of_keys(&self) -> &Policy {
+        &self.0.policy_of_keys
+    }
+
+    /// The policy for this caller.
+    pub(crate) fn policy_of(&self, caller: &Caller) -> &Policy {
+        if caller.is_admin() {
+            self.policy()
+        } else {
+            self.policy_of_keys()
+        }
+    }
+
+    pub(crate) fn state(&self) -> &Path {
         &self.0.state
     }
 
@@ -718,7 +787,7 @@ impl Gateway {
         &self.0.hosts
     }
 
-    pub(crate) fn folders(&self) -> &[runs::host::Folder] {
+    pub(crate) fn folders(&self) -> &[runs::host_paths::SharedFolder] {
         &self.0.folders
     }
 
@@ -730,57 +799,73 @@ impl Gateway {
         &self.0.bounds
     }
 
-    /// What this tenant may have.
+    /// The quota of this tenant.
     pub(crate) fn quota(&self, tenant: &str) -> &Quota {
         self.0.tenants.quota(tenant)
     }
 
-    /// Writes down what was decided. What cannot be written down must not be done.
-    pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
+    /// Maximum of the summed memory limits of a tenant's runs and sandboxes, in bytes.
+    pub(crate) fn max_memory(&self, tenant: &str) -> Option<u64> {
+        self.0.tenants.memory(tenant).map(|size| size.0)
+    }
+
+    /// Writes an audit entry about a decision. If it fails, the action must not be done.
+    pub(crate) fn write_audit(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
-            say(format_args!(
+            log_warning(format_args!(
                 "airlock: the audit cannot be written: {error}"
             ));
             match error.kind() {
-                std::io::ErrorKind::StorageFull => Problem::full(),
+                std::io::ErrorKind::StorageFull => Problem::disk_full(),
                 _ => audit::unwritable(),
             }
         })
     }
 
-    /// The same where others wait for their turn: if it is the disk that has to be waited for, that is done elsewhere.
-    pub(crate) async fn note_aside(&self, entry: &Entry<'_>) -> problem::Answer<()> {
+    /// The same on a blocking thread if the audit log is synced to disk, so that the event loop
+    /// does not wait.
+    pub(crate) async fn write_audit_async(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         if !self.0.audit.waits() {
-            return self.note(entry);
+            return self.write_audit(entry);
         }
-        let (gateway, note) = (self.clone(), store::audit::Note::from(entry));
-        let noted = tokio::task::spawn_blocking(move || gateway.note(&note.entry()));
-        noted.await.map_err(|_| writer::busy())?
+        let gateway = self.clone();
+        let note = store::audit::Note::from(entry);
+        let noted = tokio::task::spawn_blocking(move || gateway.write_audit(&note.entry()));
+        noted.await.map_err(|_| db_writer::busy())?
     }
 
-    pub(crate) fn cursors(&self) -> &cursor::Cursors {
+    pub(crate) fn cursors(&self) -> &cursor::CursorSealer {
         &self.0.cursors
     }
 
-    pub(crate) fn days(&self) -> &tenants::Days {
-        &self.0.days
+    pub(crate) fn daily_usage(&self) -> &tenants::DailyUsage {
+        &self.0.daily_usage
     }
 
-    pub(crate) fn node(&self) -> &Node {
+    pub(crate) fn node(&self) -> &NodeSettings {
         &self.0.node
     }
 
-    /// Writes down what has happened; later, if it cannot be written now.
-    pub(crate) fn note_happened(&self, entry: &Entry<'_>) {
+    /// Writes an audit entry about an event; queues it if it cannot be written now.
+    pub(crate) fn audit_event(&self, entry: &Entry<'_>) {
         self.0.audit.note_happened(entry);
     }
 
-    /// Why nothing can be written down, if so.
+    /// Why the audit log cannot be written, if so.
     pub(crate) fn audit_trouble(&self) -> Option<String> {
         self.0.audit.trouble()
     }
 
-    pub(crate) fn refusals(&self) -> &audit::Refusals {
+    pub(crate) fn reserve(&self) -> &DiskReserve {
+        &self.0.reserve
+    }
+
+    /// Locks for large results: one per tenant at a time.
+    pub(crate) fn result_locks(&self) -> &tenants::TenantLocks {
+        &self.0.result_locks
+    }
+
+    pub(crate) fn refusals(&self) -> &audit::RefusalLimiter {
         &self.0.refusals
     }
 
@@ -792,31 +877,31 @@ impl Gateway {
         self.0.quiet
     }
 
-    pub(crate) fn served(&self) -> &Served {
-        &self.0.served
+    pub(crate) fn database(&self) -> &Served {
+        &self.0.database
     }
 
-    pub(crate) fn writer(&self) -> &writer::Writer {
+    pub(crate) fn writer(&self) -> &db_writer::DatabaseWriter {
         &self.0.writer
     }
 
-    /// Writes what must outlast a power cut.
-    pub(crate) fn durable(&self) -> &writer::Writer {
-        &self.0.durable
+    /// The writer whose commits survive power loss.
+    pub(crate) fn durable_writer(&self) -> &db_writer::DatabaseWriter {
+        &self.0.durable_writer
     }
 
     pub(crate) fn jobs(&self) -> &jobs::Jobs {
         &self.0.jobs
     }
 
-    /// Asks the database off the event loop.
-    pub(crate) async fn look_up<T: Send + 'static>(
+    /// Queries the database on a blocking thread.
+    pub(crate) async fn query_database<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Served) -> Result<T, DatabaseError> + Send + 'static,
     ) -> problem::Answer<T> {
         let gateway = self.clone();
-        let done = tokio::task::spawn_blocking(move || work(gateway.served())).await;
-        Ok(done.map_err(|_| writer::busy())??)
+        let done = tokio::task::spawn_blocking(move || work(gateway.database())).await;
+        Ok(done.map_err(|_| db_writer::busy())??)
     }
 
     pub(crate) fn metrics(&self) -> &metrics::Metrics {
@@ -827,46 +912,75 @@ impl Gateway {
         &self.0.readiness
     }
 
-    pub(crate) fn arriving(&self) -> &shares::Shares {
-        &self.0.arriving
+    pub(crate) fn body_bytes(&self) -> &fair_share::FairShareLimiter {
+        &self.0.body_bytes
     }
 
-    pub(crate) fn answering(&self) -> &shares::Shares {
-        &self.0.answering
+    pub(crate) fn response_bytes(&self) -> &fair_share::FairShareLimiter {
+        &self.0.response_bytes
     }
 
-    pub(crate) fn working(&self) -> &shares::Shares {
-        &self.0.working
+    pub(crate) fn unread_stdin(&self) -> &fair_share::FairShareLimiter {
+        &self.0.unread_stdin
     }
 
-    pub(crate) fn turns(&self) -> &turns::Turns {
-        &self.0.turns
+    pub(crate) fn blocking_work(&self) -> &fair_share::FairShareLimiter {
+        &self.0.blocking_work
     }
 
-    pub(crate) fn viewers(&self) -> &sandboxes::Viewers {
-        &self.0.viewers
+    pub(crate) fn request_slots(&self) -> &request_slots::RequestSlots {
+        &self.0.request_slots
     }
 
-    pub(crate) fn runs(&self) -> &runs::live::Runs {
+    pub(crate) fn pty_viewers(&self) -> &sandboxes::PtyViewers {
+        &self.0.pty_viewers
+    }
+
+    pub(crate) fn runs(&self) -> &runs::active::Runs {
         &self.0.runs
     }
 }
 
-fn not_known() -> Vec<String> {
+/// Opens the audit log; without it nothing may be done.
+fn open_audit(state: &Path, settings: AuditSettings) -> Result<Audit, DatabaseError> {
+    Audit::open_with(state, settings).map_err(|error| DatabaseError::Place {
+        path: state.to_owned(),
+        why: format!(
+            "the audit cannot be gone on with: {error} (`airlock audit verify` shows what is wrong with it, and \
+             `airlock audit set-aside` lets a new one begin)"
+        ),
+    })
+}
+
+/// Starts the database writer of this durability.
+fn start_writer(
+    database: &Arc<Served>,
+    state: &Path,
+    durability: db_writer::Durability,
+) -> Result<db_writer::DatabaseWriter, DatabaseError> {
+    db_writer::DatabaseWriter::start(database.clone(), durability).map_err(|error| {
+        DatabaseError::Place {
+            path: state.to_owned(),
+            why: format!("no thread for it: {error}"),
+        }
+    })
+}
+
+fn unknown_remainder() -> Vec<String> {
     vec!["what was to be ended is not known".to_owned()]
 }
 
-/// Something that the operator should look at, in the log.
-fn say(line: std::fmt::Arguments<'_>) {
+/// Logs a warning for the operator.
+fn log_warning(line: std::fmt::Arguments<'_>) {
     let about = line.to_string();
-    log::tell(log::Line::warn(
+    log::write(log::LogLine::warn(
         about.strip_prefix("airlock: ").unwrap_or(&about),
     ));
 }
 
-/// Every route, with its description.
+/// All routes with their OpenAPI descriptions.
 fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::with_openapi(openapi::frame())
+    OpenApiRouter::with_openapi(openapi::base_document())
         .merge(health::routes())
         .merge(metrics::routes())
         .merge(openapi::routes())
@@ -884,7 +998,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(keys::routes())
 }
 
-/// The routes behind the gate.
+/// The router with the middleware.
 fn router(gateway: &Gateway) -> axum::Router {
     let (router, _) = routes().split_for_parts();
     router
@@ -900,7 +1014,7 @@ fn router(gateway: &Gateway) -> axum::Router {
         })
         .layer(axum::middleware::from_fn_with_state(
             gateway.clone(),
-            gate::pass,
+            middleware::handle,
         ))
         .with_state(gateway.clone())
 }

@@ -1,16 +1,17 @@
-//! What a server tells of itself: one line an event, as text or as JSON, on stderr or in a file that is rotated. Whoever
-//! tells never waits: lines go to a thread by a bounded queue, and those that find no room are counted and spoken of.
+//! The log of the server: one line per event, as text or JSON, to stderr or to a rotated file.
+//! Logging never blocks: lines go to a writer thread through a bounded queue, and dropped lines are
+//! counted and reported.
 //!
-//! A line holds names, statuses and times: no token, no argument list, no output, no value of a query.
+//! A line contains names, statuses and times: no tokens, arguments, output or query values.
 
 mod file;
 mod line;
 
-pub(crate) use line::{Fields, Line};
+pub(crate) use line::{LogFields, LogLine};
 pub(crate) use spec::LogLevel as Level;
 
-use crate::telemetry::Recorder;
-use file::Target;
+use crate::telemetry::TelemetryRecorder;
+use file::LogTarget;
 use spec::{LogFormat as Format, LogSettings};
 use std::{
     io::{self, Write},
@@ -22,12 +23,12 @@ use std::{
     time::Duration,
 };
 
-/// Lines that may wait.
-const MOST_WAITING: usize = 4096;
-/// How long the last lines are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Queue length, in lines.
+const MAX_QUEUED: usize = 4096;
+/// Timeout of `flush`.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The log of this process: like stderr there is one, and whoever has something to say reaches it.
+/// The log of this process, a global like stderr.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 #[derive(Debug)]
@@ -35,89 +36,90 @@ struct Log {
     settings: LogSettings,
     queue: SyncSender<Message>,
     dropped: Arc<AtomicU64>,
-    /// Where lines become records of the node.
-    tap: Mutex<Weak<Recorder>>,
+    /// Receives every line as a telemetry record.
+    recorder: Mutex<Weak<TelemetryRecorder>>,
 }
 
 enum Message {
-    Line(Box<Line>),
+    Line(Box<LogLine>),
     Reopen,
     Flush(SyncSender<()>),
 }
 
-/// Opens the log of this process. Lines that were told before went to stderr; a second call changes nothing.
+/// Opens the log of this process. Earlier lines went to stderr; a second call has no effect.
 pub fn open(settings: LogSettings) -> io::Result<()> {
-    let target = Target::open(settings.file.clone())?;
-    let (queue, lines) = mpsc::sync_channel(MOST_WAITING);
+    let target = LogTarget::open(settings.file.clone())?;
+    let (queue, lines) = mpsc::sync_channel(MAX_QUEUED);
     let dropped = Arc::new(AtomicU64::default());
-    let (format, lost) = (settings.format, dropped.clone());
+    let format = settings.format;
+    let lost = dropped.clone();
     let log = Log {
         settings,
         queue,
         dropped,
-        tap: Mutex::default(),
+        recorder: Mutex::default(),
     };
     if LOG.set(log).is_ok() {
-        let writing = move || write_all(&lines, target, format, &lost);
+        let write_loop = move || write_all(&lines, target, format, &lost);
         std::thread::Builder::new()
             .name("log".to_owned())
-            .spawn(writing)?;
+            .spawn(write_loop)?;
     }
     Ok(())
 }
 
-/// Opens the file anew, for whoever moved it away.
+/// Reopens the log file after an external rotation.
 pub fn reopen() {
     if let Some(log) = LOG.get() {
-        // A queue that is full has a thread that is stuck: the next rotation opens it anew.
+        // If the queue is full, the writer thread is stuck; the next rotation reopens the file.
         _ = log.queue.try_send(Message::Reopen);
     }
 }
 
-/// Waits until all that was told is written, for a moment.
+/// Waits briefly until all lines are written.
 pub fn flush() {
     let Some(log) = LOG.get() else { return };
     let (done, written) = mpsc::sync_channel(1);
     if log.queue.try_send(Message::Flush(done)).is_ok() {
-        // Nobody may read stderr any more.
-        _ = written.recv_timeout(LAST_WORDS);
+        // stderr may be closed.
+        _ = written.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
-/// How many lines found no room or no disk.
+/// Number of lines that were dropped because of a full queue or a write error.
 pub(crate) fn dropped() -> u64 {
     LOG.get()
         .map_or(0, |log| log.dropped.load(Ordering::Relaxed))
 }
 
-/// Has every line written down as a record of the node, too.
-pub(crate) fn tap(recorder: &Arc<Recorder>) {
+/// Records every line as node telemetry, too.
+pub(crate) fn attach_recorder(recorder: &Arc<TelemetryRecorder>) {
     if let Some(log) = LOG.get() {
-        *log.tap.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(recorder);
+        *log.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(recorder);
     }
 }
 
-/// Whether lines of this kind are of use to anybody.
-pub(crate) fn wants(level: Level) -> bool {
+/// Whether lines of this level are written anywhere.
+pub(crate) fn is_enabled(level: Level) -> bool {
     LOG.get().is_none_or(|log| level <= log.settings.level)
 }
 
-/// Tells of something. Never waits.
-pub(crate) fn tell(line: Line) {
+/// Writes a line. Never blocks.
+pub(crate) fn write(line: LogLine) {
     let Some(log) = LOG.get() else {
-        // Where stderr is gone there is nobody left to tell, and no reason to stop.
+        // If stderr is closed, nobody can be told, and the server continues.
         _ = io::stderr().write_all(line.text().as_bytes());
         return;
     };
     if line.level > log.settings.level {
         return;
     }
-    let tap = log
-        .tap
+    let recorder = log
+        .recorder
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .upgrade();
-    if let Some(recorder) = tap {
+    if let Some(recorder) = recorder {
         recorder.service(line.at, line.record());
     }
     if log.settings.quiet && line.level > Level::Warn {
@@ -128,8 +130,13 @@ pub(crate) fn tell(line: Line) {
     }
 }
 
-fn write_all(lines: &Receiver<Message>, mut target: Target, format: Format, dropped: &AtomicU64) {
-    let mut told = 0;
+fn write_all(
+    lines: &Receiver<Message>,
+    mut target: LogTarget,
+    format: Format,
+    dropped: &AtomicU64,
+) {
+    let mut reported = 0;
     while let Ok(message) = lines.recv() {
         match message {
             Message::Line(line) => {
@@ -138,13 +145,13 @@ fn write_all(lines: &Receiver<Message>, mut target: Target, format: Format, drop
                     continue;
                 }
                 let lost = dropped.load(Ordering::Relaxed);
-                if lost > told {
+                if lost > reported {
                     let about = format!(
                         "{} lines of this log found no room and were dropped",
-                        lost - told
+                        lost - reported
                     );
-                    let said = target.write(Line::warn(about).rendered(format).as_bytes());
-                    told = if said.is_ok() { lost } else { told };
+                    let written = target.write(LogLine::warn(about).rendered(format).as_bytes());
+                    reported = if written.is_ok() { lost } else { reported };
                 }
             }
             Message::Reopen => target.reopen(),

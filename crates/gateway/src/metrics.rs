@@ -1,4 +1,5 @@
-//! Numbers for Prometheus. Labels come from us alone: a client can choose neither a route's template nor a status.
+//! Prometheus metrics. Label values come from the server alone: route templates and statuses, never
+//! text of a client.
 
 use crate::{Caller, Gateway, Problem};
 use axum::{
@@ -20,45 +21,45 @@ use std::time::Duration;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Asked {
+struct RequestLabels {
     method: &'static str,
     route: String,
     status: u16,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Ended {
+struct StatusLabels {
     status: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Build {
+struct BuildLabels {
     version: &'static str,
 }
 
-/// What was to be told of, and found no room.
+/// Log lines, telemetry records and spans that were dropped.
 #[derive(Debug, Default)]
-struct Dropped {
+struct DroppedGauges {
     lines: Gauge,
     records: Gauge,
     spans: Gauge,
 }
 
-/// What is counted.
+/// The metrics of this server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Asked, Counter>,
-    runs: Family<Ended, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    runs: Family<StatusLabels, Counter>,
     run_seconds: Histogram,
     output: Counter,
-    containers: Family<Ended, Counter>,
-    dropped: Dropped,
-    /// Runs under way.
+    containers: Family<StatusLabels, Counter>,
+    dropped: DroppedGauges,
+    /// Active runs.
     pub(crate) running: Gauge,
-    /// Sessions under way.
+    /// Active sandboxes.
     pub(crate) sandboxes: Gauge,
-    jobs: Family<Ended, Counter>,
+    jobs: Family<StatusLabels, Counter>,
     jobs_queued: Gauge,
     jobs_running: Gauge,
 }
@@ -75,12 +76,14 @@ impl Metrics {
         registry.register_with_unit("run_duration", help, Unit::Seconds, run_seconds.clone());
         let output = Counter::default();
         registry.register_with_unit("run_output", "What runs wrote", Unit::Bytes, output.clone());
-        let (running, sandboxes) = (Gauge::default(), Gauge::default());
+        let running = Gauge::default();
+        let sandboxes = Gauge::default();
         registry.register("runs_now", "Runs under way", running.clone());
         registry.register("sandboxes_now", "Sessions under way", sandboxes.clone());
         let jobs = Family::default();
         registry.register("jobs_ended", "Jobs by how they ended", jobs.clone());
-        let (jobs_queued, jobs_running) = (Gauge::default(), Gauge::default());
+        let jobs_queued = Gauge::default();
+        let jobs_running = Gauge::default();
         registry.register("jobs_queued", "Jobs that wait", jobs_queued.clone());
         registry.register("jobs_running", "Jobs under way", jobs_running.clone());
         let containers = Family::default();
@@ -89,14 +92,14 @@ impl Metrics {
             "Runs and sandboxes as containers, by what became of them",
             containers.clone(),
         );
-        let build = Family::<Build, Gauge>::default();
+        let build = Family::<BuildLabels, Gauge>::default();
         build
-            .get_or_create(&Build {
+            .get_or_create(&BuildLabels {
                 version: env!("CARGO_PKG_VERSION"),
             })
             .set(1);
         registry.register("build_info", "Which Airlock this is", build);
-        let dropped = Dropped::default();
+        let dropped = DroppedGauges::default();
         let help = "Lines of the log that found no room since the start";
         registry.register("log_lines_dropped", help, dropped.lines.clone());
         let help = "Records of telemetry that found no room since the start";
@@ -119,13 +122,15 @@ impl Metrics {
         }
     }
 
-    /// Something became of a container.
+    /// Counts a status change of a container.
     pub(crate) fn container(&self, status: &'static str) {
-        self.containers.get_or_create(&Ended { status }).inc();
+        self.containers
+            .get_or_create(&StatusLabels { status })
+            .inc();
     }
 
-    /// Takes over what others count.
-    fn look(&self, gateway: &Gateway) {
+    /// Copies the counters that other modules keep.
+    fn refresh(&self, gateway: &Gateway) {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         self.dropped.lines.set(whole(crate::log::dropped()));
         self.dropped
@@ -140,26 +145,26 @@ impl Metrics {
             .into_iter()
             .find(|known| *known == method.as_str())
             .unwrap_or("other");
-        let asked = Asked {
+        let labels = RequestLabels {
             method,
             route: route.to_owned(),
             status: status.as_u16(),
         };
-        self.requests.get_or_create(&asked).inc();
+        self.requests.get_or_create(&labels).inc();
     }
 
-    /// A job has ended.
+    /// Counts a finished job.
     pub(crate) fn job(&self, status: &str) {
         let known = spec::Status::ALL
             .into_iter()
             .find(|known| known.name() == status);
         if let Some(status) = known.map(spec::Status::name) {
-            self.jobs.get_or_create(&Ended { status }).inc();
+            self.jobs.get_or_create(&StatusLabels { status }).inc();
         }
     }
 
     pub(crate) fn run(&self, status: &'static str, took: Duration, output: u64) {
-        self.runs.get_or_create(&Ended { status }).inc();
+        self.runs.get_or_create(&StatusLabels { status }).inc();
         self.run_seconds.observe(took.as_secs_f64());
         self.output.inc_by(output);
     }
@@ -172,8 +177,11 @@ impl Metrics {
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn metrics(State(gateway): State<Gateway>, _: Caller) -> Response {
     let mut text = String::new();
-    // Those of the last time, if the database cannot be asked now.
-    if let Ok(counts) = gateway.look_up(|served| served.job_counts(None)).await {
+    // If the database is unavailable, the gauges keep their last value.
+    if let Ok(counts) = gateway
+        .query_database(|database| database.job_counts(None))
+        .await
+    {
         gateway
             .metrics()
             .jobs_queued
@@ -183,7 +191,7 @@ async fn metrics(State(gateway): State<Gateway>, _: Caller) -> Response {
             .jobs_running
             .set(i64::try_from(counts.running).unwrap_or(i64::MAX));
     }
-    gateway.metrics().look(&gateway);
+    gateway.metrics().refresh(&gateway);
     match encode(&mut text, &gateway.metrics().registry) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -1,4 +1,4 @@
-//! The description of every route, as OpenAPI 3.1.
+//! The OpenAPI 3.1 description of all routes.
 
 use crate::Gateway;
 use axum::response::IntoResponse;
@@ -10,10 +10,10 @@ use utoipa::openapi::{
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const KEY: &str = "key";
+const SECURITY_SCHEME: &str = "key";
 
-/// What stands around the routes.
-pub(crate) fn frame() -> OpenApi {
+/// The document without its routes: title, version, security scheme.
+pub(crate) fn base_document() -> OpenApi {
     let about = "Runs commands in sandboxes. Every route needs a key as `Authorization: Bearer`, except those that say so.";
     let info = InfoBuilder::new()
         .title("Airlock")
@@ -24,25 +24,28 @@ pub(crate) fn frame() -> OpenApi {
         .info(info)
         .components(Some(
             ComponentsBuilder::new()
-                .security_scheme(KEY, SecurityScheme::Http(scheme))
+                .security_scheme(SECURITY_SCHEME, SecurityScheme::Http(scheme))
                 .build(),
         ))
-        .security(Some([SecurityRequirement::new(KEY, Vec::<String>::new())]))
+        .security(Some([SecurityRequirement::new(
+            SECURITY_SCHEME,
+            Vec::<String>::new(),
+        )]))
         .build()
 }
 
-/// The document, as it is checked in.
+/// The document as it is checked in at `docs/openapi.json`.
 pub fn document() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
         let (_, mut document) = crate::routes().split_for_parts();
-        // The router writes a name that may hold slashes with a star, which the description does not know.
+        // The router marks a catch-all parameter with `*`, which OpenAPI does not know.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths = paths
             .into_iter()
             .map(|(path, item)| (path.replace("{*", "{"), item))
             .collect();
-        // Nothing in it can fail to be JSON.
+        // Serialization cannot fail.
         document.to_pretty_json().unwrap_or_default() + "\n"
     })
 }

@@ -1,11 +1,11 @@
-//! Parts of a path, with a problem as the answer to one that cannot be read.
+//! Path parameter extractor that answers decoding errors with a problem document.
 
 use crate::{Gateway, Problem};
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
-/// What stands in a path, decoded once.
+/// Decoded path parameters.
 #[derive(Debug)]
 pub(crate) struct Path<T>(pub(crate) T);
 

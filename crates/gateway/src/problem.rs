@@ -1,4 +1,5 @@
-//! Refusals as problem documents (RFC 9457). The code is one of the contract's; nothing of this machine is in the words.
+//! Problem documents (RFC 9457) for refused requests. They have an error code and contain no paths
+//! of this machine.
 
 use axum::{
     Json,
@@ -45,19 +46,19 @@ pub struct Problem {
     was_allowed: bool,
 }
 
-/// Goes with the answer to the gate, which writes it down.
+/// Response extension by which the middleware writes the `refused` audit entry.
 #[derive(Clone, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct RefusalInfo {
     pub(crate) rule: Box<str>,
-    /// A line says that it was allowed.
+    /// An `allowed` entry was written before.
     pub(crate) was_allowed: bool,
 }
 
-/// What a handler answers.
+/// The result of a handler.
 pub(crate) type Answer<T> = Result<T, Problem>;
 
 impl Problem {
-    /// A problem with a code of the contract or of HTTP.
+    /// A problem with an error code of Airlock or of HTTP.
     pub fn new(
         status: StatusCode,
         code: &str,
@@ -77,7 +78,8 @@ impl Problem {
         }
     }
 
-    /// There is no such thing, or it is somebody else's: nobody learns which.
+    /// 404: the resource does not exist or belongs to another tenant; the answer does not tell
+    /// which.
     pub(crate) fn not_found(what: &str) -> Problem {
         Problem::new(
             StatusCode::NOT_FOUND,
@@ -87,12 +89,12 @@ impl Problem {
         )
     }
 
-    /// It cannot be done as things are.
+    /// 409: the state of the resource does not allow it.
     pub(crate) fn conflict(title: impl Into<String>, detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::CONFLICT, "conflict", title, Some(detail.into()))
     }
 
-    /// The request itself is wrong.
+    /// 400: the request is invalid.
     pub(crate) fn invalid(title: impl Into<String>, detail: impl Into<String>) -> Problem {
         Problem::new(
             StatusCode::BAD_REQUEST,
@@ -102,8 +104,8 @@ impl Problem {
         )
     }
 
-    /// There is no room on the disk where it would have to be written.
-    pub(crate) fn full() -> Problem {
+    /// 507: the disk is full.
+    pub(crate) fn disk_full() -> Problem {
         let hint =
             "nothing was done; remove artifacts or images, or ask the operator for room".to_owned();
         let title = "the disk of this server is full";
@@ -115,17 +117,15 @@ impl Problem {
         )
     }
 
-    /// Nothing begins any more.
-    pub(crate) fn closing() -> Problem {
+    /// 503: the server is shutting down.
+    pub(crate) fn shutting_down() -> Problem {
         let hint = "nothing was done; ask again once it is back".to_owned();
-        let (status, title) = (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "this server is ending, and takes no new work",
-        );
-        Problem::new(status, "unavailable", title, Some(hint)).ruled("server:closing")
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let title = "this server is ending, and takes no new work";
+        Problem::new(status, "unavailable", title, Some(hint)).with_rule("server:closing")
     }
 
-    /// The same with another status.
+    /// Replaces the status.
     pub(crate) fn with_status(self, status: StatusCode) -> Problem {
         Problem {
             status: status.as_u16(),
@@ -133,62 +133,71 @@ impl Problem {
         }
     }
 
-    /// The same about this thing.
-    pub(crate) fn about(self, instance: String) -> Problem {
+    /// Replaces the hint.
+    pub(crate) fn with_detail(self, detail: impl Into<String>) -> Problem {
+        Problem {
+            detail: Some(detail.into()),
+            ..self
+        }
+    }
+
+    /// Sets the path of the resource.
+    pub(crate) fn with_instance(self, instance: String) -> Problem {
         Problem {
             instance: Some(instance.into()),
             ..self
         }
     }
 
-    /// The same as another kind.
-    pub(crate) fn of_kind(self, kind: &str) -> Problem {
+    /// Replaces the problem type.
+    pub(crate) fn with_type(self, kind: &str) -> Problem {
         Problem {
             kind: kind.into(),
             ..self
         }
     }
 
-    /// As the error of something that was accepted before: code, message, hint.
-    pub(crate) fn as_error(&self) -> String {
+    /// The error of an accepted run or job, as JSON: code, message, hint.
+    pub(crate) fn to_error_json(&self) -> String {
         serde_json::json!({ "code": self.code, "message": self.title, "hint": self.detail })
             .to_string()
     }
 
-    /// The code of the contract.
+    /// The error code.
     pub(crate) fn code(&self) -> &str {
         &self.code
     }
 
-    /// Which rule said no: its code, unless somebody knew better.
+    /// The rule that refused the request; the error code by default.
     pub(crate) fn rule(&self) -> &str {
         self.rule.as_deref().unwrap_or(&self.code)
     }
 
-    /// Whether this is what an error says (JSON), whatever it hints at: that may name the time.
-    pub(crate) fn is_said_by(&self, error: &str) -> bool {
+    /// Whether a stored error (JSON) has this code and title. The hint is ignored: it may contain a
+    /// time.
+    pub(crate) fn matches_error(&self, error: &str) -> bool {
         let error: Option<serde_json::Value> = serde_json::from_str(error).ok();
         error.is_some_and(|error| error["code"] == *self.code && error["message"] == *self.title)
     }
 
-    /// The same, which passes in so many seconds.
-    pub(crate) fn retry_after(self, seconds: u64) -> Problem {
+    /// Sets `Retry-After`.
+    pub(crate) fn with_retry_after(self, seconds: u64) -> Problem {
         Problem {
             retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)),
             ..self
         }
     }
 
-    /// The same, said by this rule.
-    pub(crate) fn ruled(self, rule: impl Into<Box<str>>) -> Problem {
+    /// Sets the rule for the audit entry.
+    pub(crate) fn with_rule(self, rule: impl Into<Box<str>>) -> Problem {
         Problem {
             rule: Some(rule.into()),
             ..self
         }
     }
 
-    /// The same, after a line was written that it is allowed.
-    pub(crate) fn after_all(self) -> Problem {
+    /// Marks that an `allowed` audit entry was written before.
+    pub(crate) fn already_allowed(self) -> Problem {
         Problem {
             was_allowed: true,
             ..self
@@ -202,7 +211,7 @@ impl Problem {
 
 impl From<SpecError> for Problem {
     fn from(error: SpecError) -> Problem {
-        let rule = field(&error.message).filter(|_| error.code == ErrorCode::PolicyDenied);
+        let rule = quoted_field(&error.message).filter(|_| error.code == ErrorCode::PolicyDenied);
         let rule = rule.map(|field| format!("policy_denied:{field}"));
         let problem = Problem::from(ErrorInfo {
             code: error.code,
@@ -210,14 +219,14 @@ impl From<SpecError> for Problem {
             hint: Some(error.hint),
         });
         match rule {
-            Some(rule) => problem.ruled(rule),
+            Some(rule) => problem.with_rule(rule),
             None => problem,
         }
     }
 }
 
-/// The first name that a message says, if it is one of ours and nobody's words.
-fn field(message: &str) -> Option<&str> {
+/// The first quoted name in a message, if it is the name of a field and not text of the caller.
+fn quoted_field(message: &str) -> Option<&str> {
     let named =
         |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-' | b'.' | b':' | b' ');
     let name = message.split('`').nth(1)?;
@@ -232,38 +241,51 @@ impl From<ErrorInfo> for Problem {
             ErrorCode::BarrierMissing | ErrorCode::BackendUnavailable => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::Conflict | ErrorCode::WorkspaceConflict => StatusCode::CONFLICT,
             ErrorCode::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
+        let hint = error.hint.map(hint_for_http);
         let code = serde_json::to_value(error.code);
         let code = code.ok().and_then(|code| code.as_str().map(str::to_owned));
         Problem::new(
             status,
             code.as_deref().unwrap_or("internal"),
             error.message,
-            error.hint,
+            hint,
         )
+    }
+}
+
+/// Replaces hints that are for users of the command line: a tenant has neither the command line nor
+/// the secrets of the server.
+fn hint_for_http(hint: String) -> String {
+    if hint.starts_with("put the command after `--`") {
+        "give it as `command`, such as [\"python3\", \"-c\", \"print(1)\"]".to_owned()
+    } else if hint.contains("airlock secrets set") {
+        "ask the operator: a credential of this server is missing".to_owned()
+    } else {
+        hint
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let passing = matches!(
+        let is_temporary = matches!(
             self.status(),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
         );
         let seconds = self.retry_after.unwrap_or(1);
-        // For those who say the same in other words.
+        // Kept so that the worker API can replace the problem type.
         let kept = self.clone();
-        let refused = Refused {
+        let refused = RefusalInfo {
             rule: self.rule().into(),
             was_allowed: self.was_allowed,
         };
         let mut response = (self.status(), Json(self)).into_response();
         response.extensions_mut().insert(kept);
         response.extensions_mut().insert(refused);
-        if passing {
+        if is_temporary {
             response
                 .headers_mut()
                 .insert(RETRY_AFTER, HeaderValue::from(seconds));

@@ -1,21 +1,23 @@
-//! Runs: asked for, waited for or not, followed, cancelled, found again.
+//! HTTP routes of runs: create (synchronous, asynchronous or as an event stream), get, list,
+//! cancel.
 
+pub(crate) mod active;
 pub(crate) mod events;
-pub(crate) mod hold;
-pub(crate) mod host;
-pub(crate) mod live;
+pub(crate) mod host_paths;
 mod recent;
+pub(crate) mod slow_reader;
 
 use crate::{
     Caller, Gateway, Problem, Scope,
-    cursor::List,
-    fitting,
+    cursor::PagedList,
+    json_response,
     path::Path,
     problem::Answer,
-    tenants::{Needs, What},
-    trace::Spot,
-    wire::{Raw, RunOrder},
+    tenants::{ResourceDemand, WorkKind, memory_of_run},
+    trace::SpanContext,
+    wire::{RawBody, RunOrder},
 };
+use active::{AcceptedRun, ActiveRun, RunMeta};
 use axum::{
     Extension, Json,
     extract::{Query, State},
@@ -23,7 +25,6 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use live::{About, Live, Taken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{RunSpec, Status, Timestamp};
@@ -33,11 +34,11 @@ use tokio::io::AsyncWriteExt;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const LONGEST_PROMISE: usize = 255;
-const USUALLY_LISTED: u32 = 50;
-const LARGEST_OUTPUT: u64 = 16 << 20;
-/// How long whoever cancels waits for the end.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
+const MAX_IDEMPOTENCY_KEY: usize = 255;
+const DEFAULT_LISTED: u32 = 50;
+const MAX_OUTPUT: u64 = 16 << 20;
+/// How long a cancel request waits for the run to end.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A run that has not ended, or in a list.
 #[derive(Debug, Serialize, ToSchema)]
@@ -62,7 +63,7 @@ struct RunList {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct RunsQuery {
     /// Only those of this status.
     status: Option<String>,
     /// Only those of this task.
@@ -103,102 +104,132 @@ impl RunState {
 async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
-    spot: Option<Extension<Spot>>,
+    span_context: Option<Extension<SpanContext>>,
     headers: HeaderMap,
-    raw: Raw,
+    raw: RawBody,
 ) -> Answer<Response> {
     let begun_us = engine::now_us();
     caller.require(Scope::Runs)?;
-    let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
-    let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
+    let name = idempotency_key(&headers)?.map(str::to_owned);
+    let read = |raw: &RawBody| {
+        let key = name.map(|name| (name, Sha256::digest(&raw.0).into()));
+        Ok((key, raw.json::<RunOrder>()?.into_request()?))
+    };
+    let (idempotency_key, (request, stdin)) = raw.read(&gateway, &caller.tenant, read).await?;
     let mut spec = admit(&gateway, &caller, request)?;
-    let spot = spot.map(|Extension(spot)| (spot.child(), spot.child()));
-    // The program is told of a trace if whoever asked for it is part of one.
-    spec.traceparent = spot.as_ref().and_then(|(_, run)| run.for_program());
-    let mut asked = asked(&caller, &spec, promise);
-    let needs = Needs {
-        what: What::Run,
+    let span_context =
+        span_context.map(|Extension(span_context)| (span_context.child(), span_context.child()));
+    // The program gets a `traceparent` if the caller sent one.
+    spec.traceparent = span_context
+        .as_ref()
+        .and_then(|(_, run)| run.traceparent_for_program());
+    let mut new_run = new_run_request(&caller, &spec, idempotency_key);
+    let stdin_bytes = stdin.as_ref().map_or(0, Vec::len);
+    new_run.meta = new_run.meta.with_stdin(stdin_bytes);
+    let needs = ResourceDemand {
+        what: WorkKind::Run,
         llm: spec.grants.llm.is_some(),
         storage: spec.sandbox.copy_on_write,
+        memory: needed_memory(&caller, &spec, stdin_bytes),
     };
-    let may = gateway.may_begin(&caller.tenant, needs).await;
-    let (admission, run) = spot.unzip();
-    asked.about.spot = run;
-    let begun = begin(gateway.clone(), asked, may, spec, stdin, follows(&headers));
-    // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
-    let begun = tokio::spawn(begun)
+    let quota_check = gateway.check_quota(&caller.tenant, needs).await;
+    let (admission, run) = span_context.unzip();
+    new_run.meta.span_context = run;
+    let start = begin(
+        gateway.clone(),
+        new_run,
+        quota_check,
+        spec,
+        stdin,
+        wants_events(&headers),
+    );
+    // Spawned so that a client that disconnects does not leave a run that was accepted and never
+    // starts.
+    let start = tokio::spawn(start)
         .await
-        .map_err(|_| crate::writer::busy())?;
+        .map_err(|_| crate::db_writer::busy())?;
     if let Some(admission) = admission {
         let time = (begun_us, engine::now_us());
         gateway
             .tracer()
-            .tell(&admission, "admission", time, begun.is_err(), Vec::new());
+            .record_span(&admission, "admission", time, start.is_err(), Vec::new());
     }
-    let live = match begun? {
-        Begun::Held(live, hold) => return Ok(events::held(live, hold)),
-        Begun::New(live) => live,
-        Begun::Before(id) => {
+    let live = match start? {
+        RunStart::WithReader(live, guard) => return Ok(events::guarded_response(live, guard)),
+        RunStart::New(live) => live,
+        RunStart::Existing(id) => {
             let live = gateway.runs().find(&id);
-            let row = promised(&gateway, &caller, &id).await?;
+            let row = existing_run(&gateway, &caller, &id).await?;
             match live {
-                _ if follows(&headers) => return events::of(&gateway, row, &headers, true).await,
+                _ if wants_events(&headers) => {
+                    return events::run_events(&gateway, row, &headers, true).await;
+                }
                 Some(live) => live,
                 None => return first_answer(&gateway, &caller, row),
             }
         }
     };
-    match is_async(&headers) {
-        true => accepted(&gateway, &live).await,
-        false => {
-            let ended = live.ended().await?;
-            match &ended.problem {
-                Some(problem) => Err(problem.clone()),
-                None => result(&gateway, &caller, live.id.as_str(), ended.whole.clone()),
-            }
+    if is_async(&headers) {
+        accepted(&gateway, &live).await
+    } else {
+        let ended = live.ended().await?;
+        match &ended.problem {
+            Some(problem) => Err(problem.clone()),
+            None => result_response(&gateway, &caller, live.id.as_str(), ended.whole.clone()),
         }
     }
 }
 
-/// What may be run for the caller; refused if it may not.
+/// Memory that the tenant's quota must have left for this run; 0 for an admin.
+pub(crate) fn needed_memory(caller: &Caller, spec: &RunSpec, stdin: usize) -> u64 {
+    if caller.is_admin() {
+        0
+    } else {
+        memory_of_run(spec, stdin)
+    }
+}
+
+/// Validates and admits a run request of the caller.
 pub(crate) fn admit(
     gateway: &Gateway,
     caller: &Caller,
     request: spec::RunRequest,
 ) -> Answer<RunSpec> {
-    let request = host::admit(gateway, caller, request)?;
-    let mut spec = gateway.policy().admit(request)?;
-    gateway.node().grants(&spec.grants)?;
-    fits_an_answer(&spec)?;
-    // Whose artifacts and workspaces it reads and keeps.
+    let request = host_paths::admit(gateway, caller, request)?;
+    let mut spec = gateway.policy_of(caller).admit(request)?;
+    gateway.node().check_grants(&spec.grants)?;
+    check_output_limit(&spec)?;
+    // The owner of the artifacts and workspaces that the run uses and keeps.
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     Ok(spec)
 }
 
-/// What is kept of a run's output is in memory, and its result is one text.
-fn fits_an_answer(spec: &RunSpec) -> Answer<()> {
-    match spec.sandbox.limits.output.0 > LARGEST_OUTPUT {
-        false => Ok(()),
-        true => Err(Problem::invalid(
+/// Refuses a larger output limit: the output is held in memory, and the result is one JSON
+/// document.
+fn check_output_limit(spec: &RunSpec) -> Answer<()> {
+    if spec.sandbox.limits.output.0 > MAX_OUTPUT {
+        Err(Problem::invalid(
             format!(
                 "`output` is more than the {} MiB of a stream that a result can have here",
-                LARGEST_OUTPUT >> 20
+                MAX_OUTPUT >> 20
             ),
             "ask for less and follow the events, or let the program write a file and keep it as an artifact",
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// The run that this very key was promised. A promise may outlive its run, whose name then is anybody's; it is not run
-/// again all the same.
-async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+/// The run of an Idempotency-Key. The key may outlive its run, whose id then is free; the run is
+/// not repeated.
+async fn existing_run(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     let id = id.to_owned();
-    let found = gateway
-        .look_up(move |served| served.run(&id))
+    let row = gateway
+        .query_database(move |database| database.run(&id))
         .await?
         .filter(|row| row.owner == caller.tenant);
-    found.ok_or_else(|| {
+    row.ok_or_else(|| {
         Problem::new(
             StatusCode::GONE,
             "lost",
@@ -208,65 +239,73 @@ async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow
     })
 }
 
-/// What whoever asked first was answered: one that could not start is a problem, however late it is asked for.
+/// The response that the first request got: a run that could not start is a problem document,
+/// however late it is asked for.
 fn first_answer(gateway: &Gateway, caller: &Caller, row: RunRow) -> Answer<Response> {
-    match row.result.as_deref().and_then(live::problem_kept) {
+    match row.result.as_deref().and_then(active::stored_start_failure) {
         Some(problem) => Err(problem),
-        None => answered(gateway, caller, row),
+        None => row_response(gateway, caller, row),
     }
 }
 
-fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -> live::Asked {
-    live::Asked {
+fn new_run_request(
+    caller: &Caller,
+    spec: &RunSpec,
+    idempotency_key: Option<(String, [u8; 32])>,
+) -> active::NewRunRequest {
+    active::NewRunRequest {
         id: spec.run_id.clone().unwrap_or_else(engine::fresh_id),
         owner: caller.tenant.clone(),
         task: spec.task_id.clone(),
         job: spec.job_id.clone(),
-        promise,
-        keeping: live::Keeping::default(),
-        about: About::of(caller, spec),
+        idempotency_key,
+        keeping: active::ResultRetention::default(),
+        meta: RunMeta::of(caller, spec),
     }
 }
 
-/// What became of a request.
-pub(crate) enum Begun {
-    /// It runs.
-    New(Arc<Live>),
-    /// It runs, and waits for its reader.
+/// The result of starting a run.
+pub(crate) enum RunStart {
+    /// The run is started.
+    New(Arc<ActiveRun>),
+    /// The run is started and waits for its event reader.
     #[allow(private_interfaces, reason = "only this room asks to follow")]
-    Held(Arc<Live>, hold::Hold),
-    /// It was asked for before, under this name.
-    Before(String),
+    WithReader(Arc<ActiveRun>, slow_reader::SlowReaderGuard),
+    /// The Idempotency-Key stands for this earlier run.
+    Existing(String),
 }
 
 pub(crate) async fn begin(
     gateway: Gateway,
-    asked: live::Asked,
-    may: Answer<()>,
+    new_run: active::NewRunRequest,
+    quota_check: Answer<()>,
     spec: RunSpec,
     stdin: Option<Vec<u8>>,
-    follows: bool,
-) -> Answer<Begun> {
-    let key = asked.about.key.clone();
-    let live = match live::take(&gateway, asked, may).await? {
-        Taken::New(live) => live,
-        Taken::Before(id) => return Ok(Begun::Before(id)),
+    wants_events: bool,
+) -> Answer<RunStart> {
+    let key = new_run.meta.key.clone();
+    let live = match active::accept(&gateway, new_run, quota_check).await? {
+        AcceptedRun::New(live) => live,
+        AcceptedRun::Existing(id) => return Ok(RunStart::Existing(id)),
     };
-    if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)).await {
-        live::give_up(&gateway, &live, &spec.sandbox.profile).await;
+    if let Err(problem) = gateway
+        .audit_run_accepted(&live.run_ref(), &key, &audit_text(&spec))
+        .await
+    {
+        active::abort_start(&gateway, &live, &spec.sandbox.profile).await;
         return Err(problem);
     }
-    // Before it can write anything.
-    let hold = follows.then(|| hold::Hold::take(&live, [0, 0]));
+    // Before the program can write output.
+    let guard = wants_events.then(|| slow_reader::SlowReaderGuard::new(&live, [0, 0]));
     drop(start(&gateway, &live, spec, stdin));
-    Ok(match hold {
-        Some(hold) => Begun::Held(live, hold),
-        None => Begun::New(live),
+    Ok(match guard {
+        Some(guard) => RunStart::WithReader(live, guard),
+        None => RunStart::New(live),
     })
 }
 
-/// What the audit says of it.
-fn told(spec: &RunSpec) -> String {
+/// The details of the audit entry.
+fn audit_text(spec: &RunSpec) -> String {
     format!(
         "profile={} backend={}",
         spec.sandbox.profile,
@@ -274,23 +313,23 @@ fn told(spec: &RunSpec) -> String {
     )
 }
 
-/// Starts what was written down; the task ends once its end is, too.
+/// Starts an accepted run; the task ends when its end is written.
 pub(crate) fn start(
     gateway: &Gateway,
-    live: &Arc<Live>,
+    live: &Arc<ActiveRun>,
     spec: RunSpec,
     stdin: Option<Vec<u8>>,
 ) -> tokio::task::JoinHandle<()> {
     let mut run = gateway.engine().start_as(live.id.clone(), spec);
     if let (Some(mut pipe), Some(bytes)) = (run.take_stdin(), stdin) {
-        // A program need not read all of it.
+        // A program need not read all of its standard input.
         tokio::spawn(async move { _ = pipe.write_all(&bytes).await });
     }
-    tokio::spawn(live::carry_out(gateway.clone(), live.clone(), run))
+    tokio::spawn(active::drive(gateway.clone(), live.clone(), run))
 }
 
-/// `Accept: text/event-stream`: whoever asks wants to see it go on.
-fn follows(headers: &HeaderMap) -> bool {
+/// `Accept: text/event-stream`: the response is the event stream.
+fn wants_events(headers: &HeaderMap) -> bool {
     let kinds = headers
         .get_all(header::ACCEPT)
         .iter()
@@ -301,7 +340,7 @@ fn follows(headers: &HeaderMap) -> bool {
     kinds.any(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
-/// `Prefer: respond-async`, among other wishes or alone.
+/// `Prefer: respond-async`, alone or in a list.
 pub(crate) fn is_async(headers: &HeaderMap) -> bool {
     let wishes = headers
         .get_all("prefer")
@@ -312,12 +351,12 @@ pub(crate) fn is_async(headers: &HeaderMap) -> bool {
         .any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
 }
 
-pub(crate) fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Answer<Option<&str>> {
     let Some(value) = headers.get("idempotency-key") else {
         return Ok(None);
     };
     match value.to_str().ok().map(str::trim) {
-        Some(name) if (1..=LONGEST_PROMISE).contains(&name.len()) => Ok(Some(name)),
+        Some(name) if (1..=MAX_IDEMPOTENCY_KEY).contains(&name.len()) => Ok(Some(name)),
         _ => Err(Problem::invalid(
             "this is no Idempotency-Key",
             "send 1 to 255 visible characters",
@@ -325,11 +364,11 @@ pub(crate) fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
     }
 }
 
-/// Where to find it.
-async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
+/// 202 with the location of the run.
+async fn accepted(gateway: &Gateway, live: &ActiveRun) -> Answer<Response> {
     let id = live.id.clone();
     let row = gateway
-        .look_up(move |served| served.run(id.as_str()))
+        .query_database(move |database| database.run(id.as_str()))
         .await?
         .ok_or_else(|| Problem::not_found("run"))?;
     let mut response = (StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response();
@@ -343,36 +382,37 @@ async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
     Ok(response)
 }
 
-/// The result of a run, if the caller has room for it. It is not lost without.
-fn result(
+/// The result, within the tenant's share of response memory. A refusal does not lose it: it stays
+/// in the database.
+fn result_response(
     gateway: &Gateway,
     caller: &Caller,
     id: &str,
     text: impl Into<Bytes>,
 ) -> Answer<Response> {
-    let sent = fitting::sent(gateway.answering(), &caller.tenant, text);
-    sent.map_err(|problem| problem.about(format!("/v1/runs/{id}")))
+    let sent = json_response::from_bytes(gateway.response_bytes(), &caller.tenant, text);
+    sent.map_err(|problem| problem.with_instance(format!("/v1/runs/{id}")))
 }
 
-/// The row of a run that the caller may see; somebody else's is as if there were none.
+/// The row of a run that the caller may see; another tenant's run is not found.
 pub(crate) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
-    let found = gateway
-        .look_up(move |served| served.run(&id))
+    let row = gateway
+        .query_database(move |database| database.run(&id))
         .await?
         .filter(|row| caller.sees(&row.owner));
-    found.ok_or_else(|| Problem::not_found("run"))
+    row.ok_or_else(|| Problem::not_found("run"))
 }
 
-/// What the database has of it.
-async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    answered(gateway, caller, row(gateway, caller, id).await?)
+/// The response from the database.
+async fn stored_response(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
+    row_response(gateway, caller, row(gateway, caller, id).await?)
 }
 
-fn answered(gateway: &Gateway, caller: &Caller, mut row: RunRow) -> Answer<Response> {
+fn row_response(gateway: &Gateway, caller: &Caller, mut row: RunRow) -> Answer<Response> {
     match row.result.take() {
-        Some(text) => result(gateway, caller, &row.id, text),
+        Some(text) => result_response(gateway, caller, &row.id, text),
         None => Ok(Json(RunState::of(&row)).into_response()),
     }
 }
@@ -386,50 +426,60 @@ async fn get(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<Response> {
-    kept(&gateway, &caller, &id).await
+    stored_response(&gateway, &caller, &id).await
 }
 
 /// Runs, the newest first
-#[utoipa::path(get, path = "/v1/runs", tag = "runs", params(Which), responses(
+#[utoipa::path(get, path = "/v1/runs", tag = "runs", params(RunsQuery), responses(
     (status = 200, description = "One page of them", body = RunList),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<RunsQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Json<RunList>> {
     caller.require(Scope::Runs)?;
-    let Query(which) = which.map_err(|error| {
+    let Query(query) = query.map_err(|error| {
         Problem::invalid(
             format!("the query cannot be read: {}", error.body_text()),
             "see /openapi.json",
         )
     })?;
-    let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
-    if which.status.as_ref().is_some_and(|status| !known(status)) {
+    let is_known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
+    if query
+        .status
+        .as_ref()
+        .is_some_and(|status| !is_known(status))
+    {
         let names = Status::ALL.map(Status::name).join(", ");
         return Err(Problem::invalid(
             "there is no such status",
             format!("there are {names}"),
         ));
     }
-    let limit = which.limit.unwrap_or(USUALLY_LISTED);
+    let limit = query.limit.unwrap_or(DEFAULT_LISTED);
     if !(1..=store::served::MOST_LISTED).contains(&limit) {
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
     let filter = RunFilter {
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
-        status: which.status,
-        task: which.task_id,
+        status: query.status,
+        task: query.task_id,
         before: gateway
             .cursors()
-            .open(&caller.tenant, List::Runs, which.before.as_deref())?,
+            .open(&caller.tenant, PagedList::Runs, query.before.as_deref())?,
         limit,
     };
-    let rows = gateway.look_up(move |served| served.list(&filter)).await?;
+    let rows = gateway
+        .query_database(move |database| database.list(&filter))
+        .await?;
     let last = rows.last().filter(|_| rows.len() == limit as usize);
     let before = last
-        .map(|row| gateway.cursors().seal(&caller.tenant, List::Runs, row.n))
+        .map(|row| {
+            gateway
+                .cursors()
+                .seal(&caller.tenant, PagedList::Runs, row.n)
+        })
         .transpose()?;
     Ok(Json(RunList {
         runs: rows.iter().map(RunState::of).collect(),
@@ -451,11 +501,11 @@ async fn cancel(
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
     let Some(live) = gateway.runs().find(&id) else {
-        return kept(&gateway, &caller, &id).await;
+        return stored_response(&gateway, &caller, &id).await;
     };
     live.cancel();
-    match tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await {
-        Ok(ended) => result(&gateway, &caller, &id, ended?.kept.clone()),
+    match tokio::time::timeout(CANCEL_TIMEOUT, live.ended()).await {
+        Ok(ended) => result_response(&gateway, &caller, &id, ended?.stored.clone()),
         Err(_) => Ok((StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response()),
     }
 }

@@ -1,73 +1,83 @@
-//! Connections: accepted within a bound, with TLS if there is a certificate, each served until it is idle or the server ends.
+//! Accepts connections within the limit, with optional TLS, and serves HTTP/1.1 until idle or
+//! shutdown.
 
 use crate::{
     Gateway,
-    gate::{Connection, Place},
-    patience::{Patient, Unread, Watched},
+    connections::{ConnectionSlot, Connections},
+    held_body::{fits_one_slice, hold_until_sent},
+    middleware::{ConnectionInfo, ConnectionUse},
+    write_timeout::{TrackedBody, UnreadFlag, WriteTimeoutStream},
 };
 use axum::{Router, body::Body};
-use http::Request;
+use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
-use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 
-/// The most that the headers of a request may take, and their number.
-pub(crate) const HEADER_BYTES: usize = 32 << 10;
-const MOST_HEADERS: usize = 100;
-/// How long a handshake may take.
-const LONGEST_HANDSHAKE: Duration = Duration::from_secs(10);
-/// Between two tries to accept, when the machine has run out of something.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Maximum size and number of request headers.
+pub(crate) const MAX_HEADER_BYTES: usize = 32 << 10;
+const MAX_HEADERS: usize = 100;
+/// TLS handshake timeout.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, such as on file descriptor exhaustion.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
+const BUSY_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
 connection: close\r\ncontent-length: 149\r\n\r\n{\"type\":\"urn:airlock:quota_exceeded\",\"status\":503,\"title\":\"too many \
 connections are open\",\"detail\":\"close one, or try later\",\"code\":\"quota_exceeded\"}";
 
-/// Where connections come from.
+/// The listening socket.
 #[derive(Debug)]
-pub enum Listener {
-    /// A TCP port.
+pub enum HttpListener {
+    /// A TCP socket.
     Tcp(TcpListener),
     /// A unix socket.
     Unix(UnixListener),
 }
 
-/// What connections are encrypted with.
+/// The TLS configuration of the server.
 #[derive(Clone)]
-pub struct Tls(TlsAcceptor);
+pub struct ServerTls(TlsAcceptor);
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for ServerTls {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Tls(..)")
     }
 }
 
-/// Why a certificate cannot be used.
+/// Why the TLS certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file.
+pub enum ServerTlsError {
+    /// A file cannot be read.
     #[error("cannot read `{0}`: {1}")]
     File(String, rustls::pki_types::pem::Error),
-    /// What is in them.
+    /// Certificate and key are invalid or do not match.
     #[error("the certificate and its key cannot be used: {0}")]
     Pair(#[from] rustls::Error),
 }
 
-impl Tls {
-    /// From a chain of certificates and the key of the first, both PEM.
-    pub fn from_files(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
-        let failed = |path: &Path, error| TlsError::File(path.display().to_string(), error);
+impl ServerTls {
+    /// Loads a certificate chain and its key, both PEM.
+    pub fn from_files(certificate: &Path, key: &Path) -> Result<ServerTls, ServerTlsError> {
+        let failed = |path: &Path, error| ServerTlsError::File(path.display().to_string(), error);
         let chain = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(|error| failed(certificate, error))?;
@@ -78,27 +88,27 @@ impl Tls {
             .with_no_client_auth()
             .with_single_cert(chain, key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Tls(TlsAcceptor::from(Arc::new(config))))
+        Ok(ServerTls(TlsAcceptor::from(Arc::new(config))))
     }
 }
 
-/// Accepts and serves until it is told to stop; then lets connections finish what they do, for this long.
+/// Serves until `stop` is set; then lets connections finish within the grace period.
 pub(crate) async fn serve(
     gateway: &Gateway,
-    listener: Listener,
-    tls: Option<Tls>,
+    listener: HttpListener,
+    tls: Option<ServerTls>,
     mut stop: watch::Receiver<bool>,
     grace: Duration,
 ) {
     let router = crate::router(gateway);
-    let room = Arc::new(Semaphore::new(gateway.bounds().connections));
+    let slots = Connections::new(gateway.bounds().connections);
     let mut connections = JoinSet::new();
     let spec::Bounds {
         header_time,
         write_time,
         ..
     } = *gateway.bounds();
-    let context = Context {
+    let context = ConnectionContext {
         router,
         header_time,
         write_time,
@@ -113,17 +123,23 @@ pub(crate) async fn serve(
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                crate::say(format_args!("airlock: cannot accept a connection: {error}"));
-                tokio::time::sleep(PAUSE).await;
+                crate::log_warning(format_args!("airlock: cannot accept a connection: {error}"));
+                tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
         };
-        let Ok(permit) = room.clone().try_acquire_owned() else {
-            accepted.turn_away(tls.is_some());
+        let Some(slot) = slots.admit(accepted.peer()) else {
+            accepted.reject(tls.is_some());
             continue;
         };
-        let (context, tls) = (context.clone(), tls.clone());
-        connections.spawn(context.attend(accepted, tls, Place(Arc::new(permit), None)));
+        let context = context.clone();
+        let tls = tls.clone();
+        connections.spawn(async move {
+            tokio::select! {
+                () = slot.closed() => {}
+                () = context.handle(accepted, tls, slot.clone()) => {}
+            }
+        });
     }
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };
@@ -132,66 +148,78 @@ pub(crate) async fn serve(
     }
 }
 
-enum Accepted {
+enum AcceptedStream {
     Tcp(TcpStream, SocketAddr),
     Unix(tokio::net::UnixStream),
 }
 
-impl Accepted {
-    /// Names the bound, without waiting for anybody.
-    fn turn_away(self, encrypted: bool) {
-        // Whoever does not read it sees the connection close.
+impl AcceptedStream {
+    fn peer(&self) -> Option<IpAddr> {
+        match self {
+            AcceptedStream::Tcp(_, peer) => Some(peer.ip()),
+            AcceptedStream::Unix(_) => None,
+        }
+    }
+
+    /// Answers 503 without waiting for the client.
+    fn reject(self, encrypted: bool) {
+        // A client that does not read the answer sees the connection close.
         _ = match self {
-            Accepted::Tcp(stream, _) if !encrypted => stream.try_write(BUSY),
-            Accepted::Unix(stream) => stream.try_write(BUSY),
-            Accepted::Tcp(..) => Ok(0),
+            AcceptedStream::Tcp(stream, _) if !encrypted => stream.try_write(BUSY_RESPONSE),
+            AcceptedStream::Unix(stream) => stream.try_write(BUSY_RESPONSE),
+            AcceptedStream::Tcp(..) => Ok(0),
         };
     }
 }
 
-async fn accept(listener: &Listener) -> io::Result<Accepted> {
+async fn accept(listener: &HttpListener) -> io::Result<AcceptedStream> {
     match listener {
-        Listener::Tcp(listener) => {
+        HttpListener::Tcp(listener) => {
             let (stream, peer) = listener.accept().await?;
-            // Answers are small and go out at once.
+            // Responses are small and must not wait for Nagle's algorithm.
             _ = stream.set_nodelay(true);
-            Ok(Accepted::Tcp(stream, peer))
+            Ok(AcceptedStream::Tcp(stream, peer))
         }
-        Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        HttpListener::Unix(listener) => Ok(AcceptedStream::Unix(listener.accept().await?.0)),
     }
 }
 
-/// What every connection needs.
+/// What each connection needs.
 #[derive(Clone)]
-struct Context {
+struct ConnectionContext {
     router: Router,
     header_time: Duration,
     write_time: Duration,
     stop: watch::Receiver<bool>,
 }
 
-impl Context {
-    async fn attend(self, accepted: Accepted, tls: Option<Tls>, place: Place) {
+impl ConnectionContext {
+    async fn handle(
+        self,
+        accepted: AcceptedStream,
+        tls: Option<ServerTls>,
+        slot: Arc<ConnectionSlot>,
+    ) {
         match (accepted, tls) {
-            (Accepted::Unix(stream), _) => {
-                self.serve(stream, Connection { addresses: None }, place)
+            (AcceptedStream::Unix(stream), _) => {
+                self.serve(stream, ConnectionInfo { addresses: None }, slot)
                     .await
             }
-            (Accepted::Tcp(stream, peer), tls) => {
+            (AcceptedStream::Tcp(stream, peer), tls) => {
                 let Ok(local) = stream.local_addr() else {
                     return;
                 };
-                let connection = Connection {
+                let connection = ConnectionInfo {
                     addresses: Some((local, peer)),
                 };
                 match tls {
-                    None => self.serve(stream, connection, place).await,
-                    Some(Tls(acceptor)) => {
-                        let shaken =
-                            tokio::time::timeout(LONGEST_HANDSHAKE, acceptor.accept(stream)).await;
-                        // Who cannot shake hands cannot be answered either.
-                        if let Ok(Ok(stream)) = shaken {
-                            self.serve(stream, connection, place).await;
+                    None => self.serve(stream, connection, slot).await,
+                    Some(ServerTls(acceptor)) => {
+                        let handshake =
+                            tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
+                        // After a failed handshake no answer can be sent.
+                        if let Ok(Ok(stream)) = handshake {
+                            self.serve(stream, connection, slot).await;
                         }
                     }
                 }
@@ -202,35 +230,45 @@ impl Context {
     async fn serve(
         mut self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        connection: Connection,
-        place: Place,
+        connection: ConnectionInfo,
+        slot: Arc<ConnectionSlot>,
     ) {
-        let unread = Unread::default();
-        let (router, stream) = (
-            self.router,
-            Patient::new(stream, self.write_time, unread.clone()),
-        );
+        let unread = UnreadFlag::default();
+        let router = self.router;
+        let stream = WriteTimeoutStream::new(stream, self.write_time, unread.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection);
-            request.extensions_mut().insert(place.clone());
+            let busy = Arc::new(slot.begin());
+            request
+                .extensions_mut()
+                .insert(ConnectionUse(busy.clone(), None));
             let mut router = router.clone();
-            let request = request.map(|body| Body::new(Watched::new(body, &unread)));
-            async move { tower_service::Service::call(&mut router, request).await }
+            let request = request.map(|body| Body::new(TrackedBody::new(body, &unread)));
+            async move {
+                let response: Response<Body> =
+                    tower_service::Service::call(&mut router, request).await?;
+                // A connection counts as active while it sends.
+                Ok::<_, Infallible>(if fits_one_slice(response.body()) {
+                    response
+                } else {
+                    response.map(|body| hold_until_sent(body, busy))
+                })
+            }
         });
-        let served = http1::Builder::new()
+        let http = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_time)
-            .max_headers(MOST_HEADERS)
-            .max_buf_size(HEADER_BYTES)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
-        tokio::pin!(served);
+        tokio::pin!(http);
         tokio::select! {
-            // A connection that breaks is the client's business.
-            _ = served.as_mut() => return,
-            _ = self.stop.wait_for(|stop| *stop) => served.as_mut().graceful_shutdown(),
+            // Connection errors are not logged: they are the client's.
+            _ = http.as_mut() => return,
+            _ = self.stop.wait_for(|stop| *stop) => http.as_mut().graceful_shutdown(),
         }
-        _ = served.await;
+        _ = http.await;
     }
 }
 
@@ -240,7 +278,7 @@ mod tests {
 
     #[test]
     fn the_answer_of_a_full_server_is_as_long_as_it_says() {
-        let text = std::str::from_utf8(BUSY).unwrap();
+        let text = std::str::from_utf8(BUSY_RESPONSE).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(
             head.contains(&format!("content-length: {}", body.len())),

@@ -1,5 +1,6 @@
-//! From what happens to records of the node. Nobody waits for them: lines wait in a bounded queue, and the thread that
-//! writes runs takes them a few at a time between these. What finds no room is counted and spoken of.
+//! Telemetry recorder: turns events and output of containers, and log lines, into records of the
+//! node. Recording never blocks: records wait in a bounded queue, and the run writer stores them in
+//! small batches between its other writes. Dropped records are counted and reported.
 
 use crate::Gateway;
 use spec::{Stream, Timestamp};
@@ -13,31 +14,31 @@ use std::{
 use store::telemetry::{Kept, LogRow};
 use tokio::sync::Notify;
 
-/// The name under which the server's own lines are found.
+/// Source name of the server's own log lines.
 pub(crate) const SERVICE: &str = "node";
-/// What of a container's stream is kept: bytes and lines.
-const MOST_OF_STREAM: usize = 256 << 10;
-const MOST_LINES: usize = 10_000;
-/// What is longer is cut into lines of this length.
-const LONGEST_LINE: usize = 16 << 10;
-/// What waits to be written: bytes, and records however small.
-const MOST_WAITING: usize = 16 << 20;
-const MOST_RECORDS: usize = 50_000;
-/// What is written together: so little that no run is held up by it.
-const TOGETHER: usize = 128 << 10;
-const RECORDS_TOGETHER: usize = 250;
-/// How long lines wait for others.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Between looks for what is too old; between looks for room to give back.
-const BETWEEN_PRUNINGS: Duration = Duration::from_secs(3600);
-const BETWEEN_VACUUMS: Duration = Duration::from_secs(24 * 3600);
-/// What may be written before somebody looks for what is too much.
-const MOST_UNSEEN: u64 = MOST_LOG_BYTES / 16;
+/// Limits of a container's stream: bytes and lines.
+const MAX_STREAM_BYTES: usize = 256 << 10;
+const MAX_STREAM_LINES: usize = 10_000;
+/// Longer lines are split at this length.
+const MAX_LINE_BYTES: usize = 16 << 10;
+/// Limits of the queue: bytes and records.
+const MAX_QUEUED_BYTES: usize = 16 << 20;
+const MAX_QUEUED_RECORDS: usize = 50_000;
+/// Limits of a batch: small, so that no run waits for it.
+const BATCH_BYTES: usize = 128 << 10;
+const BATCH_RECORDS: usize = 250;
+/// How long records wait for a batch.
+const BATCH_DELAY: Duration = Duration::from_millis(200);
+/// Interval of pruning, and of returning free pages to the disk.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
+const VACUUM_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Bytes written after which pruning runs early.
+const PRUNE_AFTER_BYTES: u64 = MAX_LOG_BYTES / 16;
 const DAY_MS: u64 = 24 * 3_600_000;
-const MOST_LOG_BYTES: u64 = 512 << 20;
-const MOST_CONTAINERS: u32 = 200_000;
+const MAX_LOG_BYTES: u64 = 512 << 20;
+const MAX_CONTAINERS: u32 = 200_000;
 
-/// What is to be written down.
+/// A record to be stored.
 #[derive(Debug)]
 enum Record {
     Started { id: String, at: Timestamp },
@@ -54,7 +55,7 @@ impl Record {
 }
 
 impl Record {
-    /// With what a row takes beside its lines.
+    /// Approximate size of the stored row.
     fn stored(&self) -> u64 {
         match self {
             Record::Started { .. } => 0,
@@ -63,35 +64,35 @@ impl Record {
     }
 }
 
-/// Where records wait.
+/// The queue of telemetry records.
 #[derive(Debug, Default)]
-pub(crate) struct Recorder {
-    waiting: Mutex<Waiting>,
+pub(crate) struct TelemetryRecorder {
+    waiting: Mutex<RecordQueue>,
     dropped: AtomicU64,
     grown: Notify,
-    /// Bytes written since somebody looked for what is too much.
+    /// Bytes written since the last pruning.
     written: AtomicU64,
-    crowded: Notify,
+    over_threshold: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct RecordQueue {
     records: std::collections::VecDeque<Record>,
     bytes: usize,
 }
 
-/// The output of one container.
+/// The output streams of one container.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ContainerOutput {
     id: String,
     owner: String,
-    streams: [Mutex<Lines>; 2],
+    streams: [Mutex<LineBuffer>; 2],
 }
 
-/// Of one stream, what is no whole line yet, and how much was kept.
+/// Incomplete last line of a stream, and how much was recorded.
 #[derive(Debug, Default)]
-struct Lines {
-    begun: Vec<u8>,
+struct LineBuffer {
+    partial: Vec<u8>,
     bytes: usize,
     lines: usize,
     lost: u64,
@@ -101,27 +102,27 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Lines {
-    /// The lines that these bytes complete, if there is still room for any.
+impl LineBuffer {
+    /// The lines that these bytes complete, within the limits of the stream.
     fn take(&mut self, bytes: &[u8]) -> Option<String> {
-        if self.bytes >= MOST_OF_STREAM || self.lines >= MOST_LINES {
+        if self.bytes >= MAX_STREAM_BYTES || self.lines >= MAX_STREAM_LINES {
             self.lost += bytes.len() as u64;
             return None;
         }
-        self.begun.extend_from_slice(bytes);
-        let end = match self.begun.iter().rposition(|byte| *byte == b'\n') {
+        self.partial.extend_from_slice(bytes);
+        let end = match self.partial.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => last + 1,
-            None if self.begun.len() >= LONGEST_LINE => self.begun.len(),
+            None if self.partial.len() >= MAX_LINE_BYTES => self.partial.len(),
             None => return None,
         };
-        let rest = self.begun.split_off(end);
-        let whole = std::mem::replace(&mut self.begun, rest);
+        let rest = self.partial.split_off(end);
+        let whole = std::mem::replace(&mut self.partial, rest);
         self.keep(&whole)
     }
 
-    /// What was not ended by a line's end.
-    fn rest(&mut self) -> Option<String> {
-        let whole = std::mem::take(&mut self.begun);
+    /// The last line if it has no newline.
+    fn take_rest(&mut self) -> Option<String> {
+        let whole = std::mem::take(&mut self.partial);
         if whole.is_empty() {
             None
         } else {
@@ -133,9 +134,9 @@ impl Lines {
         let mut kept = Vec::new();
         let body = whole.strip_suffix(b"\n").unwrap_or(whole);
         for piece in body.split(|byte| *byte == b'\n').flat_map(pieces) {
-            if self.bytes + piece.len() >= MOST_OF_STREAM || self.lines >= MOST_LINES {
-                // Nothing comes behind a gap.
-                self.bytes = MOST_OF_STREAM;
+            if self.bytes + piece.len() >= MAX_STREAM_BYTES || self.lines >= MAX_STREAM_LINES {
+                // After a gap nothing more is recorded.
+                self.bytes = MAX_STREAM_BYTES;
                 self.lost += piece.len() as u64 + 1;
                 continue;
             }
@@ -147,16 +148,16 @@ impl Lines {
     }
 }
 
-/// A line in pieces that are not too long.
+/// Splits a line at the maximum length.
 fn pieces(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let one = line.is_empty().then_some(line);
-    one.into_iter().chain(line.chunks(LONGEST_LINE))
+    one.into_iter().chain(line.chunks(MAX_LINE_BYTES))
 }
 
-impl Output {
-    /// Of this container of this tenant's.
-    pub(crate) fn new(id: &str, owner: &str) -> Output {
-        Output {
+impl ContainerOutput {
+    /// The output of a container of this tenant.
+    pub(crate) fn new(id: &str, owner: &str) -> ContainerOutput {
+        ContainerOutput {
             id: id.to_owned(),
             owner: owner.to_owned(),
             streams: Default::default(),
@@ -176,15 +177,15 @@ impl Output {
     }
 }
 
-fn place(stream: Stream) -> usize {
+fn stream_index(stream: Stream) -> usize {
     match stream {
         Stream::Stdout => 0,
         Stream::Stderr => 1,
     }
 }
 
-impl Recorder {
-    /// A program began in this container.
+impl TelemetryRecorder {
+    /// Records that a program started in the container.
     pub(crate) fn started(&self, id: &str) {
         self.add(Record::Started {
             id: id.to_owned(),
@@ -192,20 +193,20 @@ impl Recorder {
         });
     }
 
-    /// It wrote something.
-    pub(crate) fn wrote(&self, output: &Output, stream: Stream, bytes: &[u8]) {
-        let whole = locked(&output.streams[place(stream)]).take(bytes);
+    /// Records output of a container.
+    pub(crate) fn wrote(&self, output: &ContainerOutput, stream: Stream, bytes: &[u8]) {
+        let whole = locked(&output.streams[stream_index(stream)]).take(bytes);
         if let Some(lines) = whole {
-            self.add(output.row(place(stream), lines));
+            self.add(output.row(stream_index(stream), lines));
         }
     }
 
-    /// It writes nothing more; what is missing of it is said.
-    pub(crate) fn ended(&self, output: &Output) {
+    /// Records the last line, and how many bytes were left out.
+    pub(crate) fn ended(&self, output: &ContainerOutput) {
         for (index, stream) in output.streams.iter().enumerate() {
             let (rest, lost) = {
                 let mut lines = locked(stream);
-                (lines.rest(), std::mem::take(&mut lines.lost))
+                (lines.take_rest(), std::mem::take(&mut lines.lost))
             };
             let gap = (lost > 0)
                 .then(|| format!("[airlock: {lost} more bytes of this stream are not kept]"));
@@ -215,7 +216,7 @@ impl Recorder {
         }
     }
 
-    /// A line of the server's own.
+    /// Records a log line of the server.
     pub(crate) fn service(&self, at: Timestamp, line: String) {
         self.add(Record::Lines(LogRow {
             n: 0,
@@ -228,7 +229,7 @@ impl Recorder {
         }));
     }
 
-    /// How many records were never written.
+    /// Number of dropped records.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -236,7 +237,7 @@ impl Recorder {
     fn add(&self, record: Record) {
         let mut waiting = locked(&self.waiting);
         let bytes = record.bytes();
-        if waiting.bytes + bytes > MOST_WAITING || waiting.records.len() >= MOST_RECORDS {
+        if waiting.bytes + bytes > MAX_QUEUED_BYTES || waiting.records.len() >= MAX_QUEUED_RECORDS {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -246,112 +247,124 @@ impl Recorder {
         self.grown.notify_one();
     }
 
-    fn some(&self) -> Vec<Record> {
+    fn take_batch(&self) -> Vec<Record> {
         let mut waiting = locked(&self.waiting);
-        let (mut some, mut bytes) = (Vec::new(), 0);
-        while bytes < TOGETHER && some.len() < RECORDS_TOGETHER {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES && batch.len() < BATCH_RECORDS {
             let Some(record) = waiting.records.pop_front() else {
                 break;
             };
             bytes += record.bytes();
-            some.push(record);
+            batch.push(record);
         }
         waiting.bytes -= bytes;
-        some
+        batch
     }
 }
 
 impl Gateway {
-    /// Writes records down as they come, for ever.
-    pub(crate) async fn record(self) {
-        let mut told = 0;
+    /// Stores records as they come; never returns.
+    pub(crate) async fn write_telemetry(self) {
+        let mut reported = 0;
         loop {
             self.recorder().grown.notified().await;
-            tokio::time::sleep(PAUSE).await;
-            self.write_records().await;
+            tokio::time::sleep(BATCH_DELAY).await;
+            self.flush_telemetry().await;
             let lost = self.recorder().dropped();
-            if lost > told {
-                crate::say(format_args!(
+            // This warning adds a record: while none is stored it would repeat without end.
+            if lost > reported && !self.reserve().is_released() {
+                crate::log_warning(format_args!(
                     "{} records of telemetry found no room",
-                    lost - told
+                    lost - reported
                 ));
-                told = lost;
+                reported = lost;
             }
         }
     }
 
-    /// Writes down what waits.
-    pub(crate) async fn write_records(&self) {
+    /// Stores all queued records.
+    pub(crate) async fn flush_telemetry(&self) {
         loop {
-            let some = self.recorder().some();
-            if some.is_empty() {
+            let batch = self.recorder().take_batch();
+            if batch.is_empty() {
                 return;
             }
-            let (count, bytes) = (some.len() as u64, some.iter().map(Record::stored).sum());
-            let work = move |writing: &store::served::Writing<'_>| {
-                // One that cannot be written is no reason to refuse what is written together with it.
+            // Telemetry must not use the disk reserve.
+            if self.reserve().is_released() {
+                let dropped = &self.recorder().dropped;
+                dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                continue;
+            }
+            let count = batch.len() as u64;
+            let bytes = batch.iter().map(Record::stored).sum();
+            let work = move |transaction: &store::served::Writing<'_>| {
+                // A record that fails does not fail its batch.
                 let write = |record: &Record| match record {
-                    Record::Started { id, at } => writing.start_container(id, at.0),
-                    Record::Lines(row) => writing.add_log(row),
+                    Record::Started { id, at } => transaction.start_container(id, at.0),
+                    Record::Lines(row) => transaction.add_log(row),
                 };
-                Ok(some.iter().filter(|record| write(record).is_err()).count() as u64)
+                Ok(batch.iter().filter(|record| write(record).is_err()).count() as u64)
             };
             let written = self.writer().write(work).await;
             self.recorder()
                 .dropped
                 .fetch_add(*written.as_ref().unwrap_or(&count), Ordering::Relaxed);
-            if self.recorder().written.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_UNSEEN {
-                self.recorder().crowded.notify_one();
+            if self.recorder().written.fetch_add(bytes, Ordering::Relaxed) + bytes
+                > PRUNE_AFTER_BYTES
+            {
+                self.recorder().over_threshold.notify_one();
             }
-            // That it failed is a line of the log, too: whoever went on at once would never end.
+            // The failure is logged, which adds a record: retrying at once would never end.
             if written.is_err() {
                 return;
             }
         }
     }
 
-    /// Forgets what is too old or too much, at once, every hour, and whenever much was written; once a day room is given back to the disk. On threads that may
-    /// wait for it.
-    pub(crate) async fn keep_telemetry_small(self) {
-        let mut given_back = None::<std::time::Instant>;
+    /// Prunes old and excess telemetry at start, every hour, and after many writes; once a day it
+    /// also returns free pages to the disk. Runs on blocking threads.
+    pub(crate) async fn prune_telemetry_periodically(self) {
+        let mut vacuumed_at = None::<std::time::Instant>;
         loop {
-            let gives_back = given_back.is_none_or(|last| last.elapsed() >= BETWEEN_VACUUMS);
-            if gives_back {
-                given_back = Some(std::time::Instant::now());
+            let with_vacuum = vacuumed_at.is_none_or(|last| last.elapsed() >= VACUUM_INTERVAL);
+            if with_vacuum {
+                vacuumed_at = Some(std::time::Instant::now());
             }
             self.recorder().written.store(0, Ordering::Relaxed);
-            self.prune_telemetry(gives_back).await;
-            // Either is a reason.
-            _ = tokio::time::timeout(BETWEEN_PRUNINGS, self.recorder().crowded.notified()).await;
+            self.prune_telemetry(with_vacuum).await;
+            // Either the interval or the threshold.
+            _ = tokio::time::timeout(PRUNE_INTERVAL, self.recorder().over_threshold.notified())
+                .await;
         }
     }
 
-    async fn prune_telemetry(&self, gives_back: bool) {
+    async fn prune_telemetry(&self, with_vacuum: bool) {
         let gateway = self.clone();
         let pruned = tokio::task::spawn_blocking(move || {
             let now = engine::now().0;
             let kept = Kept {
                 logs_since_ms: now.saturating_sub(7 * DAY_MS),
                 containers_since_ms: now.saturating_sub(30 * DAY_MS),
-                log_bytes: MOST_LOG_BYTES,
-                containers: MOST_CONTAINERS,
+                log_bytes: MAX_LOG_BYTES,
+                containers: MAX_CONTAINERS,
             };
-            gateway.served().prune_telemetry(&kept)?;
-            if gives_back {
-                gateway.give_room_back()?;
+            gateway.database().prune_telemetry(&kept)?;
+            if with_vacuum {
+                gateway.vacuum_database()?;
             }
             Ok::<_, store::DatabaseError>(())
         });
         if let Ok(Err(error)) = pruned.await {
-            crate::say(format_args!("old telemetry cannot be forgotten: {error}"));
+            crate::log_warning(format_args!("old telemetry cannot be forgotten: {error}"));
         }
     }
 
-    /// A little at a time: others write meanwhile.
-    fn give_room_back(&self) -> Result<(), store::DatabaseError> {
+    /// In small steps, because other writers wait meanwhile.
+    fn vacuum_database(&self) -> Result<(), store::DatabaseError> {
         let mut left = u64::MAX;
         loop {
-            let now = self.served().vacuum()?;
+            let now = self.database().vacuum()?;
             if now == 0 || now >= left {
                 return Ok(());
             }
@@ -365,18 +378,18 @@ impl Gateway {
 mod tests {
     use super::*;
 
-    fn written(recorder: &Recorder) -> Vec<(String, String)> {
+    fn written(recorder: &TelemetryRecorder) -> Vec<(String, String)> {
         let lines = |record| match record {
             Record::Lines(row) => Some((row.stream, row.lines)),
             Record::Started { .. } => None,
         };
         let mut all = Vec::new();
         loop {
-            let some = recorder.some();
-            if some.is_empty() {
+            let batch = recorder.take_batch();
+            if batch.is_empty() {
                 return all;
             }
-            all.extend(some.into_iter().filter_map(lines));
+            all.extend(batch.into_iter().filter_map(lines));
         }
     }
 
@@ -386,7 +399,10 @@ mod tests {
 
     #[test]
     fn lines_are_whole_however_they_come_and_the_last_needs_no_end() {
-        let (recorder, output) = (Recorder::default(), Output::new("r", "acme"));
+        let (recorder, output) = (
+            TelemetryRecorder::default(),
+            ContainerOutput::new("r", "acme"),
+        );
         for piece in ["he", "llo\nwor", "ld\nagain\n", "rest"] {
             recorder.wrote(&output, Stream::Stdout, piece.as_bytes());
         }
@@ -411,27 +427,30 @@ mod tests {
             (b"\n\n\n\n".to_vec(), 100_000),
             (b"ab\n".to_vec(), 100_000),
         ] {
-            let (recorder, output) = (Recorder::default(), Output::new("r", "acme"));
+            let (recorder, output) = (
+                TelemetryRecorder::default(),
+                ContainerOutput::new("r", "acme"),
+            );
             (0..times).for_each(|_| recorder.wrote(&output, Stream::Stdout, &piece));
             recorder.ended(&output);
             let all = written(&recorder);
             let bytes: usize = all.iter().map(|(_, lines)| lines.len()).sum();
             let last = &all.last().unwrap().1;
             assert!(
-                bytes <= MOST_OF_STREAM + 100 && last.contains("more bytes of this stream"),
+                bytes <= MAX_STREAM_BYTES + 100 && last.contains("more bytes of this stream"),
                 "{bytes} {last}"
             );
             let lines = all.iter().flat_map(|(_, lines)| lines.split('\n'));
             assert!(
-                lines.clone().count() <= MOST_LINES * 2
-                    && lines.clone().all(|line| line.len() <= LONGEST_LINE)
+                lines.clone().count() <= MAX_STREAM_LINES * 2
+                    && lines.clone().all(|line| line.len() <= MAX_LINE_BYTES)
             );
         }
     }
 
     #[test]
     fn what_waits_is_bounded_and_what_found_no_room_is_counted() {
-        let recorder = Recorder::default();
+        let recorder = TelemetryRecorder::default();
         let line = "x".repeat(1 << 20);
         (0..20).for_each(|_| recorder.service(Timestamp(0), line.clone()));
         assert!(recorder.dropped() >= 4, "{}", recorder.dropped());

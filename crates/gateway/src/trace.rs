@@ -1,6 +1,5 @@
-//! Traces, as OpenTelemetry knows them: what was done for a request, and how long each part took. Sent as OTLP over HTTP in
-//! JSON to where the operator says. Spans wait in a bounded queue; those that find no room and those that nobody takes are
-//! counted, and no request ever waits for them.
+//! OpenTelemetry traces: spans of requests, runs and programs, exported as OTLP over HTTP in JSON.
+//! Spans wait in a bounded queue; dropped spans are counted, and no request waits for the export.
 //!
 //! ```text
 //! request ─┬─ admission
@@ -26,27 +25,28 @@ use std::{
 use tokio::sync::Notify;
 use zeroize::Zeroizing;
 
-/// Spans that may wait, and how many are sent together.
-const MOST_WAITING: usize = 8192;
-const TOGETHER: usize = 512;
-/// How long spans wait for others.
-const PAUSE: Duration = Duration::from_millis(500);
-/// How long the receiver may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the last ones are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Between two words about a receiver that takes nothing.
-const BETWEEN_WORDS: Duration = Duration::from_secs(60);
-const LONGEST_TEXT: usize = 256;
+/// Queue length, and batch size.
+const MAX_QUEUED_SPANS: usize = 8192;
+const BATCH_SPANS: usize = 512;
+/// How long spans wait for a batch.
+const BATCH_DELAY: Duration = Duration::from_millis(500);
+/// Request timeout of the collector.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the final export.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Minimum interval of warnings about a failing collector.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_TEXT: usize = 256;
 
-/// Where traces go.
+/// Settings of the trace export.
 #[derive(Clone)]
 pub struct TraceSettings {
-    /// The receiver, such as `http://127.0.0.1:4318`.
+    /// Base address of the OTLP collector, such as `http://127.0.0.1:4318`.
     pub endpoint: String,
-    /// Which part of the traces that begin here is kept, from 0 to 1; whoever calls with a trace decides for it.
+    /// Sampling ratio of traces that start here, from 0 to 1; a caller's own trace has its own
+    /// decision.
     pub sample: f64,
-    /// Headers for the receiver, whose values are secret.
+    /// Headers for the collector; their values are secret.
     pub headers: Vec<(String, Zeroizing<String>)>,
 }
 
@@ -60,77 +60,78 @@ impl fmt::Debug for TraceSettings {
     }
 }
 
-/// Where in a trace something happens.
+/// Identity of a span: trace, span and parent ids, flags, state.
 #[derive(Clone, Debug)]
-pub(crate) struct Spot {
+pub(crate) struct SpanContext {
     trace: [u8; 16],
     span: [u8; 8],
     parent: Option<[u8; 8]>,
     flags: u8,
     state: Option<String>,
-    /// Whether the caller brought it.
-    given: bool,
-    /// Whether it is told of.
+    /// The caller sent the trace context.
+    from_caller: bool,
+    /// The span is sampled and exported.
     recorded: bool,
 }
 
-impl Spot {
-    /// Something that belongs to this. What is not told of leaves the caller's own span as the parent of what follows.
-    pub(crate) fn child(&self) -> Spot {
-        match self.recorded {
-            true => Spot {
-                span: chance(),
+impl SpanContext {
+    /// A child context. If this span is not recorded, the caller's span stays the parent.
+    pub(crate) fn child(&self) -> SpanContext {
+        if self.recorded {
+            SpanContext {
+                span: random_id(),
                 parent: Some(self.span),
                 ..self.clone()
-            },
-            false => self.clone(),
+            }
+        } else {
+            self.clone()
         }
     }
 
-    /// The trace, as logs know it.
+    /// The trace id in hex, for logs.
     pub(crate) fn trace(&self) -> String {
         TraceParent::hex(&self.trace)
     }
 
-    /// As it is passed on.
-    pub(crate) fn written(&self) -> String {
+    /// The `traceparent` header value.
+    pub(crate) fn traceparent(&self) -> String {
         TraceParent::written(&self.trace, &self.span, self.flags)
     }
 
-    /// The same for a program inside: only if the caller is part of it himself.
-    pub(crate) fn for_program(&self) -> Option<String> {
-        self.given.then(|| self.written())
+    /// `traceparent` for a program in a sandbox: only if the caller sent one.
+    pub(crate) fn traceparent_for_program(&self) -> Option<String> {
+        self.from_caller.then(|| self.traceparent())
     }
 }
 
-/// One attribute.
+/// A span attribute.
 pub(crate) type Attribute = (&'static str, Value);
 
-/// Words of ours or of a caller's, bounded.
+/// A text attribute, truncated to a maximum length.
 pub(crate) fn text(name: &'static str, value: &str) -> Attribute {
     (
         name,
-        json!({ "stringValue": value.chars().take(LONGEST_TEXT).collect::<String>() }),
+        json!({ "stringValue": value.chars().take(MAX_TEXT).collect::<String>() }),
     )
 }
 
-/// A number.
+/// An integer attribute.
 pub(crate) fn number(name: &'static str, value: i64) -> Attribute {
-    // Numbers of 64 bits are texts in this JSON.
+    // OTLP/JSON writes 64-bit integers as strings.
     (name, json!({ "intValue": value.to_string() }))
 }
 
-/// From when to when, in microseconds since 1970.
-pub(crate) type Time = (u64, u64);
+/// Start and end, in microseconds since 1970.
+pub(crate) type TimeRange = (u64, u64);
 
-/// Part of a trace that is over.
+/// A finished span.
 #[derive(Debug)]
 pub(crate) struct Span {
-    spot: Spot,
+    span_context: SpanContext,
     name: String,
-    /// 1 internal, 2 server.
+    /// OTLP span kind: 1 internal, 2 server.
     kind: u8,
-    time: Time,
+    time: TimeRange,
     failed: bool,
     attributes: Vec<Attribute>,
 }
@@ -138,7 +139,7 @@ pub(crate) struct Span {
 impl Span {
     fn json(&self) -> Value {
         let Span {
-            spot,
+            span_context,
             name,
             kind,
             time,
@@ -151,22 +152,22 @@ impl Span {
             .collect();
         let nanos = |us: u64| us.saturating_mul(1000).to_string();
         let mut span = json!({
-            "traceId": TraceParent::hex(&spot.trace), "spanId": TraceParent::hex(&spot.span), "flags": spot.flags,
+            "traceId": TraceParent::hex(&span_context.trace), "spanId": TraceParent::hex(&span_context.span), "flags": span_context.flags,
             "name": name, "kind": kind, "attributes": attributes,
             "startTimeUnixNano": nanos(time.0), "endTimeUnixNano": nanos(time.1.max(time.0)),
             "status": if *failed { json!({ "code": 2 }) } else { json!({}) },
         });
-        if let Some(parent) = &spot.parent {
+        if let Some(parent) = &span_context.parent {
             span["parentSpanId"] = TraceParent::hex(parent).into();
         }
-        if let Some(state) = &spot.state {
+        if let Some(state) = &span_context.state {
             span["traceState"] = state.as_str().into();
         }
         span
     }
 }
 
-/// Where spans wait to be sent.
+/// The queue of finished spans.
 #[derive(Debug)]
 pub(crate) struct Tracer {
     settings: Option<TraceSettings>,
@@ -188,14 +189,14 @@ impl Tracer {
         }
     }
 
-    /// Where a request is in whose trace: the caller's, or a new one if anybody wants those.
-    pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<Spot> {
+    /// The span context of a request: in the caller's trace, or in a new one if it is sampled.
+    pub(crate) fn start_span(&self, headers: &HeaderMap) -> Option<SpanContext> {
         let sample = self
             .settings
             .as_ref()
             .map(|settings| settings.sample)
             .filter(|sample| *sample > 0.0);
-        match (parent_of(headers), sample) {
+        match (parse_parent(headers), sample) {
             (
                 Some(TraceParent {
                     trace,
@@ -207,76 +208,78 @@ impl Tracer {
             ) => {
                 let recorded = sample.is_some() && flags & 1 == 1;
                 let (own, parent) = if recorded {
-                    (chance(), Some(span))
+                    (random_id(), Some(span))
                 } else {
                     (span, None)
                 };
-                Some(Spot {
+                Some(SpanContext {
                     trace,
                     span: own,
                     parent,
                     flags,
                     state,
-                    given: true,
+                    from_caller: true,
                     recorded,
                 })
             }
             (None, None) => None,
             (None, Some(sample)) => {
-                let trace: [u8; 16] = chance();
-                let recorded = is_chosen(&trace, sample);
-                let (parent, state, given) = (None, None, false);
-                recorded.then(|| Spot {
+                let trace: [u8; 16] = random_id();
+                let recorded = is_sampled(&trace, sample);
+                let parent = None;
+                let state = None;
+                let from_caller = false;
+                recorded.then(|| SpanContext {
                     trace,
-                    span: chance(),
+                    span: random_id(),
                     parent,
                     flags: 1,
                     state,
-                    given,
+                    from_caller,
                     recorded,
                 })
             }
         }
     }
 
-    /// Tells of something that is over.
-    pub(crate) fn tell(
+    /// Records a finished internal span.
+    pub(crate) fn record_span(
         &self,
-        spot: &Spot,
+        span_context: &SpanContext,
         name: &str,
-        time: Time,
+        time: TimeRange,
         failed: bool,
         attributes: Vec<Attribute>,
     ) {
-        self.add(spot, name, 1, time, failed, attributes);
+        self.add(span_context, name, 1, time, failed, attributes);
     }
 
-    /// The same of a whole request.
-    pub(crate) fn request(
+    /// Records the server span of a request.
+    pub(crate) fn record_request(
         &self,
-        spot: &Spot,
+        span_context: &SpanContext,
         name: &str,
-        time: Time,
+        time: TimeRange,
         failed: bool,
         attributes: Vec<Attribute>,
     ) {
-        self.add(spot, name, 2, time, failed, attributes);
+        self.add(span_context, name, 2, time, failed, attributes);
     }
 
     fn add(
         &self,
-        spot: &Spot,
+        span_context: &SpanContext,
         name: &str,
         kind: u8,
-        time: Time,
+        time: TimeRange,
         failed: bool,
         attributes: Vec<Attribute>,
     ) {
-        if !spot.recorded {
+        if !span_context.recorded {
             return;
         }
         let span = Span {
-            spot: spot.clone(),
+            span_context: span_context.clone(),
             name: name.to_owned(),
             kind,
             time,
@@ -284,37 +287,57 @@ impl Tracer {
             attributes,
         };
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match waiting.len() < MOST_WAITING {
-            true => waiting.push(span),
-            false => _ = self.dropped.fetch_add(1, Ordering::Relaxed),
+        if waiting.len() < MAX_QUEUED_SPANS {
+            waiting.push(span)
+        } else {
+            _ = self.dropped.fetch_add(1, Ordering::Relaxed)
         }
         drop(waiting);
         self.grown.notify_one();
     }
 
-    /// A run with its phases.
-    pub(crate) fn run(&self, spot: &Spot, result: &RunResult, tenant: &str, image: &str) {
-        if !spot.recorded {
+    /// Records a run and its phases.
+    pub(crate) fn record_run(
+        &self,
+        span_context: &SpanContext,
+        result: &RunResult,
+        tenant: &str,
+        image: &str,
+    ) {
+        if !span_context.recorded {
             return;
         }
         let moments = &result.moments;
         let or_end = |at: u64| if at == 0 { moments.ended } else { at };
-        let (started, over) = (or_end(moments.started), or_end(moments.over));
+        let started = or_end(moments.started);
+        let over = or_end(moments.over);
         let kept = or_end(moments.kept);
         let ran = moments.started > 0;
-        self.tell(
-            &spot.child(),
+        self.record_span(
+            &span_context.child(),
             "start",
             (moments.begun, started),
             !ran,
             Vec::new(),
         );
         if ran {
-            self.tell(&spot.child(), "program", (started, over), false, Vec::new());
+            self.record_span(
+                &span_context.child(),
+                "program",
+                (started, over),
+                false,
+                Vec::new(),
+            );
             let artifacts = number("airlock.artifacts", result.artifacts.len() as i64);
-            self.tell(&spot.child(), "keep", (over, kept), false, vec![artifacts]);
-            self.tell(
-                &spot.child(),
+            self.record_span(
+                &span_context.child(),
+                "keep",
+                (over, kept),
+                false,
+                vec![artifacts],
+            );
+            self.record_span(
+                &span_context.child(),
                 "end",
                 (kept, moments.ended),
                 false,
@@ -323,52 +346,58 @@ impl Tracer {
         }
         let failed = !matches!(result.status, spec::Status::Succeeded);
         let time = (moments.begun, moments.ended);
-        self.tell(spot, "run", time, failed, attributes(result, tenant, image));
+        self.record_span(
+            span_context,
+            "run",
+            time,
+            failed,
+            attributes(result, tenant, image),
+        );
     }
 
-    /// How many spans nobody took.
+    /// Number of dropped spans.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Sends spans as they come, for ever; at once ends where there is nowhere to send them.
+    /// Exports spans as they come; returns at once if no collector is configured.
     pub(crate) async fn export(&self) {
-        let Some(sender) = self.settings.as_ref().and_then(Sender::new) else {
+        let Some(exporter) = self.settings.as_ref().and_then(OtlpExporter::new) else {
             return;
         };
-        let mut spoken: Option<Instant> = None;
+        let mut warned_at: Option<Instant> = None;
         loop {
             self.grown.notified().await;
-            tokio::time::sleep(PAUSE).await;
-            if let Err(why) = self.send_all(&sender).await
-                && spoken.is_none_or(|when| when.elapsed() > BETWEEN_WORDS)
+            tokio::time::sleep(BATCH_DELAY).await;
+            if let Err(why) = self.send_all(&exporter).await
+                && warned_at.is_none_or(|when| when.elapsed() > WARNING_INTERVAL)
             {
-                spoken = Some(Instant::now());
-                crate::say(format_args!("traces cannot be sent: {why}"));
+                warned_at = Some(Instant::now());
+                crate::log_warning(format_args!("traces cannot be sent: {why}"));
             }
         }
     }
 
-    /// Sends what is left, for a moment.
+    /// Exports the remaining spans within the flush timeout.
     pub(crate) async fn finish(&self) {
-        if let Some(sender) = self.settings.as_ref().and_then(Sender::new) {
-            // The server ends, whoever listens.
-            _ = tokio::time::timeout(LAST_WORDS, self.send_all(&sender)).await;
+        if let Some(exporter) = self.settings.as_ref().and_then(OtlpExporter::new) {
+            // The server ends even if the collector does not answer.
+            _ = tokio::time::timeout(FLUSH_TIMEOUT, self.send_all(&exporter)).await;
         }
     }
 
-    async fn send_all(&self, sender: &Sender) -> Result<(), String> {
+    async fn send_all(&self, exporter: &OtlpExporter) -> Result<(), String> {
         let mut outcome = Ok(());
         loop {
             let spans: Vec<_> = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                let count = waiting.len().min(TOGETHER);
+                let count = waiting.len().min(BATCH_SPANS);
                 waiting.drain(..count).collect()
             };
             if spans.is_empty() {
                 return outcome;
             }
-            if let Err(why) = sender.send(self.document(&spans)).await {
+            if let Err(why) = exporter.send(self.document(&spans)).await {
                 self.dropped
                     .fetch_add(spans.len() as u64, Ordering::Relaxed);
                 outcome = Err(why);
@@ -435,35 +464,34 @@ fn attributes(result: &RunResult, tenant: &str, image: &str) -> Vec<Attribute> {
     all
 }
 
-/// The way to the receiver. It is the operator's own: it may be anywhere.
-struct Sender {
+/// HTTP client of the OTLP collector. The operator configured its address, so no address rules
+/// apply.
+struct OtlpExporter {
     http: reqwest::Client,
     endpoint: String,
     headers: HeaderMap,
 }
 
-impl Sender {
-    fn new(settings: &TraceSettings) -> Option<Sender> {
-        // Some other part of this process may have been first.
+impl OtlpExporter {
+    fn new(settings: &TraceSettings) -> Option<OtlpExporter> {
+        // Another part of the process may have installed the provider.
         _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
-            .timeout(PATIENCE)
+            .timeout(SEND_TIMEOUT)
             .build()
             .ok()?;
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
-            let (name, mut value) = (
-                http::HeaderName::try_from(name).ok()?,
-                http::HeaderValue::try_from(value.as_str()).ok()?,
-            );
+            let name = http::HeaderName::try_from(name).ok()?;
+            let mut value = http::HeaderValue::try_from(value.as_str()).ok()?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
         let endpoint = format!("{}/v1/traces", settings.endpoint.trim_end_matches('/'));
-        Some(Sender {
+        Some(OtlpExporter {
             http,
             endpoint,
             headers,
@@ -475,25 +503,26 @@ impl Sender {
         let request = request
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(document.to_string());
-        // Its own words would name the address; the operator knows that.
-        let answer = request
-            .send()
-            .await
-            .map_err(|error| match error.is_timeout() {
-                true => "the receiver does not answer in time".to_owned(),
-                false => "the receiver cannot be reached".to_owned(),
-            })?;
-        match answer.status().is_success() {
-            true => Ok(()),
-            false => Err(format!("the receiver answers {}", answer.status().as_u16())),
+        // The error text of the client contains the address, and is replaced.
+        let answer = request.send().await.map_err(|error| {
+            if error.is_timeout() {
+                "the receiver does not answer in time".to_owned()
+            } else {
+                "the receiver cannot be reached".to_owned()
+            }
+        })?;
+        if answer.status().is_success() {
+            Ok(())
+        } else {
+            Err(format!("the receiver answers {}", answer.status().as_u16()))
         }
     }
 }
 
-/// Where the caller is in a trace. What is malformed, or there twice, is as if it were not there.
-fn parent_of(headers: &HeaderMap) -> Option<TraceParent> {
-    let mut told = headers.get_all("traceparent").iter();
-    let (Some(one), None) = (told.next(), told.next()) else {
+/// The trace context of the caller. Malformed or repeated headers are ignored.
+fn parse_parent(headers: &HeaderMap) -> Option<TraceParent> {
+    let mut values = headers.get_all("traceparent").iter();
+    let (Some(one), None) = (values.next(), values.next()) else {
         return None;
     };
     let parent = TraceParent::read(one.to_str().ok()?)?;
@@ -508,18 +537,18 @@ fn parent_of(headers: &HeaderMap) -> Option<TraceParent> {
     Some(TraceParent { state, ..parent })
 }
 
-/// The same for everybody who sees this trace: by its last seven bytes.
-fn is_chosen(trace: &[u8; 16], sample: f64) -> bool {
+/// Sampling by the last seven bytes of the trace id: every participant decides alike.
+fn is_sampled(trace: &[u8; 16], sample: f64) -> bool {
     let value = trace[9..]
         .iter()
         .fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
     (value as f64) < sample * (1_u64 << 56) as f64
 }
 
-/// Never all zeros: that is nobody's.
-fn chance<const N: usize>() -> [u8; N] {
+/// Random bytes, never all zeros, which is an invalid id.
+fn random_id<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // The kernel's chance does not fail; if it did, what is left is still a name.
+    // `fill` does not fail in practice; an id with a single bit is still valid.
     if SystemRandom::new().fill(&mut bytes).is_err() || bytes == [0; N] {
         bytes[N - 1] = 1;
     }
@@ -552,13 +581,16 @@ mod tests {
     #[test]
     fn without_a_receiver_a_trace_is_passed_on_as_it_came_and_none_begins() {
         let tracer = tracer(None);
-        let spot = tracer.begin(&headers(Some(GIVEN))).unwrap();
+        let span_context = tracer.start_span(&headers(Some(GIVEN))).unwrap();
         assert_eq!(
-            (spot.child().written(), spot.for_program()),
+            (
+                span_context.child().traceparent(),
+                span_context.traceparent_for_program()
+            ),
             (GIVEN.to_owned(), Some(GIVEN.to_owned()))
         );
-        assert!(tracer.begin(&headers(None)).is_none());
-        tracer.tell(&spot, "x", (0, 1), false, Vec::new());
+        assert!(tracer.start_span(&headers(None)).is_none());
+        tracer.record_span(&span_context, "x", (0, 1), false, Vec::new());
         assert!(tracer.waiting.lock().unwrap().is_empty());
     }
 
@@ -566,18 +598,23 @@ mod tests {
     fn a_caller_who_does_not_record_is_not_recorded_and_one_without_a_trace_gives_none_to_programs()
     {
         let tracer = tracer(Some(1.0));
-        let spot = tracer
-            .begin(&headers(Some(&GIVEN.replace("-01", "-00"))))
+        let span_context = tracer
+            .start_span(&headers(Some(&GIVEN.replace("-01", "-00"))))
             .unwrap();
-        assert!(!spot.recorded);
-        let own = tracer.begin(&headers(None)).unwrap();
-        assert!(own.recorded && own.for_program().is_none());
-        let child = tracer.begin(&headers(Some(GIVEN))).unwrap().child();
-        assert!(child.for_program().unwrap().starts_with(&GIVEN[..36]));
+        assert!(!span_context.recorded);
+        let own = tracer.start_span(&headers(None)).unwrap();
+        assert!(own.recorded && own.traceparent_for_program().is_none());
+        let child = tracer.start_span(&headers(Some(GIVEN))).unwrap().child();
+        assert!(
+            child
+                .traceparent_for_program()
+                .unwrap()
+                .starts_with(&GIVEN[..36])
+        );
         assert!(
             tracer_of_none()
-                .begin(&headers(Some(GIVEN)))
-                .is_some_and(|spot| !spot.recorded)
+                .start_span(&headers(Some(GIVEN)))
+                .is_some_and(|span_context| !span_context.recorded)
         );
     }
 
@@ -588,14 +625,18 @@ mod tests {
     #[test]
     fn a_trace_that_is_named_twice_is_not_believed() {
         let mut twice = headers(Some(GIVEN));
-        assert!(parent_of(&twice).is_some());
+        assert!(parse_parent(&twice).is_some());
         twice.append("traceparent", GIVEN.parse().unwrap());
-        assert!(parent_of(&twice).is_none());
+        assert!(parse_parent(&twice).is_none());
     }
 
     #[test]
     fn a_part_of_all_traces_is_chosen_as_was_asked() {
-        let chosen = |sample| (0..2000).filter(|_| is_chosen(&chance(), sample)).count();
+        let chosen = |sample| {
+            (0..2000)
+                .filter(|_| is_sampled(&random_id(), sample))
+                .count()
+        };
         assert_eq!((chosen(0.0), chosen(1.0)), (0, 2000));
         // Six times what chance may differ by.
         let half = chosen(0.5);
@@ -605,8 +646,9 @@ mod tests {
     #[test]
     fn the_queue_is_bounded_and_what_is_dropped_is_counted() {
         let tracer = tracer(Some(1.0));
-        let spot = tracer.begin(&headers(None)).unwrap();
-        (0..MOST_WAITING + 7).for_each(|_| tracer.tell(&spot, "x", (0, 1), false, Vec::new()));
+        let span_context = tracer.start_span(&headers(None)).unwrap();
+        (0..MAX_QUEUED_SPANS + 7)
+            .for_each(|_| tracer.record_span(&span_context, "x", (0, 1), false, Vec::new()));
         assert_eq!(tracer.dropped(), 7);
     }
 }

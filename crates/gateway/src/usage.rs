@@ -1,13 +1,13 @@
-//! What was used, as `airlock usage` says it, for bills. An admin is told everything; anybody else everything of his own
-//! tenant, and of nobody else whether there is anything.
+//! Usage and cost for billing, as `airlock usage` reports it. An admin sees all tenants, any other
+//! key its own tenant only.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer, work};
+use crate::{Caller, Gateway, Problem, Scope, blocking, problem::Answer};
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
     response::{IntoResponse, Response},
 };
-use engine::usage::{self as books, Books, By, Filter, Total, UsageError};
+use engine::usage::{self as projection, By, Filter, Total, UsageError, UsageProjection};
 use http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use spec::{Day, Money, Span, Timestamp};
@@ -21,7 +21,7 @@ const CSV: &str = "text/csv";
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-struct Question {
+struct UsageQuery {
     /// What sums are made by: `run` unless said.
     by: Option<Column>,
     /// Only this run or sandbox.
@@ -60,7 +60,8 @@ enum Format {
 
 /// A sum.
 #[derive(Debug, Serialize, ToSchema)]
-struct Row {
+#[schema(as = Row)]
+struct UsageRow {
     key: String,
     calls: u64,
     input_tokens: u64,
@@ -87,9 +88,10 @@ struct Row {
 
 /// Sums, the dearest first; days in their order.
 #[derive(Debug, Serialize, ToSchema)]
-struct Sums {
+#[schema(as = Sums)]
+struct UsageTotals {
     by: Column,
-    rows: Vec<Row>,
+    rows: Vec<UsageRow>,
     /// How many lines of the ledger could not be believed, and are left out; only an admin is told.
     #[serde(skip_serializing_if = "Option::is_none")]
     problems: Option<usize>,
@@ -108,9 +110,9 @@ impl Column {
     }
 }
 
-impl From<Total> for Row {
-    fn from(total: Total) -> Row {
-        Row {
+impl From<Total> for UsageRow {
+    fn from(total: Total) -> UsageRow {
+        UsageRow {
             key: total.key,
             calls: total.calls,
             input_tokens: total.input_tokens,
@@ -129,15 +131,17 @@ impl From<Total> for Row {
     }
 }
 
-impl Question {
+impl UsageQuery {
     fn filter(&self, caller: &Caller) -> Answer<Filter> {
         let Span { since, until } = self.span()?;
-        // Another's name is no different from one that nobody has: there is nothing of it to be told.
-        let tenant = match caller.is_admin() {
-            true => self.tenant.clone(),
-            false => Some(caller.tenant.clone()),
+        // Another tenant's name has the same answer as an unknown one: nothing.
+        let tenant = if caller.is_admin() {
+            self.tenant.clone()
+        } else {
+            Some(caller.tenant.clone())
         };
-        let (since_ms, until_ms) = (Some(since.0).filter(|since| *since > 0), Some(until.0));
+        let since_ms = Some(since.0).filter(|since| *since > 0);
+        let until_ms = Some(until.0);
         let until_ms = until_ms.filter(|until| *until < u64::MAX);
         Ok(Filter {
             run: self.run.clone(),
@@ -155,10 +159,10 @@ impl Question {
             )
         };
         let moments = self.since_ms.is_some() || self.until_ms.is_some();
-        let told = [moments, self.day.is_some(), self.month.is_some()]
+        let given = [moments, self.day.is_some(), self.month.is_some()]
             .into_iter()
-            .filter(|told| *told);
-        if told.count() > 1 {
+            .filter(|given| *given);
+        if given.count() > 1 {
             let hint = "give `since_ms` and `until_ms`, or `day`, or `month`";
             return Err(Problem::invalid(
                 "several spans of time are asked for",
@@ -177,10 +181,8 @@ impl Question {
                 return Err(Problem::invalid(title, "give milliseconds since 1970"));
             }
         }
-        let (since, until) = (
-            self.since_ms.unwrap_or(0),
-            self.until_ms.unwrap_or(u64::MAX),
-        );
+        let since = self.since_ms.unwrap_or(0);
+        let until = self.until_ms.unwrap_or(u64::MAX);
         Ok(Span {
             since: Timestamp(since),
             until: Timestamp(until),
@@ -205,65 +207,59 @@ impl Question {
 /// What was used, and what it cost
 ///
 /// As JSON, or as comma-separated values (RFC 4180) with the same numbers. Exact to the ledger.
-#[utoipa::path(get, path = "/v1/usage", tag = "usage", params(Question), responses(
-    (status = 200, description = "Sums", content((Sums = "application/json"), (String = "text/csv"))),
+#[utoipa::path(get, path = "/v1/usage", tag = "usage", params(UsageQuery), responses(
+    (status = 200, description = "Sums", content((UsageTotals = "application/json"), (String = "text/csv"))),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn usage(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    question: Result<Query<Question>, QueryRejection>,
+    query: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Answer<Response> {
     caller.require(Scope::Usage)?;
-    let Query(question) = question.map_err(|error| {
+    let Query(query) = query.map_err(|error| {
         Problem::invalid(
             format!("the query cannot be read: {}", error.body_text()),
             "see /openapi.json",
         )
     })?;
-    let filter = question.filter(&caller)?;
-    allow(&gateway, &caller, question.run.clone()).await?;
-    let (state, by) = (
-        gateway.state().to_owned(),
-        question.by.unwrap_or(Column::Run),
-    );
-    // What goes on is in the sums of days as of now.
-    gateway.count_now().await;
-    let unwritten = gateway.days().are_unwritten();
+    let filter = query.filter(&caller)?;
+    check_run_visible(&gateway, &caller, query.run.clone()).await?;
+    let state = gateway.state().to_owned();
+    let by = query.by.unwrap_or(Column::Run);
+    // Counts active work, so that the sums of the day are current.
+    gateway.count_usage_now().await;
+    let unwritten = gateway.daily_usage().has_unwritten();
     let read = move || {
-        sums(state, by, &filter).map_err(|error| {
-            crate::say(format_args!("airlock: {error}"));
+        read_totals(state, by, &filter).map_err(|error| {
+            crate::log_warning(format_args!("airlock: {error}"));
             unavailable()
         })
     };
-    // Off the event loop, within the caller's share: it takes as long as the ledger is long.
-    let (mut totals, problems) = work::aside(gateway.working(), &caller.tenant, read).await?;
-    // What waits to be written may be of a day that is over.
+    // On a blocking thread, within the caller's share: the time grows with the ledger.
+    let (mut totals, problems) =
+        blocking::run(gateway.blocking_work(), &caller.tenant, read).await?;
+    // Unwritten CPU time may belong to a day that is over.
     totals
         .iter_mut()
         .filter(|total| total.activity.is_some())
         .for_each(|total| total.may_change |= unwritten);
-    match question.wants_csv(&headers) {
-        // A table has no place to say that something is missing.
-        true if problems > 0 => Err(unavailable()),
-        true => Ok((
-            [(
-                header::CONTENT_TYPE,
-                "text/csv; charset=utf-8; header=present",
-            )],
-            books::csv(by.by(), &totals),
-        )
-            .into_response()),
-        false => {
-            let problems = caller.is_admin().then_some(problems);
-            Ok(Json(Sums {
-                by,
-                rows: totals.into_iter().map(Row::from).collect(),
-                problems,
-            })
-            .into_response())
+    if query.wants_csv(&headers) {
+        // CSV has no field for the number of problems.
+        if problems > 0 {
+            return Err(unavailable());
         }
+        let content_type = "text/csv; charset=utf-8; header=present";
+        let csv = projection::csv(by.by(), &totals);
+        return Ok(([(header::CONTENT_TYPE, content_type)], csv).into_response());
     }
+    let problems = caller.is_admin().then_some(problems);
+    Ok(Json(UsageTotals {
+        by,
+        rows: totals.into_iter().map(UsageRow::from).collect(),
+        problems,
+    })
+    .into_response())
 }
 
 fn unavailable() -> Problem {
@@ -277,25 +273,32 @@ fn unavailable() -> Problem {
     )
 }
 
-/// Whoever names a run must be able to see it.
-async fn allow(gateway: &Gateway, caller: &Caller, run: Option<String>) -> Answer<()> {
+/// A caller may only ask for a run that it can see.
+async fn check_run_visible(gateway: &Gateway, caller: &Caller, run: Option<String>) -> Answer<()> {
     let Some(run) = run.filter(|_| !caller.is_admin()) else {
         return Ok(());
     };
     if gateway.sees_sandbox(caller, &run) {
         return Ok(());
     }
-    let found = gateway.look_up(move |served| served.run(&run)).await?;
-    match found.is_some_and(|row| caller.sees(&row.owner)) {
-        true => Ok(()),
-        false => Err(Problem::not_found("run")),
+    let found = gateway
+        .query_database(move |database| database.run(&run))
+        .await?;
+    if found.is_some_and(|row| caller.sees(&row.owner)) {
+        Ok(())
+    } else {
+        Err(Problem::not_found("run"))
     }
 }
 
-fn sums(state: PathBuf, by: Column, filter: &Filter) -> Result<(Vec<Total>, usize), UsageError> {
-    let books = Books::open(&state)?;
-    let problems = books.refresh()?.len();
-    Ok((books.totals(by.by(), filter)?, problems))
+fn read_totals(
+    state: PathBuf,
+    by: Column,
+    filter: &Filter,
+) -> Result<(Vec<Total>, usize), UsageError> {
+    let projection = UsageProjection::open(&state)?;
+    let problems = projection.refresh()?.len();
+    Ok((projection.totals(by.by(), filter)?, problems))
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

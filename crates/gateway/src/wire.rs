@@ -1,9 +1,10 @@
-//! What requests and answers look like as JSON. Only here are names of fields; everything behind is the engine's.
+//! JSON bodies of requests: extractors with size and time limits, and the wire format of a run.
+//! Field names are defined only here.
 
 use crate::{
-    Caller, Gateway, Problem,
+    Caller, Gateway, Problem, blocking,
+    fair_share::{FairShareGuard, FairShareLimiter, ShareExceeded},
     problem::Answer,
-    shares::{Full, Share, Shares},
 };
 use axum::extract::{FromRequest, Request};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -18,61 +19,67 @@ use std::{
 };
 use utoipa::ToSchema;
 
-/// How long a body may take to arrive.
-const LONGEST_ARRIVAL: Duration = Duration::from_secs(60);
+/// Timeout for receiving a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The bytes of a body, within the bound for JSON.
-pub(crate) struct Raw(pub(crate) Bytes);
+/// Bodies above this size are parsed on a blocking thread.
+const INLINE_PARSE_BYTES: usize = 64 << 10;
+/// Maximum number of members of all objects and arrays of a body: more than any valid request
+/// needs, and parsed in a moment.
+const MAX_MEMBERS: usize = 65_536;
 
-/// A body as JSON, whatever content type it says it has.
-pub(crate) struct Body<T>(pub(crate) T);
+/// The bytes of a body, within the size limit.
+pub(crate) struct RawBody(pub(crate) Bytes);
 
-impl FromRequest<Gateway> for Raw {
+/// A body parsed as JSON, whatever its content type.
+pub(crate) struct JsonBody<T>(pub(crate) T);
+
+impl FromRequest<Gateway> for RawBody {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, gateway: &Gateway) -> Answer<Raw> {
-        let most = gateway.bounds().body;
+    async fn from_request(request: Request, gateway: &Gateway) -> Answer<RawBody> {
+        let max = gateway.bounds().body;
         let length = request
             .headers()
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok());
         if length
             .and_then(|length| length.parse::<usize>().ok())
-            .is_some_and(|length| length > most)
+            .is_some_and(|length| length > max)
         {
-            return Err(too_large(most));
+            return Err(too_large(max));
         }
-        let key = request
-            .extensions()
-            .get::<Caller>()
-            .map_or("", |caller| caller.tenant.as_str());
-        let (shares, share) = (gateway.arriving(), gateway.arriving().of(key));
+        let key = tenant_of(&request);
+        let shares = gateway.body_bytes();
+        let share = gateway.body_bytes().guard(&key);
         match tokio::time::timeout(
-            LONGEST_ARRIVAL,
-            arrived(request.into_body(), most, shares, share),
+            BODY_TIMEOUT,
+            read_body(request.into_body(), max, shares, share),
         )
         .await
         {
-            Ok(bytes) => Ok(Raw(bytes?)),
+            Ok(bytes) => {
+                let raw = RawBody(bytes?);
+                raw.read(gateway, &key, RawBody::check_members).await?;
+                Ok(raw)
+            }
             Err(_) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
                 "the body did not arrive in time",
-                Some(format!(
-                    "send it within {} seconds",
-                    LONGEST_ARRIVAL.as_secs()
-                )),
+                Some(format!("send it within {} seconds", BODY_TIMEOUT.as_secs())),
             )),
         }
     }
 }
 
-/// All of a body. Room is taken for what is there, not for what was announced: a word alone takes it from nobody.
-async fn arrived(
+/// Receives a body. Memory is acquired for received bytes, not for the announced length, so that an
+/// announcement alone takes nothing from others.
+async fn read_body(
     mut body: axum::body::Body,
-    most: usize,
-    shares: &Shares,
-    mut share: Share,
+    max: usize,
+    shares: &FairShareLimiter,
+    mut share: FairShareGuard,
 ) -> Answer<Bytes> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -80,19 +87,21 @@ async fn arrived(
         let Ok(piece) = frame.into_data() else {
             continue;
         };
-        if bytes.len() + piece.len() > most {
-            return Err(too_large(most));
+        if bytes.len() + piece.len() > max {
+            return Err(too_large(max));
         }
-        shares.add(&mut share, piece.len()).map_err(|full: Full| {
-            full.problem("bytes of bodies that are arriving", "try again in a moment")
-        })?;
+        shares
+            .acquire(&mut share, piece.len())
+            .map_err(|full: ShareExceeded| {
+                full.problem("bytes of bodies that are arriving", "try again in a moment")
+            })?;
         bytes.extend_from_slice(&piece);
     }
     Ok(bytes.freeze())
 }
 
-fn too_large(most: usize) -> Problem {
-    let hint = format!("send at most {most} bytes; keep large files as artifacts");
+fn too_large(max: usize) -> Problem {
+    let hint = format!("send at most {max} bytes; keep large files as artifacts");
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "quota_exceeded",
@@ -101,34 +110,125 @@ fn too_large(most: usize) -> Problem {
     )
 }
 
-impl Raw {
-    /// As JSON.
-    pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
-        // A list would be taken for the fields in their order.
-        match self.0.trim_ascii_start().first() {
-            Some(b'{') => {
-                serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string()))
+/// Tenant of a request; empty if unauthenticated.
+pub(crate) fn tenant_of(request: &Request) -> String {
+    let caller = request.extensions().get::<Caller>();
+    caller.map_or_else(String::new, |caller| caller.tenant.clone())
+}
+
+impl RawBody {
+    /// Parses the body with `parse`; a long body on a blocking thread, within the tenant's share.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        gateway: &Gateway,
+        tenant: &str,
+        parse: impl FnOnce(&RawBody) -> Answer<T> + Send + 'static,
+    ) -> Answer<T> {
+        if self.0.len() <= INLINE_PARSE_BYTES {
+            return parse(self);
+        }
+        let raw = RawBody(self.0.clone());
+        blocking::run_queued(gateway.blocking_work(), tenant, move || parse(&raw)).await
+    }
+
+    /// Refuses bodies with too many members, which would take long to parse. Members are counted by
+    /// their commas.
+    fn check_members(&self) -> Answer<()> {
+        let mut members = 0;
+        let mut is_text = false;
+        let mut is_escaped = false;
+        for byte in &self.0 {
+            match (is_text, byte) {
+                (true, _) if is_escaped => is_escaped = false,
+                (true, b'\\') => is_escaped = true,
+                (_, b'"') => is_text = !is_text,
+                (false, b',') => members += 1,
+                _ => {}
             }
-            _ => Err(unreadable("it is not an object")),
+        }
+        if members < MAX_MEMBERS {
+            return Ok(());
+        }
+        let title = format!("the body has more than {MAX_MEMBERS} members");
+        Err(Problem::invalid(title, "send shorter lists and objects"))
+    }
+
+    /// Parses the body as a JSON object.
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
+        // serde would accept an array as the fields in order.
+        match self.0.trim_ascii_start().first() {
+            Some(b'{') => serde_json::from_slice(&self.0).map_err(|error| {
+                let message = error.to_string();
+                let field = error.is_data().then(|| field_at(&self.0, &error)).flatten();
+                match field.filter(|_| !has_field_name(&message)) {
+                    Some(field) => body_problem(&format!("`{field}`: {message}")),
+                    None => body_problem(&message),
+                }
+            }),
+            _ => Err(body_problem("it is not an object")),
         }
     }
 }
 
-/// Refuses labels that others, who read them as JSON, would take for something else.
-pub(crate) fn check_names(labels: &BTreeMap<String, String>) -> Answer<()> {
-    match labels.keys().any(|name| spec::is_of_the_parser(name)) {
-        false => Ok(()),
-        true => Err(Problem::invalid(
+/// Refuses label names that serde_json treats specially when labels are read back.
+pub(crate) fn check_label_names(labels: &BTreeMap<String, String>) -> Answer<()> {
+    if labels.keys().any(|name| spec::is_of_the_parser(name)) {
+        Err(Problem::invalid(
             "the name of a label is one of those that readers of JSON have for themselves",
             "let it not begin with `$serde_json::`",
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// What serde says, with the field that was most likely meant.
-pub(crate) fn unreadable(said: &str) -> Problem {
-    let mut quoted = said.split('`').skip(1).step_by(2);
-    match (said.starts_with("unknown field "), quoted.next()) {
+/// Whether a serde error starts with a field name.
+fn has_field_name(message: &str) -> bool {
+    ["unknown field ", "missing field ", "duplicate field "]
+        .iter()
+        .any(|start| message.starts_with(start))
+}
+
+/// The top-level field whose value contains the parse error; `None` if the object was complete.
+fn field_at(body: &[u8], error: &serde_json::Error) -> Option<String> {
+    let before: usize = body
+        .split_inclusive(|byte| *byte == b'\n')
+        .take(error.line().checked_sub(1)?)
+        .map(<[u8]>::len)
+        .sum();
+    let consumed = body.get(..before.saturating_add(error.column()).min(body.len()))?;
+    let mut depth = 0_u32;
+    let mut at = 0;
+    let mut field = None;
+    while let Some(byte) = consumed.get(at) {
+        at += 1;
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                let start = at;
+                while consumed.get(at).is_some_and(|byte| *byte != b'"') {
+                    at += if consumed[at] == b'\\' { 2 } else { 1 };
+                }
+                let text = consumed.get(start..at);
+                at += 1;
+                let rest = consumed.get(at..).unwrap_or_default().trim_ascii_start();
+                if depth == 1 && rest.first() == Some(&b':') {
+                    field = text;
+                }
+            }
+            _ => {}
+        }
+    }
+    let name = str::from_utf8(field.filter(|_| depth > 0)?).ok()?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    (name.len() <= 64 && name.bytes().all(plain)).then(|| name.to_owned())
+}
+
+/// The problem for a serde error, with the most similar field name as a hint.
+pub(crate) fn body_problem(message: &str) -> Problem {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    match (message.starts_with("unknown field "), quoted.next()) {
         (true, Some(unknown)) => {
             let known: Vec<_> = quoted.collect();
             let hint = match spec::nearest(unknown, &known) {
@@ -142,20 +242,35 @@ pub(crate) fn unreadable(said: &str) -> Problem {
             )
         }
         _ => {
-            let shown: String = said.chars().take(300).collect();
+            // serde has already escaped the strings that it quotes.
+            let shown: String = message
+                .chars()
+                .take(300)
+                .map(|letter| {
+                    if letter.is_control() {
+                        '\u{fffd}'
+                    } else {
+                        letter
+                    }
+                })
+                .collect();
             Problem::invalid(
-                format!("the body cannot be read: {}", shown.escape_debug()),
+                format!("the body cannot be read: {shown}"),
                 "send one JSON object as in /openapi.json",
             )
         }
     }
 }
 
-impl<T: DeserializeOwned> FromRequest<Gateway> for Body<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, gateway: &Gateway) -> Answer<Body<T>> {
-        Raw::from_request(request, gateway).await?.json().map(Body)
+    async fn from_request(request: Request, gateway: &Gateway) -> Answer<JsonBody<T>> {
+        let tenant = tenant_of(&request);
+        let raw = RawBody::from_request(request, gateway).await?;
+        raw.read(gateway, &tenant, RawBody::json)
+            .await
+            .map(JsonBody)
     }
 }
 
@@ -168,18 +283,18 @@ pub(crate) enum Quantity {
 }
 
 impl Quantity {
-    /// What it means as a value of this field.
+    /// Parses the quantity as a value of this field.
     pub(crate) fn parse<T: FromStr<Err: Display>>(&self, field: &str) -> Answer<T> {
         let text = match self {
             Quantity::Text(text) => text.clone(),
             Quantity::Number(number) => number.to_string(),
         };
-        word(&text, field)
+        parse_field(&text, field)
     }
 }
 
-/// What a word means as a value of this field.
-pub(crate) fn word<T: FromStr<Err: Display>>(text: &str, field: &str) -> Answer<T> {
+/// Parses text as a value of this field.
+pub(crate) fn parse_field<T: FromStr<Err: Display>>(text: &str, field: &str) -> Answer<T> {
     text.parse().map_err(|error: T::Err| {
         Problem::invalid(
             format!("`{field}` has a bad value: {error}"),
@@ -248,6 +363,8 @@ pub(crate) struct RunOrder {
     workspace: Option<String>,
     /// Leaves the folder as it is, and keeps changes apart: see `/v1/workspaces`.
     copy_on_write: bool,
+    /// Applies the program's changes to the folder when it has ended; until then they are kept apart.
+    staged: bool,
     /// Shows that folder without letting it be written.
     read_only_workspace: bool,
     /// `HOST:INSIDE[:ro|rw]`, below folders that the operator shares.
@@ -282,17 +399,20 @@ pub(crate) struct RunOrder {
 }
 
 impl RunOrder {
-    /// Whether it says what it, or the job that it belongs to, is called.
-    pub(crate) fn is_named(&self) -> bool {
+    /// Whether the request sets a run id or job id.
+    pub(crate) fn has_own_id(&self) -> bool {
         self.run_id.is_some() || self.job_id.is_some()
     }
 
-    /// As the rest of Airlock knows it, with what is written to its standard input. Host paths have not been looked at.
+    /// Converts to the engine's request, and the bytes of standard input. Host paths are not
+    /// checked yet.
     pub(crate) fn into_request(self) -> Answer<(RunRequest, Option<Vec<u8>>)> {
-        let (limits, stdin) = (self.limits()?, self.stdin()?);
-        let (inputs_kept, inputs_given) = sorted(self.inputs)?;
+        let limits = self.limits()?;
+        let stdin = self.stdin()?;
+        let (inputs_kept, inputs_given) = split_inputs(self.inputs)?;
         let request = RunRequest {
             copy_on_write: self.copy_on_write,
+            staged: self.staged,
             read_only_workspace: self.read_only_workspace,
             exact: None,
             command: self.command.into_iter().map(OsString::from).collect(),
@@ -302,19 +422,19 @@ impl RunOrder {
             entrypoint: self.entrypoint.map(OsString::from),
             writable_root: self.writable_root,
             workspace: self.workspace.map(PathBuf::from),
-            mounts: texts(self.mounts),
-            volumes: texts(self.volumes),
+            mounts: os_strings(self.mounts),
+            volumes: os_strings(self.volumes),
             env: self
                 .env
                 .into_iter()
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
-            // What the server finds around itself is not the caller's.
+            // The environment of the server is not the caller's.
             caller_env: BTreeMap::new(),
             limits,
             network: self
                 .network
-                .map(|text| word::<Network>(&text, "network"))
+                .map(|text| parse_field::<Network>(&text, "network"))
                 .transpose()?,
             internal_network: self.internal_network,
             doors: Vec::new(),
@@ -340,7 +460,7 @@ impl RunOrder {
                 .into_iter()
                 .map(secret)
                 .collect::<Result<_, _>>()?,
-            // Texts name files of this machine.
+            // Text inputs name files of this machine.
             inputs: Vec::new(),
             inputs_given,
             inputs_kept,
@@ -354,17 +474,17 @@ impl RunOrder {
             require: self
                 .require
                 .iter()
-                .map(|name| word::<Barrier>(name, "require"))
+                .map(|name| parse_field::<Barrier>(name, "require"))
                 .collect::<Result<_, _>>()?,
             user: self
                 .user
-                .map(|text| word::<User>(&text, "user"))
+                .map(|text| parse_field::<User>(&text, "user"))
                 .transpose()?,
             stdin: stdin.is_some(),
             tty: None,
             contract: self
                 .contract
-                .map(|text| word::<Contract>(&text, "contract"))
+                .map(|text| parse_field::<Contract>(&text, "contract"))
                 .transpose()?
                 .unwrap_or_default(),
             run_id: self.run_id,
@@ -375,23 +495,23 @@ impl RunOrder {
     }
 
     fn limits(&self) -> Answer<Maximum> {
-        fn of<T: FromStr<Err: Display>>(
+        fn parse<T: FromStr<Err: Display>>(
             value: &Option<Quantity>,
             field: &str,
         ) -> Answer<Option<T>> {
             value.as_ref().map(|value| value.parse(field)).transpose()
         }
         Ok(Maximum {
-            memory: of(&self.memory, "memory")?,
-            cpu_time: of(&self.cpu_time, "cpu_time")?,
-            cpus: of(&self.cpus, "cpus")?,
-            wall_time: of(&self.timeout, "timeout")?,
+            memory: parse(&self.memory, "memory")?,
+            cpu_time: parse(&self.cpu_time, "cpu_time")?,
+            cpus: parse(&self.cpus, "cpus")?,
+            wall_time: parse(&self.timeout, "timeout")?,
             pids: self.pids,
-            file_size: of(&self.file_size, "file_size")?,
+            file_size: parse(&self.file_size, "file_size")?,
             open_files: self.open_files,
-            disk: of(&self.disk, "disk")?,
-            output: of(&self.output, "output")?,
-            // The others are for profiles.
+            disk: parse(&self.disk, "disk")?,
+            output: parse(&self.output, "output")?,
+            // The other limits can be set only in profiles.
             ..Maximum::default()
         })
     }
@@ -409,7 +529,7 @@ impl RunOrder {
     }
 }
 
-fn texts(list: Vec<String>) -> Vec<OsString> {
+fn os_strings(list: Vec<String>) -> Vec<OsString> {
     list.into_iter().map(OsString::from).collect()
 }
 
@@ -426,23 +546,25 @@ pub(crate) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// `NAME=VARIABLE`, which is split at the first sign.
+/// `NAME=VARIABLE`; split at the first `=`.
 fn secret((name, variable): (String, String)) -> Answer<OsString> {
-    match name.contains('=') {
-        true => Err(Problem::invalid(
+    if name.contains('=') {
+        Err(Problem::invalid(
             "no secret has `=` in its name",
             "see `airlock secret list`",
-        )),
-        false => Ok(format!("{name}={variable}").into()),
+        ))
+    } else {
+        Ok(format!("{name}={variable}").into())
     }
 }
 
-type Given = (PathBuf, Arc<[u8]>);
-type Kept = (PathBuf, PathBuf, Option<u64>);
+type InlineInput = (PathBuf, Arc<[u8]>);
+type StoredInput = (PathBuf, PathBuf, Option<u64>);
 
-/// Kept artifacts by their names, and what came along.
-fn sorted(inputs: Vec<Input>) -> Answer<(Vec<Kept>, Vec<Given>)> {
-    let (mut kept, mut given) = (Vec::new(), Vec::new());
+/// Splits inputs into stored artifacts and inline contents.
+fn split_inputs(inputs: Vec<Input>) -> Answer<(Vec<StoredInput>, Vec<InlineInput>)> {
+    let mut stored = Vec::new();
+    let mut inline = Vec::new();
     for Input {
         name,
         artifact,
@@ -452,12 +574,12 @@ fn sorted(inputs: Vec<Input>) -> Answer<(Vec<Kept>, Vec<Given>)> {
     {
         match (artifact, text, base64) {
             (Some(artifact), None, None) => {
-                let (artifact, version) = versioned(&artifact)?;
-                kept.push((name.into(), artifact.into(), version));
+                let (artifact, version) = versioned(&artifact);
+                stored.push((name.into(), artifact.into(), version));
             }
-            (None, Some(text), None) => given.push((name.into(), Arc::from(text.into_bytes()))),
+            (None, Some(text), None) => inline.push((name.into(), Arc::from(text.into_bytes()))),
             (None, None, Some(text)) => {
-                given.push((name.into(), Arc::from(decoded(&text, "inputs.base64")?)))
+                inline.push((name.into(), Arc::from(decoded(&text, "inputs.base64")?)))
             }
             _ => {
                 return Err(Problem::invalid(
@@ -467,15 +589,15 @@ fn sorted(inputs: Vec<Input>) -> Answer<(Vec<Kept>, Vec<Given>)> {
             }
         }
     }
-    Ok((kept, given))
+    Ok((stored, inline))
 }
 
-/// `NAME` or `NAME@VERSION`.
-fn versioned(text: &str) -> Answer<(&str, Option<u64>)> {
-    match text.rsplit_once('@') {
-        None => Ok((text, None)),
-        Some((name, version)) => Ok((name, Some(word(version, "inputs.artifact")?))),
-    }
+/// `NAME` or `NAME@VERSION`; an `@` without a number after it belongs to the name.
+fn versioned(text: &str) -> (&str, Option<u64>) {
+    let named = text
+        .rsplit_once('@')
+        .and_then(|(name, version)| Some((name, version.parse().ok()?)));
+    named.map_or((text, None), |(name, version)| (name, Some(version)))
 }
 
 #[cfg(test)]
@@ -483,13 +605,13 @@ mod tests {
     use super::*;
 
     fn order(text: &str) -> Answer<RunRequest> {
-        Ok(Raw(Bytes::from(text.to_owned()))
+        Ok(RawBody(Bytes::from(text.to_owned()))
             .json::<RunOrder>()?
             .into_request()?
             .0)
     }
 
-    fn said(text: &str) -> String {
+    fn message(text: &str) -> String {
         let problem = serde_json::to_value(order(text).unwrap_err()).unwrap();
         format!(
             "{}; {}",
@@ -499,35 +621,88 @@ mod tests {
     }
 
     #[test]
+    fn a_value_of_the_wrong_kind_is_told_with_its_field_and_as_it_was_written() {
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code, reason = "only that they are read matters")]
+        struct Two {
+            first: Option<Vec<String>>,
+            second: Option<u32>,
+        }
+        let message = |text: &str| {
+            let raw = RawBody(Bytes::copy_from_slice(text.as_bytes()));
+            serde_json::to_value(raw.json::<Two>().unwrap_err()).unwrap()["title"].clone()
+        };
+        assert_eq!(
+            message(r#"{"first": "echo hi"}"#),
+            r#"the body cannot be read: `first`: invalid type: string "echo hi", expected a sequence at line 1 column 19"#
+        );
+        let nested = message("{\"first\": [\"second\\\":\",\n {\"second\": 1}], \"second\": 2}");
+        assert!(
+            nested
+                .as_str()
+                .unwrap()
+                .contains("`first`: invalid type: map"),
+            "{nested}"
+        );
+        let second = message("{\"first\": [],\n\"second\": -1}");
+        assert!(
+            second.as_str().unwrap().contains("`second`: invalid value"),
+            "{second}"
+        );
+        let broken = message("{\"first\": [}");
+        assert!(!broken.as_str().unwrap().contains('`'), "{broken}");
+    }
+
+    #[test]
     fn a_field_that_is_not_known_is_named_with_the_nearest_one() {
         assert_eq!(
-            said(r#"{"memroy":1}"#),
+            message(r#"{"memroy":1}"#),
             "`memroy` is not a known field; did you mean `memory`?"
         );
         assert!(
-            said(r#"{"colour":1}"#)
+            message(r#"{"colour":1}"#)
                 .starts_with("`colour` is not a known field; the fields are command,")
         );
-        assert!(said("[]").starts_with("the body cannot be read: "));
-        assert!(said("").starts_with("the body cannot be read: "));
-        assert!(said(r#"{"command":["a"],"command":["b"]}"#).contains("duplicate field"));
+        assert!(message("[]").starts_with("the body cannot be read: "));
+        assert!(message("").starts_with("the body cannot be read: "));
+        assert!(message(r#"{"command":["a"],"command":["b"]}"#).contains("duplicate field"));
     }
 
     #[tokio::test]
     async fn a_body_takes_room_for_what_is_there_within_the_share_of_its_key() {
-        let arrive = async |most, shares: Shares, text: &'static str| {
-            let share = shares.of("her");
-            arrived(text.into(), most, &shares, share)
+        let arrive = async |max, shares: FairShareLimiter, text: &'static str| {
+            let share = shares.guard("her");
+            read_body(text.into(), max, &shares, share)
                 .await
                 .map_err(|problem| problem.status().as_u16())
         };
         assert_eq!(
-            arrive(9, Shares::new(10, 5), "12345").await,
+            arrive(9, FairShareLimiter::new(10, 5), "12345").await,
             Ok(Bytes::from("12345"))
         );
-        assert_eq!(arrive(9, Shares::new(10, 5), "123456").await, Err(429));
-        assert_eq!(arrive(9, Shares::new(5, 10), "123456").await, Err(503));
-        assert_eq!(arrive(5, Shares::new(10, 10), "123456").await, Err(413));
+        assert_eq!(
+            arrive(9, FairShareLimiter::new(10, 5), "123456").await,
+            Err(429)
+        );
+        assert_eq!(
+            arrive(9, FairShareLimiter::new(5, 10), "123456").await,
+            Err(503)
+        );
+        assert_eq!(
+            arrive(5, FairShareLimiter::new(10, 10), "123456").await,
+            Err(413)
+        );
+    }
+
+    #[test]
+    fn members_are_counted_outside_of_texts() {
+        let check = |text: String| RawBody(text.into()).check_members().is_ok();
+        let list = |count: usize| format!("{{\"a\":[1{}]}}", ",1".repeat(count - 1));
+        assert!(check(list(MAX_MEMBERS)) && !check(list(MAX_MEMBERS + 1)));
+        let text = ",".repeat(MAX_MEMBERS);
+        assert!(check(format!("{{\"a\":\"\\\"{text}\"}}")));
+        let behind = ",1".repeat(MAX_MEMBERS);
+        assert!(!check(format!("{{\"a\":[\"\\\\\"{behind}]}}")));
     }
 
     #[test]
@@ -541,10 +716,10 @@ mod tests {
         assert_eq!(asked.budget.money, Some(Money(500_000_000)));
         assert_eq!(asked.llm, Some(Some("p".to_owned())));
         assert!(
-            said(r#"{"memory":"lots"}"#)
+            message(r#"{"memory":"lots"}"#)
                 .starts_with("`memory` has a bad value: `lots` is not a size")
         );
-        assert!(said(r#"{"network":"wide"}"#).starts_with("`network` has a bad value"));
+        assert!(message(r#"{"network":"wide"}"#).starts_with("`network` has a bad value"));
     }
 
     #[test]
@@ -552,23 +727,25 @@ mod tests {
         let inputs = r#"{"inputs":[{"name":"a","text":"x"},{"name":"b","base64":"AP8="},{"name":"c","artifact":"d@2"}]}"#;
         let asked = order(inputs).unwrap();
         assert_eq!(asked.inputs_kept, [("c".into(), "d".into(), Some(2))]);
-        let given: Vec<_> = asked
+        let inline: Vec<_> = asked
             .inputs_given
             .iter()
             .map(|(name, bytes)| (name.as_path(), &bytes[..]))
             .collect();
         assert_eq!(
-            given,
+            inline,
             [("a".as_ref(), &b"x"[..]), ("b".as_ref(), &b"\0\xff"[..])]
         );
         assert!(
-            said(r#"{"inputs":[{"name":"a"}]}"#).starts_with("the input `a` must have one source")
+            message(r#"{"inputs":[{"name":"a"}]}"#)
+                .starts_with("the input `a` must have one source")
         );
         assert!(
-            said(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source")
+            message(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source")
         );
-        assert!(said(r#"{"inputs":[{"name":"a","artifact":"b@c"}]}"#).contains("inputs.artifact"));
-        assert!(said(r#"{"stdin":"a","stdin_base64":"YQ=="}"#).contains("exclude each other"));
+        assert_eq!(versioned("b@c"), ("b@c", None));
+        assert_eq!(versioned("b@c@2"), ("b@c", Some(2)));
+        assert!(message(r#"{"stdin":"a","stdin_base64":"YQ=="}"#).contains("exclude each other"));
     }
 
     #[test]
@@ -579,6 +756,6 @@ mod tests {
             asked.inputs_kept,
             [("y=/etc/passwd".into(), "b".into(), None)]
         );
-        assert!(said(r#"{"secrets":{"a=B":"C"}}"#).starts_with("no secret has `=` in its name"));
+        assert!(message(r#"{"secrets":{"a=B":"C"}}"#).starts_with("no secret has `=` in its name"));
     }
 }

@@ -1,4 +1,5 @@
-//! Files by handle: never out of the folder, never through a symbolic link, never waiting for a FIFO.
+//! Files by handle: never out of the folder, never through a symbolic link, never waiting for a FIFO. Not by
+//! `fs`: this crate knows no other of ours, so that its formats can be tested and fuzzed by themselves.
 
 use rustix::{
     fs::{Dir, Mode, OFlags, ResolveFlags},

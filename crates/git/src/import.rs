@@ -1,5 +1,9 @@
 //! What came of the program's commits: which references it has, which of them are new, and how they arrive on the host.
-//! Nothing of the host's moves: everything new arrives under `refs/airlock/RUN/`, and nothing is ever deleted.
+//! Everything new arrives under `refs/airlock/RUN/` first, and nothing is ever deleted; what moves beyond that, and how, is
+//! in `moves.rs` and `transaction.rs`.
+//!
+//! Drafts here are not those of `fs`: their names are known before (`draft`, `tmp_airlock_…`, which git's own cleaning knows),
+//! so that a journal can remove what a killed run left, and packs get the modes that git gives them.
 
 use crate::{
     GitError, Head, ObjectFormat, ObjectId, Pack, RefMap, escape, failed,
@@ -13,7 +17,7 @@ use rustix::{
 use std::{
     fs::File,
     io::{self, Write},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 /// References that one import brings.
@@ -24,6 +28,8 @@ pub const MOST_PATHS: u64 = 500_000;
 pub const DEEPEST_PATH: usize = 256;
 /// Runs of one name that may have brought something.
 const MOST_TRIES: usize = 1000;
+/// In the file by which git leaves a pack alone.
+const KEPT_BY: &[u8] = b"airlock\n";
 
 /// What a sandboxed git says there is. All of it is a stranger's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +58,7 @@ pub struct PlannedRef {
 pub struct Plan {
     /// What is new.
     pub refs: Vec<PlannedRef>,
-    /// Names that are not taken, escaped, with the reason.
+    /// Names that are not taken, or whose deletion is not, escaped, with the reason.
     pub left: Vec<(String, String)>,
 }
 
@@ -126,6 +132,12 @@ impl Listing {
                 below: below.to_owned(),
             });
         }
+        let is_listed =
+            |name: &&String| name.starts_with("refs/heads/") || name.starts_with("refs/tags/");
+        let deleted = before.direct.keys().filter(is_listed);
+        let deleted = deleted.filter(|name| !self.refs.has(name));
+        let why = || "it was deleted inside, and stays here".to_owned();
+        plan.left.extend(deleted.map(|name| (escape(name), why())));
         if let Some(Head::Detached(id)) = &self.head
             && *head != Head::Detached(id.clone())
             && !before.direct.values().any(|known| known == id)
@@ -186,8 +198,11 @@ pub struct Change<'a> {
     pub path: &'a [u8],
     /// Whether another repository is to lie there from now on: git then looks into it, and obeys it.
     pub is_new_gitlink: bool,
-    /// Whether a symbolic link is made or changed there: what is written through it lands elsewhere.
-    pub is_new_link: bool,
+    /// Where a symbolic link is made or changed, the object that says where it leads, in hexadecimal: what is written
+    /// through it lands elsewhere.
+    pub link: Option<&'a [u8]>,
+    /// The commit of another repository that is to lie there, in hexadecimal.
+    pub gitlink: Option<&'a [u8]>,
 }
 
 /// Reads what `git log --raw -z --no-abbrev --format=` prints.
@@ -204,56 +219,86 @@ pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
             continue;
         }
         let words: Vec<_> = field.split(|byte| *byte == b' ').collect();
-        let ([old, new, ..], Some(path)) = (words.as_slice(), fields.next()) else {
+        let ([old, new, _, id, ..], Some(path)) = (words.as_slice(), fields.next()) else {
             return Err(refused());
         };
         let old = old.strip_prefix(b":").ok_or_else(refused)?;
         changes.push(Change {
             path,
             is_new_gitlink: *new == GITLINK && old != GITLINK,
-            is_new_link: *new == LINK,
+            link: (*new == LINK).then_some(*id),
+            gitlink: (*new == GITLINK).then_some(*id),
         });
     }
     Ok(changes)
 }
 
-/// Puts a checked and verified pack, and then the references, into a repository of the host's. Gives back the full name of
-/// each reference.
-pub fn place(
+/// What was put into a repository of the host's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// The name of the run below `refs/airlock/`.
+    pub run: String,
+    /// The full name of each reference.
+    pub refs: Vec<String>,
+}
+
+/// Puts a checked and verified pack into a repository of the host's. From then on a file keeps `git gc` from it, until
+/// [`let_go`].
+pub fn place_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8]) -> Result<(), GitError> {
+    if pack.is_empty() {
+        return Ok(());
+    }
+    let modes = Modes::of(common).map_err(failed("look at .git"))?;
+    put_pack(common, pack, bytes, modes).map_err(failed("place the pack"))
+}
+
+/// References keep the pack from now on; without them `git gc` may take it. Nothing is done for one that another keeps.
+pub fn let_go(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
+    let let_go = || -> io::Result<()> {
+        let folder = handle::open(common, "objects/pack", FOLDER)?;
+        let keep = format!("{pack}.keep");
+        match handle::read(&folder, &keep, KEPT_BY.len() as u64)? {
+            Some(text) if text == KEPT_BY => {
+                Ok(rustix::fs::unlinkat(&folder, &keep, AtFlags::empty())?)
+            }
+            _ => Ok(()),
+        }
+    };
+    match let_go() {
+        Err(gone) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.map_err(failed("let go of the pack")),
+    }
+}
+
+/// Puts references below `refs/airlock/RUN/`. Each is written as `draft` first.
+pub fn place_refs(
     common: BorrowedFd<'_>,
     run: &str,
-    pack: Option<(&Pack, &[u8])>,
-    plan: &Plan,
+    refs: &[(String, ObjectId)],
     known: &RefMap,
-) -> Result<Vec<String>, GitError> {
-    let found = rustix::fs::fstat(common).map_err(|error| failed("look at .git")(error.into()))?;
-    let modes = Modes(found.st_mode & 0o777);
-    let keep = pack
-        .filter(|(pack, _)| !pack.is_empty())
-        .map(|(pack, bytes)| {
-            place_pack(common, pack, bytes, modes).map_err(failed("place the pack"))
-        });
-    let keep = keep.transpose()?.flatten();
-    let placed =
-        place_refs(common, run, plan, known, modes).map_err(failed("place the references"));
-    if let Some((folder, name)) = keep {
-        // From now on the references keep it; without them `git gc` may take it.
-        let removed = rustix::fs::unlinkat(&folder, &name, AtFlags::empty());
-        removed.map_err(|error| failed("let go of the pack")(error.into()))?;
+    draft: &str,
+) -> Result<Placed, GitError> {
+    if refs.is_empty() {
+        return Ok(Placed::default());
     }
-    placed
+    let modes = Modes::of(common).map_err(failed("look at .git"))?;
+    put_refs(common, run, refs, (known, draft), modes).map_err(failed("place the references"))
 }
 
 /// As those of the git folder itself: a repository that is shared stays so.
 #[derive(Clone, Copy)]
-struct Modes(u32);
+pub(crate) struct Modes(u32);
 
 impl Modes {
-    fn folder(self) -> Mode {
+    pub(crate) fn of(folder: BorrowedFd<'_>) -> io::Result<Modes> {
+        Ok(Modes(rustix::fs::fstat(folder)?.st_mode & 0o777))
+    }
+
+    pub(crate) fn folder(self) -> Mode {
         Mode::from_raw_mode(self.0)
     }
 
-    fn file(self) -> Mode {
+    pub(crate) fn file(self) -> Mode {
         Mode::from_raw_mode(self.0 & 0o666)
     }
 
@@ -262,7 +307,7 @@ impl Modes {
     }
 }
 
-fn write_new(folder: &OwnedFd, name: &str, bytes: &[u8], mode: Mode) -> io::Result<()> {
+pub(crate) fn write_new(folder: impl AsFd, name: &str, bytes: &[u8], mode: Mode) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let mut file = File::from(handle::open(folder, name, flags)?);
     file.write_all(bytes)?;
@@ -270,19 +315,13 @@ fn write_new(folder: &OwnedFd, name: &str, bytes: &[u8], mode: Mode) -> io::Resu
     file.sync_all()
 }
 
-/// The pack under its name, the index last: without it git does not look at the pack. Gives back the file that keeps
-/// `git gc` from it, unless it was there before.
-fn place_pack(
-    common: BorrowedFd<'_>,
-    pack: &Pack,
-    bytes: &[u8],
-    modes: Modes,
-) -> io::Result<Option<(OwnedFd, String)>> {
+/// The pack under its name, the index last: without it git does not look at the pack.
+fn put_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8], modes: Modes) -> io::Result<()> {
     let objects = handle::open(common, "objects", FOLDER)?;
     let folder = handle::make_folder(&objects, "pack".as_ref(), modes.folder())?;
     let name = pack.name();
     if handle::open(&folder, format!("{name}.idx"), OFlags::PATH).is_ok() {
-        return Ok(None);
+        return Ok(());
     }
     let [keep, data, index] = ["keep", "pack", "idx"].map(|end| format!("{name}.{end}"));
     let drafts = [
@@ -290,54 +329,67 @@ fn place_pack(
         format!("tmp_airlock_{name}_idx"),
     ];
     let put = || {
-        write_new(&folder, &keep, b"airlock\n", modes.fixed())?;
+        write_new(&folder, &keep, KEPT_BY, modes.fixed())?;
         write_new(&folder, &drafts[0], bytes, modes.fixed())?;
         write_new(&folder, &drafts[1], &pack.index(), modes.fixed())?;
         rustix::fs::renameat(&folder, &drafts[0], &folder, &data)?;
         rustix::fs::renameat(&folder, &drafts[1], &folder, &index)?;
         Ok(rustix::fs::fsync(&folder)?)
     };
-    if let Err(error) = put() {
+    put().inspect_err(|_| {
         for name in [&keep, &drafts[0], &drafts[1], &data] {
             // What was not made is not there.
             _ = rustix::fs::unlinkat(&folder, name, AtFlags::empty());
         }
-        return Err(error);
+    })
+}
+
+/// What of a pack a killed run may have left half made. What is whole stays: nothing leads to it, so that git takes it.
+pub fn clear_pack(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
+    if let Ok(folder) = handle::open(common, "objects/pack", FOLDER) {
+        let drafts = ["pack", "idx"].map(|end| format!("tmp_airlock_{pack}_{end}"));
+        let has_index = handle::open(&folder, format!("{pack}.idx"), OFlags::PATH).is_ok();
+        let half = (!has_index).then(|| format!("{pack}.pack"));
+        for name in drafts.into_iter().chain(half) {
+            match rustix::fs::unlinkat(&folder, &name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(failed("remove half a pack")(error.into())),
+            }
+        }
     }
-    Ok(Some((folder, keep)))
+    let_go(common, pack)
 }
 
 /// The folder of a run is new, so that no reference is overwritten.
-fn place_refs(
+fn put_refs(
     common: BorrowedFd<'_>,
     run: &str,
-    plan: &Plan,
-    known: &RefMap,
+    all: &[(String, ObjectId)],
+    (known, draft): (&RefMap, &str),
     modes: Modes,
-) -> io::Result<Vec<String>> {
+) -> io::Result<Placed> {
     let refs = handle::open(common, "refs", FOLDER)?;
     let ours = handle::make_folder(&refs, "airlock".as_ref(), modes.folder())?;
     let (run, top) = make_run_folder(&ours, run, known, modes)?;
     let mut placed = Vec::new();
-    for planned in &plan.refs {
+    for (below, id) in all {
         let mut folder = top.try_clone()?;
-        let mut parts: Vec<_> = planned.below.split('/').collect();
+        let mut parts: Vec<_> = below.split('/').collect();
         let last = parts.pop().unwrap_or_default();
         for part in parts {
             folder = handle::make_folder(&folder, part.as_ref(), modes.folder())?;
         }
-        let lock = format!("{last}.lock");
-        write_new(
-            &folder,
-            &lock,
-            format!("{}\n", planned.new).as_bytes(),
-            modes.file(),
-        )?;
-        rustix::fs::renameat(&folder, &lock, &folder, last)?;
+        let text = format!("{id}\n");
+        let put = write_new(common, draft, text.as_bytes(), modes.file())
+            .and_then(|()| Ok(rustix::fs::renameat(common, draft, &folder, last)?));
+        put.inspect_err(|_| {
+            // What was not made is not there.
+            _ = rustix::fs::unlinkat(common, draft, AtFlags::empty());
+        })?;
         rustix::fs::fsync(&folder)?;
-        placed.push(format!("refs/airlock/{run}/{}", planned.below));
+        placed.push(format!("refs/airlock/{run}/{below}"));
     }
-    Ok(placed)
+    Ok(Placed { run, refs: placed })
 }
 
 fn make_run_folder(

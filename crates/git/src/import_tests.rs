@@ -42,7 +42,10 @@ fn only_what_is_new_and_harmless_is_brought() {
 
 #[test]
 fn absence_means_nothing() {
-    assert_eq!(plan(""), Plan::default());
+    let planned = plan("");
+    assert_eq!(planned.refs, []);
+    let left: Vec<_> = planned.left.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(left, ["refs/heads/main", "refs/tags/t"]);
 }
 
 #[test]
@@ -72,17 +75,28 @@ fn a_list_that_does_not_end_is_refused() {
 #[test]
 fn changed_paths_are_read() {
     let text = format!(
-        ":000000 100644 {OLD} {NEW} A\0a b\0:160000 160000 {OLD} {NEW} M\0sub\0\0:000000 160000 {OLD} {NEW} A\0x/y\0"
+        ":000000 100644 {OLD} {NEW} A\0a b\0:160000 160000 {OLD} {NEW} M\0sub\0\0:000000 160000 {OLD} {NEW} A\0x/y\0\0\n:100644 120000 {OLD} {NEW} T\0link\0"
     );
     let read: Vec<_> = parse_changes(text.as_bytes())
         .unwrap()
         .into_iter()
-        .map(|change| (change.path.to_vec(), change.is_new_gitlink))
+        .map(|change| {
+            (
+                change.path.to_vec(),
+                change.is_new_gitlink,
+                change.link.is_some(),
+            )
+        })
         .collect();
-    let expected = [("a b", false), ("sub", false), ("x/y", true)];
+    let expected = [
+        ("a b", false, false),
+        ("sub", false, false),
+        ("x/y", true, false),
+        ("link", false, true),
+    ];
     assert_eq!(
         read,
-        expected.map(|(path, new)| (path.as_bytes().to_vec(), new))
+        expected.map(|(path, gitlink, link)| (path.as_bytes().to_vec(), gitlink, link))
     );
     assert_eq!(parse_changes(b"").unwrap(), []);
     for bad in ["x", ":1 2 3", "1 2 3\0x"] {
@@ -97,9 +111,18 @@ fn references_are_placed_beside_those_of_an_earlier_run_and_through_no_link() {
     fs::create_dir_all(top.join("refs")).unwrap();
     let folder = fs::File::open(&top).unwrap();
     let planned = plan(&format!("{NEW} refs/heads/a/b\n"));
-    let put = || place(folder.as_fd(), "run.1", None, &planned, &RefMap::default());
+    let all: Vec<_> = planned
+        .refs
+        .iter()
+        .map(|one| (one.below.clone(), one.new.clone()))
+        .collect();
+    let put = || {
+        let placed = place_refs(folder.as_fd(), "run.1", &all, &RefMap::default(), "draft");
+        placed.map(|placed| placed.refs)
+    };
     assert_eq!(put().unwrap(), ["refs/airlock/run_1/heads/a/b"]);
     assert_eq!(put().unwrap(), ["refs/airlock/run_1-2/heads/a/b"]);
+    assert!(!top.join("draft").exists());
     let written = fs::read_to_string(top.join("refs/airlock/run_1/heads/a/b")).unwrap();
     assert_eq!(written, format!("{NEW}\n"));
     fs::remove_dir_all(top.join("refs/airlock")).unwrap();

@@ -1,6 +1,7 @@
-//! The names in a repository's index, of versions 2 to 4: what a program can read from the objects.
+//! A repository's index, of versions 2 to 4: which names are in it, what a program can read from the objects; and the check of
+//! one that a sandboxed git made, before it becomes the host's.
 
-use crate::{ObjectFormat, snapshot::GitFolders};
+use crate::{GitError, ObjectFormat, pack::hash, snapshot::GitFolders};
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 use std::{io, path::PathBuf};
 
@@ -12,6 +13,16 @@ const MAX_PATH: usize = 4096;
 const STAT_BYTES: usize = 40;
 /// That more flags follow.
 const EXTENDED: u16 = 0x4000;
+/// Which side of a merge an entry is of; none if it is not unmerged.
+const STAGE: u16 = 0x3000;
+/// Where the kind of an entry is, and which there are: files, links, other repositories, and folders outside of a sparse
+/// checkout.
+const MODE_AT: usize = 24;
+const MODES: [u32; 5] = [0o100644, 0o100755, 0o120000, 0o160000, SPARSE_FOLDER];
+const SPARSE_FOLDER: u32 = 0o040000;
+/// What git's watcher of files knows, which is not true of files that were applied meanwhile; and what says where such
+/// parts begin.
+const DROPPED: [&[u8]; 3] = [b"FSMN", b"EOIE", b"IEOT"];
 
 /// The paths in the index that are wanted. Those of a part that lies in another file are not among them.
 pub fn tracked(
@@ -23,20 +34,28 @@ pub fn tracked(
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    let keep = |path: &[u8]| {
-        if wanted(path) {
-            found.push(PathBuf::from(OsString::from_vec(path.to_owned())));
+    let keep = |entry: Entry<'_>| {
+        if wanted(entry.path) {
+            found.push(PathBuf::from(OsString::from_vec(entry.path.to_owned())));
         }
     };
     match read(&bytes, format, keep) {
-        Some(()) => Ok(found),
+        Some(_) => Ok(found),
         None => Err(io::Error::other(
             "the index is damaged, or of a newer version",
         )),
     }
 }
 
-fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(&[u8])) -> Option<()> {
+/// One entry.
+struct Entry<'a> {
+    path: &'a [u8],
+    mode: u32,
+    is_unmerged: bool,
+}
+
+/// Reads all entries; gives back what follows them.
+fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(Entry<'_>)) -> Option<&[u8]> {
     let rest = bytes.strip_prefix(b"DIRC")?;
     let version = number(rest)?;
     let count = number(rest.get(4..)?)?;
@@ -48,8 +67,8 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(&[u8])) -> Opti
     for _ in 0..count {
         let fixed = STAT_BYTES + format.id_bytes();
         let flags = rest.get(fixed..fixed + 2)?;
-        let is_extended = u16::from_be_bytes([flags[0], flags[1]]) & EXTENDED != 0;
-        let mut at = fixed + if is_extended { 4 } else { 2 };
+        let flags = u16::from_be_bytes([flags[0], flags[1]]);
+        let mut at = fixed + if flags & EXTENDED != 0 { 4 } else { 2 };
         if version == 4 {
             let (dropped, length) = varint(rest.get(at..)?)?;
             at += length;
@@ -63,7 +82,11 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(&[u8])) -> Opti
         if path.len() > MAX_PATH {
             return None;
         }
-        keep(&path);
+        keep(Entry {
+            path: &path,
+            mode: number(&rest[MODE_AT..])?,
+            is_unmerged: flags & STAGE != 0,
+        });
         let length = match version {
             4 => at + end + 1,
             // With one to eight zeros a multiple of eight.
@@ -71,7 +94,65 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(&[u8])) -> Opti
         };
         rest = rest.get(length..)?;
     }
-    Some(())
+    Some(rest)
+}
+
+/// Whether conflicts are left in an index; none if it cannot be read.
+pub(crate) fn has_conflicts(bytes: &[u8], format: ObjectFormat) -> Option<bool> {
+    let mut found = false;
+    read(bytes, format, |entry| found |= entry.is_unmerged)?;
+    Some(found)
+}
+
+/// An index from a sandboxed git, as the host may have it: whole, nothing unmerged, every path one that lies in the
+/// worktree and not in a git folder. What does not hold any more is left out.
+pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
+    let refused = |why: &str| GitError::Refused(format!("the new index is refused: {why}"));
+    let end = bytes.len().checked_sub(format.id_bytes());
+    let end = end.ok_or_else(|| refused("it is too short"))?;
+    let (body, checksum) = bytes.split_at(end);
+    if hash(format, body).as_bytes() != checksum {
+        return Err(refused("its checksum is wrong"));
+    }
+    let mut bad = None;
+    let judge = |entry: Entry<'_>| {
+        let path = match entry.mode {
+            SPARSE_FOLDER => entry.path.strip_suffix(b"/").unwrap_or(entry.path),
+            _ => entry.path,
+        };
+        if entry.is_unmerged {
+            bad = Some("an entry is unmerged");
+        } else if !MODES.contains(&entry.mode) {
+            bad = Some("an entry is of no known kind");
+        } else if !path.split(|byte| *byte == b'/').all(is_plain) {
+            bad = Some("a path leads out of the worktree");
+        }
+    };
+    let rest = read(body, format, judge).ok_or_else(|| refused("it cannot be read"))?;
+    if let Some(why) = bad {
+        return Err(refused(why));
+    }
+    let (mut checked, mut rest) = (body[..body.len() - rest.len()].to_vec(), rest);
+    while !rest.is_empty() {
+        let size = rest.get(4..).and_then(number).map(|size| size as usize + 8);
+        let part = size.and_then(|size| rest.split_at_checked(size));
+        let (part, after) = part.ok_or_else(|| refused("a part of it cannot be read"))?;
+        if part.starts_with(b"link") {
+            return Err(refused("it needs another file"));
+        }
+        if !DROPPED.iter().any(|name| part.starts_with(name)) {
+            checked.extend_from_slice(part);
+        }
+        rest = after;
+    }
+    let checksum = hash(format, &checked);
+    checked.extend_from_slice(checksum.as_bytes());
+    Ok(checked)
+}
+
+/// One part of a path.
+fn is_plain(part: &[u8]) -> bool {
+    !part.is_empty() && part != b"." && part != b".." && !part.eq_ignore_ascii_case(b".git")
 }
 
 fn number(bytes: &[u8]) -> Option<u32> {
@@ -97,6 +178,7 @@ mod tests {
 
     fn entry(version: u32, dropped: u8, name: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; STAT_BYTES + 20];
+        bytes[MODE_AT..MODE_AT + 4].copy_from_slice(&0o100644_u32.to_be_bytes());
         bytes.extend([0, name.len() as u8]);
         if version == 4 {
             bytes.push(dropped);
@@ -119,8 +201,8 @@ mod tests {
 
     fn paths(bytes: &[u8]) -> Option<Vec<String>> {
         let mut found = Vec::new();
-        read(bytes, ObjectFormat::Sha1, |path| {
-            found.push(String::from_utf8(path.to_vec()).unwrap());
+        read(bytes, ObjectFormat::Sha1, |entry| {
+            found.push(String::from_utf8(entry.path.to_vec()).unwrap());
         })?;
         Some(found)
     }
@@ -152,5 +234,54 @@ mod tests {
             "nothing can be dropped"
         );
         assert_eq!(paths(&index(5, &[])), None);
+    }
+
+    fn signed(mut bytes: Vec<u8>, parts: &[(&[u8], &[u8])]) -> Vec<u8> {
+        for (name, content) in parts {
+            bytes.extend_from_slice(name);
+            bytes.extend((content.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(content);
+        }
+        let checksum = hash(ObjectFormat::Sha1, &bytes);
+        bytes.extend(checksum.as_bytes());
+        bytes
+    }
+
+    fn why(bytes: &[u8]) -> String {
+        check(bytes, ObjectFormat::Sha1).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_the_watcher_of_files_knows_is_left_out_of_a_new_index() {
+        let entries = index(2, &[(0, b"a"), (0, b"b/c")]);
+        let all = signed(
+            entries.clone(),
+            &[(b"TREE", b"x"), (b"FSMN", b"yy"), (b"EOIE", b"z")],
+        );
+        let left = signed(entries, &[(b"TREE", b"x")]);
+        assert_eq!(check(&all, ObjectFormat::Sha1).unwrap(), left);
+    }
+
+    #[test]
+    fn a_new_index_that_means_something_else_is_refused() {
+        for name in [".git/x", "a/.GIT", "../x", "/x", "a//b", "a/./b", "a/"] {
+            let one = signed(index(2, &[(0, name.as_bytes())]), &[]);
+            assert!(why(&one).contains("out of the worktree"), "{name}");
+        }
+        let mut unmerged = index(2, &[(0, b"a")]);
+        unmerged[12 + STAT_BYTES + 20] = 0x10;
+        let conflicts = |bytes: &[u8]| has_conflicts(bytes, ObjectFormat::Sha1);
+        assert_eq!(conflicts(&unmerged), Some(true));
+        assert_eq!(conflicts(&index(2, &[(0, b"a")])), Some(false));
+        assert_eq!(conflicts(b"DIRC"), None);
+        assert!(why(&signed(unmerged, &[])).contains("unmerged"));
+        let mut device = index(2, &[(0, b"a")]);
+        device[12 + MODE_AT..12 + MODE_AT + 4].copy_from_slice(&0o60000_u32.to_be_bytes());
+        assert!(why(&signed(device, &[])).contains("kind"));
+        let split = signed(index(2, &[]), &[(b"link", b"x")]);
+        assert!(why(&split).contains("another file"));
+        let mut torn = signed(index(2, &[(0, b"a")]), &[]);
+        torn[20] ^= 1;
+        assert!(why(&torn).contains("checksum"));
     }
 }

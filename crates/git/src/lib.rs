@@ -4,25 +4,32 @@
 //! host's .git ── Snapshot::read ─▶ a git folder of ours ─▶ the program commits there
 //!                                                          │
 //! host's .git ◀── place ── plan ◀── Pack::check ◀── pack and listing of a sandboxed git
+//!      ▲
+//!      └── Transaction (index, references, HEAD) ◀── what `moves` lets move
 //! ```
 //!
 //! Files are opened by handle, through no symbolic link (`handle.rs`); every length is bounded.
 
 pub mod config;
 mod handle;
+mod host;
 pub mod import;
 mod index;
+pub mod moves;
 pub mod named;
 pub mod pack;
 pub mod refs;
 pub mod snapshot;
+pub mod transaction;
 
 pub use config::Config;
+pub use host::HostState;
 pub use import::{Listing, Plan, PlannedRef};
-pub use index::tracked;
+pub use index::{check as check_index, tracked};
 pub use pack::{Bounds, Pack};
 pub use refs::{Head, RefMap};
 pub use snapshot::{GitFolders, ObjectFolder, Snapshot};
+pub use transaction::Transaction;
 
 use std::{fmt, io};
 

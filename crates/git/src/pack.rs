@@ -130,7 +130,7 @@ impl Hasher {
     }
 }
 
-fn hash(format: ObjectFormat, bytes: &[u8]) -> ObjectId {
+pub(crate) fn hash(format: ObjectFormat, bytes: &[u8]) -> ObjectId {
     let mut hasher = Hasher::new(format);
     hasher.update(bytes);
     hasher.finish()

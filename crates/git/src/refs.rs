@@ -29,6 +29,16 @@ pub enum Head {
     Detached(ObjectId),
 }
 
+impl Head {
+    /// As the file `HEAD` has it.
+    pub fn text(&self) -> String {
+        match self {
+            Head::Branch(name) => format!("ref: {name}\n"),
+            Head::Detached(id) => format!("{id}\n"),
+        }
+    }
+}
+
 /// The references of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RefMap {
@@ -53,6 +63,34 @@ pub fn read_head(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<Head, G
         Some(Reference::Symbolic(name)) => Ok(Head::Branch(name)),
         None => Err(GitError::Unsupported("HEAD cannot be read".to_owned())),
     }
+}
+
+/// Reads one reference as git does: what its own file says, else `packed-refs`.
+pub fn read_one(
+    folder: BorrowedFd<'_>,
+    name: &str,
+    format: ObjectFormat,
+) -> Result<Option<ObjectId>, GitError> {
+    let what = || failed(format!("read {name}"));
+    match handle::read(folder, name, MOST_LOOSE) {
+        Ok(None) => {}
+        Ok(Some(bytes)) => match parse_loose(&bytes, format) {
+            Some(Reference::Direct(id)) => return Ok(Some(id)),
+            _ => return Err(GitError::Unsupported(format!("{name} names no object"))),
+        },
+        // A folder of that name, of which all references were packed; `refs/heads/a` is a file where `a/b` is asked for.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotADirectory) => {}
+        Err(error) => {
+            if handle::open(folder, name, handle::FOLDER).is_err() {
+                return Err(what()(error));
+            }
+        }
+    }
+    let mut refs = RefMap::default();
+    if let Some(packed) = handle::read(folder, "packed-refs", MOST_PACKED).map_err(what())? {
+        refs.add_packed(&packed, format)?;
+    }
+    Ok(refs.direct.remove(name))
 }
 
 impl RefMap {
@@ -140,6 +178,19 @@ impl RefMap {
             }
         }
         Ok(())
+    }
+
+    /// Whether there is such a reference.
+    pub fn has(&self, name: &str) -> bool {
+        self.direct.contains_key(name) || self.symbolic.contains_key(name)
+    }
+
+    /// The commit at which such a `HEAD` is; none if its branch has none yet.
+    pub fn at<'a>(&'a self, head: &'a Head) -> Option<&'a ObjectId> {
+        match head {
+            Head::Branch(name) => self.direct.get(name),
+            Head::Detached(id) => Some(id),
+        }
     }
 
     /// The direct ones as a file `packed-refs`.

@@ -2,7 +2,7 @@
 //! objects stay where they are and are lent read-only, by `objects/info/alternates`.
 
 use crate::{
-    Config, GitError, Head, ObjectFormat, RefMap, failed,
+    Config, GitError, Head, ObjectFormat, ObjectId, RefMap, failed,
     handle::{self, FOLDER},
     refs,
 };
@@ -21,7 +21,7 @@ use std::{
 /// Where the objects of the host are lent, in our git folder; with a number for each further one.
 pub const LENT: &str = "airlock-host-objects";
 /// Bytes of an index.
-const MOST_INDEX: u64 = 256 << 20;
+pub(crate) const MOST_INDEX: u64 = 256 << 20;
 /// Bytes of any other file.
 const MOST_FILE: u64 = 4 << 20;
 /// Folders that the host's repository borrows objects from.
@@ -55,6 +55,8 @@ pub struct GitFolders {
     pub common: OwnedFd,
     /// Where the latter is.
     pub path: PathBuf,
+    /// Where the former is.
+    pub git_path: PathBuf,
 }
 
 /// What the program gets of a repository.
@@ -70,7 +72,56 @@ pub struct Snapshot {
     pub shallow: Option<Vec<u8>>,
     /// Folders of objects on the host, its own first.
     pub objects: Vec<ObjectFolder>,
+    /// What its configuration says that counts when something arrives.
+    pub settings: Settings,
     files: Vec<(String, Vec<u8>)>,
+}
+
+/// What of a repository's configuration counts when something arrives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Who commits, as a reflog has it: a name, and an address in brackets.
+    pub who: String,
+    /// Whether reflogs are begun where there are none.
+    pub begins_logs: bool,
+    /// `core.sparseCheckout`, and whether its patterns are folders.
+    pub sparse: Option<bool>,
+    /// The names of remotes.
+    pub remotes: Vec<String>,
+    /// Where the worktree of a submodule is, relative to the git folder.
+    pub worktree: Option<PathBuf>,
+}
+
+impl Settings {
+    fn of(config: &Config, identity: &Config) -> Settings {
+        let plain = |text: &str| -> String {
+            text.chars()
+                .filter(|c| !c.is_control() && !"<>".contains(*c))
+                .collect()
+        };
+        let of = |key| config.last("user", key).or(identity.last("user", key));
+        let who = format!(
+            "{} <{}>",
+            plain(of("name").unwrap_or("airlock")).trim(),
+            plain(of("email").unwrap_or("airlock@localhost")).trim()
+        );
+        let remotes = config.entries.iter();
+        let remotes = remotes.filter(|entry| entry.section == "remote");
+        let never = |value: &str| {
+            ["false", "no", "off", "0"].contains(&value.to_ascii_lowercase().as_str())
+        };
+        Settings {
+            who,
+            begins_logs: !config.last("core", "logallrefupdates").is_some_and(never),
+            sparse: config
+                .is_on("core", "sparsecheckout")
+                .then(|| config.is_on("core", "sparsecheckoutcone")),
+            remotes: remotes
+                .filter_map(|entry| entry.subsection.clone())
+                .collect(),
+            worktree: config.last("core", "worktree").map(PathBuf::from),
+        }
+    }
 }
 
 /// A folder of objects on the host.
@@ -116,6 +167,7 @@ impl DotGit {
             git,
             common,
             path: path.join(".git"),
+            git_path: path.join(".git"),
         }))
     }
 }
@@ -154,7 +206,10 @@ fn find_by_file(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<Do
             if !place.is_some_and(|place| leads_back(place.join(".git"))) {
                 return Err(unsupported("what its file .git names does not lead back"));
             }
-            (git.try_clone().map_err(failed("open .git"))?, git_path)
+            (
+                git.try_clone().map_err(failed("open .git"))?,
+                git_path.clone(),
+            )
         }
         _ => return Err(unsupported("what its file .git names does not lead back")),
     };
@@ -165,6 +220,7 @@ fn find_by_file(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<Do
         git,
         common,
         path: common_path,
+        git_path,
     }))
 }
 
@@ -228,7 +284,13 @@ impl GitFolders {
             let path = self.path.join(&place);
             if let Ok(git) = module.try_clone() {
                 let common = module;
-                found.push((place, GitFolders { git, common, path }));
+                let folders = GitFolders {
+                    git,
+                    common,
+                    git_path: path.clone(),
+                    path,
+                };
+                found.push((place, folders));
             }
         }
     }
@@ -277,8 +339,20 @@ impl Snapshot {
             refs,
             shallow,
             objects: objects(folders, owner)?,
+            settings: Settings::of(&config, identity),
             files,
         })
+    }
+
+    /// A file that was taken as it is.
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        let found = self.files.iter().find(|(known, _)| known == name);
+        found.map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// What `HEAD` was; none if its branch had no commit yet.
+    pub fn commit(&self) -> Option<&ObjectId> {
+        self.refs.at(&self.head)
     }
 
     /// Writes it into an empty folder, which becomes a git folder, and gives everything to `owner`.
@@ -301,11 +375,7 @@ impl Snapshot {
             alternates += &format!("../{name}\n");
         }
         writer.file("objects/info/alternates", alternates.as_bytes())?;
-        let head = match &self.head {
-            Head::Branch(name) => format!("ref: {name}\n"),
-            Head::Detached(id) => format!("{id}\n"),
-        };
-        writer.file("HEAD", head.as_bytes())?;
+        writer.file("HEAD", self.head.text().as_bytes())?;
         writer.file("packed-refs", self.refs.packed().as_bytes())?;
         for (name, target) in &self.refs.symbolic {
             writer.file(name, format!("ref: {target}\n").as_bytes())?;
@@ -323,6 +393,44 @@ pub fn make_module(
     owner: Option<(u32, u32)>,
 ) -> io::Result<OwnedFd> {
     Writer { into, owner }.folder(place)
+}
+
+/// Adds paths of the worktree to what git takes no notice of, unless it knows them.
+pub fn exclude<'a>(
+    into: BorrowedFd<'_>,
+    paths: impl Iterator<Item = &'a Path>,
+    owner: Option<(u32, u32)>,
+) -> io::Result<()> {
+    let patterns: Vec<u8> = paths.filter_map(pattern).flatten().collect();
+    if patterns.is_empty() {
+        return Ok(());
+    }
+    let writer = Writer { into, owner };
+    let folder = writer.folder("info")?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+    let mut file = File::from(handle::open(&folder, "exclude", flags)?);
+    // The last line of the host's may have no end.
+    file.write_all(b"\n")?;
+    file.write_all(&patterns)?;
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
+    writer.give(&file)
+}
+
+/// A line that matches this path only. No line can say a path with line breaks.
+fn pattern(path: &Path) -> Option<Vec<u8>> {
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.iter().any(|byte| b"\r\n".contains(byte)) {
+        return None;
+    }
+    let mut line = b"/".to_vec();
+    for byte in bytes {
+        if b"\\*?[ ".contains(byte) {
+            line.push(b'\\');
+        }
+        line.push(*byte);
+    }
+    line.push(b'\n');
+    Some(line)
 }
 
 /// The place of a folder of the host's objects in our git folder.

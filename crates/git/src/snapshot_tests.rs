@@ -99,6 +99,42 @@ fn the_program_finds_the_same_commit_and_nothing_changed() {
 }
 
 #[test]
+fn only_the_paths_that_are_excluded_are_left_alone() {
+    let top = scratch("excluded");
+    let work = top.join("work");
+    let names = [
+        "a b", " lead", "tail ", "st*r", "que?tion", "[set]", "back\\", "#x", "!y", "d/in",
+        "folder",
+    ];
+    // What the names would match if they were patterns, or stood anywhere.
+    for path in names.iter().chain(&["star", "d/st*r", "s", "question"]) {
+        fs::create_dir_all(work.join(path).parent().unwrap()).unwrap();
+        fs::write(work.join(path), "").unwrap();
+    }
+    fs::remove_file(work.join("folder")).unwrap();
+    fs::create_dir(work.join("folder")).unwrap();
+    fs::write(work.join("folder/in"), "").unwrap();
+    fs::write(work.join("a"), "changed").unwrap();
+    fs::write(work.join(".git/info/exclude"), "question").unwrap();
+    inside(&top, &folders(find(&work).unwrap()), &work);
+    let ours = File::open(top.join("ours")).unwrap();
+    let paths = names.iter().chain(&["a", "line\nbreak"]).map(Path::new);
+    exclude(ours.as_fd(), paths, None).unwrap();
+    let told = git(
+        &top,
+        &[
+            "--git-dir=ours",
+            "--work-tree=work",
+            "status",
+            "--short",
+            "--untracked-files=all",
+        ],
+    );
+    assert_eq!(told, "M a\n?? d/st*r\n?? s\n?? star");
+    fs::remove_dir_all(top).unwrap();
+}
+
+#[test]
 fn a_linked_worktree_leads_to_its_own_head_and_the_common_objects() {
     let top = scratch("linked");
     git(

@@ -204,6 +204,41 @@ const REFUSED_REQUESTS: [(u32, &str); 4] = [
     ),
 ];
 
+/// Requests that change flags of a file on its disk, and stay with it on the host: written through at each write,
+/// left out of backups. Programs that set them go on where a file system has none.
+const FILE_FLAGS: [u32; 2] = [0x4008_6602, 0x401c_5820];
+const FILE_SETATTR: usize = 469;
+
+/// Commands of `fcntl` that are refused, their names, and by which error.
+const REFUSED_FCNTL: [(i32, &str, i32); 5] = [
+    // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools. A
+    // delegation (Linux 6.19) is the same, for folders, too.
+    (libc::F_SETLEASE, "F_SETLEASE", libc::EPERM),
+    (1040, "F_SETDELEG", libc::EPERM),
+    // They stay for as long as the open file, which a mapping or a message in flight holds after the last
+    // descriptor is closed: nobody could count them. Programs then use `F_SETLK`, as before Linux 3.15.
+    (libc::F_OFD_GETLK, "F_OFD_GETLK", libc::EINVAL),
+    (libc::F_OFD_SETLK, "F_OFD_SETLK", libc::EINVAL),
+    (libc::F_OFD_SETLKW, "F_OFD_SETLKW", libc::EINVAL),
+];
+
+/// The name of a command of `fcntl` that is refused.
+pub fn fcntl_name(command: u32) -> Option<&'static str> {
+    let mut all = REFUSED_FCNTL.iter();
+    let (_, name, _) = all.find(|(known, ..)| *known as u32 == command)?;
+    Some(name)
+}
+
+/// Options of `SOL_SOCKET` that give a socket a program of the kernel's packet filter. Its machine code comes from
+/// one pool for all users (`net.core.bpf_jit_limit`) that no limit of a sandbox counts; once that is empty, no
+/// process on the machine can install a system call filter.
+const PACKET_FILTERS: [i32; 4] = [
+    libc::SO_ATTACH_FILTER,
+    libc::SO_ATTACH_BPF,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    libc::SO_ATTACH_REUSEPORT_EBPF,
+];
+
 const REFUSE: Verdict = Verdict::Refuse(libc::EPERM as u16);
 
 /// A number and its name.
@@ -340,8 +375,8 @@ const REFUSED_HERE: &[(&[Call], &str)] = &[];
 
 /// Refused only with certain arguments; [`table`] says which and why.
 const REFUSED_BY_ARGUMENT: &[Call] = calls![
-    SYS_clone, SYS_unshare, SYS_socket, SYS_socketpair, SYS_fchmod, SYS_fchmodat, SYS_openat, SYS_mknodat,
-    SYS_prlimit64, SYS_fcntl, SYS_io_setup, SYS_ioctl, SYS_personality; 452 = "fchmodat2"
+    SYS_clone, SYS_unshare, SYS_socket, SYS_socketpair, SYS_setsockopt, SYS_fchmod, SYS_fchmodat, SYS_openat,
+    SYS_mknodat, SYS_prlimit64, SYS_fcntl, SYS_io_setup, SYS_ioctl, SYS_personality, SYS_close_range; 452 = "fchmodat2"
 ];
 
 /// The name of a call that is refused.
@@ -383,7 +418,9 @@ pub fn table() -> Vec<Verdict> {
     // A sibling of the program would be the launcher's child: nobody reaps it, and no look at the box finds it.
     table[libc::SYS_clone as usize] =
         without_bits(0, NEW_NAMESPACES | libc::CLONE_PARENT as u32, REFUSE);
-    table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME, REFUSE);
+    let own_files = libc::CLONE_FILES as u32;
+    table[libc::SYS_unshare as usize] =
+        without_bits(0, NEW_NAMESPACES | NEW_TIME | own_files, REFUSE);
     table[libc::SYS_socket as usize] = socket_families();
     table[libc::SYS_socketpair as usize] = Verdict::Args(
         vec![test(0, u32::MAX, libc::AF_UNIX as u32, Verdict::Allow)],
@@ -391,21 +428,44 @@ pub fn table() -> Vec<Verdict> {
     );
     set_id_modes(&mut table);
     resource_limits(&mut table);
-    // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools.
     table[libc::SYS_fcntl as usize] = Verdict::Args(
-        vec![test(1, u32::MAX, libc::F_SETLEASE as u32, REFUSE)],
+        REFUSED_FCNTL
+            .iter()
+            .map(|(command, _, errno)| {
+                test(1, u32::MAX, *command as u32, Verdict::Refuse(*errno as u16))
+            })
+            .collect(),
         Box::new(Verdict::Allow),
     );
+    one_table_of_files_a_process(&mut table);
+    table[libc::SYS_setsockopt as usize] = socket_options();
     huge_pages(&mut table);
+    // Where the kernel merges equal pages, the time of a write tells what others have in memory. Programs that ask
+    // for it go without, as on a kernel that has none of it.
+    table[libc::SYS_madvise as usize] = Verdict::Args(
+        vec![test(
+            2,
+            u32::MAX,
+            libc::MADV_MERGEABLE as u32,
+            Verdict::Errno(libc::EINVAL as u16),
+        )],
+        Box::new(Verdict::Allow),
+    );
+    // The same for all memory of a process.
+    table[libc::SYS_prctl as usize] = Verdict::Args(
+        vec![test(
+            0,
+            u32::MAX,
+            libc::PR_SET_MEMORY_MERGE as u32,
+            Verdict::Errno(libc::EINVAL as u16),
+        )],
+        Box::new(Verdict::Allow),
+    );
+    // The same as `FS_IOC_SETFLAGS` by path.
+    table[FILE_SETATTR] = Verdict::Errno(libc::EOPNOTSUPP as u16);
     // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
     table[libc::SYS_io_setup as usize] = Verdict::Refuse(libc::ENOSYS as u16);
-    table[libc::SYS_ioctl as usize] = Verdict::Args(
-        // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
-        REFUSED_REQUESTS
-            .map(|(request, _)| test(1, u32::MAX, request, REFUSE))
-            .into(),
-        Box::new(Verdict::Allow),
-    );
+    table[libc::SYS_ioctl as usize] = requests();
     // Only asking for the current one, and plain Linux: others switch protections of memory off.
     table[libc::SYS_personality as usize] = Verdict::Args(
         [0, u32::MAX]
@@ -443,16 +503,16 @@ fn without_bits(argument: u8, mask: u32, otherwise: Verdict) -> Verdict {
 /// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
 /// not, or not wholly, held by the network namespace.
 fn socket_families() -> Verdict {
-    let inet = internet_protocols();
+    /// The two families differ in one bit.
+    const INTERNET: u32 = !(libc::AF_INET ^ libc::AF_INET6) as u32;
     let families = [
-        (libc::AF_UNIX, Verdict::Allow),
-        (libc::AF_INET, inet.clone()),
-        (libc::AF_INET6, inet),
-        (libc::AF_NETLINK, netlink_protocols()),
+        (u32::MAX, libc::AF_UNIX, Verdict::Allow),
+        (INTERNET, libc::AF_INET, internet_protocols()),
+        (u32::MAX, libc::AF_NETLINK, netlink_protocols()),
     ];
     Verdict::Args(
         families
-            .map(|(family, then)| test(0, u32::MAX, family as u32, then))
+            .map(|(bits, family, then)| test(0, bits, family as u32, then))
             .into(),
         Box::new(Verdict::Refuse(libc::EAFNOSUPPORT as u16)),
     )
@@ -473,22 +533,92 @@ fn netlink_protocols() -> Verdict {
     )
 }
 
-/// The plain ones. Others (SCTP, DCCP, MPTCP, L2TP, SMC, …) are large and seldom used, and merely asking for
-/// one makes the kernel load its module.
+/// The plain kinds, each with its own protocols. Others (SCTP, DCCP, MPTCP, L2TP, SMC, `SOCK_PACKET`, …) are large
+/// and seldom used, and merely asking for what is not there makes the kernel look for a module each time, in a
+/// process of the host's.
 fn internet_protocols() -> Verdict {
-    let plain = [
-        0,
-        libc::IPPROTO_TCP,
-        libc::IPPROTO_UDP,
-        libc::IPPROTO_ICMP,
-        libc::IPPROTO_ICMPV6,
+    const KIND: u32 = 0xf;
+    let refused = || Box::new(Verdict::Refuse(libc::EPROTONOSUPPORT as u16));
+    let plain = |protocol: i32| test(2, u32::MAX, protocol as u32, Verdict::Allow);
+    let ping = |protocol: i32, family: i32| {
+        let of_family = vec![test(0, u32::MAX, family as u32, Verdict::Allow)];
+        let then = Verdict::Args(of_family, refused());
+        test(2, u32::MAX, protocol as u32, then)
+    };
+    let streams = vec![plain(0), plain(libc::IPPROTO_TCP)];
+    let datagrams = vec![
+        plain(0),
+        plain(libc::IPPROTO_UDP),
+        ping(libc::IPPROTO_ICMP, libc::AF_INET),
+        ping(libc::IPPROTO_ICMPV6, libc::AF_INET6),
+    ];
+    let kinds = [
+        (libc::SOCK_STREAM, Verdict::Args(streams, refused())),
+        (libc::SOCK_DGRAM, Verdict::Args(datagrams, refused())),
+        (libc::SOCK_RAW, REFUSE),
     ];
     Verdict::Args(
-        plain
-            .map(|protocol| test(2, u32::MAX, protocol as u32, Verdict::Allow))
+        kinds
+            .map(|(kind, then)| test(1, KIND, kind as u32, then))
             .into(),
-        Box::new(Verdict::Refuse(libc::EPROTONOSUPPORT as u16)),
+        Box::new(Verdict::Refuse(libc::ESOCKTNOSUPPORT as u16)),
     )
+}
+
+/// Without a packet filter libpcap and others look at every packet themselves, if this is the error.
+fn socket_options() -> Verdict {
+    let unknown = Verdict::Refuse(libc::ENOPROTOOPT as u16);
+    let of_socket = Verdict::Args(
+        PACKET_FILTERS
+            .map(|option| test(2, u32::MAX, option as u32, unknown.clone()))
+            .into(),
+        Box::new(Verdict::Allow),
+    );
+    Verdict::Args(
+        vec![test(1, u32::MAX, libc::SOL_SOCKET as u32, of_socket)],
+        Box::new(Verdict::Allow),
+    )
+}
+
+/// Requests to what is open. The kernel takes them as 32 bits, so rubbish above them changes nothing here either.
+fn requests() -> Verdict {
+    const KIND: u32 = 0xff00;
+    const OF_BTRFS: u32 = 0x9400;
+    /// `FICLONE`, `FICLONERANGE` and `FIDEDUPERANGE`, which other file systems have by the same numbers.
+    const CLONES: [u32; 3] = [0x4004_9409, 0x4020_940d, 0xc018_9436];
+    let mut tests: Vec<_> = REFUSED_REQUESTS
+        .map(|(request, _)| test(1, u32::MAX, request, REFUSE))
+        .into();
+    let unsupported = Verdict::Errno(libc::EOPNOTSUPP as u16);
+    tests.extend(FILE_FLAGS.map(|request| test(1, u32::MAX, request, unsupported.clone())));
+    // A snapshot is of the whole subvolume around a folder, not of the folder.
+    let plain = Verdict::Args(
+        CLONES
+            .map(|request| test(1, u32::MAX, request, Verdict::Allow))
+            .into(),
+        Box::new(Verdict::Errno(libc::ENOTTY as u16)),
+    );
+    tests.push(test(1, KIND, OF_BTRFS, plain));
+    Verdict::Args(tests, Box::new(Verdict::Allow))
+}
+
+/// The threads of a process share one table of open files, and no other process has a part in it. So whatever hangs on
+/// a table (POSIX locks) is found in its process, and goes with it.
+fn one_table_of_files_a_process(table: &mut [Verdict]) {
+    const OF_THREADS: u32 = (libc::CLONE_FILES | libc::CLONE_THREAD) as u32;
+    let otherwise = std::mem::replace(&mut table[libc::SYS_clone as usize], REFUSE);
+    table[libc::SYS_clone as usize] = Verdict::Args(
+        vec![
+            test(0, OF_THREADS, libc::CLONE_FILES as u32, REFUSE),
+            test(0, OF_THREADS, libc::CLONE_THREAD as u32, REFUSE),
+        ],
+        Box::new(otherwise),
+    );
+    table[libc::SYS_close_range as usize] = without_bits(
+        2,
+        libc::CLOSE_RANGE_UNSHARE,
+        Verdict::Refuse(libc::EINVAL as u16),
+    );
 }
 
 /// In a mounted workspace a file belongs to its owner outside, maybe the host's root: set-id bits on it would
@@ -514,6 +644,15 @@ fn set_id_modes(table: &mut [Verdict]) {
         refuse(libc::SYS_mknod as usize, 1);
         refuse(libc::SYS_creat as usize, 1);
     }
+    // Of devices anybody may make one, the whiteout of an overlay, which hides a file where the folder is a layer.
+    let mut refuse_devices = |number: usize, mode: u8| {
+        let otherwise = std::mem::replace(&mut table[number], Verdict::Allow);
+        let device = test(mode, libc::S_IFMT, libc::S_IFCHR, REFUSE);
+        table[number] = Verdict::Args(vec![device], Box::new(otherwise));
+    };
+    refuse_devices(libc::SYS_mknodat as usize, 2);
+    #[cfg(target_arch = "x86_64")]
+    refuse_devices(libc::SYS_mknod as usize, 1);
     // Where nothing is made, the mode is whatever stood in the register.
     const MAKES: u32 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
     let mut refuse_making = |number: usize, flags: u8, mode: u8| {
@@ -733,7 +872,7 @@ mod tests {
 
     #[test]
     fn the_policy_is_short_and_refuses_by_argument() {
-        assert!(program().len() < 450, "{} instructions", program().len());
+        assert!(program().len() < 520, "{} instructions", program().len());
         let told = |number: libc::c_long, arguments| {
             interpret(&program(), ARCHITECTURE, number as u32, arguments)
         };
@@ -845,16 +984,129 @@ mod tests {
                 "{arguments:?}"
             );
         }
-        let unsupported = 0x0005_0000 | libc::EPROTONOSUPPORT as u32;
-        let stream = |protocol: i32| errno(libc::SYS_socket, [2, 1, protocol as u64, 0, 0, 0]);
-        assert_eq!(
-            [stream(0), stream(libc::IPPROTO_MPTCP)],
-            [0x7fff_0000, unsupported]
-        );
-        assert_ne!(
-            errno(libc::SYS_socketpair, [libc::AF_VSOCK as u64, 1, 0, 0, 0, 0]),
-            0x7fff_0000
-        );
         assert_eq!(errno(libc::SYS_read, [0; 6]), 0x7fff_0000);
+    }
+
+    fn silent(number: libc::c_long, arguments: [u64; 6]) -> u32 {
+        interpret(&silent_program(), ARCHITECTURE, number as u32, arguments)
+    }
+
+    fn fails(errno: i32) -> u32 {
+        0x0005_0000 | errno as u32
+    }
+
+    const ALLOWED: u32 = 0x7fff_0000;
+
+    #[test]
+    fn files_have_one_table_a_process_and_locks_that_can_be_counted() {
+        let clone = |flags: i32| silent(libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]);
+        let thread = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        assert_eq!(clone(thread | libc::CLONE_FILES), ALLOWED);
+        assert_eq!(clone(libc::CLONE_VM | libc::CLONE_VFORK), ALLOWED);
+        assert_eq!(clone(thread), fails(libc::EPERM));
+        assert_eq!(clone(libc::CLONE_FILES), fails(libc::EPERM));
+        let files = libc::CLONE_FILES as u64;
+        assert_eq!(
+            silent(libc::SYS_unshare, [files, 0, 0, 0, 0, 0]),
+            fails(libc::EPERM)
+        );
+        let close = |flags: u32| silent(libc::SYS_close_range, [3, 9, flags.into(), 0, 0, 0]);
+        assert_eq!(
+            [close(0), close(4), close(2), close(6)],
+            [ALLOWED, ALLOWED, fails(libc::EINVAL), fails(libc::EINVAL)]
+        );
+        let fcntl = |command: i32| silent(libc::SYS_fcntl, [0, command as u64, 0, 0, 0, 0]);
+        for (command, name, errno) in REFUSED_FCNTL {
+            assert_eq!(fcntl(command), fails(errno), "{name}");
+            assert_eq!(fcntl_name(command as u32), Some(name));
+        }
+        let plain = [
+            libc::F_SETLK,
+            libc::F_SETLKW,
+            libc::F_SETFL,
+            libc::F_DUPFD_CLOEXEC,
+        ];
+        assert_eq!(plain.map(fcntl), [ALLOWED; 4]);
+    }
+
+    #[test]
+    fn what_the_machine_has_one_pool_of_or_keeps_is_refused() {
+        let option = |level: i32, name: i32| {
+            silent(
+                libc::SYS_setsockopt,
+                [3, level as u64, name as u64, 0, 0, 0],
+            )
+        };
+        for name in [26, 50, 51, 52] {
+            assert_eq!(option(libc::SOL_SOCKET, name), fails(libc::ENOPROTOOPT));
+            assert_eq!(option(libc::IPPROTO_TCP, name), ALLOWED, "another level");
+        }
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_REUSEADDR), ALLOWED);
+        let ioctl = |request: u64| silent(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
+        // Snapshots and subvolumes of btrfs; clones, which others have, too; flags of files.
+        assert_eq!(
+            [0x5000_9401, 0x5000_9417, 0x5000_940e].map(ioctl),
+            [fails(libc::ENOTTY); 3]
+        );
+        assert_eq!(
+            [0x4004_9409, 0x4020_940d, 0xc018_9436].map(ioctl),
+            [ALLOWED; 3]
+        );
+        assert_eq!(
+            [0x4008_6602, 0x401c_5820].map(ioctl),
+            [fails(libc::EOPNOTSUPP); 2]
+        );
+        // Reading them is nobody's harm.
+        assert_eq!([0x8008_6601, 0x801c_581f].map(ioctl), [ALLOWED; 2]);
+        assert_eq!(silent(469, [0; 6]), fails(libc::EOPNOTSUPP));
+        let advise = |advice: i32| silent(libc::SYS_madvise, [0, 0, advice as u64, 0, 0, 0]);
+        assert_eq!(advise(libc::MADV_MERGEABLE), fails(libc::EINVAL));
+        assert_eq!(advise(libc::MADV_DONTNEED), ALLOWED);
+        let control = |option: i32| silent(libc::SYS_prctl, [option as u64, 1, 0, 0, 0, 0]);
+        assert_eq!(control(libc::PR_SET_MEMORY_MERGE), fails(libc::EINVAL));
+        assert_eq!(control(libc::PR_SET_NAME), ALLOWED);
+        let make = |mode: u32| silent(libc::SYS_mknodat, [0, 0, mode.into(), 0, 0, 0]);
+        assert_eq!(make(libc::S_IFCHR | 0o600), fails(libc::EPERM));
+        assert_eq!(make(libc::S_IFIFO | 0o600), ALLOWED);
+    }
+
+    #[test]
+    fn sockets_are_plain_and_no_module_is_looked_for() {
+        let socket = |family: i32, kind: i32, protocol: i32| {
+            let arguments = [family as u64, kind as u64, protocol as u64, 0, 0, 0];
+            silent(libc::SYS_socket, arguments)
+        };
+        let (stream, datagram) = (libc::SOCK_STREAM, libc::SOCK_DGRAM);
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        for (family, ping) in [
+            (libc::AF_INET, libc::IPPROTO_ICMP),
+            (libc::AF_INET6, libc::IPPROTO_ICMPV6),
+        ] {
+            for (kind, protocol) in [
+                (stream, 0),
+                (stream, libc::IPPROTO_TCP),
+                (datagram, 0),
+                (datagram, libc::IPPROTO_UDP),
+                (datagram, ping),
+            ] {
+                assert_eq!(socket(family, kind | flags, protocol), ALLOWED);
+            }
+            for (kind, protocol) in [
+                (stream, libc::IPPROTO_UDP),
+                (stream, libc::IPPROTO_MPTCP),
+                (datagram, libc::IPPROTO_TCP),
+                (datagram, libc::IPPROTO_ICMP + libc::IPPROTO_ICMPV6 - ping),
+            ] {
+                assert_eq!(socket(family, kind, protocol), fails(libc::EPROTONOSUPPORT));
+            }
+            assert_eq!(socket(family, libc::SOCK_RAW, 1), fails(libc::EPERM));
+            const SOCK_PACKET: i32 = 10;
+            for kind in [SOCK_PACKET, libc::SOCK_SEQPACKET, libc::SOCK_RDM] {
+                assert_eq!(socket(family, kind, 0), fails(libc::ESOCKTNOSUPPORT));
+            }
+        }
+        assert_eq!(socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0), ALLOWED);
+        let pair = silent(libc::SYS_socketpair, [libc::AF_VSOCK as u64, 1, 0, 0, 0, 0]);
+        assert_eq!(pair, fails(libc::EAFNOSUPPORT));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     network::{self, Passing},
-    plan::{BoxPlan, HostPath, Ids, Owner, WorkspaceName},
+    plan::{BoxPlan, HostPath, Ids, OVER_WORKSPACE, Owner, UPPER, WORK, WorkspaceName},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
     submounts,
@@ -192,14 +192,9 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         lay_over(folder, plan.ids).map_err(failure(Step::Scratch, &folder.to_string_lossy()))?;
     }
     let mut trees = trees.into_iter();
-    let workspace = put_workspace(
-        plan,
-        if plan.workspace.is_some() {
-            trees.next()
-        } else {
-            None
-        },
-    )?;
+    let folder = trees.by_ref().take(plan.workspace.iter().len()).next();
+    let layer = trees.by_ref().take(plan.overlay.iter().len()).next();
+    let workspace = put_workspace(plan, folder, layer)?;
     done.add(Step::Workspace);
     for (mount, tree) in plan.mounts.iter().zip(trees) {
         put_mount(mount, &tree).map_err(failure(Step::Mounts, &mount.inside.to_string_lossy()))?;
@@ -349,14 +344,15 @@ fn make_read_only(path: &CStr) -> io::Result<()> {
     template::attach(&tree, &CWD, path)
 }
 
-/// Detached trees of the workspace, if it is the host's, and of the mounts, in that order; and which of them
+/// Detached trees of the workspace, if it is the host's, of the layer over it, and of the mounts, in that order; and which of them
 /// could not be idmapped as asked.
 fn open_paths(
     plan: &BoxPlan,
     host: BorrowedFd<'_>,
     own: BorrowedFd<'_>,
 ) -> Result<(Vec<OwnedFd>, Vec<u32>), Failure> {
-    let paths: Vec<_> = plan.workspace.iter().chain(&plan.mounts).collect();
+    let of_workspace = plan.workspace.iter().chain(&plan.overlay);
+    let paths: Vec<_> = of_workspace.chain(&plan.mounts).collect();
     if paths.is_empty() {
         return Ok((Vec::new(), Vec::new()));
     }
@@ -415,6 +411,9 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
     if !plan.copies.is_empty() {
         rustix::fs::mkdirat(&space, c"layers", Mode::from_raw_mode(0o700))?;
     }
+    if plan.overlay.is_some() {
+        rustix::fs::mkdirat(&space, c"layer", Mode::from_raw_mode(0o700))?;
+    }
     if !plan.hidden.is_empty() {
         let kind = rustix::fs::FileType::RegularFile;
         rustix::fs::mknodat(&space, c"hidden", kind, Mode::empty(), 0)?;
@@ -452,20 +451,30 @@ fn lay_over(folder: &CStr, ids: Ids) -> io::Result<()> {
         Mode::from_raw_mode(found.st_mode & 0o1777),
         AtFlags::empty(),
     )?;
-    let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
     let (upper, work) = (beneath(&layers, &upper)?, beneath(&layers, &work)?);
-    let (lower_name, upper_name, work_name) = (handle(&lower)?, handle(&upper)?, handle(&work)?);
-    let mut options = vec![
-        (c"lowerdir", &*lower_name),
-        (c"upperdir", &*upper_name),
-        (c"workdir", &*work_name),
-    ];
     // In the namespace of an ordinary user the layers keep their notes in names that such a user may write.
     let own_names = !ids.drop_groups;
-    if own_names {
-        options.push((c"userxattr", c""));
-    }
-    template::attach(&template::make(c"overlay", &options)?, &CWD, folder)
+    let options: &[_] = match own_names {
+        true => &[(c"userxattr", c"")],
+        false => &[],
+    };
+    let merged = overlay([&lower, &upper, &work], options)?;
+    template::attach(&merged, &CWD, folder)
+}
+
+/// An overlay of a folder, what is written over it, and where the kernel works.
+fn overlay(folders: [&OwnedFd; 3], options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    // By descriptor: a path could hold the characters that separate layers.
+    let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
+    let [lower, upper, work] = folders.map(handle);
+    let (lower, upper, work) = (lower?, upper?, work?);
+    let mut all = vec![
+        (c"lowerdir", &*lower),
+        (c"upperdir", &*upper),
+        (c"workdir", &*work),
+    ];
+    all.extend_from_slice(options);
+    template::make(c"overlay", &all)
 }
 
 /// The home is scratch space, with the folders at which something is mounted.
@@ -499,18 +508,29 @@ fn bind_scratch(name: &CStr, place: &impl AsFd) -> io::Result<()> {
     template::attach(&template::open_tree(&space, name)?, place, c"")
 }
 
-fn put_workspace(plan: &BoxPlan, tree: Option<OwnedFd>) -> Result<OwnedFd, Failure> {
+fn put_workspace(
+    plan: &BoxPlan,
+    folder: Option<OwnedFd>,
+    layer: Option<OwnedFd>,
+) -> Result<OwnedFd, Failure> {
     let at = |what: &str| failure(Step::Workspace, what);
     let place = |path: &CStr| beneath(&CWD, path).map_err(at(&path.to_string_lossy()));
-    match tree {
-        Some(tree) => template::attach(&tree, &CWD, c"/workspace").map_err(at("/workspace"))?,
-        None => bind_scratch(c"workspace", &place(c"/workspace")?).map_err(at("/workspace"))?,
+    match (&folder, &layer) {
+        (Some(folder), Some(layer)) => {
+            lay_over_workspace(folder, layer, plan.ids).map_err(at(OVER_WORKSPACE))?
+        }
+        (Some(folder), None) => {
+            template::attach(folder, &CWD, c"/workspace").map_err(at("/workspace"))?;
+        }
+        (None, _) => {
+            bind_scratch(c"workspace", &place(c"/workspace")?).map_err(at("/workspace"))?
+        }
     }
     // Through a descriptor that reads: the engine will list it.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
         .map_err(|error| at("/workspace")(error.into()))?;
-    furnish_workspace(plan, &workspace)?;
+    furnish_workspace(plan, &workspace, folder.as_ref().unwrap_or(&workspace))?;
     put_home(plan).map_err(at("/home/agent"))?;
     bind_scratch(c"shm", &place(c"/dev/shm")?).map_err(at("/dev/shm"))?;
     // Last: it covers the scratch space itself.
@@ -518,7 +538,38 @@ fn put_workspace(plan: &BoxPlan, tree: Option<OwnedFd>) -> Result<OwnedFd, Failu
     Ok(workspace)
 }
 
-fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure> {
+/// Shows the folder of the workspace with a layer over it, which takes all that is written there.
+fn lay_over_workspace(folder: &OwnedFd, layer: &OwnedFd, ids: Ids) -> io::Result<()> {
+    // Older kernels lay nothing over what is not mounted somewhere.
+    template::attach(folder, &CWD, c"/workspace")?;
+    template::attach(layer, &CWD, c"/tmp/layer")?;
+    let (lower, above) = (beneath(&CWD, c"/workspace")?, beneath(&CWD, c"/tmp/layer")?);
+    let (upper, work) = (beneath(&above, UPPER)?, beneath(&above, WORK)?);
+    let by_root = ids.drop_groups;
+    let own_names: &[(&CStr, &CStr)] = match by_root {
+        true => &[(c"redirect_dir", c"on")],
+        false => &[(c"userxattr", c"")],
+    };
+    let options = [own_names, &[(c"metacopy", c"off"), (c"index", c"off")]].concat();
+    // What the kernel makes in the layer later it makes as whoever mounts it, and the layer knows only the program.
+    let merged = sys::with_file_ids(ids.outer_uid, ids.outer_gid, || {
+        overlay([&lower, &upper, &work], &options)
+    })?;
+    if rustix::fs::fstatvfs(&lower)?
+        .f_flag
+        .contains(rustix::fs::StatVfsMountFlags::NOEXEC)
+    {
+        sys::set_mount(merged.as_fd(), false, libc::MOUNT_ATTR_NOEXEC, None)?;
+    }
+    // It holds on to both of itself.
+    for place in [c"/workspace", c"/tmp/layer"] {
+        rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH)?;
+    }
+    template::attach(&merged, &CWD, c"/workspace")
+}
+
+/// Makes the folders of a fresh workspace, and covers names of the host's: those that are found in `folder`.
+fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd, folder: &OwnedFd) -> Result<(), Failure> {
     let at = |path: &CStr| {
         failure(
             Step::Workspace,
@@ -534,20 +585,21 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
         template::link_home(workspace).map_err(at(c".home"))?;
     }
     for name in &plan.protected {
-        protect(&check_same(workspace, name).map_err(at(&name.path))?).map_err(at(&name.path))?;
+        let place = find_same(workspace, folder, name).map_err(at(&name.path))?;
+        protect(&place).map_err(at(&name.path))?;
     }
     for name in &plan.hidden {
-        let place = check_same(workspace, name).map_err(at(&name.path))?;
+        let place = find_same(workspace, folder, name).map_err(at(&name.path))?;
         hide(&place, HIDDEN).map_err(at(&name.path))?;
     }
     Ok(())
 }
 
-/// The name that was looked at, or nothing.
-fn check_same(workspace: &OwnedFd, name: &WorkspaceName) -> io::Result<OwnedFd> {
-    let place = beneath(workspace, &name.path)?;
-    match rustix::fs::fstat(&place)?.st_ino == name.inode {
-        true => Ok(place),
+/// The name that was looked at, or nothing. A layer shows other inodes than the folder below it.
+fn find_same(workspace: &OwnedFd, folder: &OwnedFd, name: &WorkspaceName) -> io::Result<OwnedFd> {
+    let found = rustix::fs::fstat(beneath(folder, &name.path)?)?;
+    match found.st_ino == name.inode {
+        true => beneath(workspace, &name.path),
         false => Err(io::Error::other("it was replaced meanwhile")),
     }
 }

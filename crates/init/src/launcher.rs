@@ -178,6 +178,14 @@ struct Child {
     last: bool,
 }
 
+impl Child {
+    /// For one whose end nobody waits for.
+    fn kill_and_reap(&self) {
+        _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        _ = sys::reap(self.pid, true);
+    }
+}
+
 /// One box.
 struct Held {
     channel: OwnedFd,
@@ -308,6 +316,10 @@ impl About {
 const HELPERS: u32 = 0;
 const LAST_BOX: u32 = 0x3fff_ffff;
 
+fn watch(events: &OwnedFd, fd: impl AsFd, about: About) -> io::Result<()> {
+    Ok(epoll::add(events, fd, about.token(), EventFlags::IN)?)
+}
+
 struct Launcher {
     spaces: Spaces,
     events: OwnedFd,
@@ -381,7 +393,7 @@ impl Launcher {
     }
 
     fn watch(&self, fd: impl AsFd, about: About) -> io::Result<()> {
-        Ok(epoll::add(&self.events, fd, about.token(), EventFlags::IN)?)
+        watch(&self.events, fd, about)
     }
 
     /// Before closing: whoever holds a duplicate would keep the registration alive.
@@ -729,8 +741,18 @@ impl Launcher {
                     .chain(listener.as_ref().map(AsFd::as_fd));
                 let handles: Vec<_> = handles.collect();
                 let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
-                held.programs.push(program);
-                sent
+                let about = About::Process(number, program.pid);
+                match watch(&self.events, &program.pidfd, about) {
+                    Ok(()) => {
+                        held.programs.push(program);
+                        sent
+                    }
+                    // It has started, and is said to have. Nobody would learn of its end, so it ends with its box.
+                    Err(error) => {
+                        program.kill_and_reap();
+                        sent.and(Err(error))
+                    }
+                }
             }
             Err(failed) => protocol::send(&held.channel, &Report::Failed(failed), &[]),
         };
@@ -788,17 +810,12 @@ impl Launcher {
                 detail: errand.argv[0].to_string_lossy().into_owned(),
             });
         }
-        self.watch(&pidfd, About::Process(number, pid))
-            .map_err(at("epoll"))?;
-        Ok((
-            Child {
-                pid,
-                pidfd,
-                last: plan.last,
-            },
-            done,
-            listener,
-        ))
+        let program = Child {
+            pid,
+            pidfd,
+            last: plan.last,
+        };
+        Ok((program, done, listener))
     }
 
     /// What fails here ends the process or closes its socket, which is how the engine learns of it.
@@ -937,14 +954,19 @@ impl Launcher {
         }
     }
 
+    /// A number that no box has: those of boxes that live for long are passed over once all were given out.
     fn next_number(&mut self) -> u32 {
-        let number = self.next;
-        self.next = if number == LAST_BOX {
-            HELPERS + 1
-        } else {
-            number + 1
-        };
-        number
+        loop {
+            let number = self.next;
+            self.next = if number == LAST_BOX {
+                HELPERS + 1
+            } else {
+                number + 1
+            };
+            if !self.boxes.contains_key(&number) {
+                return number;
+            }
+        }
     }
 
     fn prepare(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
@@ -984,17 +1006,13 @@ impl Launcher {
             }
             Forked::Parent { pid, pidfd } => {
                 self.spaces.go_home();
-                let watched = self.watch(&pidfd, About::Process(number, pid));
-                if watched.is_err() {
-                    // Nobody would learn of its end.
-                    _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
-                    _ = sys::reap(pid, true);
-                }
-                watched.map(|()| Child {
-                    pid,
-                    pidfd,
-                    last: plan.last,
-                })
+                let last = plan.last;
+                let child = Child { pid, pidfd, last };
+                let watched = self.watch(&child.pidfd, About::Process(number, pid));
+                // Nobody would learn of its end.
+                watched
+                    .inspect_err(|_| child.kill_and_reap())
+                    .map(|()| child)
             }
         }
     }

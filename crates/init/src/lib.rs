@@ -12,7 +12,7 @@
 //! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
 //! the end of its control socket. Nothing else is needed to clean up processes and mounts.
 //! The same program is also the first process of a container ([`entry`]).
-//! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
+//! Single-threaded, no async; the only crate with `unsafe` that runs on the host, all of it in `sys.rs`.
 
 mod affinity;
 mod container;
@@ -22,6 +22,7 @@ mod further;
 pub mod inside;
 mod keeper;
 pub mod launcher;
+pub mod lease;
 mod netlink;
 mod network;
 pub mod notify;

@@ -5,7 +5,7 @@ use crate::{
     wire::{Malformed, Wire},
     wire_enum, wire_struct,
 };
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
 /// The root that all boxes of one launcher start from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +58,14 @@ pub enum PlaceKind {
     Hidden,
 }
 
+/// What is tried when a layer is laid over the folder of a workspace, as a failure names it.
+pub const OVER_WORKSPACE: &str = "a layer over the folder of the workspace";
+
+/// The folders of an overlay's layer: what is written goes to the first, and the kernel works in the other.
+pub const UPPER: &CStr = c"upper";
+/// See [`UPPER`].
+pub const WORK: &CStr = c"work";
+
 /// One box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoxPlan {
@@ -89,6 +97,8 @@ pub struct BoxPlan {
     pub copies: Vec<CString>,
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
+    /// What takes all that is written to that folder: a folder that holds [`UPPER`] and [`WORK`], on the same mount.
+    pub overlay: Option<HostPath>,
     /// What in that folder is read-only, relative to it, parents first.
     pub protected: Vec<WorkspaceName>,
     /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
@@ -340,6 +350,7 @@ wire_struct!(BoxPlan {
     scratch_files,
     copies,
     workspace,
+    overlay,
     protected,
     watched,
     hidden,
@@ -513,7 +524,7 @@ pub(crate) mod tests {
         let numbers = (any::<([bool; 6], u64, u64)>(), network);
         let paths = (
             texts(),
-            option::of(host_path()),
+            vec(option::of(host_path()), 2),
             (workspace_names(), workspace_names()),
             (texts(), texts()),
             vec(host_path(), 0..3),
@@ -529,7 +540,9 @@ pub(crate) mod tests {
                     network,
                 ) = numbers;
                 let (doors, passing) = network;
-                let (copies, workspace, protected, directories, mounts) = paths;
+                let (copies, mut of_workspace, protected, directories, mounts) = paths;
+                let overlay = of_workspace.pop().flatten();
+                let workspace = of_workspace.pop().flatten();
                 let (workspace_directories, home_directories) = directories;
                 let (protected, hidden) = protected;
                 BoxPlan {
@@ -547,6 +560,7 @@ pub(crate) mod tests {
                     scratch_files,
                     copies,
                     workspace,
+                    overlay,
                     protected,
                     watched,
                     hidden,

@@ -119,6 +119,9 @@ fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
     {
         return (Step::SyscallFilter, error);
     }
+    if let Err(failed) = launch.limit_open_files() {
+        return failed;
+    }
     launch.reached_exec = true;
     let exact = launch.plan.steps.has(Step::EmptyEnvironment);
     if exact {
@@ -130,6 +133,8 @@ fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
     }
 }
 
+/// All but the limit of open files: the kernel lets no process hand a descriptor over while its user has more of them
+/// in flight than that, so the listener is handed over first.
 pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     let plan = launch.plan;
     launch.step(Step::JoinNamespaces, |it| join(it))?;
@@ -147,7 +152,7 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
             rules::restrict(it.landlock, &plan.writable, plan.fellows)
         })?;
     }
-    // That of open files only after the last is opened: the launcher's own are open here, and count.
+    // That of open files comes last: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| {
         stand_back(plan.nice)?;
         limit_resources(plan, |it| it != libc::RLIMIT_NOFILE)
@@ -161,13 +166,18 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
         Ok(())
     })?;
     launch.listener = listener.map(IntoRawFd::into_raw_fd);
-    // The listener was one more.
-    launch.step(Step::ResourceLimits, |_| {
-        limit_resources(plan, |it| it == libc::RLIMIT_NOFILE)
-    })
+    Ok(())
 }
 
 impl Launch<'_> {
+    /// The last step before exec.
+    pub(crate) fn limit_open_files(&mut self) -> Result<(), (Step, io::Error)> {
+        let plan = self.plan;
+        self.step(Step::ResourceLimits, |_| {
+            limit_resources(plan, |it| it == libc::RLIMIT_NOFILE)
+        })
+    }
+
     fn step(
         &mut self,
         step: Step,

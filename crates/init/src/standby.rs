@@ -19,15 +19,19 @@ use std::{
 pub(crate) fn live(mut launch: Launch<'_>, channel: &OwnedFd) -> ! {
     let failed = match program::give_up_power(&mut launch) {
         Ok(()) => run_when_told(&mut launch, channel),
-        Err((step, error)) => Failure {
-            step,
-            errno: errno(&error),
-            detail: "a process that stands by".into(),
-        },
+        Err((step, error)) => failure(step, &error),
     };
     // Nobody to tell means that the engine is gone, and so are we.
     _ = protocol::send(channel, &Report::Failed(failed), &[]);
     sys::exit(127)
+}
+
+fn failure(step: Step, error: &io::Error) -> Failure {
+    Failure {
+        step,
+        errno: errno(error),
+        detail: "a process that stands by".into(),
+    }
 }
 
 fn errno(error: &io::Error) -> i32 {
@@ -46,9 +50,12 @@ fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
         .chain(listener.iter().copied())
         .collect();
     let told = keeper::keep_only(&kept)
-        .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &listener))
-        .and_then(|()| receive(channel));
-    match told {
+        .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &listener));
+    drop((kept, listener));
+    if let Err((step, error)) = launch.limit_open_files() {
+        return failure(step, &error);
+    }
+    match told.and_then(|()| receive(channel)) {
         Ok((errand, [input, output, error])) => {
             let start = Start::new(&errand, [input.as_fd(), output.as_fd(), error.as_fd()]);
             let (step, error) = match start.take_streams(launch.plan.terminal) {

@@ -69,6 +69,13 @@ pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
     Ok(told)
 }
 
+/// Whether anything at all is mounted below a path, in our own list of mounts.
+pub fn any_below(path: &CStr) -> io::Result<bool> {
+    let mountinfo = std::fs::read("/proc/self/mountinfo")?;
+    let mut lines = mountinfo.split(|byte| *byte == b'\n');
+    Ok(lines.any(|line| mount(line).is_some_and(|(point, _)| lies_below(&point, path))))
+}
+
 /// Mount points of the kernel's file systems strictly below the places, parents first and without what lies below them.
 /// A place itself was asked for.
 fn find(mountinfo: &[u8], places: &[&CStr]) -> io::Result<Vec<CString>> {

@@ -1,4 +1,5 @@
-//! Every `unsafe` of the project, one call per function, with the condition that makes it sound.
+//! Every `unsafe` that runs on the host, one call per function, with the condition that makes it sound. The attacks of
+//! `escape` have their own, which run inside sandboxes.
 //! What rustix offers safely is called where it is needed, not wrapped here.
 
 #![allow(unsafe_code)]
@@ -655,6 +656,27 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
+/// Does something with other ids for files and all capabilities: the kernel takes those that count for files from
+/// whoever becomes an ordinary user, unless it is told not to.
+pub(crate) fn with_file_ids<T>(
+    uid: u32,
+    gid: u32,
+    act: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    const NO_SETUID_FIXUP: c_long = 1 << 2;
+    let bits = secure_bits(libc::PR_GET_SECUREBITS, 0)?;
+    secure_bits(libc::PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP)?;
+    let done = set_file_ids(uid, gid).and_then(|()| act());
+    set_file_ids(0, 0)?;
+    secure_bits(libc::PR_SET_SECUREBITS, bits)?;
+    done
+}
+
+fn secure_bits(operation: c_int, bits: c_long) -> io::Result<c_long> {
+    // SAFETY: integers; no memory of ours is read or written.
+    check(unsafe { libc::prctl(operation, bits, 0, 0, 0) }.into())
+}
+
 /// Takes all further groups from this thread, and from no other.
 pub(crate) fn leave_groups() -> io::Result<()> {
     // SAFETY: of a list without entries nothing is read.
@@ -736,6 +758,21 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
     // SAFETY: the kernel reads one struct of ours, of the kind that this request takes.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &request) }.into())?;
+    Ok(())
+}
+
+/// Chooses the signal that the kernel sends on behalf of an open file.
+pub(crate) fn set_signal(file: BorrowedFd<'_>, signal: c_int) -> io::Result<()> {
+    const F_SETSIG: c_int = 10;
+    // SAFETY: three integers, one of them a descriptor that is open while it is borrowed.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, signal) }.into())?;
+    Ok(())
+}
+
+/// Takes, changes or gives back a lease on an open file.
+pub(crate) fn set_lease(file: BorrowedFd<'_>, lease: c_int) -> io::Result<()> {
+    // SAFETY: three integers, one of them a descriptor that is open while it is borrowed.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) }.into())?;
     Ok(())
 }
 

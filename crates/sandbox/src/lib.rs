@@ -2,10 +2,12 @@
 //! Knows nothing of secrets, stores or transports.
 
 pub mod container;
+mod file_locks;
 pub mod native;
 mod passing;
 mod process;
 
+pub use file_locks::{FileLocks, LockCount, MAX_FILE_LOCKS};
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
 pub use init::act_in_files_as;
@@ -23,7 +25,7 @@ use std::{
         fd::{BorrowedFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
     pin::Pin,
     time::UNIX_EPOCH,
 };
@@ -66,8 +68,12 @@ pub trait Sandbox: Debug + Send + Sync {
     fn enforcers(&self) -> BTreeMap<&'static str, Enforcer>;
     /// What a reader of the result should know.
     fn notes(&self) -> Vec<String>;
-    /// What its cgroup counted so far.
+    /// Paths of the workspace that the program can neither change nor remove; parents first.
+    fn read_only_paths(&self) -> Vec<PathBuf>;
+    /// What its cgroup counted so far; CPU time with what was used for looking at its calls.
     fn counters(&self) -> Counters;
+    /// What counts its file locks; nothing where no cgroup says which processes are its own.
+    fn file_locks(&self) -> Option<FileLocks>;
     /// The barriers that stand, by what the steps reported.
     fn barriers(&self) -> Vec<Barrier>;
     /// Runs a program with these standard streams.

@@ -74,7 +74,6 @@ impl FromStr for Barrier {
     }
 }
 
-#[cfg(feature = "serde")]
 impl serde::Serialize for Barrier {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -68,7 +68,6 @@ pub fn is_of_the_parser(name: &str) -> bool {
     name.starts_with("$serde_json::private::")
 }
 
-#[cfg(feature = "serde")]
 mod wire {
     use super::{Json, is_of_the_parser};
     use serde::{
@@ -169,7 +168,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "serde")]
     #[test]
     fn a_value_comes_out_as_it_went_in() {
         let text =

@@ -53,7 +53,6 @@ impl fmt::Display for BadId {
 
 impl std::error::Error for BadId {}
 
-#[cfg(feature = "serde")]
 impl serde::Serialize for Id {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.0)

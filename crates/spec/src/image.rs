@@ -31,8 +31,7 @@ pub struct BadImageRef {
 }
 
 /// What an image says about how it wants to be run. Nothing of it has been checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(
     missing_docs,
     reason = "the fields are those of the OCI image configuration"

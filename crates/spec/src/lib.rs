@@ -57,24 +57,25 @@ pub use image_policy::{
 };
 pub use limits::{LimitName, Limits, Maximum};
 pub use log::{LogFile, LogFormat, LogLevel, LogSettings};
-pub use money::{BadMoney, Money};
+pub use money::{BadMoney, MOST_TOKENS_OF_CALL, Money};
 pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
-pub use policy::{ExtraMounts, Policy, Profile, WorkspacePolicy};
+pub use policy::{CopyBounds, ExtraMounts, Policy, Profile, WorkspacePolicy};
 pub use pool::Pool;
 pub use protected::{PROTECTED, ProtectedName};
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use request_path::{BadRequestPath, PathPattern, RequestPath};
-#[cfg(feature = "serde")]
 pub use result::base64;
 pub use result::{
-    ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event,
-    GitImport, GitLeft, GitRef, HeldBack, HoldReason, LearnedRule, LlmUsage, Moments, RunResult,
-    Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
+    ArtifactRef, BadTimestamp, Conflict, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo,
+    Event, GitHead, GitImport, GitIndex, GitLeft, GitRef, HeldBack, HoldReason, LayerKind,
+    LayerUse, LearnedRule, LlmUsage, MAX_LISTED_CHANGES, Moments, RunResult, Status, Stream,
+    Timestamp, Truncated, Usage, WorkspaceChanges, WorkspaceMode,
 };
 pub use run::{
-    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, HOME, InputSource, Mount, Network, Root,
-    RunRequest, RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
+    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, HOME, InputSource, MAX_ARTIFACT_PATHS,
+    Mount, Network, Root, RunRequest, RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume,
+    WORKSPACE, WorkspaceOverlay,
 };
 pub use session::{
     DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,

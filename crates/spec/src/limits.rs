@@ -20,7 +20,7 @@ pub struct Limits {
     pub file_size: Size,
     /// Open files per process.
     pub open_files: u32,
-    /// `/tmp`, `/dev/shm`, the home folder and a fresh workspace, together.
+    /// `/tmp`, `/dev/shm`, the home folder and a fresh workspace, together; see [`Limits::scratch`].
     pub disk: Size,
     /// Bytes kept of each output stream.
     pub output: Size,
@@ -88,10 +88,20 @@ impl Limits {
     pub const LOCKED_MEMORY: Size = Size(64 << 10);
     /// The same is so of these.
     pub const MESSAGE_QUEUES: Size = Size(819_200);
+    /// No program begins with less; a number without a unit is bytes, and seldom meant so.
+    pub const SMALLEST_MEMORY: Size = Size(1 << 20);
     /// Programs do not begin with less.
     pub const SMALLEST_STACK: Size = Size(128 << 10);
+    /// Time on the clock where there is no limit: longer than anybody looks at a terminal.
+    pub const NO_WALL_TIME: Time = Time::LONGEST;
     /// The kernel knows no more.
     pub const NICEST: u32 = 19;
+
+    /// What the disks in memory hold: no more than the memory, since files there are memory. What programs write there
+    /// counts for `memory`; what is put there from outside does not, and is bounded by this.
+    pub fn scratch(&self) -> Size {
+        self.disk.min(self.memory)
+    }
 
     /// These limits with what `said` says instead.
     pub fn with(self, said: &Maximum) -> Limits {
@@ -153,6 +163,47 @@ impl Limits {
 }
 
 impl Maximum {
+    /// What neither of both may exceed.
+    pub fn and(&self, other: &Maximum) -> Maximum {
+        fn least<T: Ord + Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
+            one.into_iter().chain(other).min()
+        }
+        Maximum {
+            memory: least(self.memory, other.memory),
+            cpu_time: least(self.cpu_time, other.cpu_time),
+            cpus: least(self.cpus, other.cpus),
+            wall_time: least(self.wall_time, other.wall_time),
+            pids: least(self.pids, other.pids),
+            file_size: least(self.file_size, other.file_size),
+            open_files: least(self.open_files, other.open_files),
+            disk: least(self.disk, other.disk),
+            output: least(self.output, other.output),
+            stack: least(self.stack, other.stack),
+            locked_memory: least(self.locked_memory, other.locked_memory),
+            message_queues: least(self.message_queues, other.message_queues),
+            nice: self.nice.max(other.nice),
+        }
+    }
+
+    /// What is said here, and where nothing is said what is said there.
+    pub fn or(&self, other: &Maximum) -> Maximum {
+        Maximum {
+            memory: self.memory.or(other.memory),
+            cpu_time: self.cpu_time.or(other.cpu_time),
+            cpus: self.cpus.or(other.cpus),
+            wall_time: self.wall_time.or(other.wall_time),
+            pids: self.pids.or(other.pids),
+            file_size: self.file_size.or(other.file_size),
+            open_files: self.open_files.or(other.open_files),
+            disk: self.disk.or(other.disk),
+            output: self.output.or(other.output),
+            stack: self.stack.or(other.stack),
+            locked_memory: self.locked_memory.or(other.locked_memory),
+            message_queues: self.message_queues.or(other.message_queues),
+            nice: self.nice.or(other.nice),
+        }
+    }
+
     /// The first value of `asked` that is over this maximum: its name, what was asked, what is allowed.
     pub fn exceeded_by(&self, asked: &Maximum) -> Option<(&'static str, String, String)> {
         fn over<T: Ord + fmt::Display>(
@@ -183,12 +234,10 @@ impl Maximum {
 }
 
 /// A limit that was reached, as listed in `limits_hit`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of `Limits`")]
 pub enum LimitName {
     Memory,
@@ -225,6 +274,21 @@ mod tests {
                 ..agent
             }
         );
+    }
+
+    #[test]
+    fn a_disk_in_memory_holds_no_more_than_the_memory() {
+        let limits = |memory: &str, disk: &str| {
+            let said = Maximum {
+                memory: memory.parse().ok(),
+                disk: disk.parse().ok(),
+                ..Maximum::default()
+            };
+            let usual = Policy::default().profile("standard").unwrap().clone();
+            usual.limits.with(&said).scratch()
+        };
+        let sizes = [limits("32M", "64G"), limits("64M", "16M")];
+        assert_eq!(sizes, [Size(32 << 20), Size(16 << 20)]);
     }
 
     #[test]
@@ -280,6 +344,20 @@ mod tests {
         };
         let over = most("1M", Some(5)).exceeded_by(&asked);
         assert_eq!(over, Some(("nice", "3".into(), "5".into())));
+    }
+
+    #[test]
+    fn of_two_maxima_the_lower_counts_or_the_first_that_says_something() {
+        let most = |memory: &str, pids, nice| Maximum {
+            memory: memory.parse().ok(),
+            pids,
+            nice,
+            ..Maximum::default()
+        };
+        let (one, other) = (most("1G", None, Some(5)), most("2G", Some(7), Some(9)));
+        assert_eq!(one.and(&other), most("1G", Some(7), Some(9)));
+        assert_eq!(other.and(&one), most("1G", Some(7), Some(9)));
+        assert_eq!(one.or(&other), most("1G", Some(7), Some(5)));
     }
 
     #[test]

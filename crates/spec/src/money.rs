@@ -3,17 +3,28 @@
 use std::{fmt, iter::Sum, str::FromStr};
 
 /// An amount in nano-dollars.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(transparent)
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
 )]
+#[serde(transparent)]
 pub struct Money(pub u64);
 
 /// Why a text is not an amount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadMoney(String);
+
+/// No call of a model has more tokens of one kind. See [`Money::MOST_OF_CALL`].
+pub const MOST_TOKENS_OF_CALL: u64 = 1_000_000_000;
 
 const NANOS: u64 = 1_000_000_000;
 const DIGITS: usize = 9;
@@ -21,6 +32,8 @@ const DIGITS: usize = 9;
 impl Money {
     /// Nothing.
     pub const ZERO: Money = Money(0);
+    /// No call of a model costs ten thousand dollars: a provider that lies, however often, must not break the sums.
+    pub const MOST_OF_CALL: Money = Money(10_000 * NANOS);
     /// More than anybody has.
     pub const MAX: Money = Money(u64::MAX);
 

@@ -19,6 +19,8 @@ pub struct Policy {
     pub profiles: BTreeMap<String, Profile>,
     /// What no run may exceed.
     pub maximum: Maximum,
+    /// What those of a server's keys without `admin` may not exceed, either.
+    pub key_maximum: Maximum,
     /// What no run may spend more of.
     pub maximum_budget: Budget,
     /// Which hosts a run may be granted at most; every one if none is said.
@@ -38,6 +40,26 @@ pub struct WorkspacePolicy {
     pub protected: ProtectedNames,
     /// Patterns of files that no program sees, beyond the usual.
     pub hide: Vec<String>,
+    /// Up to which size a folder is copied for its layer, rather than laid over.
+    pub copy: CopyBounds,
+}
+
+/// Up to which size a folder is copied for the layer that takes a program's changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyBounds {
+    /// Names in it.
+    pub names: u32,
+    /// Bytes of all its files.
+    pub bytes: u64,
+}
+
+impl Default for CopyBounds {
+    fn default() -> CopyBounds {
+        CopyBounds {
+            names: 5_000,
+            bytes: 256 << 20,
+        }
+    }
 }
 
 /// A named policy.
@@ -47,6 +69,8 @@ pub struct Profile {
     pub network: Network,
     /// Its limits.
     pub limits: Limits,
+    /// Whether its time on the clock was said, and so holds for terminals, too: the built-in ones are for what runs unattended.
+    pub limits_terminals: bool,
     /// Names of the caller's variables that pass.
     pub env_inherit: Vec<String>,
     /// What of the host is shown beyond the usual.
@@ -81,6 +105,14 @@ impl Policy {
     pub fn profile(&self, name: &str) -> Option<&Profile> {
         self.profiles.get(name)
     }
+
+    /// The policy of a server's keys without `admin`.
+    pub fn of_keys(&self) -> Policy {
+        Policy {
+            maximum: self.maximum.and(&self.key_maximum),
+            ..self.clone()
+        }
+    }
 }
 
 impl Default for Policy {
@@ -98,6 +130,7 @@ impl Default for Policy {
                 .map(|(name, profile)| (name.to_owned(), profile))
                 .collect(),
             maximum: Maximum::default(),
+            key_maximum: Maximum::default(),
             maximum_budget: Budget::default(),
             maximum_hosts: None,
             default_profile: "restrictive".to_owned(),
@@ -131,6 +164,7 @@ fn restrictive() -> Profile {
             message_queues: None,
             nice: None,
         },
+        limits_terminals: false,
         env_inherit: Vec::new(),
         extra_mounts: ExtraMounts::None,
         allow_secrets: false,

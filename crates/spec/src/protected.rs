@@ -7,7 +7,7 @@
 /// One protected name, at every depth of a workspace. Letter case is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtectedName<'a> {
-    /// The name, or a folder and a name in it.
+    /// The name, or a folder and a name in it. In a usual one `*` stands for any characters.
     pub name: &'a str,
     /// Why the program must not write it.
     pub reason: &'a str,
@@ -100,10 +100,34 @@ pub const PROTECTED: &[ProtectedName<'static>] = &[
         ".config/mise.toml",
         "mise runs what it names on entering the folder",
     ),
+    obeyed(
+        "mise.*.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        ".mise.*.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        "mise/config.*.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(".rvmrc", "RVM runs it on entering the folder"),
+    obeyed(".autoenv.zsh", "autoenv runs it on entering the folder"),
+    obeyed(
+        ".autoenv_leave.zsh",
+        "autoenv runs it on leaving the folder",
+    ),
     obeyed(".devcontainer", "`initializeCommand` runs on the host"),
     obeyed(".devcontainer.json", "`initializeCommand` runs on the host"),
     obeyed(".vscode", "tasks that run on opening, paths of tools"),
     obeyed(".idea", "run configurations and startup tasks"),
+    obeyed(
+        "*.code-workspace",
+        "tasks that run on opening, paths of tools",
+    ),
+    obeyed(".fleet", "run configurations and settings of Fleet"),
+    obeyed(".vs", "settings and tasks of Visual Studio"),
     obeyed(".zed", "tasks, paths of language servers"),
     obeyed(".helix", "paths of language servers"),
     obeyed(".exrc", "run by vi on opening"),
@@ -161,6 +185,10 @@ pub const PROTECTED: &[ProtectedName<'static>] = &[
     obeyed(".lefthook-local.json", HOOKS),
     obeyed(".lefthook-local.jsonc", HOOKS),
     obeyed(".lefthook-local", HOOKS),
+    obeyed("prek.toml", HOOKS),
+    obeyed("hk.pkl", HOOKS),
+    obeyed("captainhook.json", HOOKS),
+    obeyed(".overcommit.yml", HOOKS),
     obeyed(".lfsconfig", "names programs that git-lfs runs"),
     obeyed(".gitconfig", "read by git where the folder is a home"),
     obeyed(".bashrc", SHELL),

@@ -6,7 +6,7 @@ use std::{fmt, str::FromStr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-/// A span of time. Written `30s`, `500ms`, `1m30s`, `2h`; a bare number is seconds.
+/// A span of time. Written `30s`, `500ms`, `1m30s`, `2h`, `7d`; a bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub Duration);
 
@@ -24,10 +24,9 @@ pub struct BadQuantity {
 }
 
 const SIZE: &str = "a size such as 64M, 2G or 4096";
-const TIME: &str = "a time such as 30s, 500ms, 1m30s or 2h";
+const TIME: &str = "a time such as 30s, 500ms, 1m30s, 2h or 7d";
 const CPUS: &str = "a number of CPUs from 0.01 to 1024, such as 1.5";
-/// Ten years; anything longer is a typing error, and sums of two stay far from overflow.
-const LONGEST: Duration = Duration::from_secs(315_360_000);
+const SHORTER: &str = "a time of ten years (87600h) at most";
 
 fn bad(given: &str, wanted: &'static str) -> BadQuantity {
     BadQuantity {
@@ -80,6 +79,11 @@ impl fmt::Display for Size {
     }
 }
 
+impl Time {
+    /// Ten years; anything longer is a typing error, and sums of two stay far from overflow.
+    pub const LONGEST: Time = Time(Duration::from_secs(315_360_000));
+}
+
 impl FromStr for Time {
     type Err = BadQuantity;
 
@@ -97,16 +101,21 @@ impl FromStr for Time {
                     "" if rest == text => Duration::from_secs(number),
                     "m" => Duration::from_secs(number.checked_mul(60)?),
                     "h" => Duration::from_secs(number.checked_mul(3600)?),
+                    "d" => Duration::from_secs(number.checked_mul(86_400)?),
                     _ => return None,
                 };
                 total = total.checked_add(part)?;
                 rest = &tail[end..];
                 if rest.is_empty() {
-                    return (!total.is_zero() && total <= LONGEST).then_some(Time(total));
+                    return (!total.is_zero()).then_some(Time(total));
                 }
             }
         };
-        parse().ok_or_else(|| bad(text, TIME))
+        match parse() {
+            Some(time) if time > Time::LONGEST => Err(bad(text, SHORTER)),
+            Some(time) => Ok(time),
+            None => Err(bad(text, TIME)),
+        }
     }
 }
 
@@ -200,6 +209,8 @@ mod tests {
             ("500ms", 500),
             ("1m30s", 90_000),
             ("2h", 7_200_000),
+            ("90d", 7_776_000_000),
+            ("1d12h", 129_600_000),
         ] {
             assert_eq!(text.parse(), Ok(Time(Duration::from_millis(ms))), "{text}");
         }
@@ -207,7 +218,7 @@ mod tests {
             "",
             "s",
             "0s",
-            "1d",
+            "1w",
             "1.5s",
             "-3s",
             "1m30",

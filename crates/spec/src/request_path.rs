@@ -38,6 +38,9 @@ impl FromStr for RequestPath {
             .strip_prefix('/')
             .ok_or(BadRequestPath("it does not begin with a slash"))?;
         let plain = unescape(rest)?;
+        if !is_utf8(&plain) {
+            return Err(BadRequestPath("its escapes are not UTF-8"));
+        }
         let mut segments: Vec<&str> = Vec::new();
         let mut parts = plain.split('/').peekable();
         while let Some(part) = parts.next() {
@@ -91,6 +94,22 @@ fn unescape(text: &str) -> Result<String, BadRequestPath> {
         }
     }
     Ok(plain)
+}
+
+/// Whether the escapes of a path stand for UTF-8. Some servers decode overlong forms, too: to them `%C0%AF` is a slash.
+fn is_utf8(plain: &str) -> bool {
+    let mut decoded = Vec::with_capacity(plain.len());
+    let mut bytes = plain.bytes();
+    while let Some(byte) = bytes.next() {
+        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+        let escape = if byte == b'%' {
+            digit(bytes.next()).zip(digit(bytes.next()))
+        } else {
+            None
+        };
+        decoded.push(escape.map_or(byte, |(high, low)| (high << 4 | low) as u8));
+    }
+    str::from_utf8(&decoded).is_ok()
 }
 
 /// Whether a server could see something else in this segment than we do.
@@ -205,12 +224,34 @@ mod tests {
             ("/a//b", "/a//b"),
             ("/@types%2fnode", "/@types%2Fnode"),
             ("/a;x=1", "/a;x=1"),
+            ("/%c3%bc%E2%82%AC", "/%C3%BC%E2%82%AC"),
         ] {
             assert_eq!(path(text).as_deref(), Ok(one), "{text}");
         }
         for text in [
-            "", "a", "/..", "/a/../..", "/%", "/%zz", "/%0", "/%00", "/a\\b", "/a?b", "/a b", "/ü",
+            "",
+            "a",
+            "/..",
+            "/a/../..",
+            "/%",
+            "/%zz",
+            "/%0",
+            "/%00",
+            "/a\\b",
+            "/a?b",
+            "/a b",
+            "/ü",
             "*",
+            // A slash and a dot in overlong forms, a character cut in two, one of Latin-1, half a pair.
+            "/v1/..%C0%AFadmin",
+            "/%E0%80%AF",
+            "/%c0%ae%c0%ae/",
+            "/%F0%80%80%AF",
+            "/%C3",
+            "/%C3/%BC",
+            "/%E4",
+            "/%ED%A0%80",
+            "/%FF",
         ] {
             assert!(path(text).is_err(), "{text}");
         }

@@ -8,12 +8,8 @@ use std::{
 };
 
 /// How a run stands or ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum Status {
     Queued,
@@ -58,12 +54,8 @@ impl Status {
 }
 
 /// The kind of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum ErrorCode {
     InvalidSpec,
@@ -79,14 +71,14 @@ pub enum ErrorCode {
     BudgetExceeded,
     QuotaExceeded,
     ContractViolated,
+    WorkspaceConflict,
     Conflict,
     Lost,
     Internal,
 }
 
 /// An error as a caller sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ErrorInfo {
     /// Its kind.
     pub code: ErrorCode,
@@ -97,8 +89,7 @@ pub struct ErrorInfo {
 }
 
 /// What a run used.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct Usage {
     pub cpu_ms: u64,
@@ -110,8 +101,7 @@ pub struct Usage {
 }
 
 /// What of a run passed the egress door, or did not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct EgressUsage {
     /// Connections, and requests where they are looked at, that were let out.
     pub passed: u64,
@@ -135,8 +125,7 @@ pub struct LearnedRule {
 }
 
 /// What a run used of models.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct LlmUsage {
     pub calls: u64,
@@ -147,22 +136,21 @@ pub struct LlmUsage {
 }
 
 /// Something the program tried and was refused. Each is listed once, however often it was tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Denial {
     /// `connect`, `write`, the name of a system call, or the type of a step.
     pub what: String,
     /// What it was about, where that is known: an address, a path inside, arguments. The program's own words.
     pub target: String,
-    /// What denied it: `network`, `protected`, `mount`, `read_only_root` or `syscall_filter`; of a step `workspace`, too.
+    /// What denied it: `network`, `protected`, `mount`, `read_only_root`, `workspace_layer` or `syscall_filter`; of a
+    /// step `workspace`, too.
     pub rule: String,
     /// The option that would have allowed it, or `nothing`.
     pub allow_with: String,
 }
 
 /// A kept file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct ArtifactRef {
     pub name: String,
@@ -172,8 +160,7 @@ pub struct ArtifactRef {
 }
 
 /// Which streams were longer than what was kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct Truncated {
     pub stdout: bool,
@@ -181,12 +168,8 @@ pub struct Truncated {
 }
 
 /// What holds a limit on this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize),
-    serde(rename_all = "snake_case")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Enforcer {
     /// A cgroup of the unified tree.
     CgroupV2,
@@ -279,7 +262,7 @@ pub struct RunResult {
     pub notes: Vec<String>,
     /// The rules that were missing, if the run was to find that out.
     pub learned: Vec<LearnedRule>,
-    /// What the program changed in a workspace that is copied on writing, if it was one and there is anything.
+    /// What the program changed in a workspace with a layer, if it was one, or what was taken out of one that it shared.
     pub workspace: Option<WorkspaceChanges>,
     /// What arrived in the repositories of a workspace that is mounted as it is, or did not.
     pub git: Vec<GitImport>,
@@ -287,25 +270,116 @@ pub struct RunResult {
     pub moments: Moments,
 }
 
-/// Changes that are kept apart from the folder that they are based on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+/// What a program changed in the folder of its workspace.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct WorkspaceChanges {
     /// By which they can be looked at, committed or discarded.
     pub id: Id,
+    /// How the folder was shared.
+    pub mode: WorkspaceMode,
     /// New names.
     pub added: u64,
     /// Names with other contents, permissions, or of another kind.
     pub changed: u64,
     /// Names that are gone.
     pub removed: u64,
-    /// What was taken out of the folder, or is not taken over.
+    /// Changes that were applied to the folder when the program had ended.
+    pub applied: u64,
+    /// What was taken out of the folder, or is not taken over; at most [`MAX_LISTED_CHANGES`].
     pub held_back: Vec<HeldBack>,
+    /// How many there are.
+    pub held_back_total: u64,
+    /// What was not applied, because the folder has changed there, too; at most [`MAX_LISTED_CHANGES`].
+    pub conflicts: Vec<Conflict>,
+    /// How many there are.
+    pub conflicts_total: u64,
+    /// Commits that the program made, each with the beginning of its name and its subject.
+    pub commits: Vec<String>,
+    /// How the layer with the changes was made, if there was one, and what it takes on the disk.
+    #[serde(flatten)]
+    pub layer: Option<LayerUse>,
+}
+
+/// Names that a result lists.
+pub const MAX_LISTED_CHANGES: usize = 100;
+
+impl WorkspaceChanges {
+    /// Nothing was changed.
+    pub fn none(id: Id, mode: WorkspaceMode) -> WorkspaceChanges {
+        WorkspaceChanges {
+            id,
+            mode,
+            added: 0,
+            changed: 0,
+            removed: 0,
+            applied: 0,
+            held_back: Vec::new(),
+            held_back_total: 0,
+            conflicts: Vec::new(),
+            conflicts_total: 0,
+            commits: Vec::new(),
+            layer: None,
+        }
+    }
+
+    /// Adds what was held back; what is beyond the bound is counted.
+    pub fn hold_back(&mut self, held_back: impl IntoIterator<Item = HeldBack>) {
+        for held in held_back {
+            self.held_back_total += 1;
+            if self.held_back.len() < MAX_LISTED_CHANGES {
+                self.held_back.push(held);
+            }
+        }
+    }
+}
+
+/// How a program gets the folder of its workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkspaceMode {
+    /// It writes to the folder at once.
+    Live,
+    /// Its changes are applied when it has ended.
+    Staged,
+    /// Its changes are kept until somebody applies or discards them.
+    CopyOnWrite,
+}
+
+/// A change that was not applied, because the folder has changed there, too.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Conflict {
+    /// Relative to the workspace; what is no text is replaced.
+    pub path: String,
+    /// What stands against it.
+    pub why: String,
+}
+
+/// What a layer with a program's changes is and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LayerUse {
+    /// How it was made.
+    #[serde(rename = "layer")]
+    pub kind: LayerKind,
+    /// Bytes on the disk.
+    #[serde(rename = "layer_bytes")]
+    pub bytes: u64,
+}
+
+/// How the layer of a workspace is made that takes a program's changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerKind {
+    /// A copy that shares its blocks with the folder until either is written.
+    Reflink,
+    /// A copy.
+    #[default]
+    Copy,
+    /// The kernel lays it over the folder and copies a file when it is written.
+    Overlay,
 }
 
 /// Something that was taken out of a mounted workspace when the program ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct HeldBack {
     /// Relative to the workspace; what is no text is replaced.
     pub path: String,
@@ -314,12 +388,8 @@ pub struct HeldBack {
 }
 
 /// Why something does not stay in a mounted workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HoldReason {
     /// Tools of the host obey what has this name.
     ProtectedName,
@@ -349,9 +419,9 @@ impl HoldReason {
     }
 }
 
-/// What a program committed in one repository of its workspace. Nothing of the user's moves: it arrives beside it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+/// What a program committed in one repository of its workspace. Of the user's only moves what nothing stands against: the
+/// rest arrives beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GitImport {
     /// `.git`, or that of a submodule below it.
     pub path: String,
@@ -364,13 +434,40 @@ pub struct GitImport {
     /// What git or other tools would obey, or write through, once these are taken over: protected names that they change,
     /// symbolic links, and places at which another repository is to lie.
     pub touches: Vec<String>,
+    /// New commits, the newest first: the beginning of each name, and the subject. At most [`MAX_LISTED_CHANGES`].
+    pub commits: Vec<String>,
+    /// Where `HEAD` is, inside and here, if the program's changes were applied to the folder.
+    pub head: Option<GitHead>,
+    /// What became of the index.
+    pub index: GitIndex,
     /// What did not arrive.
     pub not_brought: Vec<GitLeft>,
 }
 
+/// Where `HEAD` is: the full name of a branch, or a commit.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct GitHead {
+    /// When the program had ended, in its repository.
+    pub inside: String,
+    /// Now, in the user's.
+    pub host: String,
+}
+
+/// What became of the index of a user's repository.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GitIndex {
+    /// It is as it was.
+    #[default]
+    Kept,
+    /// It went with the branch; what the user had staged is staged still.
+    Moved,
+    /// It went with the branch; of what the user had staged the program committed something newer.
+    Superseded,
+}
+
 /// A reference that arrived.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct GitRef {
     /// What the program called it.
     pub name: String,
@@ -380,11 +477,14 @@ pub struct GitRef {
     pub new: String,
     /// What it is called on the host.
     pub placed: String,
+    /// Whether that is its own name.
+    pub moved: bool,
+    /// Why not, where it could have been.
+    pub why: Option<String>,
 }
 
 /// What did not arrive, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct GitLeft {
     pub what: String,
@@ -516,10 +616,8 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-#[cfg(feature = "serde")]
 pub use wire::base64;
 
-#[cfg(feature = "serde")]
 mod wire {
     use super::{GitImport, LearnedRule, RunResult, Timestamp, WorkspaceChanges};
     use serde::{
@@ -681,7 +779,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "serde")]
     #[test]
     fn bytes_that_are_no_text_come_as_base64() {
         // The vectors of RFC 4648, section 10.

@@ -3,9 +3,9 @@
 mod doors;
 
 use crate::{
-    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Hide, Id,
-    ImagePolicy, ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, ProtectedNames,
-    WorkspacePath,
+    Barrier, Budget, Contract, CopyBounds, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId,
+    Grants, Hide, Id, ImagePolicy, ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile,
+    ProtectedNames, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,6 +25,8 @@ pub const HOME: &str = "/home/agent";
 pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The user and group id inside.
 pub const DEFAULT_ID: u32 = 1000;
+/// How many paths of a workspace one request may name as artifacts.
+pub const MAX_ARTIFACT_PATHS: usize = 1000;
 
 /// What a front asks for, as it came: nothing here has been checked.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +46,8 @@ pub struct RunRequest {
     pub read_only_workspace: bool,
     /// Leaves the workspace's folder as it is: what the program changes is kept apart.
     pub copy_on_write: bool,
+    /// The same, but the changes are applied to the folder when the program has ended.
+    pub staged: bool,
     /// `HOST:INSIDE[:ro|rw]`
     pub mounts: Vec<OsString>,
     /// What the host paths above must turn out to be, where somebody else than the asker has looked at them.
@@ -124,6 +128,8 @@ pub struct RunSpec {
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
     pub artifacts: Vec<WorkspacePath>,
+    /// Whether what the program changed in a layer over its workspace is applied to the folder when it has ended.
+    pub apply_changes: bool,
     /// Whether anything is kept at all. A front says no for whoever may not keep artifacts.
     pub keep: bool,
     /// What is granted beyond the box.
@@ -152,6 +158,10 @@ pub struct SandboxSpec {
     pub read_only_workspace: bool,
     /// Whether that folder stays as it is, and what the program changes is kept apart.
     pub copy_on_write: bool,
+    /// Up to which size the folder is copied for that.
+    pub copy: CopyBounds,
+    /// What lies over that folder where nothing is copied before it is written. Set by whoever makes the layer.
+    pub overlay: Option<WorkspaceOverlay>,
     /// Which names in a mounted workspace are protected.
     pub protected: ProtectedNames,
     /// Which of its files the program does not see.
@@ -246,12 +256,29 @@ impl SandboxSpec {
             && is_pinned(&self.git)
     }
 
+    /// What is put into its workspace from outside at most, and the largest file there.
+    pub fn workspace_bytes(&self) -> u64 {
+        match self.workspace {
+            Some(_) => self.limits.disk.0,
+            None => self.limits.scratch().0,
+        }
+    }
+
     /// A host path of Airlock's own joins those that were asked for.
     pub fn add_own(&mut self, path: &Path, found: FileId) {
         if let Some(exact) = &mut self.exact {
             exact.insert(path.to_owned(), found);
         }
     }
+}
+
+/// A layer over the folder of a workspace, which takes what the program changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkspaceOverlay {
+    /// A folder of Airlock's own that holds `upper` and `work`, and belongs to the owner of the workspace.
+    pub layer: PathBuf,
+    /// What of the workspace the program does not see.
+    pub hidden: Vec<PathBuf>,
 }
 
 /// The root file system inside.
@@ -400,6 +427,7 @@ fn shown(text: &OsStr) -> String {
 impl Policy {
     /// Checks everything about a request that can be checked without looking at the machine.
     pub fn admit(&self, request: RunRequest) -> Result<RunSpec, SpecError> {
+        check_lists(&request)?;
         let (name, profile) = self.profile_of(&request)?;
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
@@ -417,7 +445,11 @@ impl Policy {
         };
         let inputs = inputs(&request)?;
         let read_only_workspace = check_read_only_workspace(&request)?;
-        let (hide, passing_inputs) = (self.hidden(&request)?, passing_inputs(&request, &inputs));
+        let has_layer = check_layer(&request)?;
+        let (mut hide, passing_inputs) =
+            (self.hidden(&request)?, passing_inputs(&request, &inputs));
+        let allowed = workspace_paths(&request.allow_protected, "--allow-protected")?;
+        hide.lift(&allowed);
         Ok(RunSpec {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
@@ -429,7 +461,8 @@ impl Policy {
             stdin: request.stdin && request.tty.is_none(),
             contract: check_contract(request.contract, request.tty)?,
             inputs,
-            artifacts: workspace_paths(&request.artifacts, "--artifact")?,
+            artifacts: artifacts(&request.artifacts)?,
+            apply_changes: request.staged && !request.copy_on_write,
             keep: true,
             grants: Grants { secrets, ..grants },
             owner: None,
@@ -439,14 +472,13 @@ impl Policy {
                 backend,
                 root,
                 writable_root: request.writable_root,
-                copy_on_write: check_copy_on_write(
-                    request.copy_on_write,
-                    request.workspace.is_some(),
-                )?,
+                copy_on_write: has_layer,
                 read_only_workspace,
                 workspace: request.workspace,
+                copy: self.workspace.copy,
+                overlay: None,
                 protected: ProtectedNames {
-                    allowed: workspace_paths(&request.allow_protected, "--allow-protected")?,
+                    allowed,
                     ..self.workspace.protected.clone()
                 },
                 hide,
@@ -505,10 +537,16 @@ impl Policy {
 
     fn limits_of(&self, request: &RunRequest, profile: &Profile) -> Result<Limits, SpecError> {
         if let Some((name, asked, most)) = self.maximum.exceeded_by(&request.limits) {
+            // Of a key's own maximum nothing else is lower.
+            let of_keys = self.key_maximum.exceeded_by(&request.limits);
+            let table = match of_keys.filter(|(of_key, ..)| *of_key == name) {
+                Some((_, _, lowest)) if lowest == most => "[serve.maximum]",
+                _ => "[maximum]",
+            };
             return Err(invalid(
                 format!("{name} of {asked} is over the operator's maximum of {most}"),
                 format!(
-                    "ask for {most} or less, or raise `{name}` under [maximum] in the configuration"
+                    "ask for {most} or less, or raise `{name}` under {table} in the configuration"
                 ),
             ));
         }
@@ -519,18 +557,56 @@ impl Policy {
                 "give --pids and --open-files at least 1",
             ));
         }
-        let limits = profile
-            .limits
-            .clone()
-            .with(&request.limits)
-            .at_most(&self.maximum);
+        let mut limits = profile.limits.clone();
+        if request.tty.is_some() && !profile.limits_terminals {
+            limits.wall_time = Limits::NO_WALL_TIME;
+        }
+        let limits = limits.with(&request.limits).at_most(&self.maximum);
         check_few(&limits)?;
         Ok(limits)
     }
 }
 
+/// Refuses lists that are longer than anybody needs: each entry is looked at, some of them at every call.
+fn check_lists(request: &RunRequest) -> Result<(), SpecError> {
+    let inputs = [
+        request.inputs.len(),
+        request.inputs_given.len(),
+        request.inputs_kept.len(),
+    ];
+    let lists = [
+        ("--input", inputs.iter().sum()),
+        ("--allow-model", request.allow_models.len()),
+        ("--allow-host", request.allow_hosts.len()),
+        ("--secret", request.secrets.len()),
+        ("--hide", request.hide.len()),
+        ("--allow-protected", request.allow_protected.len()),
+        ("--require", request.require.len()),
+        ("--door", request.doors.len()),
+    ];
+    match lists.into_iter().find(|(_, count)| *count > MOST_ENTRIES) {
+        Some((option, count)) => Err(invalid(
+            format!("{count} times {option} is too much"),
+            format!("give it at most {MOST_ENTRIES} times"),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Refuses what the kernel would not take, or what no program begins with.
 fn check_few(limits: &Limits) -> Result<(), SpecError> {
+    if limits.memory < Limits::SMALLEST_MEMORY {
+        return Err(invalid(
+            format!(
+                "memory of {} bytes is too little for a program to begin",
+                limits.memory.0
+            ),
+            format!(
+                "give it {} at least, with its unit, such as 64M",
+                Limits::SMALLEST_MEMORY
+            ),
+        ));
+    }
     if limits
         .stack
         .is_some_and(|stack| stack < Limits::SMALLEST_STACK)
@@ -654,13 +730,16 @@ pub(crate) fn check_command(
     Ok(command)
 }
 
-/// What is put into a fresh workspace goes with it, and what is put into a copy is one of its changes.
+/// What is put into a fresh workspace goes with it, and what is put into a layer that is kept is one of its changes.
 fn passing_inputs(
     request: &RunRequest,
     inputs: &[(WorkspacePath, InputSource)],
 ) -> Vec<WorkspacePath> {
-    let is_live = request.workspace.is_some() && !request.copy_on_write;
-    let names = inputs.iter().filter(|_| is_live).map(|(name, _)| name);
+    let reaches_folder = request.workspace.is_some() && !request.copy_on_write;
+    let names = inputs
+        .iter()
+        .filter(|_| reaches_folder)
+        .map(|(name, _)| name);
     names.cloned().collect()
 }
 
@@ -686,16 +765,21 @@ fn check_read_only_workspace(request: &RunRequest) -> Result<bool, SpecError> {
     }
 }
 
-/// A fresh workspace has nothing to keep as it is.
-fn check_copy_on_write(wanted: bool, has_folder: bool) -> Result<bool, SpecError> {
-    match wanted && !has_folder {
-        true => Err(SpecError {
+/// Whether the program's changes go to a layer. A fresh workspace has nothing to keep as it is.
+fn check_layer(request: &RunRequest) -> Result<bool, SpecError> {
+    let asked = [
+        (request.copy_on_write, "--copy-on-write"),
+        (request.staged, "a staged workspace"),
+    ];
+    let asked = asked.into_iter().find(|(is_asked, _)| *is_asked);
+    match asked {
+        Some((_, what)) if request.workspace.is_none() => Err(SpecError {
             code: ErrorCode::InvalidSpec,
-            message: "--copy-on-write needs a folder that is to stay as it is".to_owned(),
-            hint: "add --workspace DIR, or leave --copy-on-write away: a fresh workspace changes nothing of yours"
+            message: format!("{what} needs a folder that is to stay as it is"),
+            hint: "add --workspace DIR, or leave that option away: a fresh workspace changes nothing of yours"
                 .to_owned(),
         }),
-        false => Ok(wanted),
+        asked => Ok(asked.is_some()),
     }
 }
 
@@ -705,6 +789,16 @@ fn workspace_paths(paths: &[PathBuf], option: &str) -> Result<Vec<WorkspacePath>
         .iter()
         .map(|path| WorkspacePath::new(path).map_err(|bad| invalid(bad, &hint)))
         .collect()
+}
+
+fn artifacts(paths: &[PathBuf]) -> Result<Vec<WorkspacePath>, SpecError> {
+    if paths.len() > MAX_ARTIFACT_PATHS {
+        return Err(invalid(
+            format!("more than {MAX_ARTIFACT_PATHS} artifacts"),
+            "name the folder that holds them instead",
+        ));
+    }
+    workspace_paths(paths, "--artifact")
 }
 
 fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
@@ -849,15 +943,13 @@ fn input(text: &OsStr) -> Result<(WorkspacePath, InputSource), SpecError> {
     Ok((name, source))
 }
 
+/// An `@` that no number follows belongs to the name.
 fn artifact(text: &[u8]) -> Option<InputSource> {
-    let at = text.iter().rposition(|byte| *byte == b'@');
-    let (name, version) = match at {
-        Some(at) => (
-            &text[..at],
-            Some(std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?),
-        ),
-        None => (text, None),
-    };
+    let versioned = text.iter().rposition(|byte| *byte == b'@').and_then(|at| {
+        let version = std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?;
+        Some((&text[..at], Some(version)))
+    });
+    let (name, version) = versioned.unwrap_or((text, None));
     let name = WorkspacePath::new(Path::new(OsStr::from_bytes(name))).ok()?;
     Some(InputSource::Artifact { name, version })
 }

@@ -471,12 +471,8 @@ fn persona(job: &Fields<'_>) -> Result<Option<(String, String)>, BadJob> {
 }
 
 /// How a job or a step of one ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize),
-    serde(rename_all = "snake_case")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum StepStatus {
     Success,
@@ -485,8 +481,7 @@ pub enum StepStatus {
 }
 
 /// What came of a job. Always whole, also of one that was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct StepsResult {
     pub protocol_version: String,
@@ -494,44 +489,39 @@ pub struct StepsResult {
     pub status: StepStatus,
     pub steps: Vec<StepResult>,
     pub artifacts: Vec<StepArtifact>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_code: Option<String>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub final_answer: Option<String>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub inference_used: Option<bool>,
 }
 
 /// What came of one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct StepResult {
     pub index: u64,
-    #[cfg_attr(feature = "serde", serde(rename = "type"))]
+    #[serde(rename = "type")]
     pub kind: String,
     pub status: StepStatus,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 /// A file that a job leaves: by its path inside, or by what it is kept under.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct StepArtifact {
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    #[cfg_attr(
-        feature = "serde",
-        serde(rename = "ref", skip_serializing_if = "Option::is_none")
-    )]
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
 

@@ -16,6 +16,8 @@ pub struct Quota {
     pub cpu_day: Option<Time>,
     /// Bytes of artifacts and of layers of workspaces.
     pub storage: Option<Size>,
+    /// What its runs and sandboxes may use of the machine's memory together, by their limits.
+    pub memory: Option<Size>,
     /// How much of a busy node is its, beside others: twice the weight, twice the turns.
     pub weight: u32,
 }
@@ -28,6 +30,7 @@ impl Default for Quota {
             jobs: None,
             cpu_day: None,
             storage: None,
+            memory: None,
             weight: 1,
         }
     }
@@ -40,12 +43,19 @@ pub struct Tenants {
     pub named: BTreeMap<String, Quota>,
     /// For each of those that are not named.
     pub other: Quota,
+    /// The memory of those whose quota does not say it.
+    pub usual_memory: Option<Size>,
 }
 
 impl Tenants {
     /// What this tenant may have.
     pub fn quota(&self, tenant: &str) -> &Quota {
         self.named.get(tenant).unwrap_or(&self.other)
+    }
+
+    /// What its runs and sandboxes may use of the machine's memory together.
+    pub fn memory(&self, tenant: &str) -> Option<Size> {
+        self.quota(tenant).memory.or(self.usual_memory)
     }
 }
 
@@ -57,6 +67,7 @@ mod tests {
     fn a_tenant_has_the_quota_of_its_name_or_that_of_all_others() {
         let acme = Quota {
             runs: Some(2),
+            memory: "2G".parse().ok(),
             ..Quota::default()
         };
         let other = Quota {
@@ -66,10 +77,13 @@ mod tests {
         let tenants = Tenants {
             named: [("acme".to_owned(), acme.clone())].into(),
             other: other.clone(),
+            usual_memory: "1G".parse().ok(),
         };
         assert_eq!(
             (tenants.quota("acme"), tenants.quota("else")),
             (&acme, &other)
         );
+        let memory = ["acme", "else"].map(|name| tenants.memory(name));
+        assert_eq!(memory, ["2G".parse().ok(), "1G".parse().ok()]);
     }
 }

@@ -15,37 +15,46 @@ const MAX_PATTERNS: usize = 64;
 /// Bytes of one pattern.
 const MAX_PATTERN_BYTES: usize = 1024;
 
+/// An entry of the usual list, in any letter case.
+enum Usual {
+    Name(&'static str),
+    Beginning(&'static str),
+    Ending(&'static str),
+    /// The last folders above it, and its name.
+    InFolder(&'static str, &'static str),
+}
+
 /// Files that commonly hold credentials.
-const USUAL: &[&str] = &[
-    ".env",
-    ".env.*",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.ppk",
-    "*.kdbx",
-    "*.keystore",
-    "id_rsa",
-    "id_dsa",
-    "id_ecdsa",
-    "id_ecdsa_sk",
-    "id_ed25519",
-    "id_ed25519_sk",
-    ".netrc",
-    "_netrc",
-    ".pgpass",
-    ".pypirc",
-    ".git-credentials",
-    ".vault-token",
-    "credentials.tfrc.json",
-    "**/.aws/credentials",
-    "**/.kube/config",
-    "**/.docker/config.json",
-    "**/.cargo/credentials",
-    "**/.cargo/credentials.toml",
-    "**/.gem/credentials",
-    "**/.config/gh/hosts.yml",
-    "**/gcloud/application_default_credentials.json",
+const USUAL: &[Usual] = &[
+    Usual::Name(".env"),
+    Usual::Beginning(".env."),
+    Usual::Ending(".key"),
+    Usual::Ending(".p12"),
+    Usual::Ending(".pfx"),
+    Usual::Ending(".ppk"),
+    Usual::Ending(".kdbx"),
+    Usual::Ending(".keystore"),
+    Usual::Name("id_rsa"),
+    Usual::Name("id_dsa"),
+    Usual::Name("id_ecdsa"),
+    Usual::Name("id_ecdsa_sk"),
+    Usual::Name("id_ed25519"),
+    Usual::Name("id_ed25519_sk"),
+    Usual::Name(".netrc"),
+    Usual::Name("_netrc"),
+    Usual::Name(".pgpass"),
+    Usual::Name(".pypirc"),
+    Usual::Name(".git-credentials"),
+    Usual::Name(".vault-token"),
+    Usual::Name("credentials.tfrc.json"),
+    Usual::InFolder(".aws", "credentials"),
+    Usual::InFolder(".kube", "config"),
+    Usual::InFolder(".docker", "config.json"),
+    Usual::InFolder(".cargo", "credentials"),
+    Usual::InFolder(".cargo", "credentials.toml"),
+    Usual::InFolder(".gem", "credentials"),
+    Usual::InFolder(".config/gh", "hosts.yml"),
+    Usual::InFolder("gcloud", "application_default_credentials.json"),
 ];
 
 /// What projects keep to be filled in.
@@ -58,7 +67,10 @@ const EXAMPLES: &[&str] = &[
 ];
 
 /// Certificates are as often in such a file as keys: its contents decide.
-const PERHAPS_A_KEY: &str = "*.pem";
+const PEM: &str = ".pem";
+
+/// Where repositories of git have credentials, if they do: their contents decide.
+const GIT_SETTINGS: [&str; 2] = ["config", "config.worktree"];
 
 /// Names of a workspace that are protected beyond the usual, or not protected after all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +99,8 @@ pub struct Hide {
     patterns: Vec<Vec<String>>,
     /// Of the usual those that the program can read from the objects of its repository anyway.
     tracked: BTreeSet<PathBuf>,
+    /// Where settings of git are shown as they are: the program may even write them.
+    lifted: Vec<WorkspacePath>,
 }
 
 /// Whether a file is hidden.
@@ -98,6 +112,8 @@ pub enum Hidden {
     No,
     /// If it holds a private key.
     IfPrivateKey,
+    /// If it holds a credential of git's.
+    IfCredentials,
 }
 
 impl Default for Hide {
@@ -107,6 +123,7 @@ impl Default for Hide {
             usual: true,
             patterns: Vec::new(),
             tracked: BTreeSet::new(),
+            lifted: Vec::new(),
         }
     }
 }
@@ -153,53 +170,90 @@ impl Hide {
         self.tracked.extend(tracked);
     }
 
+    /// Shows settings of git below these paths, whatever they hold.
+    pub fn lift(&mut self, allowed: &[WorkspacePath]) {
+        self.lifted.extend_from_slice(allowed);
+    }
+
     /// Whether a path, relative to the workspace, is hidden. What lies below a hidden folder is hidden with it.
     pub fn judge(&self, path: &Path) -> Hidden {
-        let parts: Vec<&OsStr> = path.iter().collect();
-        if self.patterns.iter().any(|it| matches(it, &parts)) {
-            return Hidden::Yes;
+        if !self.patterns.is_empty() {
+            let parts: Vec<&OsStr> = path.iter().collect();
+            if self.patterns.iter().any(|it| matches(it, &parts)) {
+                return Hidden::Yes;
+            }
         }
-        if !self.usual || self.tracked.contains(path) {
-            return Hidden::No;
+        let usual = match self.usual {
+            true => judge_usual(path),
+            false => Hidden::No,
+        };
+        match usual {
+            Hidden::Yes | Hidden::IfPrivateKey if self.tracked.contains(path) => Hidden::No,
+            Hidden::IfCredentials if self.is_lifted(path) => Hidden::No,
+            usual => usual,
         }
-        is_usual(&parts)
+    }
+
+    fn is_lifted(&self, path: &Path) -> bool {
+        let mut lifted = self.lifted.iter();
+        lifted.any(|above| path.starts_with(above.as_path()))
     }
 }
 
 /// Whether the usual list hides this path.
-fn is_usual(parts: &[&OsStr]) -> Hidden {
-    let Some(name) = parts.last().map(|name| name.as_bytes()) else {
+fn judge_usual(path: &Path) -> Hidden {
+    let Some(name) = path.file_name() else {
         return Hidden::No;
     };
-    // Asked of each name in a workspace, so that the last part decides first.
-    let is = |pattern: &str| {
-        let (folders, last) = match pattern.strip_prefix("**/") {
-            Some(tail) => tail.rsplit_once('/').unwrap_or(("", tail)),
-            None => ("", pattern),
-        };
-        if !name_matches(last.as_bytes(), name) {
-            return false;
-        }
-        let mut above = parts[..parts.len() - 1].iter().rev();
-        let mut folders = folders.rsplit('/').filter(|it| !it.is_empty());
-        folders.all(|folder| {
-            above
-                .next()
-                .is_some_and(|part| name_matches(folder.as_bytes(), part.as_bytes()))
-        })
-    };
-    let is_example = || EXAMPLES.iter().any(|it| is(it));
-    if USUAL.iter().any(|it| is(it)) {
-        return if is_example() {
-            Hidden::No
-        } else {
-            Hidden::Yes
+    if USUAL.iter().any(|it| is_usual(path, name.as_bytes(), it)) {
+        let is_example = EXAMPLES
+            .iter()
+            .any(|it| name.eq_ignore_ascii_case(OsStr::new(it)));
+        return match is_example {
+            true => Hidden::No,
+            false => Hidden::Yes,
         };
     }
-    match is(PERHAPS_A_KEY) {
+    if is_git_settings(path, name) {
+        return Hidden::IfCredentials;
+    }
+    match ends_with(name.as_bytes(), PEM) {
         true => Hidden::IfPrivateKey,
         false => Hidden::No,
     }
+}
+
+/// Whether a path is the configuration of a repository of git, of a submodule or of a worktree.
+fn is_git_settings(path: &Path, name: &OsStr) -> bool {
+    let is_one = GIT_SETTINGS.iter().any(|it| name.eq_ignore_ascii_case(it));
+    let mut above = path.iter().rev().skip(1);
+    is_one && above.any(|part| part.eq_ignore_ascii_case(".git"))
+}
+
+/// Whether one entry of the usual list means this path, whose last part is `name`. Asked of each name in a workspace:
+/// the last part decides first.
+fn is_usual(path: &Path, name: &[u8], usual: &Usual) -> bool {
+    match *usual {
+        Usual::Name(wanted) => name.eq_ignore_ascii_case(wanted.as_bytes()),
+        Usual::Ending(ending) => ends_with(name, ending),
+        Usual::Beginning(beginning) => name
+            .get(..beginning.len())
+            .is_some_and(|it| it.eq_ignore_ascii_case(beginning.as_bytes())),
+        Usual::InFolder(folder, wanted) => {
+            let mut above = path.iter().rev().skip(1);
+            name.eq_ignore_ascii_case(wanted.as_bytes())
+                && folder.rsplit('/').all(|wanted| {
+                    above
+                        .next()
+                        .is_some_and(|part| part.eq_ignore_ascii_case(wanted))
+                })
+        }
+    }
+}
+
+fn ends_with(name: &[u8], ending: &str) -> bool {
+    let start = name.len().checked_sub(ending.len());
+    start.is_some_and(|start| name[start..].eq_ignore_ascii_case(ending.as_bytes()))
 }
 
 /// The parts of a pattern: of a name at every depth, or with a `/` of a path relative to the workspace.
@@ -319,6 +373,15 @@ mod tests {
         }
         assert_eq!(judge(&[], "certs/ca.pem"), Hidden::IfPrivateKey);
         assert_eq!(judge(&["*.pem"], "certs/ca.pem"), Hidden::Yes);
+        for path in [
+            ".git/config",
+            "a/.git/config",
+            "a/.git/modules/b/config",
+            "a/.git/worktrees/w/config.worktree",
+        ] {
+            assert_eq!(judge(&[], path), Hidden::IfCredentials, "{path}");
+            assert_eq!(judge(&["none"], path), Hidden::No, "{path}");
+        }
     }
 
     #[test]
@@ -334,6 +397,17 @@ mod tests {
         for bad in ["", "/etc/x", "../x", "a//b", "*", "**", "/"] {
             assert!(Hide::new([bad]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn settings_of_git_that_may_be_written_are_shown() {
+        let mut hide = Hide::default();
+        hide.lift(&[WorkspacePath::new(".git".as_ref()).unwrap()]);
+        assert_eq!(hide.judge(Path::new(".git/config")), Hidden::No);
+        assert_eq!(
+            hide.judge(Path::new("a/.git/config")),
+            Hidden::IfCredentials
+        );
     }
 
     #[test]

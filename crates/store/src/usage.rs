@@ -12,10 +12,9 @@ use std::{
     path::Path,
 };
 
-/// No call has more tokens, and none costs ten thousand dollars: a provider that lies, however often, must not break the sums,
-/// which end at 2^63.
-const MOST_TOKENS: u64 = 1_000_000_000;
-const MOST_MONEY: u64 = 10_000_000_000_000;
+/// The sums end at 2^63. Doors write no more than this; what an older one wrote may be more.
+const MOST_TOKENS: u64 = spec::MOST_TOKENS_OF_CALL;
+const MOST_MONEY: u64 = spec::Money::MOST_OF_CALL.0;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
 const RESERVED: &str = "

@@ -1,13 +1,13 @@
-//! Tells how the worker is, over HTTP, in the words of both generations of those before it, and its numbers.
+//! Health and metrics over HTTP, with the paths of both worker generations that this one replaces.
 //!
-//! Alive is whoever lives and has not given the broker up: an outage must not restart every worker at once. Ready is whoever
-//! is connected, has its tools, and is not about to end.
+//! A worker is alive until it gives up the broker: an outage must not restart every worker at once.
+//! It is ready while it is connected, has its tools, and is not draining.
 //!
 //! | path | 200 | 503 |
 //! |---|---|---|
-//! | `/healthz`, `/health` | the process lives | the retries are spent |
+//! | `/healthz`, `/health` | the process is alive | reconnect tries are used up |
 //! | `/readyz`, `/ready` | connected | connecting, starting, draining |
-//! | `/startup` | tools were looked for | not yet |
+//! | `/startup` | tools were scanned | not yet |
 //! | `/metrics` | always | |
 
 use crate::{metrics::Metrics, transport::LinkState};
@@ -38,46 +38,49 @@ use tokio::{
     time::timeout,
 };
 
-/// Connections at once; whoever comes beyond them takes the place of the oldest.
-const MOST_CONNECTIONS: usize = 128;
-/// Those that the system holds until they are taken.
+/// Maximum number of connections; a new one replaces the oldest.
+const MAX_CONNECTIONS: usize = 128;
+/// Length of the accept queue.
 const BACKLOG: u32 = 1024;
-/// Headers of a request, and their bytes; hyper wants no less.
-const MOST_HEADERS: usize = 64;
-const LARGEST_HEAD: usize = 8 << 10;
-/// Until a request has been read, and until its answer has been taken.
-const HEAD_TIME: Duration = Duration::from_secs(5);
-const WHOLE_TIME: Duration = Duration::from_secs(10);
-/// After a failed accept: long enough not to spin, short enough not to be noticed.
-const BREATH: Duration = Duration::from_millis(20);
+/// Limits of a request header; hyper needs at least this.
+const MAX_HEADERS: usize = 64;
+const MAX_HEAD_BYTES: usize = 8 << 10;
+/// Timeout of the request header, and of the whole connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay after a failed accept: long enough against a busy loop, short enough not to be noticed.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// How far the worker is with its tools.
+/// State of the tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tools {
-    /// They are being fetched or read for the first time.
+pub enum ToolsState {
+    /// The first sync or scan is running.
     Pending,
-    /// They are there.
+    /// The tools are available.
     Ready,
-    /// They could not be fetched; those that were there before are served.
+    /// The last sync failed; the tools of before are served.
     SyncFailed,
 }
 
-/// Where it is known how the worker is.
+/// Sources of the health state.
 #[derive(Clone)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Health {
+    /// State of the broker link.
     pub link: watch::Receiver<LinkState>,
-    pub tools: watch::Receiver<Tools>,
+    /// State of the tools.
+    pub tools: watch::Receiver<ToolsState>,
+    /// Whether the worker is shutting down.
     pub is_draining: watch::Receiver<bool>,
+    /// Metrics to expose.
     pub metrics: Arc<Metrics>,
-    /// Interpreters that are ready, whenever that is asked for.
-    pub parked: Arc<dyn Fn() -> usize + Send + Sync>,
+    /// Returns the number of warm interpreters.
+    pub warm_interpreters: Arc<dyn Fn() -> usize + Send + Sync>,
 }
 
-/// Listens on all addresses, of both kinds where the machine has both: whoever asks is outside the container.
+/// Listens on all IPv6 and IPv4 addresses: probes come from outside the container.
 pub async fn listen(port: u16) -> io::Result<TcpListener> {
     match listen_on_both(port) {
-        // The other kind alone would leave half of the askers to a stranger.
+        // With one family only, half of the probes would reach another process.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
         Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
         Ok(listener) => Ok(listener),
@@ -86,7 +89,7 @@ pub async fn listen(port: u16) -> io::Result<TcpListener> {
 
 fn listen_on_both(port: u16) -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v6()?;
-    // Machines can have it otherwise.
+    // The default depends on a sysctl.
     set_ipv6_v6only(&socket, false)?;
     socket.set_reuseaddr(true)?;
     socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;
@@ -94,32 +97,34 @@ fn listen_on_both(port: u16) -> io::Result<TcpListener> {
 }
 
 impl Health {
-    /// Answers until the task is ended. Whoever asks is answered at once, so the oldest connection is one that does not ask:
-    /// it goes where there is no room for another.
+    /// Serves until the task is aborted. Requests are answered at once, so the oldest connection is
+    /// an idle one: it is closed to make room.
     pub async fn serve(self, listener: TcpListener) {
-        let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(MOST_CONNECTIONS);
+        let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     open.retain(|connection| !connection.is_finished());
-                    if open.len() >= MOST_CONNECTIONS {
+                    if open.len() >= MAX_CONNECTIONS {
                         open.pop_front().iter().for_each(AbortHandle::abort);
                     }
-                    open.push_back(tokio::spawn(self.clone().converse(stream)).abort_handle());
-                    // Those who have asked come before those who connect.
+                    open.push_back(
+                        tokio::spawn(self.clone().serve_connection(stream)).abort_handle(),
+                    );
+                    // Lets open connections proceed before accepting more.
                     yield_now().await;
                 }
                 Err(_) => {
-                    // Most likely there are no descriptors left.
+                    // Most likely out of file descriptors.
                     open.pop_front().iter().for_each(AbortHandle::abort);
-                    tokio::time::sleep(BREATH).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// One request and its answer; what takes longer is cut off.
-    async fn converse(self, stream: TcpStream) {
+    /// Serves one request with a timeout.
+    async fn serve_connection(self, stream: TcpStream) {
         let service = service_fn(|request: Request<Incoming>| {
             let answer = self.answer(request.method(), request.uri().path());
             async move { Ok::<_, Infallible>(answer) }
@@ -127,27 +132,39 @@ impl Health {
         let mut builder = Builder::new();
         builder
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIME)
+            .header_read_timeout(HEADER_TIMEOUT)
             .keep_alive(false);
-        builder.max_headers(MOST_HEADERS).max_buf_size(LARGEST_HEAD);
-        // Whatever ended it: there is nobody to tell.
+        builder
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD_BYTES);
+        // The error cannot be reported to anybody.
         _ = timeout(
-            WHOLE_TIME,
+            CONNECTION_TIMEOUT,
             builder.serve_connection(TokioIo::new(stream), service),
         )
         .await;
     }
 
-    /// hyper leaves the body away where the method is HEAD.
+    /// hyper omits the body of a HEAD response.
     fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
         let is_read = matches!(*method, Method::GET | Method::HEAD);
         let answer = match path {
             "/healthz" => self.alive(),
             "/readyz" => self.ready(),
             "/startup" => self.startup(),
-            "/health" => newer(self.alive().0, "healthy", "unhealthy", self.trouble()),
-            "/ready" => newer(self.ready().0, "ready", "not ready", self.trouble()),
-            "/metrics" if is_read => return self.numbers(),
+            "/health" => health_body(
+                self.alive().0,
+                "healthy",
+                "unhealthy",
+                self.unhealthy_reason(),
+            ),
+            "/ready" => health_body(
+                self.ready().0,
+                "ready",
+                "not ready",
+                self.unhealthy_reason(),
+            ),
+            "/metrics" if is_read => return self.metrics_response(),
             "/metrics" => (StatusCode::OK, Value::Null),
             _ => return empty(StatusCode::NOT_FOUND),
         };
@@ -159,7 +176,7 @@ impl Health {
             return refusal;
         }
         let (status, body) = answer;
-        filled(status, "application/json", body.to_string())
+        response(status, "application/json", body.to_string())
     }
 
     fn alive(&self) -> (StatusCode, Value) {
@@ -172,15 +189,15 @@ impl Health {
         let broker = self.broker();
         let is_ready = broker == "connected"
             && !*self.is_draining.borrow()
-            && *self.tools.borrow() != Tools::Pending;
+            && *self.tools.borrow() != ToolsState::Pending;
         (code(is_ready), json!({"ok": is_ready, "broker": broker}))
     }
 
     fn startup(&self) -> (StatusCode, Value) {
         let (is_complete, sync) = match *self.tools.borrow() {
-            Tools::Pending => (false, "pending"),
-            Tools::Ready => (true, "ok"),
-            Tools::SyncFailed => (true, "failed"),
+            ToolsState::Pending => (false, "pending"),
+            ToolsState::Ready => (true, "ok"),
+            ToolsState::SyncFailed => (true, "failed"),
         };
         (
             code(is_complete),
@@ -196,8 +213,8 @@ impl Health {
         }
     }
 
-    /// Why it is not well. Not in the broker's words: anybody may ask.
-    fn trouble(&self) -> &'static str {
+    /// Why the worker is not healthy. Not in the broker's words: the endpoint is public.
+    fn unhealthy_reason(&self) -> &'static str {
         match self.broker() {
             "lost" => "the broker was given up",
             "connecting" => "the broker is not connected",
@@ -206,10 +223,11 @@ impl Health {
         }
     }
 
-    fn numbers(&self) -> Response<Full<Bytes>> {
-        self.metrics.parked((self.parked)());
+    fn metrics_response(&self) -> Response<Full<Bytes>> {
+        self.metrics
+            .set_warm_interpreters((self.warm_interpreters)());
         match self.metrics.text() {
-            Ok(text) => filled(
+            Ok(text) => response(
                 StatusCode::OK,
                 "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 text,
@@ -219,10 +237,11 @@ impl Health {
     }
 }
 
-fn newer(status: StatusCode, good: &str, bad: &str, why: &str) -> (StatusCode, Value) {
-    match status == StatusCode::OK {
-        true => (status, json!({"status": good})),
-        false => (status, json!({"status": bad, "error": why})),
+fn health_body(status: StatusCode, good: &str, bad: &str, why: &str) -> (StatusCode, Value) {
+    if status == StatusCode::OK {
+        (status, json!({"status": good}))
+    } else {
+        (status, json!({"status": bad, "error": why}))
     }
 }
 
@@ -240,7 +259,7 @@ fn empty(status: StatusCode) -> Response<Full<Bytes>> {
     answer
 }
 
-fn filled(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::from(body));
     *answer.status_mut() = status;
     answer

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 struct Worker {
     link: watch::Sender<LinkState>,
-    tools: watch::Sender<Tools>,
+    tools: watch::Sender<ToolsState>,
     drain: watch::Sender<bool>,
     address: SocketAddr,
 }
@@ -14,14 +14,14 @@ async fn worker() -> Worker {
         why: "mqtt://inner-host: refused".to_owned(),
         after: 0,
     });
-    let (tools, toolss) = watch::channel(Tools::Pending);
+    let (tools, toolss) = watch::channel(ToolsState::Pending);
     let (drain, is_draining) = watch::channel(false);
     let health = Health {
         link: links,
         tools: toolss,
         is_draining,
         metrics: Arc::new(Metrics::new()),
-        parked: Arc::new(|| 7),
+        warm_interpreters: Arc::new(|| 7),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -62,7 +62,7 @@ fn said(status: u16, body: &str) -> (u16, String) {
 #[tokio::test]
 async fn an_outage_makes_it_not_ready_and_not_dead() {
     let worker = worker().await;
-    worker.tools.send_replace(Tools::Ready);
+    worker.tools.send_replace(ToolsState::Ready);
     assert_eq!(
         worker.get("/healthz").await,
         said(200, r#"{"broker":"connecting","ok":true}"#)
@@ -117,13 +117,13 @@ async fn it_is_ready_between_its_start_and_its_end() {
     );
     assert_eq!(worker.get("/startup").await, pending);
     assert_eq!(worker.get("/readyz").await.0, 503);
-    worker.tools.send_replace(Tools::SyncFailed);
+    worker.tools.send_replace(ToolsState::SyncFailed);
     let failed = said(
         200,
         r#"{"ok":true,"startup_complete":true,"tool_sync":"failed"}"#,
     );
     assert_eq!(worker.get("/startup").await, failed);
-    worker.tools.send_replace(Tools::Ready);
+    worker.tools.send_replace(ToolsState::Ready);
     let complete = said(
         200,
         r#"{"ok":true,"startup_complete":true,"tool_sync":"ok"}"#,
@@ -184,7 +184,7 @@ async fn whoever_says_nothing_makes_room_the_oldest_first() {
     let worker = worker().await;
     let more = 20;
     let mut silent = Vec::new();
-    for _ in 0..MOST_CONNECTIONS + more {
+    for _ in 0..MAX_CONNECTIONS + more {
         silent.push(TcpStream::connect(worker.address).await.unwrap());
     }
     assert_eq!(worker.get("/healthz").await.0, 200);

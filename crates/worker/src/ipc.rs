@@ -1,25 +1,25 @@
-//! A model for a tool without a key: newline-delimited JSON-RPC on a unix socket in its work folder, carried to an LLM door of
-//! its call, which checks, counts and pays.
+//! Model access for tools without an API key: JSON-RPC lines on a unix socket in the work folder,
+//! proxied to an LLM door of the call, which checks, counts and pays.
 //!
 //! ```text
-//! tool ─▶ ipc.sock ─▶ line, bounded ─▶ llm/call ─▶ door, opened at the first question ─▶ provider
-//!            └── gone with the call              └── one question at a time
+//! tool ─▶ ipc.sock ─▶ bounded line ─▶ llm/call ─▶ door, opened by the first request ─▶ provider
+//!            └── closed with the call              └── one request at a time
 //! ```
-//! What comes in at the socket is a stranger's: it is read within bounds, and every line has an answer or ends its line.
+//! Input is untrusted: it is bounded, and every line gets a response or ends its connection.
 
-mod speech;
+mod llm;
 
-use crate::wire::plain;
+use crate::wire::untrusted_json;
 use doors::{
-    catalogue::{Catalogue, Target},
+    catalogue::{Catalogue, ModelTarget},
     dialect::Dialect,
 };
 use engine::{Engine, ModelDoor};
+use llm::TextError;
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Budget, ErrorInfo, Id, LlmGrant, ModelPattern};
-use speech::NoText;
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
@@ -34,44 +34,44 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Under this name all calls of a worker spend, where there is a ledger of all.
+/// Tenant under which all calls of a worker are recorded in the ledger.
 pub const TENANT: &str = "worker";
-/// What one call may spend unless it is said, in dollars.
-pub const USUAL_BUDGET: &str = "1.00";
-/// The socket's name in the work folder.
+/// Default budget of one call, in dollars.
+pub const DEFAULT_BUDGET: &str = "1.00";
+/// Name of the socket in the work folder.
 pub const SOCKET: &str = "ipc.sock";
-/// The longest line, in bytes.
-const LONGEST_LINE: usize = 1 << 20;
-/// Lines to the socket at the same time.
-const MOST_CONNECTIONS: usize = 4;
-/// What one answer may take.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// After a failed accept (no descriptors left): long enough not to spin.
-const BREATH: Duration = Duration::from_millis(20);
+/// Maximum length of a line, in bytes.
+const MAX_LINE_BYTES: usize = 1 << 20;
+/// Maximum number of connections per call.
+const MAX_CONNECTIONS: usize = 4;
+/// Timeout of a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Delay after a failed accept (out of file descriptors), against a busy loop.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Which model is asked, and how much.
+/// The model and its limits.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// By its name in the configuration; the only one there is if none is named.
+pub struct ModelSettings {
+    /// Name of the provider in the configuration; the only one if none is given.
     pub provider: Option<String>,
-    /// The model, as the provider calls it.
+    /// Name of the model at the provider.
     pub model: String,
-    /// What one call of a tool may spend.
+    /// Budget of one call.
     pub budget: Budget,
-    /// Questions that one call of a tool may ask.
+    /// Maximum number of requests of one call.
     pub questions: u32,
-    /// The longest answer, in tokens.
+    /// Maximum length of a response, in tokens.
     pub output_tokens: u32,
 }
 
-impl Settings {
-    /// This model, and the usual bounds.
-    pub fn new(provider: Option<String>, model: impl Into<String>) -> Settings {
-        Settings {
+impl ModelSettings {
+    /// This model with the default limits.
+    pub fn new(provider: Option<String>, model: impl Into<String>) -> ModelSettings {
+        ModelSettings {
             provider,
             model: model.into(),
             budget: Budget {
-                money: USUAL_BUDGET.parse().ok(),
+                money: DEFAULT_BUDGET.parse().ok(),
                 ..Budget::default()
             },
             questions: 64,
@@ -80,73 +80,75 @@ impl Settings {
     }
 }
 
-/// Through which models are asked.
+/// Gives tools access to a model.
 #[derive(Clone, Debug)]
-pub struct Models(Arc<Inner>);
+pub struct ModelProxy(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     engine: Engine,
-    settings: Settings,
+    settings: ModelSettings,
     pattern: ModelPattern,
 }
 
-/// Why no answer is given: what JSON-RPC calls it, and words.
+/// A JSON-RPC error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Refusal {
+struct RpcError {
     code: i32,
     message: String,
-    /// The door says so, not the model: it is somebody's to mend, and the log names it.
-    is_of_door: bool,
+    /// The error comes from the door, not the model: the operator has to fix it, so the log names
+    /// it.
+    is_from_door: bool,
 }
 
-const NO_JSON: i32 = -32700;
-const NO_REQUEST: i32 = -32600;
-const NO_METHOD: i32 = -32601;
-const BAD_PARAMS: i32 = -32602;
-/// There is no model to be had.
-const NO_MODEL: i32 = -32000;
-const NO_DOOR: &str = "no model can be asked; the log of the worker says why";
-/// The budget, or the number of questions, is spent.
-const SPENT: i32 = -32001;
-/// What the door calls the limit of all calls of a day.
-const OF_A_DAY: &str = "tenant_day_usd";
-/// The provider does not answer, or refuses.
-const NOT_ANSWERED: i32 = -32002;
-/// A question or an answer is larger than may be.
-const TOO_LARGE: i32 = -32003;
+const PARSE_ERROR: i32 = -32700;
+const INVALID_REQUEST: i32 = -32600;
+const METHOD_NOT_FOUND: i32 = -32601;
+const INVALID_PARAMS: i32 = -32602;
+/// The model is not available.
+const MODEL_UNAVAILABLE: i32 = -32000;
+const MODEL_UNAVAILABLE_MESSAGE: &str = "no model can be asked; the log of the worker says why";
+/// The budget or the number of requests is used up.
+const BUDGET_EXHAUSTED: i32 = -32001;
+/// Name of the door's daily limit of all calls.
+const DAY_LIMIT: &str = "tenant_day_usd";
+/// The provider does not respond or refuses.
+const PROVIDER_ERROR: i32 = -32002;
+/// A request or response is too large.
+const MESSAGE_TOO_LARGE: i32 = -32003;
 
-fn refusal(code: i32, message: impl Into<String>) -> Refusal {
-    Refusal {
+fn rpc_error(code: i32, message: impl Into<String>) -> RpcError {
+    RpcError {
         code,
         message: message.into(),
-        is_of_door: false,
+        is_from_door: false,
     }
 }
 
-/// What a tool asks of a model.
+/// Parameters of `llm/call`.
 #[derive(Debug, Deserialize)]
-struct Question {
+struct LlmRequest {
     #[serde(default)]
     system_prompt: String,
     user_prompt: String,
-    #[serde(default = "usual_temperature")]
+    #[serde(default = "default_temperature")]
     temperature: f64,
 }
 
-fn usual_temperature() -> f64 {
+fn default_temperature() -> f64 {
     0.7
 }
 
-/// Makes the socket in a work folder, for whoever owns what is in it. Nothing goes by a name twice but what cannot be led
-/// astray by a link: somebody inside may be at work there already.
+/// Creates the socket in a work folder and gives it to the folder's owner. Symbolic links are not
+/// followed, because processes inside may already be running.
 pub fn bind(workspace: BorrowedFd<'_>, owner: Option<(u32, u32)>) -> io::Result<UnixListener> {
     let place = Path::new("/proc/self/fd")
         .join(workspace.as_raw_fd().to_string())
         .join(SOCKET);
     let listener = UnixListener::bind(place)?;
     if let Some((user, group)) = owner {
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        let user = Uid::from_raw(user);
+        let group = Gid::from_raw(group);
         chownat(
             workspace,
             SOCKET,
@@ -158,9 +160,9 @@ pub fn bind(workspace: BorrowedFd<'_>, owner: Option<(u32, u32)>) -> io::Result<
     Ok(listener)
 }
 
-impl Models {
-    /// Models of this engine's doors. That the model's name is no pattern is checked: one model is meant.
-    pub fn new(engine: Engine, settings: Settings) -> Result<Models, String> {
+impl ModelProxy {
+    /// Validates that the settings name one model and no pattern.
+    pub fn new(engine: Engine, settings: ModelSettings) -> Result<ModelProxy, String> {
         if settings.model.is_empty() || settings.model.contains('*') {
             return Err(format!(
                 "`{}` names no model: say the whole name of one",
@@ -171,46 +173,47 @@ impl Models {
             .model
             .parse::<ModelPattern>()
             .map_err(|error| error.to_string())?;
-        Ok(Models(Arc::new(Inner {
+        Ok(ModelProxy(Arc::new(Inner {
             engine,
             settings,
             pattern,
         })))
     }
 
-    /// Serves a socket for one call of a tool, under this name in the ledger. Ends with what it gives back.
-    pub fn listen(&self, call: &Id, listener: UnixListener) -> Listening {
+    /// Serves a socket for one call, which the ledger knows by this id, until the listener is
+    /// closed.
+    pub fn listen(&self, call: &Id, listener: UnixListener) -> ModelListener {
         let (stop, stopped) = oneshot::channel();
-        let desk = Arc::new(Desk {
+        let models = Arc::new(CallModels {
             models: self.0.clone(),
             call: door_id(call),
-            way: Mutex::new(Way {
+            state: Mutex::new(DoorState {
                 door: None,
                 asked: 0,
-                trouble: None,
+                warning: None,
             }),
         });
-        let task = tokio::spawn(serve(desk, listener, stopped));
-        Listening {
+        let task = tokio::spawn(serve(models, listener, stopped));
+        ModelListener {
             stop: Some(stop),
             task,
         }
     }
 }
 
-/// Why every question to this model would be refused, as far as that is seen from what is configured.
-pub fn refused_anyway(catalogue: &Catalogue, provider: &str, model: &str) -> Option<String> {
+/// Why every request to this model would be refused, as far as the configuration shows.
+pub fn unusable_model(catalogue: &Catalogue, provider: &str, model: &str) -> Option<String> {
     if !catalogue.providers.contains_key(provider) {
         return Some(format!(
             "SAM_LLM_PROVIDER: the configuration file has no provider `{provider}`: every question of a tool will be refused"
         ));
     }
-    let own = [Target {
+    let own = [ModelTarget {
         provider: provider.to_owned(),
         model: model.to_owned(),
     }];
     let targets = catalogue.models.get(model).map_or(&own[..], Vec::as_slice);
-    let is_priced = |target: &Target| {
+    let is_priced = |target: &ModelTarget| {
         catalogue
             .prices
             .price(&target.provider, &target.model)
@@ -224,75 +227,83 @@ pub fn refused_anyway(catalogue: &Catalogue, provider: &str, model: &str) -> Opt
     })
 }
 
-/// A name of its own: what the box of the call spends at its doors is another account.
+/// The ledger id of the door: usage of the sandbox's own doors is a separate account.
 fn door_id(call: &Id) -> Id {
     let cut: String = call.as_str().chars().take(120).collect();
     Id::new(&format!("{cut}-llm")).unwrap_or_else(|_| call.clone())
 }
 
-/// A socket that is served. Dropped, it is served no more, and nobody who asked has an answer.
+/// A served socket. Dropped, it is closed, and open requests get no response.
 #[derive(Debug)]
-pub struct Listening {
+pub struct ModelListener {
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Spent>,
+    task: JoinHandle<ModelUsage>,
 }
 
-/// What a call's questions came to.
+/// Model usage of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Spent {
+pub struct ModelUsage {
+    /// Number of requests.
     pub questions: u64,
+    /// Input tokens.
     pub input_tokens: u64,
+    /// Output tokens.
     pub output_tokens: u64,
+    /// Cost in dollars.
     pub usd: String,
-    /// Why no model could be asked, or that nothing was left to spend; for the log alone: it may name files of this machine.
-    pub trouble: Option<String>,
+    /// Why the model was not available, or that the budget is used up; for the log only, because it
+    /// may contain host paths.
+    pub warning: Option<String>,
 }
 
-impl Listening {
-    /// Ends it, and says what was spent.
-    pub async fn close(mut self) -> Spent {
+impl ModelListener {
+    /// Closes the socket and returns the usage.
+    pub async fn close(mut self) -> ModelUsage {
         drop(self.stop.take());
         (&mut self.task).await.unwrap_or_default()
     }
 }
 
-/// What lines of one call share.
+/// State that the connections of one call share.
 #[derive(Debug)]
-struct Desk {
+struct CallModels {
     models: Arc<Inner>,
     call: Id,
-    way: Mutex<Way>,
+    state: Mutex<DoorState>,
 }
 
-/// The way to the model: whoever has it asks, others wait.
+/// The door and its request count; the lock serializes requests.
 #[derive(Debug)]
-struct Way {
+struct DoorState {
     door: Option<ModelDoor>,
     asked: u32,
-    trouble: Option<String>,
+    warning: Option<String>,
 }
 
-async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiver<()>) -> Spent {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+async fn serve(
+    models: Arc<CallModels>,
+    listener: UnixListener,
+    stopped: oneshot::Receiver<()>,
+) -> ModelUsage {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut lines = JoinSet::new();
     let accepting = async {
         loop {
-            // The others wait in the kernel until somebody leaves.
+            // Further connections wait in the kernel's backlog.
             let Ok(place) = places.clone().acquire_owned().await else {
                 return;
             };
             while lines.try_join_next().is_some() {}
             match listener.accept().await {
-                Ok((line, _)) => {
-                    let desk = desk.clone();
+                Ok((stream, _)) => {
+                    let models = models.clone();
                     lines.spawn(async move {
-                        // A line that breaks concerns nobody else.
-                        _ = converse(&desk, line).await;
+                        // A broken connection does not affect the others.
+                        _ = serve_connection(&models, stream).await;
                         drop(place);
                     });
                 }
-                Err(_) => tokio::time::sleep(BREATH).await,
+                Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     };
@@ -301,149 +312,162 @@ async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiv
         _ = stopped => {}
     }
     lines.shutdown().await;
-    let (door, trouble) = {
-        let mut way = desk.way.lock().await;
-        (way.door.take(), way.trouble.take())
+    let (door, warning) = {
+        let mut state = models.state.lock().await;
+        (state.door.take(), state.warning.take())
     };
     let Some(door) = door else {
-        return Spent {
-            trouble,
-            ..Spent::default()
+        return ModelUsage {
+            warning,
+            ..ModelUsage::default()
         };
     };
     let used = door.close().await.used;
-    Spent {
+    ModelUsage {
         questions: used.calls,
         input_tokens: used.input_tokens,
         output_tokens: used.output_tokens,
         usd: used.money.to_string(),
-        trouble,
+        warning,
     }
 }
 
-/// Answers lines until one is too long, or there are no more.
-async fn converse(desk: &Desk, line: UnixStream) -> io::Result<()> {
-    let (reading, mut writing) = line.into_split();
+/// Answers lines until one is too long or the input ends.
+async fn serve_connection(models: &CallModels, stream: UnixStream) -> io::Result<()> {
+    let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
         let mut line = Vec::new();
-        let most = LONGEST_LINE as u64 + 1;
+        let limit = MAX_LINE_BYTES as u64 + 1;
         (&mut reading)
-            .take(most)
+            .take(limit)
             .read_until(b'\n', &mut line)
             .await?;
         if line.last() != Some(&b'\n') {
-            if line.len() > LONGEST_LINE {
-                let message = format!("a line may have {LONGEST_LINE} bytes");
-                let said = told(&Value::Null, &Err(refusal(TOO_LARGE, message)));
-                writing.write_all(&said).await?;
+            if line.len() > MAX_LINE_BYTES {
+                let message = format!("a line may have {MAX_LINE_BYTES} bytes");
+                let encoded =
+                    encode_response(&Value::Null, &Err(rpc_error(MESSAGE_TOO_LARGE, message)));
+                writing.write_all(&encoded).await?;
             }
             return Ok(());
         }
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let (id, answer) = match understood(&line) {
+        let (id, answer) = match parse_request(&line) {
             Ok((id, question)) => {
-                let answer = desk.ask(&question).await;
+                let answer = models.ask(&question).await;
                 (id, answer)
             }
-            Err((id, refusal)) => (id, Err(refusal)),
+            Err((id, rpc_error)) => (id, Err(rpc_error)),
         };
-        writing.write_all(&told(&id, &answer)).await?;
+        writing.write_all(&encode_response(&id, &answer)).await?;
     }
 }
 
-/// What a line asks, with its name.
-fn understood(line: &[u8]) -> Result<(Value, Question), (Value, Refusal)> {
-    let bad = |code, message: String| (Value::Null, refusal(code, message));
-    let said = plain::read(line).map_err(|error| bad(NO_JSON, format!("no JSON: {error}")))?;
-    let Value::Object(mut said) = said else {
+/// Parses a line into id and request.
+fn parse_request(line: &[u8]) -> Result<(Value, LlmRequest), (Value, RpcError)> {
+    let bad = |code, message: String| (Value::Null, rpc_error(code, message));
+    let request = untrusted_json::read(line)
+        .map_err(|error| bad(PARSE_ERROR, format!("no JSON: {error}")))?;
+    let Value::Object(mut request) = request else {
         return Err(bad(
-            NO_REQUEST,
+            INVALID_REQUEST,
             "a request is an object; lists of them are not taken".to_owned(),
         ));
     };
-    let id = match said.remove("id") {
+    let id = match request.remove("id") {
         Some(id @ (Value::String(_) | Value::Number(_))) => id,
         _ => {
             return Err(bad(
-                NO_REQUEST,
+                INVALID_REQUEST,
                 "a request has an `id`, a text or a number".to_owned(),
             ));
         }
     };
-    match said.get("method").and_then(Value::as_str) {
+    match request.get("method").and_then(Value::as_str) {
         Some("llm/call") => {}
-        Some(_) => return Err((id, refusal(NO_METHOD, "there is one method: llm/call"))),
-        None => return Err((id, refusal(NO_REQUEST, "a request has a `method`"))),
+        Some(_) => {
+            return Err((
+                id,
+                rpc_error(METHOD_NOT_FOUND, "there is one method: llm/call"),
+            ));
+        }
+        None => return Err((id, rpc_error(INVALID_REQUEST, "a request has a `method`"))),
     }
-    let params = said.remove("params").unwrap_or_default();
+    let params = request.remove("params").unwrap_or_default();
     match serde_json::from_value(params) {
         Ok(question) => Ok((id, question)),
         Err(error) => Err((
             id,
-            refusal(BAD_PARAMS, format!("the parameters of llm/call: {error}")),
+            rpc_error(
+                INVALID_PARAMS,
+                format!("the parameters of llm/call: {error}"),
+            ),
         )),
     }
 }
 
-fn told(id: &Value, answer: &Result<String, Refusal>) -> Vec<u8> {
-    let mut said = match answer {
+fn encode_response(id: &Value, answer: &Result<String, RpcError>) -> Vec<u8> {
+    let mut encoded = match answer {
         Ok(text) => json!({"jsonrpc": "2.0", "id": id, "result": {"text": text}}),
-        Err(Refusal { code, message, .. }) => {
+        Err(RpcError { code, message, .. }) => {
             json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
         }
     }
     .to_string()
     .into_bytes();
-    said.push(b'\n');
-    said
+    encoded.push(b'\n');
+    encoded
 }
 
-impl Desk {
-    /// Asks the model, when it is this one's turn.
-    async fn ask(&self, question: &Question) -> Result<String, Refusal> {
+impl CallModels {
+    /// Sends a request to the model, one at a time.
+    async fn ask(&self, question: &LlmRequest) -> Result<String, RpcError> {
         let settings = &self.models.settings;
-        let mut way = self.way.lock().await;
-        if way.asked >= settings.questions {
+        let mut state = self.state.lock().await;
+        if state.asked >= settings.questions {
             let message = format!(
                 "this call has asked {} questions, which is all it may",
                 settings.questions
             );
-            way.trouble = Some(message.clone());
-            return Err(refusal(SPENT, message));
+            state.warning = Some(message.clone());
+            return Err(rpc_error(BUDGET_EXHAUSTED, message));
         }
-        way.asked += 1;
-        if way.door.is_none() {
+        state.asked += 1;
+        if state.door.is_none() {
             match self.open().await {
-                Ok(door) => way.door = Some(door),
+                Ok(door) => state.door = Some(door),
                 Err(error) => {
-                    way.trouble = Some(error.message);
-                    return Err(refusal(NO_MODEL, NO_DOOR));
+                    state.warning = Some(error.message);
+                    return Err(rpc_error(MODEL_UNAVAILABLE, MODEL_UNAVAILABLE_MESSAGE));
                 }
             }
         }
-        let Some(door) = &way.door else {
-            return Err(refusal(NO_MODEL, NO_DOOR));
+        let Some(door) = &state.door else {
+            return Err(rpc_error(MODEL_UNAVAILABLE, MODEL_UNAVAILABLE_MESSAGE));
         };
-        let asking = through(door, settings, question);
-        let answer = match tokio::time::timeout(PATIENCE, asking).await {
+        let asking = ask_door(door, settings, question);
+        let answer = match tokio::time::timeout(RESPONSE_TIMEOUT, asking).await {
             Ok(answer) => answer,
-            Err(_) => Err(refusal(NOT_ANSWERED, "the model did not answer in time")),
+            Err(_) => Err(rpc_error(
+                PROVIDER_ERROR,
+                "the model did not answer in time",
+            )),
         };
-        if let Err(Refusal {
+        if let Err(RpcError {
             message,
-            is_of_door: true,
+            is_from_door: true,
             ..
         }) = &answer
         {
-            way.trouble = Some(format!("model `{}`: {message}", settings.model));
+            state.warning = Some(format!("model `{}`: {message}", settings.model));
         }
         answer
     }
 
-    /// Opens the door; that it cannot be opened may change.
+    /// Opens the door; a later try may succeed.
     async fn open(&self) -> Result<ModelDoor, ErrorInfo> {
         let Inner {
             engine,
@@ -460,59 +484,62 @@ impl Desk {
     }
 }
 
-/// One question through the door.
-async fn through(
+/// Sends one request through the door.
+async fn ask_door(
     door: &ModelDoor,
-    settings: &Settings,
-    question: &Question,
-) -> Result<String, Refusal> {
+    settings: &ModelSettings,
+    question: &LlmRequest,
+) -> Result<String, RpcError> {
     let dialect: Dialect = door.dialect();
-    let asked = speech::request((dialect, door.output_cap()), settings, question);
-    let line = door.connect().await.map_err(|error| not_answered(&error))?;
-    let speech::Answer {
+    let asked = llm::request((dialect, door.output_cap()), settings, question);
+    let stream = door.connect().await.map_err(|error| not_answered(&error))?;
+    let llm::LlmResponse {
         status,
         body,
-        is_of_door,
-    } = speech::exchange(line, asked)
+        is_from_door,
+    } = llm::exchange(stream, asked)
         .await
         .map_err(|error| match error {
-            speech::Broken::TooLarge => {
-                refusal(TOO_LARGE, "the model's answer is larger than may be")
-            }
-            speech::Broken::Line(error) => not_answered(&*error),
+            llm::ExchangeError::TooLarge => rpc_error(
+                MESSAGE_TOO_LARGE,
+                "the model's answer is larger than may be",
+            ),
+            llm::ExchangeError::Connection(error) => not_answered(&*error),
         })?;
     if status == 200 {
-        return speech::text(dialect, &body).map_err(|why| match why {
-            NoText::NoJson => refusal(
-                NOT_ANSWERED,
+        return llm::text(dialect, &body).map_err(|why| match why {
+            TextError::InvalidJson => rpc_error(
+                PROVIDER_ERROR,
                 "the model's answer is not what its dialect says",
             ),
-            NoText::Empty => refusal(NOT_ANSWERED, "the model's answer has no text"),
+            TextError::Empty => rpc_error(PROVIDER_ERROR, "the model's answer has no text"),
         });
     }
-    let message = speech::complaint(&body);
+    let message = llm::complaint(&body);
     let refused = match status {
-        402 => refusal(SPENT, message),
-        // Which the door calls too much at once.
-        429 if is_of_door && message.contains(OF_A_DAY) => refusal(SPENT, held()),
-        413 => refusal(TOO_LARGE, message),
-        _ => refusal(NOT_ANSWERED, format!("{message} (status {status})")),
+        402 => rpc_error(BUDGET_EXHAUSTED, message),
+        // The door reports the daily limit as 429.
+        429 if is_from_door && message.contains(DAY_LIMIT) => {
+            rpc_error(BUDGET_EXHAUSTED, day_budget_held())
+        }
+        413 => rpc_error(MESSAGE_TOO_LARGE, message),
+        _ => rpc_error(PROVIDER_ERROR, format!("{message} (status {status})")),
     };
-    Err(Refusal {
-        is_of_door,
+    Err(RpcError {
+        is_from_door,
         ..refused
     })
 }
 
-fn held() -> String {
+fn day_budget_held() -> String {
     format!(
-        "calls under way hold all that may still be spent today (limit `{OF_A_DAY}`); what they leave of it comes back as they end"
+        "calls under way hold all that may still be spent today (limit `{DAY_LIMIT}`); what they leave of it comes back as they end"
     )
 }
 
-fn not_answered(error: &dyn std::error::Error) -> Refusal {
-    refusal(
-        NOT_ANSWERED,
+fn not_answered(error: &dyn std::error::Error) -> RpcError {
+    rpc_error(
+        PROVIDER_ERROR,
         format!("the model's door does not answer: {error}"),
     )
 }

@@ -2,7 +2,7 @@ use super::*;
 use ::provider::{Fault, Provider, Script, Settings as Scripted};
 use doors::{
     catalogue,
-    price::{Price, PriceBook, Unknown},
+    price::{Price, PriceBook, UnknownPricePolicy},
     secrets::KeySource,
 };
 use proptest::prelude::*;
@@ -73,7 +73,10 @@ fn engine_settings(
         output: 2_000_000,
         ..Price::default()
     };
-    let prices = PriceBook::with(vec![("*".parse().unwrap(), price)], Unknown::default());
+    let prices = PriceBook::new(
+        vec![("*".parse().unwrap(), price)],
+        UnknownPricePolicy::default(),
+    );
     settings.doors.catalogue.prices = Arc::new(prices);
     settings
 }
@@ -83,16 +86,16 @@ impl Desktop {
         engine_settings(&self.provider, Dialect::OpenAi, &self.folder, state)
     }
 
-    fn listen(&self, settings: Settings) -> Listening {
+    fn listen(&self, settings: ModelSettings) -> ModelListener {
         self.listen_to("work", settings)
     }
 
-    fn listen_to(&self, call: &str, settings: Settings) -> Listening {
+    fn listen_to(&self, call: &str, settings: ModelSettings) -> ModelListener {
         let place = self.folder.join(call);
         fs::create_dir_all(&place).unwrap();
         _ = fs::remove_file(place.join(SOCKET));
         let listener = bind(fs::File::open(place).unwrap().as_fd(), None).unwrap();
-        let models = Models::new(self.engine.clone(), settings).unwrap();
+        let models = ModelProxy::new(self.engine.clone(), settings).unwrap();
         models.listen(&Id::new(call).unwrap(), listener)
     }
 
@@ -109,8 +112,8 @@ impl Desktop {
     }
 }
 
-fn settings() -> Settings {
-    Settings::new(None, "m")
+fn settings() -> ModelSettings {
+    ModelSettings::new(None, "m")
 }
 
 fn question(id: &str) -> String {
@@ -198,17 +201,25 @@ async fn lines_that_make_no_sense_are_answered_and_the_next_is_served() {
     let _listening = desktop.listen(settings());
     let mut line = desktop.connect().await;
     for (said, id, code) in [
-        ("nonsense", Value::Null, NO_JSON),
-        ("[1]", Value::Null, NO_REQUEST),
-        ("{}", Value::Null, NO_REQUEST),
-        (r#"{"id":{},"method":"llm/call"}"#, Value::Null, NO_REQUEST),
-        (r#"{"id":"a"}"#, json!("a"), NO_REQUEST),
-        (r#"{"id":"a","method":"shell/run"}"#, json!("a"), NO_METHOD),
-        (r#"{"id":7,"method":"llm/call"}"#, json!(7), BAD_PARAMS),
+        ("nonsense", Value::Null, PARSE_ERROR),
+        ("[1]", Value::Null, INVALID_REQUEST),
+        ("{}", Value::Null, INVALID_REQUEST),
+        (
+            r#"{"id":{},"method":"llm/call"}"#,
+            Value::Null,
+            INVALID_REQUEST,
+        ),
+        (r#"{"id":"a"}"#, json!("a"), INVALID_REQUEST),
+        (
+            r#"{"id":"a","method":"shell/run"}"#,
+            json!("a"),
+            METHOD_NOT_FOUND,
+        ),
+        (r#"{"id":7,"method":"llm/call"}"#, json!(7), INVALID_PARAMS),
         (
             r#"{"id":"a","method":"llm/call","params":{"user_prompt":5}}"#,
             json!("a"),
-            BAD_PARAMS,
+            INVALID_PARAMS,
         ),
     ] {
         let answer = say(&mut line, said).await;
@@ -223,9 +234,9 @@ async fn lines_that_make_no_sense_are_answered_and_the_next_is_served() {
         say(&mut line, &question("9")).await["result"]["text"].is_string(),
         "the control"
     );
-    let long = "x".repeat(LONGEST_LINE + 10);
+    let long = "x".repeat(MAX_LINE_BYTES + 10);
     let answer = say(&mut line, &long).await;
-    assert_eq!(answer["error"]["code"], TOO_LARGE);
+    assert_eq!(answer["error"]["code"], MESSAGE_TOO_LARGE);
     assert!(
         matches!(line.read(&mut [0]).await, Ok(0) | Err(_)),
         "behind it nothing can be understood"
@@ -243,7 +254,7 @@ async fn what_is_spent_is_spent_and_says_so() {
         requests: Some(1),
         ..Budget::default()
     };
-    let listening = desktop.listen(Settings {
+    let listening = desktop.listen(ModelSettings {
         budget,
         ..settings()
     });
@@ -253,7 +264,7 @@ async fn what_is_spent_is_spent_and_says_so() {
         "the control"
     );
     let answer = say(&mut line, &question("2")).await;
-    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
+    assert_eq!(answer["error"]["code"], BUDGET_EXHAUSTED, "{answer}");
     assert!(
         answer["error"]["message"]
             .as_str()
@@ -261,12 +272,14 @@ async fn what_is_spent_is_spent_and_says_so() {
             .contains("requests"),
         "{answer}"
     );
-    let told = listening.close().await.trouble;
+    let encode_response = listening.close().await.warning;
     assert!(
-        told.as_ref().is_some_and(|told| told.contains("requests")),
-        "the log names it: {told:?}"
+        encode_response
+            .as_ref()
+            .is_some_and(|encode_response| encode_response.contains("requests")),
+        "the log names it: {encode_response:?}"
     );
-    let _listening = desktop.listen(Settings {
+    let _listening = desktop.listen(ModelSettings {
         questions: 2,
         ..settings()
     });
@@ -274,7 +287,10 @@ async fn what_is_spent_is_spent_and_says_so() {
     for id in ["1", "2"] {
         assert!(say(&mut line, &question(id)).await["result"]["text"].is_string());
     }
-    assert_eq!(say(&mut line, &question("3")).await["error"]["code"], SPENT);
+    assert_eq!(
+        say(&mut line, &question("3")).await["error"]["code"],
+        BUDGET_EXHAUSTED
+    );
     desktop
         .provider
         .await_served(|served| served.count == 3 && served.open == 0);
@@ -294,7 +310,7 @@ async fn a_call_has_so_much_money_and_all_of_a_day_have() {
             money: money.parse().ok(),
             ..Budget::default()
         };
-        let listening = desktop.listen(Settings {
+        let listening = desktop.listen(ModelSettings {
             budget,
             ..settings()
         });
@@ -308,20 +324,25 @@ async fn a_call_has_so_much_money_and_all_of_a_day_have() {
         "the control: {answer}"
     );
     let (answer, spent) = asked(&desktop, "0.000000001").await;
-    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
+    assert_eq!(answer["error"]["code"], BUDGET_EXHAUSTED, "{answer}");
     assert!(
-        spent.trouble.is_some_and(|told| told.contains("run_usd")),
+        spent
+            .warning
+            .is_some_and(|encode_response| encode_response.contains("run_usd")),
         "{answer}"
     );
     // With one ledger for all.
-    for (day, code) in [("100", Value::Null), ("0.000000001", json!(SPENT))] {
+    for (day, code) in [
+        ("100", Value::Null),
+        ("0.000000001", json!(BUDGET_EXHAUSTED)),
+    ] {
         desktop.engine = with_day(&desktop, day);
         let (answer, spent) = asked(&desktop, "100").await;
         assert_eq!(answer["error"]["code"], code, "{day}: {answer}");
         assert_eq!(
             spent
-                .trouble
-                .is_some_and(|told| told.contains("tenant_day_usd")),
+                .warning
+                .is_some_and(|encode_response| encode_response.contains("tenant_day_usd")),
             !code.is_null()
         );
         let runs = fs::read_dir(desktop.folder.join(format!("state-{day}/ledger"))).unwrap();
@@ -361,8 +382,8 @@ async fn calls_at_once_hold_of_a_day_what_their_answers_may_cost_and_no_more() {
     }
     let _listening = desktop.listen(settings());
     let answer = say(&mut desktop.connect().await, &question("1")).await;
-    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
-    assert_eq!(answer["error"]["message"], held());
+    assert_eq!(answer["error"]["code"], BUDGET_EXHAUSTED, "{answer}");
+    assert_eq!(answer["error"]["message"], day_budget_held());
     desktop.provider.set(Script::default());
     desktop.provider.release();
     while let Some(answer) = asking.join_next().await {
@@ -391,8 +412,12 @@ async fn the_longest_answer_is_told_by_the_name_that_the_server_knows() {
             .provider
             .await_served(|served| served.count == 1 && served.open == 0);
         let body: Value = serde_json::from_slice(&served.calls[0].body).unwrap();
-        let told = names.map(|one| (one == name).then_some(4096));
-        assert_eq!(names.map(|one| body[one].as_u64()), told, "{body}");
+        let encode_response = names.map(|one| (one == name).then_some(4096));
+        assert_eq!(
+            names.map(|one| body[one].as_u64()),
+            encode_response,
+            "{body}"
+        );
         desktop.provider.reset();
     }
 }
@@ -403,12 +428,12 @@ fn with_day(desktop: &Desktop, day: &str) -> Engine {
     fs::create_dir_all(state.join("ledger")).unwrap();
     let ledger = doors::ledger::Ledger::open(
         &state.join("ledger"),
-        doors::ledger::OWNER,
+        doors::ledger::OWNER_SEGMENT,
         Default::default(),
     );
     let mut settings = desktop.settings(state);
-    settings.doors.till = Some(doors::till::Till::new(Arc::new(ledger.unwrap())));
-    let terms = doors::till::Terms {
+    settings.doors.till = Some(doors::budget::BudgetManager::new(Arc::new(ledger.unwrap())));
+    let terms = doors::budget::AccountLimits {
         day: day.parse().ok(),
         ..Default::default()
     };
@@ -429,18 +454,23 @@ async fn what_the_provider_refuses_is_told_without_the_key() {
         let mut line = desktop.connect().await;
         desktop.provider.next(fault.clone());
         let answer = say(&mut line, &question("1")).await;
-        assert_eq!(answer["error"]["code"], NOT_ANSWERED, "{fault:?}: {answer}");
+        assert_eq!(
+            answer["error"]["code"], PROVIDER_ERROR,
+            "{fault:?}: {answer}"
+        );
         assert!(
             say(&mut line, &question("2")).await["result"]["text"].is_string(),
             "the control"
         );
-        let told = listening.close().await.trouble;
-        let is_it = |told: &str| {
-            trouble.is_some_and(|words| told.contains("model `m`") && told.contains(words))
+        let encode_response = listening.close().await.warning;
+        let is_it = |encode_response: &str| {
+            trouble.is_some_and(|words| {
+                encode_response.contains("model `m`") && encode_response.contains(words)
+            })
         };
         assert!(
-            told.as_deref().map_or(trouble.is_none(), is_it),
-            "{fault:?}: the log has {told:?}"
+            encode_response.as_deref().map_or(trouble.is_none(), is_it),
+            "{fault:?}: the log has {encode_response:?}"
         );
     }
 }
@@ -462,7 +492,7 @@ async fn refused_questions_do_not_fill_the_ledger() {
             money: money.parse().ok(),
             ..Budget::default()
         };
-        let listening = desktop.listen(Settings {
+        let listening = desktop.listen(ModelSettings {
             questions: 3,
             budget,
             ..settings()
@@ -488,7 +518,7 @@ async fn another_day_has_another_ledger_and_the_old_one_goes_when_it_is_old() {
     let file = |day| {
         state
             .join("ledger")
-            .join(format!("{}.jsonl", doors::ledger::of_day(day)))
+            .join(format!("{}.jsonl", doors::ledger::daily_segment(day)))
     };
     for day in [today, spec::Day(today.0 + 1)] {
         desktop.engine.begin_day(day).unwrap();
@@ -502,7 +532,7 @@ async fn another_day_has_another_ledger_and_the_old_one_goes_when_it_is_old() {
     }
     // No day comes twice.
     desktop.engine.begin_day(today).unwrap();
-    let books = engine::usage::Books::open(&state).unwrap();
+    let books = engine::usage::UsageProjection::open(&state).unwrap();
     books.refresh().unwrap();
     let later = spec::Day(today.0 + 2).start().0;
     assert_eq!(books.retire(&state, 0, later).unwrap(), 0, "nothing is old");
@@ -530,10 +560,13 @@ fn what_no_question_can_be_answered_for_is_seen_from_what_is_configured() {
         output: 1,
         ..Price::default()
     };
-    let prices = PriceBook::with(vec![("known".parse().unwrap(), price)], Unknown::default());
+    let prices = PriceBook::new(
+        vec![("known".parse().unwrap(), price)],
+        UnknownPricePolicy::default(),
+    );
     catalogue.prices = Arc::new(prices);
     let target = |model: &str| {
-        vec![Target {
+        vec![ModelTarget {
             provider: "p".to_owned(),
             model: model.to_owned(),
         }]
@@ -548,12 +581,12 @@ fn what_no_question_can_be_answered_for_is_seen_from_what_is_configured() {
         ("nobody-knows", false),
         ("odd", false),
     ] {
-        let why = refused_anyway(&catalogue, "p", model);
+        let why = unusable_model(&catalogue, "p", model);
         assert_eq!(why.is_none(), is_fine, "{model}: {why:?}");
         assert!(why.is_none_or(|why| why.contains("the price of") && why.contains(model)));
     }
     assert!(
-        refused_anyway(&catalogue, "q", "known")
+        unusable_model(&catalogue, "q", "known")
             .unwrap()
             .contains("no provider `q`")
     );
@@ -562,12 +595,12 @@ fn what_no_question_can_be_answered_for_is_seen_from_what_is_configured() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_provider_it_says_so_and_a_pattern_is_no_model() {
     let desktop = desktop(Dialect::OpenAi);
-    let _listening = desktop.listen(Settings::new(Some("other".to_owned()), "m"));
+    let _listening = desktop.listen(ModelSettings::new(Some("other".to_owned()), "m"));
     let answer = say(&mut desktop.connect().await, &question("1")).await;
-    assert_eq!(answer["error"]["code"], NO_MODEL, "{answer}");
+    assert_eq!(answer["error"]["code"], MODEL_UNAVAILABLE, "{answer}");
     for model in ["", "claude-*", "a b"] {
         assert!(
-            Models::new(desktop.engine.clone(), Settings::new(None, model)).is_err(),
+            ModelProxy::new(desktop.engine.clone(), ModelSettings::new(None, model)).is_err(),
             "{model}"
         );
     }
@@ -578,9 +611,9 @@ async fn a_fifth_line_waits_until_another_leaves() {
     let desktop = desktop(Dialect::OpenAi);
     let _listening = desktop.listen(settings());
     let mut lines = Vec::new();
-    for _ in 0..MOST_CONNECTIONS {
+    for _ in 0..MAX_CONNECTIONS {
         let mut line = desktop.connect().await;
-        assert_eq!(say(&mut line, "{}").await["error"]["code"], NO_REQUEST);
+        assert_eq!(say(&mut line, "{}").await["error"]["code"], INVALID_REQUEST);
         lines.push(line);
     }
     let mut fifth = desktop.connect().await;
@@ -588,7 +621,7 @@ async fn a_fifth_line_waits_until_another_leaves() {
     // Those that are served go on meanwhile; had the fifth been taken, it would be answered before the last of these.
     for line in &mut lines {
         for _ in 0..20 {
-            assert_eq!(say(line, "{}").await["error"]["code"], NO_REQUEST);
+            assert_eq!(say(line, "{}").await["error"]["code"], INVALID_REQUEST);
         }
     }
     assert!(
@@ -596,7 +629,7 @@ async fn a_fifth_line_waits_until_another_leaves() {
         "nobody has answered it"
     );
     lines.pop();
-    assert_eq!(heard(&mut fifth).await["error"]["code"], NO_REQUEST);
+    assert_eq!(heard(&mut fifth).await["error"]["code"], INVALID_REQUEST);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -638,7 +671,7 @@ fn a_link_in_the_way_of_the_socket_is_neither_followed_nor_replaced() {
 
 #[test]
 fn temperatures_are_kept_within_what_providers_take() {
-    let asked = |temperature| Question {
+    let asked = |temperature| LlmRequest {
         system_prompt: String::new(),
         user_prompt: "a".to_owned(),
         temperature,
@@ -649,7 +682,7 @@ fn temperatures_are_kept_within_what_providers_take() {
         (Dialect::OpenAi, -1.0, 0.0),
         (Dialect::Anthropic, f64::NAN, 0.7),
     ] {
-        let request = speech::request((dialect, "max_tokens"), &settings(), &asked(given));
+        let request = llm::request((dialect, "max_tokens"), &settings(), &asked(given));
         let body = futures_body(request);
         assert_eq!(body["temperature"], json!(sent));
         assert!(body.get("system").is_none() && body["messages"].as_array().unwrap().len() == 1);
@@ -668,11 +701,11 @@ fn futures_body(request: hyper::Request<http_body_util::Full<bytes::Bytes>>) -> 
 proptest! {
     #[test]
     fn any_bytes_are_understood_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        _ = understood(&bytes);
+        _ = parse_request(&bytes);
         for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
-            _ = speech::text(dialect, &bytes);
+            _ = llm::text(dialect, &bytes);
         }
-        prop_assert!(speech::complaint(&bytes).chars().count() <= 500);
+        prop_assert!(llm::complaint(&bytes).chars().count() <= 500);
     }
 
     #[test]
@@ -683,8 +716,8 @@ proptest! {
             "candidates": [{"content": {"parts": [{"text": extra, "thought": true}, {"text": text}]}}],
         });
         for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
-            let wanted = if text.is_empty() { Err(NoText::Empty) } else { Ok(text.clone()) };
-            prop_assert_eq!(speech::text(dialect, shapes.to_string().as_bytes()), wanted);
+            let wanted = if text.is_empty() { Err(TextError::Empty) } else { Ok(text.clone()) };
+            prop_assert_eq!(llm::text(dialect, shapes.to_string().as_bytes()), wanted);
         }
     }
 }
@@ -715,7 +748,7 @@ async fn a_tool_in_a_box_has_a_model_and_no_key() {
     let session = desktop.engine.open_session(admitted).await.unwrap();
     let (folder, owner) = session.workspace().unwrap();
     let listener = bind(folder.as_fd(), owner).unwrap();
-    let models = Models::new(desktop.engine.clone(), settings()).unwrap();
+    let models = ModelProxy::new(desktop.engine.clone(), settings()).unwrap();
     let listening = models.listen(session.id(), listener);
     let place = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
     let order = json!({

@@ -37,9 +37,9 @@ fn log(format: LogFormat) -> (Log, Kept) {
     (Log::new(format, kept.clone()).unwrap(), kept)
 }
 
-fn about() -> About {
+fn call_ids() -> CallIds {
     let some = |text: &str| Some(text.to_owned());
-    About {
+    CallIds {
         trace: some("t-1"),
         task: some("k-2"),
         correlation: some("c-3"),
@@ -50,10 +50,10 @@ fn about() -> About {
 #[test]
 fn a_line_has_the_ids_that_the_mesh_knows_a_call_by() {
     let (log, kept) = log(LogFormat::Json);
-    let line = Line::new(Level::Info, "answered")
-        .about(&about())
+    let line = LogEntry::new(LogSeverity::Info, "answered")
+        .for_call(&call_ids())
         .took(Duration::from_millis(12));
-    log.tell(Line {
+    log.write(LogEntry {
         at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123),
         ..line.message("done")
     });
@@ -68,20 +68,20 @@ fn a_line_has_the_ids_that_the_mesh_knows_a_call_by() {
 #[test]
 fn a_stranger_s_words_stay_within_their_line() {
     let (log, kept) = log(LogFormat::Text);
-    let evil = About {
+    let evil = CallIds {
         task: Some("a\nERROR forged \u{1b}[2J\u{202e}".to_owned()),
-        ..About::default()
+        ..CallIds::default()
     };
-    log.tell(
-        Line::new(Level::Warn, "refused")
-            .about(&evil)
+    log.write(
+        LogEntry::new(LogSeverity::Warn, "refused")
+            .for_call(&evil)
             .with("why", "x".repeat(100_000)),
     );
     log.flush();
     let lines = kept.lines();
     assert_eq!(lines.len(), 1);
     assert!(
-        lines[0].len() < 2 * LONGEST_TEXT
+        lines[0].len() < 2 * MAX_TEXT_CHARS
             && !lines[0].contains('\u{1b}')
             && !lines[0].contains('\u{202e}')
     );
@@ -94,10 +94,10 @@ fn what_a_tool_prints_is_told_by_lines_cleaned_and_bounded() {
         PathBuf::from("/srv/secret-place"),
         PathBuf::from("/srv/secret-place/deep"),
     ];
-    let mut output = ToolOutput::new(log.clone(), about(), hidden);
-    output.take(Stream::Stdout, b"one\ntw");
-    output.take(Stream::Stderr, b"at /srv/secret-place/deep/x.py\n");
-    output.take(Stream::Stdout, b"o\x1b[31m");
+    let mut output = ToolOutput::new(log.clone(), call_ids(), hidden);
+    output.take(OutputStream::Stdout, b"one\ntw");
+    output.take(OutputStream::Stderr, b"at /srv/secret-place/deep/x.py\n");
+    output.take(OutputStream::Stdout, b"o\x1b[31m");
     output.end();
     log.flush();
     let told = |line: &String| {
@@ -122,15 +122,15 @@ fn what_a_tool_prints_is_told_by_lines_cleaned_and_bounded() {
 #[test]
 fn a_tool_that_prints_without_end_is_cut_and_that_is_told() {
     let (log, kept) = log(LogFormat::Json);
-    let mut output = ToolOutput::new(log.clone(), about(), Vec::new());
+    let mut output = ToolOutput::new(log.clone(), call_ids(), Vec::new());
     for _ in 0..100 {
-        output.take(Stream::Stdout, &[b'x'; 5000]);
+        output.take(OutputStream::Stdout, &[b'x'; 5000]);
     }
     output.end();
     log.flush();
     let lines = kept.lines();
     let bytes: usize = lines.iter().map(String::len).sum();
-    assert!(bytes < 2 * MOST_OUTPUT, "{bytes}");
+    assert!(bytes < 2 * MAX_OUTPUT_BYTES, "{bytes}");
     assert_eq!(
         lines
             .iter()
@@ -138,7 +138,7 @@ fn a_tool_that_prints_without_end_is_cut_and_that_is_told() {
             .count(),
         1
     );
-    assert!(lines.iter().filter(|line| line.contains("xxx")).count() >= MOST_OUTPUT / 2048);
+    assert!(lines.iter().filter(|line| line.contains("xxx")).count() >= MAX_OUTPUT_BYTES / 2048);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn whoever_tells_does_not_wait_for_a_reader() {
         }
     }
     let log = Log::new(LogFormat::Json, Stuck(gate)).unwrap();
-    (0..MOST_WAITING + 100).for_each(|_| log.tell(Line::new(Level::Info, "said")));
+    (0..MAX_QUEUED + 100).for_each(|_| log.write(LogEntry::new(LogSeverity::Info, "said")));
     assert!(log.dropped() >= 98, "{}", log.dropped());
     drop(held);
 }

@@ -1,7 +1,7 @@
-//! Numbers for Prometheus. Labels come from us alone: a tool's name only if the manifest has it, an outcome only if it is one
-//! of ours. So nobody who sends messages can make them grow.
+//! Prometheus metrics. Label values are our own: a tool's name only if it is in the manifest, an
+//! outcome only if it is one of ours. So no client can grow the cardinality.
 
-use crate::{transport::LinkState, wire::code::Code};
+use crate::{transport::LinkState, wire::code::MeshErrorCode};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -22,66 +22,69 @@ use std::{
     time::Duration,
 };
 
-/// Names of tools that were ever counted; those beyond are counted together.
-const MOST_TOOLS: usize = 1000;
-/// What is counted of tools that the manifest does not have.
-const OTHER: &str = "other";
+/// Maximum number of tool names with their own metrics.
+const MAX_TOOLS: usize = 1000;
+/// Label of tools that are not in the manifest.
+const OTHER_TOOL: &str = "other";
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Called {
+struct InvocationLabels {
     tool: String,
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct OfTool {
+struct ToolLabels {
     tool: String,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Because {
+struct ReasonLabels {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Build {
+struct BuildLabels {
     version: &'static str,
 }
 
-/// How an invocation ended.
+/// Outcome of an invocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum End {
+pub enum InvocationOutcome {
+    /// The tool returned a result.
     Success,
+    /// The tool timed out.
     TimedOut,
+    /// The call was cancelled.
     Cancelled,
-    Refused(Code),
-    /// It was answered before and got the same answer again.
+    /// The call was refused or failed.
+    Refused(MeshErrorCode),
+    /// A duplicate got the same answer again.
     Again,
 }
 
-impl End {
-    /// Its name in numbers and logs: one of the mesh's codes where there is one.
+impl InvocationOutcome {
+    /// Value of the label, and of the log's field: the mesh's error code where there is one.
     pub fn name(self) -> &'static str {
         match self {
-            End::Success => "success",
-            End::TimedOut => "timed_out",
-            End::Cancelled => "cancelled",
-            End::Again => "answered_again",
-            End::Refused(code) => match code {
-                Code::SandboxTimeout => "SANDBOX_TIMEOUT",
-                Code::SandboxFailed => "SANDBOX_FAILED",
-                Code::ToolNotFound => "TOOL_NOT_FOUND",
-                Code::ToolNotAvailable => "TOOL_NOT_AVAILABLE",
-                Code::ImportError => "IMPORT_ERROR",
-                Code::ExecutionError => "EXECUTION_ERROR",
-                Code::ToolError => "TOOL_ERROR",
-                Code::ArtifactError => "ARTIFACT_ERROR",
-                Code::InvalidRequest => "INVALID_REQUEST",
-                Code::InternalError => "INTERNAL_ERROR",
-                Code::InitError => "INIT_ERROR",
-                Code::AuthenticationFailed => "AUTHENTICATION_FAILED",
-                Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            InvocationOutcome::Success => "success",
+            InvocationOutcome::TimedOut => "timed_out",
+            InvocationOutcome::Cancelled => "cancelled",
+            InvocationOutcome::Again => "answered_again",
+            InvocationOutcome::Refused(code) => match code {
+                MeshErrorCode::SandboxTimeout => "SANDBOX_TIMEOUT",
+                MeshErrorCode::SandboxFailed => "SANDBOX_FAILED",
+                MeshErrorCode::ToolNotFound => "TOOL_NOT_FOUND",
+                MeshErrorCode::ToolNotAvailable => "TOOL_NOT_AVAILABLE",
+                MeshErrorCode::ImportError => "IMPORT_ERROR",
+                MeshErrorCode::ExecutionError => "EXECUTION_ERROR",
+                MeshErrorCode::ToolError => "TOOL_ERROR",
+                MeshErrorCode::ArtifactError => "ARTIFACT_ERROR",
+                MeshErrorCode::InvalidRequest => "INVALID_REQUEST",
+                MeshErrorCode::InternalError => "INTERNAL_ERROR",
+                MeshErrorCode::InitError => "INIT_ERROR",
+                MeshErrorCode::AuthenticationFailed => "AUTHENTICATION_FAILED",
+                MeshErrorCode::ResourceExhausted => "RESOURCE_EXHAUSTED",
             },
         }
     }
@@ -89,34 +92,34 @@ impl End {
 
 /// Why a message had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lost {
-    /// It came, and is larger than anything may be.
+pub enum LossReason {
+    /// The message was too large.
     Oversize,
-    /// It came, and nobody could be answered.
+    /// The requester could not be told.
     Unanswerable,
-    /// The broker would not take what we sent.
+    /// The broker did not take our message.
     Unsent,
 }
 
-/// What is counted.
+/// All metrics.
 pub struct Metrics {
     registry: Registry,
     tools: RwLock<BTreeSet<String>>,
-    invocations: Family<Called, Counter>,
-    durations: Family<OfTool, Histogram, fn() -> Histogram>,
+    invocations: Family<InvocationLabels, Counter>,
+    durations: Family<ToolLabels, Histogram, fn() -> Histogram>,
     queue_wait: Histogram,
     waiting: Gauge,
     under_way: Gauge,
     statuses: Counter,
     artifacts_in: Counter,
     artifacts_out: Counter,
-    parked: Gauge,
-    warm: Family<Because, Counter>,
+    warm_interpreters: Gauge,
+    warm: Family<ReasonLabels, Counter>,
     connected: Gauge,
-    /// Connections that are known to have been good.
+    /// Number of successful connections so far.
     good: AtomicU64,
     reconnects: Counter,
-    lost: Family<Because, Counter>,
+    lost: Family<ReasonLabels, Counter>,
     served: Gauge,
     log_dropped: Gauge,
 }
@@ -134,7 +137,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at nothing.
+    /// All metrics at zero.
     pub fn new() -> Metrics {
         let durations: fn() -> Histogram = seconds;
         let mut metrics = Metrics {
@@ -148,7 +151,7 @@ impl Metrics {
             statuses: Counter::default(),
             artifacts_in: Counter::default(),
             artifacts_out: Counter::default(),
-            parked: Gauge::default(),
+            warm_interpreters: Gauge::default(),
             warm: Family::default(),
             connected: Gauge::default(),
             good: AtomicU64::default(),
@@ -197,7 +200,7 @@ impl Metrics {
         registry.register(
             "parked_interpreters",
             "Interpreters that are kept ready",
-            self.parked.clone(),
+            self.warm_interpreters.clone(),
         );
         registry.register(
             "starts",
@@ -223,88 +226,88 @@ impl Metrics {
         registry.register("tools", "Tools that are served", self.served.clone());
         let help = "Lines of the log that found no room since the start";
         registry.register("log_lines_dropped", help, self.log_dropped.clone());
-        let build = Family::<Build, Gauge>::default();
+        let build = Family::<BuildLabels, Gauge>::default();
         build
-            .get_or_create(&Build {
+            .get_or_create(&BuildLabels {
                 version: env!("CARGO_PKG_VERSION"),
             })
             .set(1);
         registry.register("build_info", "Which Airlock this is", build);
     }
 
-    /// These are the tools now.
-    pub fn tools<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+    /// Sets the names of the current tools.
+    pub fn set_tools<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let mut known = self.tools.write().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
         for name in names {
             count += 1;
-            if known.len() < MOST_TOOLS {
+            if known.len() < MAX_TOOLS {
                 known.insert(name.to_owned());
             }
         }
         self.served.set(count);
     }
 
-    /// An invocation was answered; how long it took, if it had a slot.
-    pub fn ended(&self, tool: &str, end: End, took: Option<Duration>) {
+    /// Counts an answered invocation; `took` is its duration if it had a slot.
+    pub fn record_end(&self, tool: &str, end: InvocationOutcome, took: Option<Duration>) {
         let tool = self.label(tool);
         self.invocations
-            .get_or_create(&Called {
+            .get_or_create(&InvocationLabels {
                 tool: tool.clone(),
                 outcome: end.name(),
             })
             .inc();
         if let Some(took) = took {
             self.durations
-                .get_or_create(&OfTool { tool })
+                .get_or_create(&ToolLabels { tool })
                 .observe(took.as_secs_f64());
         }
     }
 
-    /// A call got its slot after so long.
-    pub fn waited(&self, time: Duration) {
+    /// Records the time that a call was queued.
+    pub fn record_wait(&self, time: Duration) {
         self.queue_wait.observe(time.as_secs_f64());
     }
 
-    /// So many wait, so many are under way.
-    pub fn load(&self, waiting: usize, under_way: usize) {
+    /// Sets the number of queued and running calls.
+    pub fn set_load(&self, waiting: usize, under_way: usize) {
         self.waiting.set(whole(waiting));
         self.under_way.set(whole(under_way));
     }
 
-    /// A tool said something.
-    pub fn status(&self) {
+    /// Counts a status message.
+    pub fn count_status(&self) {
         self.statuses.inc();
     }
 
-    /// A tool was given so many bytes of artifacts.
-    pub fn artifacts_in(&self, bytes: u64) {
+    /// Counts bytes of artifacts given to tools.
+    pub fn add_artifacts_in(&self, bytes: u64) {
         self.artifacts_in.inc_by(bytes);
     }
 
-    /// A tool made so many.
-    pub fn artifacts_out(&self, bytes: u64) {
+    /// Counts bytes of artifacts made by tools.
+    pub fn add_artifacts_out(&self, bytes: u64) {
         self.artifacts_out.inc_by(bytes);
     }
 
-    /// So many interpreters are kept ready.
-    pub fn parked(&self, count: usize) {
-        self.parked.set(whole(count));
+    /// Sets the number of warm interpreters.
+    pub fn set_warm_interpreters(&self, count: usize) {
+        self.warm_interpreters.set(whole(count));
     }
 
-    /// A call began, in an interpreter that was ready or not.
-    pub fn started(&self, is_warm: bool) {
+    /// Counts a call by whether its interpreter was warm.
+    pub fn count_start(&self, is_warm: bool) {
         let reason = if is_warm { "warm" } else { "cold" };
-        self.warm.get_or_create(&Because { reason }).inc();
+        self.warm.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// The link changed.
-    pub fn link(&self, state: &LinkState) {
+    /// Records a change of the link.
+    pub fn set_link(&self, state: &LinkState) {
         let is_connected = *state == LinkState::Connected;
         let known = self.good.load(Ordering::Relaxed);
         let good = match state {
             LinkState::Connected => known + u64::from(self.connected.get() == 0),
-            // Some may have ended before they were seen.
+            // Short connections may not have been observed.
             LinkState::Connecting { after, .. } => known.max(*after),
             LinkState::Lost { .. } => known,
         };
@@ -313,23 +316,23 @@ impl Metrics {
         self.connected.set(i64::from(is_connected));
     }
 
-    /// A message had no effect.
-    pub fn lost(&self, why: Lost) {
+    /// Counts a message without effect.
+    pub fn count_loss(&self, why: LossReason) {
         let reason = match why {
-            Lost::Oversize => "oversize",
-            Lost::Unanswerable => "unanswerable",
-            Lost::Unsent => "unsent",
+            LossReason::Oversize => "oversize",
+            LossReason::Unanswerable => "unanswerable",
+            LossReason::Unsent => "unsent",
         };
-        self.lost.get_or_create(&Because { reason }).inc();
+        self.lost.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// So many lines of the log found no room.
-    pub fn log_dropped(&self, lines: u64) {
+    /// Sets the number of dropped log lines.
+    pub fn set_log_dropped(&self, lines: u64) {
         self.log_dropped
             .set(i64::try_from(lines).unwrap_or(i64::MAX));
     }
 
-    /// All of it, in the text format of OpenMetrics.
+    /// All metrics in the OpenMetrics text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
@@ -341,7 +344,7 @@ impl Metrics {
         if known.contains(tool) {
             tool.to_owned()
         } else {
-            OTHER.to_owned()
+            OTHER_TOOL.to_owned()
         }
     }
 }
@@ -361,9 +364,17 @@ mod tests {
     #[test]
     fn a_call_is_counted_by_tool_and_outcome() {
         let metrics = Metrics::new();
-        metrics.tools(["echo"]);
-        metrics.ended("echo", End::Success, Some(Duration::from_millis(3)));
-        metrics.ended("echo", End::Refused(Code::ToolError), None);
+        metrics.set_tools(["echo"]);
+        metrics.record_end(
+            "echo",
+            InvocationOutcome::Success,
+            Some(Duration::from_millis(3)),
+        );
+        metrics.record_end(
+            "echo",
+            InvocationOutcome::Refused(MeshErrorCode::ToolError),
+            None,
+        );
         let text = metrics.text().unwrap();
         for line in [
             "airlock_worker_invocations_total{tool=\"echo\",outcome=\"success\"} 1",
@@ -379,9 +390,9 @@ mod tests {
     fn strangers_make_no_labels() {
         let metrics = Metrics::new();
         for number in 0..3000 {
-            metrics.ended(
+            metrics.record_end(
                 &format!("made-up-{number}"),
-                End::Refused(Code::ToolNotAvailable),
+                InvocationOutcome::Refused(MeshErrorCode::ToolNotAvailable),
                 None,
             );
         }
@@ -392,16 +403,16 @@ mod tests {
         );
         assert!(!text.contains("made-up"));
         let many: Vec<String> = (0..3000).map(|number| format!("tool-{number}")).collect();
-        metrics.tools(many.iter().map(String::as_str));
+        metrics.set_tools(many.iter().map(String::as_str));
         many.iter()
-            .for_each(|tool| metrics.ended(tool, End::Success, None));
+            .for_each(|tool| metrics.record_end(tool, InvocationOutcome::Success, None));
         let series = metrics
             .text()
             .unwrap()
             .lines()
             .filter(|line| line.contains("success"))
             .count();
-        assert_eq!(series, MOST_TOOLS + 1);
+        assert_eq!(series, MAX_TOOLS + 1);
     }
 
     #[test]
@@ -412,19 +423,19 @@ mod tests {
             after: 0,
         };
         for state in [&connecting, &LinkState::Connected, &LinkState::Connected] {
-            metrics.link(state);
+            metrics.set_link(state);
         }
         assert_eq!((metrics.reconnects.get(), metrics.connected.get()), (0, 1));
-        metrics.link(&connecting);
+        metrics.set_link(&connecting);
         assert_eq!(metrics.connected.get(), 0);
-        metrics.link(&LinkState::Connected);
+        metrics.set_link(&LinkState::Connected);
         assert_eq!(metrics.reconnects.get(), 1);
-        metrics.link(&LinkState::Connecting {
+        metrics.set_link(&LinkState::Connecting {
             why: String::new(),
             after: 2,
         });
         assert_eq!(metrics.reconnects.get(), 1);
-        metrics.link(&LinkState::Connecting {
+        metrics.set_link(&LinkState::Connecting {
             why: String::new(),
             after: 3,
         });
@@ -434,14 +445,14 @@ mod tests {
     #[test]
     fn an_outcome_has_the_name_that_the_mesh_gives_it() {
         for code in [
-            Code::ToolError,
-            Code::ResourceExhausted,
-            Code::ImportError,
-            Code::SandboxTimeout,
+            MeshErrorCode::ToolError,
+            MeshErrorCode::ResourceExhausted,
+            MeshErrorCode::ImportError,
+            MeshErrorCode::SandboxTimeout,
         ] {
             assert_eq!(
                 serde_json::to_value(code).unwrap(),
-                End::Refused(code).name()
+                InvocationOutcome::Refused(code).name()
             );
         }
     }

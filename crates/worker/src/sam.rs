@@ -1,40 +1,42 @@
-//! The loop: what arrives is read, takes its turn, is called and answered. Each request has one answer, and is settled only
-//! when the broker has that: whatever kills this process in between, the request comes again where the broker can do that.
+//! The worker's main loop: messages are parsed, admitted, run and answered. Each request has one
+//! answer and is settled (acknowledged) only when the broker has that: if the process dies in
+//! between, the broker redelivers the request where it can.
 //!
 //! ```text
-//! arrived ─ read ─┬─ invoke ─ desk ─┬─ waits ─▶ runs ─▶ answered ─▶ settled
-//!                 │                 ├─ the same is under way ─▶ settled with it
-//!                 │                 └─ answered before, refused ─▶ answered ─▶ settled
-//!                 ├─ what is a tool? ─▶ answered, if it is ours ─▶ settled
-//!                 └─ cancel ─▶ out of the desk, or stopped; answered as such
+//! arrived ─ parsed ─┬─ invoke ─ admission ─┬─ queued ─▶ running ─▶ answered ─▶ settled
+//!                   │                      ├─ the same call is running ─▶ settled with it
+//!                   │                      └─ answered before, refused ─▶ answered ─▶ settled
+//!                   ├─ describe a tool ─▶ answered, if it is ours ─▶ settled
+//!                   └─ cancel ─▶ removed from the queue, or stopped; answered as cancelled
 //!
-//! told to end: open ─▶ draining (nothing new, calls go on) ─▶ cancelling ─▶ cut
+//! shutdown: open ─▶ draining (nothing new, calls go on) ─▶ cancelling ─▶ cut
 //! ```
-//! One task owns all of this and waits for nothing of the link, as the link demands of whoever takes what arrives: everything
-//! that is sent, is sent by tasks of its own. `announce.rs` follows the tools: subscribes, and tells the mesh of them.
+//! One task owns this state and never waits for the link, as the link requires of its reader:
+//! everything is sent by separate tasks. `announce.rs` follows the catalog: it subscribes and
+//! announces tools to the mesh.
 
 mod announce;
-mod clocks;
-mod ending;
+mod call_task;
+mod clock_skew;
+mod events;
 mod intake;
-mod noted;
-mod post;
-mod run;
+mod responder;
 mod service;
-mod sizes;
+mod shutdown;
+mod size_limit;
 
 pub use announce::subscriptions;
-pub use noted::{How, Note, Noted, Seen, Which};
+pub use events::{AnswerStatus, CallDetails, EventSink, RequestIds, WorkerEvent};
 
 use crate::{
-    call::{self, Caller, Order, Outcome, profile::Profile},
-    desk::Bounds,
-    tools::{Cards, Catalog, Code, Tool},
-    transport::{Link, LinkState, Notice, Subscription},
-    wire::{answer::ToolCard, code::Refusal, topic::Base},
+    admission::AdmissionLimits,
+    call::{self, CallOrder, CallRunner, ToolCallOutcome, profile::ToolProfile},
+    tools::{Catalog, Tool, ToolCardCache, ToolCode},
+    transport::{Link, LinkNotice, LinkState, Subscription},
+    wire::{answer::ToolCard, code::CallRefusal, topic::TopicBase},
 };
 use announce::Announcer;
-use post::Post;
+use responder::Responder;
 use serde_json::{Map, Value};
 use service::Service;
 use std::{
@@ -49,74 +51,74 @@ use tokio::{
     time::timeout,
 };
 
-/// What must be free where calls have their files, in bytes; with less nothing is begun.
-const LEAST_FREE: u64 = 500_000_000;
-/// How long it may take to say farewell to the broker, and until every box is gone.
-const LONGEST_FAREWELL: Duration = Duration::from_secs(5);
-const LONGEST_CLOSING: Duration = Duration::from_secs(30);
-/// Topics that nobody should have sent to us, and that wait to be unsubscribed.
-const MOST_STRAYS: usize = 16;
+/// Free disk space that a new call needs, in bytes.
+const MIN_FREE_BYTES: u64 = 500_000_000;
+/// Timeouts for saying goodbye to the broker, and for ending all sandboxes.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Topics of unknown tools that wait to be unsubscribed.
+const MAX_STRAYS: usize = 16;
 
-/// Whoever carries orders out.
-pub trait Calls: Clone + Send + Sync + 'static {
-    /// Carries one out: see [`Caller::call`].
+/// Runs calls.
+pub trait Executor: Clone + Send + Sync + 'static {
+    /// Runs one call: see [`CallRunner::call`].
     fn call(
         &self,
-        order: Order,
+        order: CallOrder,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> impl Future<Output = Called> + Send;
+    ) -> impl Future<Output = CompletedCall> + Send;
 
-    /// What a tool is with this configuration, soon.
+    /// Describes a tool with this configuration, with a short timeout.
     fn describe(
         &self,
         tool: Arc<Tool>,
         config: Map<String, Value>,
-    ) -> impl Future<Output = Result<ToolCard, Refusal>> + Send;
+    ) -> impl Future<Output = Result<ToolCard, CallRefusal>> + Send;
 
-    /// Code that is not called any more: what was made ready from it is of no use.
-    fn forget(&self, code: &Code);
+    /// Drops everything prepared from code that is no longer used.
+    fn forget(&self, code: &ToolCode);
 
-    /// Waits until nothing is left of any.
+    /// Waits until all sandboxes are gone.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// Who carries calls out in boxes, and asks tools there what they are.
+/// Runs calls in sandboxes, and probes tools there.
 #[derive(Clone, Debug)]
-pub struct Hands {
-    caller: Caller,
-    cards: Arc<Cards<Caller>>,
+pub struct SandboxExecutor {
+    caller: CallRunner,
+    cards: Arc<ToolCardCache<CallRunner>>,
 }
 
-impl Hands {
-    /// With this interpreter, as it is inside.
-    pub fn new(caller: Caller, python: PathBuf) -> Hands {
-        Hands {
-            cards: Arc::new(Cards::new(Arc::new(caller.clone()), python)),
+impl SandboxExecutor {
+    /// With this interpreter, as a path inside.
+    pub fn new(caller: CallRunner, python: PathBuf) -> SandboxExecutor {
+        SandboxExecutor {
+            cards: Arc::new(ToolCardCache::new(Arc::new(caller.clone()), python)),
             caller,
         }
     }
 }
 
-impl Calls for Hands {
+impl Executor for SandboxExecutor {
     async fn call(
         &self,
-        order: Order,
+        order: CallOrder,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> Called {
-        Called::from(self.caller.carry_out(order, cancelled, statuses).await)
+    ) -> CompletedCall {
+        CompletedCall::from(self.caller.carry_out(order, cancelled, statuses).await)
     }
 
     async fn describe(
         &self,
         tool: Arc<Tool>,
         config: Map<String, Value>,
-    ) -> Result<ToolCard, Refusal> {
+    ) -> Result<ToolCard, CallRefusal> {
         self.cards.describe(&tool, &config).await
     }
 
-    fn forget(&self, code: &Code) {
+    fn forget(&self, code: &ToolCode) {
         self.caller.forget(code);
     }
 
@@ -125,18 +127,18 @@ impl Calls for Hands {
     }
 }
 
-/// What came of a call, and what only the log is told.
+/// Outcome of a call and the details for the log.
 #[derive(Debug)]
-pub struct Called {
-    /// What its asker is told.
-    pub outcome: Outcome,
-    /// The rest.
-    pub seen: Seen,
+pub struct CompletedCall {
+    /// The outcome for the requester.
+    pub outcome: ToolCallOutcome,
+    /// The details.
+    pub seen: CallDetails,
 }
 
-impl From<call::Done> for Called {
-    fn from(done: call::Done) -> Called {
-        let call::Done {
+impl From<call::CallReport> for CompletedCall {
+    fn from(done: call::CallReport) -> CompletedCall {
+        let call::CallReport {
             outcome,
             stdout,
             stderr,
@@ -145,15 +147,17 @@ impl From<call::Done> for Called {
             spent,
             was_warm,
             bytes_in,
-            unsaid,
+            dropped_statuses,
         } = done;
         let bytes_out = match &outcome {
-            Outcome::Success { artifacts, .. } => {
+            ToolCallOutcome::Success { artifacts, .. } => {
                 artifacts.iter().map(|artifact| artifact.size_bytes).sum()
             }
-            Outcome::TimedOut { .. } | Outcome::Refused(_) | Outcome::Cancelled => 0,
+            ToolCallOutcome::TimedOut { .. }
+            | ToolCallOutcome::Refused(_)
+            | ToolCallOutcome::Cancelled => 0,
         };
-        let seen = Seen {
+        let seen = CallDetails {
             stdout,
             stderr,
             limits_hit,
@@ -162,49 +166,50 @@ impl From<call::Done> for Called {
             was_warm,
             bytes_in,
             bytes_out,
-            unsaid,
+            dropped_statuses,
         };
-        Called { outcome, seen }
+        CompletedCall { outcome, seen }
     }
 }
 
-impl From<Outcome> for Called {
-    fn from(outcome: Outcome) -> Called {
-        Called {
+impl From<ToolCallOutcome> for CompletedCall {
+    fn from(outcome: ToolCallOutcome) -> CompletedCall {
+        CompletedCall {
             outcome,
-            seen: Seen::default(),
+            seen: CallDetails::default(),
         }
     }
 }
 
-/// What it takes to serve.
+/// Everything that [`serve`] needs.
 pub struct Worker<C> {
-    /// Whose mesh.
-    pub base: Base,
-    /// The way to its broker.
+    /// Base of the mesh's topics.
+    pub base: TopicBase,
+    /// Link to the broker.
     pub link: Link,
-    /// What the link was begun with: see [`subscriptions`]. All else that is subscribed, this here says.
+    /// Initial subscriptions of the link: see [`subscriptions`]. The worker makes all others.
     pub subscribed: BTreeSet<Subscription>,
-    /// What tools there are, at any time.
+    /// The current tools.
     pub catalog: watch::Receiver<Catalog>,
-    /// Tools that do not say what they are; the mesh is told.
-    pub undiscovered: mpsc::Receiver<Undiscovered>,
-    /// Who carries orders out.
+    /// Tools whose description failed; the mesh is told.
+    pub undiscovered: mpsc::Receiver<UndiscoveredTool>,
+    /// Runs the calls.
     pub calls: C,
-    /// How much may go on, and wait.
-    pub bounds: Bounds,
-    /// What holds where a request says nothing.
-    pub defaults: Defaults,
-    /// How long calls may go on when it is to end.
+    /// Bounds of running and queued calls.
+    pub bounds: AdmissionLimits,
+    /// Defaults for requests.
+    pub defaults: CallDefaults,
+    /// How long calls may go on during a shutdown.
     pub grace: Duration,
-    /// Whether the broker keeps what is not settled for whoever comes after us. If not, requests that wait when it is to end
-    /// are answered: their askers try once more. If so, and they cannot be given back to others, they are listened to until the
-    /// end: the broker keeps only what somebody listens to.
-    pub is_kept: bool,
-    /// Whether there is too little room for another call: see [`is_short_of_room`].
-    pub is_full: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Whom everything is told that happens, for logs and numbers.
-    pub note: Note,
+    /// Whether the broker keeps unsettled messages for another worker. If not, queued requests are
+    /// answered at a shutdown, so that their requesters try again. If it does and messages cannot
+    /// be released, the worker stays subscribed until the end: the broker keeps messages only for
+    /// subscribers.
+    pub redelivers: bool,
+    /// Whether the disk has no room for another call: see [`is_disk_low`].
+    pub is_disk_full: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Receives all events, for log and metrics.
+    pub events: EventSink,
 }
 
 impl<C> fmt::Debug for Worker<C> {
@@ -215,82 +220,83 @@ impl<C> fmt::Debug for Worker<C> {
     }
 }
 
-/// What holds where a request says nothing.
+/// Defaults for requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Defaults {
-    /// Where the tool says nothing, either.
+pub struct CallDefaults {
+    /// Timeout if neither request nor tool has one.
     pub timeout: Duration,
-    /// The same.
-    pub profile: Profile,
-    /// The largest message, in bytes, both ways.
+    /// Widest profile that a request may have, and the default.
+    pub profile: ToolProfile,
+    /// Maximum size of a message in both directions, in bytes.
     pub largest: usize,
 }
 
-/// A tool that does not say what it is.
+/// A tool whose description failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Undiscovered {
+pub struct UndiscoveredTool {
+    /// Name of the tool.
     pub tool: String,
+    /// Why its description failed.
     pub why: String,
 }
 
-/// Whether it is to end.
+/// How the worker should end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// It goes on.
+pub enum Shutdown {
+    /// Keep running.
     #[default]
     No,
-    /// When the calls that run have ended, or their grace has.
+    /// Let running calls finish, within the grace period.
     Drain,
-    /// As fast as their askers can be told.
+    /// Cancel running calls and tell their requesters.
     Now,
 }
 
-/// How it ended.
+/// How the worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// Calls that were not let finish.
+pub struct ShutdownReport {
+    /// Calls that were cut short.
     pub cut: usize,
 }
 
-/// Why it ended though nobody told it to.
+/// Why the worker ended on its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failed {
-    /// There is no connection, and none is tried any more.
+pub enum WorkerError {
+    /// The link is lost for good.
     #[error("the broker is lost: {why}")]
     Lost {
-        /// The last trouble.
+        /// The last error.
         why: String,
     },
 }
 
-/// Whether a folder's disk has too little room for another call. One that says nothing has room.
-pub fn is_short_of_room(folder: &Path) -> bool {
+/// Whether a folder's file system is short of free space; unknown counts as enough.
+pub fn is_disk_low(folder: &Path) -> bool {
     rustix::fs::statvfs(folder)
-        .is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LEAST_FREE)
+        .is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < MIN_FREE_BYTES)
 }
 
-/// Serves until it is told to end, or the broker is lost for good.
-pub async fn serve<C: Calls>(
+/// Serves until a shutdown, or until the link is lost for good.
+pub async fn serve<C: Executor>(
     worker: Worker<C>,
-    stop: watch::Receiver<Stop>,
-) -> Result<Ended, Failed> {
+    stop: watch::Receiver<Shutdown>,
+) -> Result<ShutdownReport, WorkerError> {
     let (closes, closing) = watch::channel(false);
-    let (strays, astray) = mpsc::channel(MOST_STRAYS);
+    let (strays, astray) = mpsc::channel(MAX_STRAYS);
     let calls = worker.calls.clone();
     let Link {
         arrived,
         state,
-        reach,
+        publisher,
         task,
         notices,
         releases,
         ..
     } = worker.link;
-    let keeps_listening = worker.is_kept && !releases;
-    tokio::spawn(tell_notices(notices, worker.note.clone()));
+    let keeps_listening = worker.redelivers && !releases;
+    tokio::spawn(tell_notices(notices, worker.events.clone()));
     let forgetting = tokio::spawn(forget_old(worker.calls.clone(), worker.catalog.clone()));
-    let post = Post::new(reach, worker.note.clone(), worker.defaults.largest);
+    let responder = Responder::new(publisher, worker.events.clone(), worker.defaults.largest);
     let announcer = Announcer {
         base: worker.base.clone(),
         catalog: worker.catalog.clone(),
@@ -299,57 +305,57 @@ pub async fn serve<C: Calls>(
         strays: astray,
         subscribed: worker.subscribed,
         keeps_listening,
-        post: post.clone(),
+        responder: responder.clone(),
     };
     let mut announcer = tokio::spawn(announcer.run(closing));
-    let settings = service::Settings {
+    let settings = service::ServiceSettings {
         base: worker.base,
         calls: worker.calls,
         catalog: worker.catalog,
         defaults: worker.defaults,
         grace: worker.grace,
-        is_kept: worker.is_kept,
+        redelivers: worker.redelivers,
         keeps_listening,
-        is_full: worker.is_full,
-        note: worker.note,
+        is_disk_full: worker.is_disk_full,
+        events: worker.events,
     };
-    let service = Service::new(settings, post, worker.bounds, strays, closes);
+    let service = Service::new(settings, responder, worker.bounds, strays, closes);
     let wish = stop.clone();
     let ended = service.run(arrived, state.clone(), stop).await;
     forgetting.abort();
-    // It has been told to leave, unless it waits for a broker that does not answer.
-    if timeout(LONGEST_FAREWELL, &mut announcer).await.is_err() {
+    // It has been told to leave, unless it waits for a broker that does not respond.
+    if timeout(FAREWELL_TIMEOUT, &mut announcer).await.is_err() {
         announcer.abort();
         _ = announcer.await;
     }
-    // Nobody is left who uses the link: it says farewell, if there is anybody to say it to.
+    // Nothing uses the link any more: it disconnects, if it is connected.
     let end = task.abort_handle();
     let is_connected = *state.borrow() == LinkState::Connected;
-    if !is_connected || timeout(LONGEST_FAREWELL, task).await.is_err() {
+    if !is_connected || timeout(FAREWELL_TIMEOUT, task).await.is_err() {
         end.abort();
     }
-    _ = timeout(LONGEST_CLOSING, calls.close()).await;
+    _ = timeout(CLOSE_TIMEOUT, calls.close()).await;
     let lost = match &*state.borrow() {
         LinkState::Lost { why } => Some(why.clone()),
-        // Nobody wished it.
-        _ if *wish.borrow() == Stop::No => Some("the link to it has ended".to_owned()),
+        // There was no shutdown request.
+        _ if *wish.borrow() == Shutdown::No => Some("the link to it has ended".to_owned()),
         LinkState::Connecting { .. } | LinkState::Connected => None,
     };
     match lost {
-        Some(why) => Err(Failed::Lost { why }),
+        Some(why) => Err(WorkerError::Lost { why }),
         None => Ok(ended),
     }
 }
 
-/// Until the link is over.
-async fn tell_notices(mut notices: mpsc::Receiver<Notice>, note: Note) {
+/// Forwards the link's notices.
+async fn tell_notices(mut notices: mpsc::Receiver<LinkNotice>, events: EventSink) {
     while let Some(notice) = notices.recv().await {
-        note(Noted::Notice(notice));
+        events(WorkerEvent::Notice(notice));
     }
 }
 
-/// What was made ready from code that is another now, or gone, is of no use.
-async fn forget_old<C: Calls>(calls: C, mut catalog: watch::Receiver<Catalog>) {
+/// Drops what was prepared from code that has changed or is gone.
+async fn forget_old<C: Executor>(calls: C, mut catalog: watch::Receiver<Catalog>) {
     let mut known = catalog.borrow_and_update().clone();
     while catalog.changed().await.is_ok() {
         let now = catalog.borrow_and_update().clone();

@@ -3,14 +3,15 @@
 
 use super::*;
 use crate::{
-    tools::{Code as ToolCode, Limits, Tool, What},
+    tools::{EntryPoint, Tool, ToolCode, ToolLimits},
     transport::{
-        Connection, Connector, Event, Outgoing, Patience, Properties, Subscription, Trouble,
+        Connection, ConnectionError, ConnectionEvent, Connector, OutgoingMessage, Properties,
+        ReconnectPolicy, Subscription,
     },
     wire::{
         answer::ToolCard,
-        code::Refusal,
-        topic::{Rest, matches},
+        code::CallRefusal,
+        topic::{TrailingWildcard, matches},
     },
 };
 use bytes::Bytes;
@@ -21,23 +22,23 @@ use std::{
 };
 use tokio::{sync::Notify, task::JoinHandle, time::sleep};
 
-#[path = "sam/tests/broker.rs"]
-mod broker;
-#[path = "sam/tests/calls.rs"]
-mod calls;
-#[path = "sam/tests/chance.rs"]
-mod chance;
 #[path = "sam/tests/claims.rs"]
 mod claims;
-#[path = "sam/tests/delays.rs"]
-mod delays;
-#[path = "sam/tests/ends.rs"]
-mod ends;
-#[path = "sam/tests/hated.rs"]
-mod hated;
+#[path = "sam/tests/delayed_answers.rs"]
+mod delayed_answers;
+#[path = "sam/tests/fake_broker.rs"]
+mod fake_broker;
+#[path = "sam/tests/fake_executor.rs"]
+mod fake_executor;
+#[path = "sam/tests/model_test.rs"]
+mod model_test;
+#[path = "sam/tests/rejected_messages.rs"]
+mod rejected_messages;
+#[path = "sam/tests/shutdown.rs"]
+mod shutdown;
 
-use broker::Broker;
-use calls::FakeCalls;
+use fake_broker::Broker;
+use fake_executor::FakeCalls;
 
 /// More than anything here takes, unless it takes for ever.
 const LONG: Duration = Duration::from_secs(36_000);
@@ -51,10 +52,10 @@ struct World {
     broker: Broker,
     calls: FakeCalls,
     catalog: watch::Sender<Catalog>,
-    stop: watch::Sender<Stop>,
-    undiscovered: mpsc::Sender<Undiscovered>,
-    noted: Arc<Mutex<Vec<Noted>>>,
-    served: JoinHandle<Result<Ended, Failed>>,
+    stop: watch::Sender<Shutdown>,
+    undiscovered: mpsc::Sender<UndiscoveredTool>,
+    noted: Arc<Mutex<Vec<WorkerEvent>>>,
+    served: JoinHandle<Result<ShutdownReport, WorkerError>>,
 }
 
 #[derive(Clone, Debug)]
@@ -63,8 +64,8 @@ struct Setup {
     waiting: usize,
     largest: usize,
     tries: u64,
-    is_kept: bool,
-    is_full: bool,
+    redelivers: bool,
+    is_disk_full: bool,
     has_receipts: bool,
     releases: bool,
     is_subscribed: bool,
@@ -80,8 +81,8 @@ impl Default for Setup {
             waiting: 100,
             largest: 10_000,
             tries: 0,
-            is_kept: true,
-            is_full: false,
+            redelivers: true,
+            is_disk_full: false,
             has_receipts: true,
             releases: false,
             is_subscribed: true,
@@ -94,7 +95,7 @@ impl Default for Setup {
 fn tool(name: &str, description: &str) -> Arc<Tool> {
     Arc::new(Tool {
         name: name.to_owned(),
-        what: What::Function {
+        what: EntryPoint::Function {
             module: "m".to_owned(),
             function: "f".to_owned(),
         },
@@ -107,7 +108,7 @@ fn tool(name: &str, description: &str) -> Arc<Tool> {
         },
         profile: None,
         timeout: None,
-        limits: Limits::default(),
+        limits: ToolLimits::default(),
     })
 }
 
@@ -123,22 +124,22 @@ fn catalog(names: &[&str]) -> Catalog {
 impl World {
     async fn new(setup: Setup) -> World {
         let broker = Broker::new(setup.has_receipts, setup.releases);
-        let patience = Patience {
+        let patience = ReconnectPolicy {
             tries: setup.tries,
             pause: Duration::from_secs(3),
         };
         let calls = FakeCalls::default();
         let (tells, told) = watch::channel(catalog(&setup.tools));
-        let base = Base::new("ns", "x").unwrap();
+        let base = TopicBase::new("ns", "x").unwrap();
         let subscribed = match setup.is_subscribed {
             true => subscriptions(&base, &catalog(&[&setup.tools[..], &setup.gone].concat())),
             false => BTreeSet::new(),
         };
         let link = Link::start(broker.clone(), subscribed.clone(), patience);
         let (undiscovered, undiscovereds) = mpsc::channel(4);
-        let (stops, stop) = watch::channel(Stop::No);
+        let (stops, stop) = watch::channel(Shutdown::No);
         let noted = Arc::new(Mutex::new(Vec::new()));
-        let is_full = setup.is_full;
+        let is_full = setup.is_disk_full;
         let worker = Worker {
             base,
             link,
@@ -146,20 +147,20 @@ impl World {
             catalog: told,
             undiscovered: undiscovereds,
             calls: calls.clone(),
-            bounds: Bounds {
+            bounds: AdmissionLimits {
                 slots: setup.slots,
                 waiting: setup.waiting,
                 waiting_bytes: 1 << 20,
             },
-            defaults: Defaults {
+            defaults: CallDefaults {
                 timeout: Duration::from_secs(30),
-                profile: Profile::Restrictive,
+                profile: ToolProfile::Restrictive,
                 largest: setup.largest,
             },
             grace: Duration::from_secs(30),
-            is_kept: setup.is_kept,
-            is_full: Arc::new(move || is_full),
-            note: {
+            redelivers: setup.redelivers,
+            is_disk_full: Arc::new(move || is_full),
+            events: {
                 let noted = noted.clone();
                 Arc::new(move |what| locked(&noted).push(what))
             },
@@ -233,14 +234,14 @@ impl World {
             .to_owned()
     }
 
-    fn count(&self, is_meant: impl Fn(&Noted) -> bool) -> usize {
+    fn count(&self, is_meant: impl Fn(&WorkerEvent) -> bool) -> usize {
         locked(&self.noted)
             .iter()
             .filter(|noted| is_meant(noted))
             .count()
     }
 
-    async fn ends(self) -> Result<Ended, Failed> {
+    async fn ends(self) -> Result<ShutdownReport, WorkerError> {
         tokio::time::timeout(LONG, self.served)
             .await
             .expect("it ends")

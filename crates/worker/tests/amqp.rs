@@ -35,9 +35,10 @@ use std::{
     time::{Duration, Instant},
 };
 use worker::transport::{
-    Arrived, Broker, Certificate, Connection, Connector, Credentials, Family, Gone, Link,
-    LinkState, Notice, Outgoing, Patience, Properties, Subscription, Tls, Trust,
-    amqp::{Addresses, Amqp, Settings},
+    BrokerCredentials, BrokerProtocol, BrokerTls, ClientCertificate, Connection, Connector,
+    IncomingMessage, Link, LinkNotice, LinkState, MessageClass, OutgoingMessage, Properties,
+    PublishError, ReconnectPolicy, Subscription, Trust,
+    amqp::{AddressScheme, Amqp, AmqpSettings},
 };
 
 /// Nothing here takes as long; it only ends tests that hang.
@@ -190,11 +191,11 @@ impl Rabbit {
             .collect()
     }
 
-    fn settings(&self, queue: &str, container: &str) -> Settings {
-        Settings {
-            addresses: Addresses::named("rabbitmq").unwrap(),
+    fn settings(&self, queue: &str, container: &str) -> AmqpSettings {
+        AmqpSettings {
+            addresses: AddressScheme::named("rabbitmq").unwrap(),
             credentials: Some(credentials("secret")),
-            ..Settings::new(
+            ..AmqpSettings::new(
                 "127.0.0.1",
                 self.port,
                 format!("ns/q/str/{queue}"),
@@ -349,29 +350,29 @@ fn run(folder: &Path, port: u16, names_port: u16, far_port: u16) -> Child {
     child
 }
 
-fn credentials(password: &str) -> Credentials {
-    Credentials {
+fn credentials(password: &str) -> BrokerCredentials {
+    BrokerCredentials {
         user: "worker".to_owned(),
         password: Some(Bytes::copy_from_slice(password.as_bytes())),
     }
 }
 
-fn begin(settings: Settings, patterns: &[(&str, bool)], tries: u64) -> Link {
+fn begin(settings: AmqpSettings, patterns: &[(&str, bool)], tries: u64) -> Link {
     let subscription = |(pattern, is_shared): &(&str, bool)| Subscription {
         pattern: (*pattern).to_owned(),
         is_shared: *is_shared,
     };
     let subscriptions: BTreeSet<_> = patterns.iter().map(subscription).collect();
-    let patience = Patience {
+    let patience = ReconnectPolicy {
         tries,
         pause: Duration::from_millis(100),
     };
-    Broker::Amqp(settings)
+    BrokerProtocol::Amqp(settings)
         .link(subscriptions, patience, 8)
         .unwrap()
 }
 
-async fn linked(settings: Settings, patterns: &[(&str, bool)]) -> Link {
+async fn linked(settings: AmqpSettings, patterns: &[(&str, bool)]) -> Link {
     let mut link = begin(settings, patterns, 0);
     connected(&mut link).await;
     link
@@ -388,25 +389,25 @@ async fn within<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, what).await.expect("it happens")
 }
 
-async fn arrives(link: &mut Link) -> Arrived {
+async fn arrives(link: &mut Link) -> IncomingMessage {
     within(link.arrived.recv())
         .await
         .expect("the link is there")
 }
 
-fn message(topic: &str, payload: impl Into<Bytes>) -> Outgoing {
-    Outgoing {
+fn message(topic: &str, payload: impl Into<Bytes>) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topic.to_owned(),
         payload: payload.into(),
         properties: Properties::new(),
     }
 }
 
-async fn publish(link: &Link, message: Outgoing) -> Result<(), Gone> {
-    within(link.reach.publish(message)).await
+async fn publish(link: &Link, message: OutgoingMessage) -> Result<(), PublishError> {
+    within(link.publisher.publish(message)).await
 }
 
-fn text(arrived: &Arrived) -> &str {
+fn text(arrived: &IncomingMessage) -> &str {
     std::str::from_utf8(&arrived.payload).unwrap()
 }
 
@@ -434,15 +435,15 @@ async fn rabbitmq_is_served() {
 /// By a password in it, and by the certificate alone.
 async fn tls_proves_both_sides(rabbit: &Rabbit) {
     let at = |name: &str| rabbit.folder.join(name);
-    let tls = Tls {
+    let tls = BrokerTls {
         trust: Trust::Store(at("authority.pem")),
-        certificate: Some(Certificate {
+        certificate: Some(ClientCertificate {
             chain: at("worker.pem"),
             key: at("worker.key"),
         }),
         server_name: None,
     };
-    let safe = |container| Settings {
+    let safe = |container| AmqpSettings {
         port: rabbit.safe_port,
         ..rabbit.settings("pool", container)
     };
@@ -451,7 +452,7 @@ async fn tls_proves_both_sides(rabbit: &Rabbit) {
         ("by-certificate", None),
     ] {
         let topic = format!("pool/{container}");
-        let settings = Settings {
+        let settings = AmqpSettings {
             tls: Some(tls.clone()),
             credentials,
             ..safe(container)
@@ -460,12 +461,12 @@ async fn tls_proves_both_sides(rabbit: &Rabbit) {
         publish(&link, message(&topic, "safe")).await.unwrap();
         assert_eq!(text(&arrives(&mut link).await), "safe");
     }
-    let platform = Tls {
+    let platform = BrokerTls {
         trust: Trust::Platform,
         ..tls
     };
     let mut link = begin(
-        Settings {
+        AmqpSettings {
             tls: Some(platform),
             ..safe("stranger")
         },
@@ -482,7 +483,7 @@ async fn tls_proves_both_sides(rabbit: &Rabbit) {
 
 /// Both sides say that they live: it would end after four seconds otherwise, here by us and there by the broker.
 async fn a_quiet_connection_stays(rabbit: &Rabbit) {
-    let settings = Settings {
+    let settings = AmqpSettings {
         keep_alive: Duration::from_secs(2),
         ..rabbit.settings("pool", "quiet")
     };
@@ -518,7 +519,7 @@ async fn what_a_connection_leaves_expires(rabbit: &Rabbit) {
 }
 
 async fn a_wrong_password_is_tried_again(rabbit: &Rabbit) {
-    let settings = Settings {
+    let settings = AmqpSettings {
         credentials: Some(credentials("wrong")),
         ..rabbit.settings("pool", "wrong")
     };
@@ -568,7 +569,7 @@ async fn members_of_a_pool_take_turns_and_properties_pass(rabbit: &Rabbit) {
         let sent = message("pool/invoke/my.tool", format!("{at}"));
         publish(
             &agent,
-            Outgoing {
+            OutgoingMessage {
                 properties: properties.clone(),
                 ..sent
             },
@@ -637,7 +638,7 @@ async fn topics_are_for_each(rabbit: &Rabbit) {
         pattern: "ns/cancel/>".to_owned(),
         is_shared: false,
     };
-    links[0].reach.unsubscribe(gone).await;
+    links[0].publisher.unsubscribe(gone).await;
     publish(&links[0], message("ns/cancel/x", "3"))
         .await
         .unwrap();
@@ -682,7 +683,7 @@ async fn what_came_before_it_stopped_to_listen_is_still_settled(rabbit: &Rabbit)
     let begun = arrives(&mut first).await;
     assert_eq!(text(&begun), "begun");
     first
-        .reach
+        .publisher
         .unsubscribe(Subscription {
             pattern: pattern.0.to_owned(),
             is_shared: true,
@@ -726,7 +727,7 @@ async fn what_is_given_back_comes_to_others_while_we_are_there(rabbit: &Rabbit) 
     assert_eq!((text(&begun), text(&waits)), ("begun", "waits"));
     waits.receipt.release().await;
     first
-        .reach
+        .publisher
         .unsubscribe(Subscription {
             pattern: pattern.0.to_owned(),
             is_shared: true,
@@ -745,7 +746,7 @@ async fn what_is_given_back_comes_to_others_while_we_are_there(rabbit: &Rabbit) 
 }
 
 async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {
-    let settings = Settings {
+    let settings = AmqpSettings {
         largest_message: 5000,
         ..rabbit.settings("large", "small")
     };
@@ -761,7 +762,7 @@ async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {
     arrived.receipt.settle().await;
     let notice = within(worker.notices.recv()).await.unwrap();
     assert!(
-        matches!(&notice, Notice::PassedOver(what) if what.contains("larger than 5000")),
+        matches!(&notice, LinkNotice::PassedOver(what) if what.contains("larger than 5000")),
         "{notice:?}"
     );
     publish(&worker, message("large/nobody", "x"))
@@ -791,7 +792,10 @@ async fn what_the_broker_ends_the_session_over_is_refused_and_others_pass(rabbit
     let is_named = refused
         .to_string()
         .starts_with("the broker ends each connection by which it is sent: ");
-    assert!(is_named && matches!(refused, Gone::Ended(_)), "{refused:?}");
+    assert!(
+        is_named && matches!(refused, PublishError::ConnectionEnded(_)),
+        "{refused:?}"
+    );
     publish(&link, message("huge/x", "good")).await.unwrap();
     assert_eq!(text(&arrives(&mut link).await), "good");
 }
@@ -799,17 +803,17 @@ async fn what_the_broker_ends_the_session_over_is_refused_and_others_pass(rabbit
 /// This broker has no other word for that than the end of the connection.
 async fn what_a_full_queue_does_not_take_is_told_and_others_pass(rabbit: &Rabbit) {
     let link = linked(rabbit.settings("pool", "fills"), &[]).await;
-    let family = || Family::Audience("full/response".to_owned());
+    let family = || MessageClass::Recipient("full/response".to_owned());
     let send = |words: &'static str| {
-        let reach = link.reach.clone();
-        async move { within(reach.publish_of(family(), message("full/response/x", words))).await }
+        let reach = link.publisher.clone();
+        async move { within(reach.publish_class(family(), message("full/response/x", words))).await }
     };
     send("first").await.unwrap();
     let told = send("too much").await.unwrap_err();
-    assert!(matches!(told, Gone::Ended(_)), "{told:?}");
+    assert!(matches!(told, PublishError::ConnectionEnded(_)), "{told:?}");
     publish(&link, message("full/nobody", "x")).await.unwrap();
     let told = send("again").await.unwrap_err();
-    assert!(matches!(told, Gone::HeldBack(_)), "{told:?}");
+    assert!(matches!(told, PublishError::BackedOff(_)), "{told:?}");
     let mut reader = linked(
         rabbit.settings("full", "reads"),
         &[("full/response/>", true)],
@@ -821,7 +825,7 @@ async fn what_a_full_queue_does_not_take_is_told_and_others_pass(rabbit: &Rabbit
     // When this is there, the broker has what was settled before it.
     publish(&reader, message("full/nobody", "x")).await.unwrap();
     within(
-        link.reach
+        link.publisher
             .publish_alone(family(), message("full/response/x", "later")),
     )
     .await
@@ -891,7 +895,7 @@ async fn agents_with_another_client_are_understood(rabbit: &Rabbit) {
     let reply = arrived.properties["replyTo"].clone();
     publish(
         &worker,
-        Outgoing {
+        OutgoingMessage {
             properties,
             ..message(&reply, "answer")
         },
@@ -939,7 +943,7 @@ async fn an_outage_loses_nothing(rabbit: &mut Rabbit) {
     )
     .await
     .unwrap();
-    let reach = worker.reach.clone();
+    let reach = worker.publisher.clone();
     let waits =
         tokio::spawn(async move { reach.publish(message("again/invoke/t", "meanwhile")).await });
     open.receipt.settle().await;
@@ -1050,11 +1054,11 @@ fn good_words() -> Vec<u8> {
     [first_words(), frame(0, &flow), attach(1)].concat()
 }
 
-fn pretended(port: u16) -> Settings {
+fn pretended(port: u16) -> AmqpSettings {
     let answer_within = Duration::from_secs(5);
-    Settings {
+    AmqpSettings {
         answer_within,
-        ..Settings::new("127.0.0.1", port, "q", "me")
+        ..AmqpSettings::new("127.0.0.1", port, "q", "me")
     }
 }
 
@@ -1111,7 +1115,7 @@ async fn who_does_not_let_us_in_is_asked_again() {
 #[tokio::test]
 async fn who_falls_silent_is_taken_for_dead() {
     let settings = pretended(pretender_who(good_words(), Then::Stays));
-    let mut amqp = Amqp::new(Settings {
+    let mut amqp = Amqp::new(AmqpSettings {
         keep_alive: Duration::from_millis(100),
         ..settings
     })
@@ -1132,7 +1136,7 @@ async fn who_falls_silent_is_taken_for_dead() {
 #[tokio::test]
 async fn who_lets_us_send_nothing_is_asked_for_nothing() {
     let settings = pretended(pretender_who(first_words(), Then::Stays));
-    let settings = Settings {
+    let settings = AmqpSettings {
         answer_within: Duration::from_secs(1),
         ..settings
     };

@@ -26,9 +26,12 @@ use tokio::{
     sync::watch,
 };
 use worker::transport::{
-    Arrived, Connector, Gone, Link, LinkState, Outgoing, Patience, Properties, Subscription,
-    Trouble,
-    mqtt::{Certificate, ClientId, Credentials, Mqtt, Settings, Speaks, Tls, Trust},
+    ConnectionError, Connector, IncomingMessage, Link, LinkState, OutgoingMessage, Properties,
+    PublishError, ReconnectPolicy, Subscription,
+    mqtt::{
+        BrokerCredentials, BrokerTls, ClientCertificate, ClientId, Mqtt, MqttSettings,
+        MqttVersions, Trust,
+    },
 };
 
 /// Nothing here takes as long; it only ends tests that hang.
@@ -118,8 +121,8 @@ impl Mosquitto {
         self.child = run(&self.folder, &self.config);
     }
 
-    fn settings(&self, client_id: &str) -> Settings {
-        Settings::new(
+    fn settings(&self, client_id: &str) -> MqttSettings {
+        MqttSettings::new(
             "127.0.0.1",
             self.port,
             ClientId::Exactly(client_id.to_owned()),
@@ -276,19 +279,19 @@ fn subscription(pattern: &str, is_shared: bool) -> Subscription {
     }
 }
 
-fn begin(settings: Settings, patterns: &[(&str, bool)], tries: u64) -> Link {
+fn begin(settings: MqttSettings, patterns: &[(&str, bool)], tries: u64) -> Link {
     let subscriptions: BTreeSet<_> = patterns
         .iter()
         .map(|(pattern, is_shared)| subscription(pattern, *is_shared))
         .collect();
-    let patience = Patience {
+    let patience = ReconnectPolicy {
         tries,
         pause: Duration::from_millis(20),
     };
     Link::start(Mqtt::new(settings).unwrap(), subscriptions, patience)
 }
 
-async fn linked(settings: Settings, patterns: &[(&str, bool)]) -> Link {
+async fn linked(settings: MqttSettings, patterns: &[(&str, bool)]) -> Link {
     let mut link = begin(settings, patterns, 0);
     connected(&mut link).await;
     link
@@ -318,28 +321,28 @@ async fn why(link: &mut Link) -> String {
     }
 }
 
-async fn arrives(link: &mut Link) -> Arrived {
+async fn arrives(link: &mut Link) -> IncomingMessage {
     tokio::time::timeout(LONG, link.arrived.recv())
         .await
         .expect("it comes")
         .expect("the link is there")
 }
 
-fn message(topic: &str, payload: impl Into<Bytes>) -> Outgoing {
-    Outgoing {
+fn message(topic: &str, payload: impl Into<Bytes>) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topic.to_owned(),
         payload: payload.into(),
         properties: Properties::new(),
     }
 }
 
-async fn publish(link: &Link, message: Outgoing) -> Result<(), Gone> {
-    tokio::time::timeout(LONG, link.reach.publish(message))
+async fn publish(link: &Link, message: OutgoingMessage) -> Result<(), PublishError> {
+    tokio::time::timeout(LONG, link.publisher.publish(message))
         .await
         .expect("it is confirmed")
 }
 
-fn text(arrived: &Arrived) -> &str {
+fn text(arrived: &IncomingMessage) -> &str {
     std::str::from_utf8(&arrived.payload).unwrap()
 }
 
@@ -355,7 +358,7 @@ async fn messages_with_user_properties_pass_in_version_5_and_are_confirmed() {
     ]
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
     .into();
-    let sent = Outgoing {
+    let sent = OutgoingMessage {
         properties: properties.clone(),
         ..message("ns/a/invoke/tool", "{}")
     };
@@ -372,8 +375,8 @@ async fn messages_with_user_properties_pass_in_version_5_and_are_confirmed() {
 #[tokio::test]
 async fn version_3_1_1_does_the_same_without_properties() {
     let broker = Mosquitto::start();
-    let old = |id: &str| Settings {
-        speaks: Speaks::Three,
+    let old = |id: &str| MqttSettings {
+        speaks: MqttVersions::Three,
         ..broker.settings(id)
     };
     let mut worker = linked(old("worker"), &[("ns/>", false)]).await;
@@ -385,7 +388,7 @@ async fn version_3_1_1_does_the_same_without_properties() {
         let properties = Properties::from([("a".to_owned(), "b".to_owned())]);
         publish(
             agent,
-            Outgoing {
+            OutgoingMessage {
                 properties,
                 ..message("ns/x", "hello")
             },
@@ -403,7 +406,7 @@ async fn a_large_message_and_many_small_ones_pass_in_their_order() {
     let broker = Mosquitto::start();
     let mut worker = linked(broker.settings("worker"), &[("ns/>", false)]).await;
     let large = Bytes::from(vec![b'x'; 9_000_000]);
-    let reach = worker.reach.clone();
+    let reach = worker.publisher.clone();
     let sends = tokio::spawn(async move {
         reach.publish(message("ns/large", large)).await.unwrap();
         let mut all = tokio::task::JoinSet::new();
@@ -426,10 +429,10 @@ async fn a_large_message_and_many_small_ones_pass_in_their_order() {
     sends.await.unwrap();
 }
 
-async fn redelivery(speaks: Speaks) {
+async fn redelivery(speaks: MqttVersions) {
     let broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
-    let settings = Settings {
+    let settings = MqttSettings {
         port: wire.port,
         speaks,
         ..broker.settings("worker")
@@ -457,8 +460,8 @@ async fn redelivery(speaks: Speaks) {
 
 #[tokio::test]
 async fn what_was_not_settled_comes_again_after_the_connection_died_and_is_settled_once() {
-    redelivery(Speaks::Five).await;
-    redelivery(Speaks::Three).await;
+    redelivery(MqttVersions::Five).await;
+    redelivery(MqttVersions::Three).await;
 }
 
 #[tokio::test]
@@ -484,7 +487,7 @@ async fn what_a_dead_worker_left_comes_to_the_next_of_its_name() {
 #[tokio::test]
 async fn members_of_a_pool_take_turns_and_all_hear_what_is_for_all() {
     let broker = Mosquitto::start();
-    let member = || Settings {
+    let member = || MqttSettings {
         client_id: ClientId::Unique("worker".to_owned()),
         pool: Some("pool".to_owned()),
         ..broker.settings("")
@@ -528,7 +531,7 @@ async fn members_of_a_pool_take_turns_and_all_hear_what_is_for_all() {
 #[tokio::test]
 async fn a_member_that_died_takes_no_more_turns() {
     let broker = Mosquitto::start();
-    let member = || Settings {
+    let member = || MqttSettings {
         client_id: ClientId::Unique("worker".to_owned()),
         pool: Some("pool".to_owned()),
         ..broker.settings("")
@@ -554,7 +557,7 @@ async fn a_member_that_died_takes_no_more_turns() {
 async fn a_member_whose_connection_died_listens_again() {
     let broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
-    let settings = Settings {
+    let settings = MqttSettings {
         client_id: ClientId::Unique("worker".to_owned()),
         pool: Some("pool".to_owned()),
         port: wire.port,
@@ -605,7 +608,7 @@ async fn of_two_with_one_name_one_gives_way_for_a_while() {
 #[tokio::test]
 async fn the_broker_holds_back_what_we_do_not_take() {
     let broker = Mosquitto::start();
-    let settings = Settings {
+    let settings = MqttSettings {
         receive_maximum: NonZeroU16::new(2).unwrap(),
         ..broker.settings("worker")
     };
@@ -636,14 +639,17 @@ async fn the_broker_holds_back_what_we_do_not_take() {
 async fn when_the_broker_was_killed_and_is_back_nothing_that_was_asked_for_is_forgotten() {
     let mut broker = Mosquitto::start();
     let mut worker = linked(broker.settings("worker"), &[("ns/>", false)]).await;
-    worker.reach.subscribe(subscription("later/*", false)).await;
+    worker
+        .publisher
+        .subscribe(subscription("later/*", false))
+        .await;
     broker.kill();
     let gone = worker
         .state
         .wait_for(|state| *state != LinkState::Connected);
     tokio::time::timeout(LONG, gone).await.unwrap().unwrap();
     let sends = ["ns/a", "later/b"].map(|topic| {
-        let reach = worker.reach.clone();
+        let reach = worker.publisher.clone();
         tokio::spawn(async move { reach.publish(message(topic, "kept")).await })
     });
     broker.start_again();
@@ -667,7 +673,7 @@ async fn when_the_broker_was_killed_and_is_back_nothing_that_was_asked_for_is_fo
 async fn what_the_broker_has_not_confirmed_when_it_dies_is_sent_to_the_next() {
     let mut broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
-    let settings = Settings {
+    let settings = MqttSettings {
         port: wire.port,
         ..broker.settings("worker")
     };
@@ -675,7 +681,7 @@ async fn what_the_broker_has_not_confirmed_when_it_dies_is_sent_to_the_next() {
     wire.swallows.store(true, Ordering::SeqCst);
     let mut sends = tokio::task::JoinSet::new();
     for at in 0..10 {
-        let reach = worker.reach.clone();
+        let reach = worker.publisher.clone();
         sends.spawn(async move { reach.publish(message("ns/x", format!("{at}"))).await });
     }
     wire.sends(3, 10).await;
@@ -695,7 +701,10 @@ async fn what_the_broker_has_not_confirmed_when_it_dies_is_sent_to_the_next() {
 async fn what_is_listened_to_no_more_does_not_come() {
     let broker = Mosquitto::start();
     let mut worker = linked(broker.settings("worker"), &[("a/>", false), ("b/>", false)]).await;
-    worker.reach.unsubscribe(subscription("a/>", false)).await;
+    worker
+        .publisher
+        .unsubscribe(subscription("a/>", false))
+        .await;
     publish(&worker, message("a/x", "no")).await.unwrap();
     publish(&worker, message("b/x", "yes")).await.unwrap();
     assert_eq!(text(&arrives(&mut worker).await), "yes");
@@ -722,17 +731,17 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
     );
     let broker = Mosquitto::start_with(folder, &config);
     let with = |password: &'static str, speaks| {
-        let credentials = Credentials {
+        let credentials = BrokerCredentials {
             user: "ana".to_owned(),
             password: Some(password.into()),
         };
-        Settings {
+        MqttSettings {
             credentials: Some(credentials),
             speaks,
             ..broker.settings("worker")
         }
     };
-    for speaks in [Speaks::FiveOrThree, Speaks::Three] {
+    for speaks in [MqttVersions::FiveOrThree, MqttVersions::Three] {
         let trouble = Mqtt::new(with("wrong", speaks))
             .unwrap()
             .connect()
@@ -752,7 +761,7 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
         assert!(matches!(&*link.state.borrow(), LinkState::Lost { why } if !why.contains("wrong")));
         linked(with("right", speaks), &[]).await;
     }
-    assert!(!format!("{:?}", with("canary", Speaks::Five)).contains("canary"));
+    assert!(!format!("{:?}", with("canary", MqttVersions::Five)).contains("canary"));
 }
 
 #[tokio::test]
@@ -769,10 +778,10 @@ async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_
     publish(&agent, message("ns/x", vec![0; 99_000]))
         .await
         .unwrap();
-    for speaks in [Speaks::Five, Speaks::Three] {
+    for speaks in [MqttVersions::Five, MqttVersions::Three] {
         let wire = Wire::to(broker.port).await;
         let settings = broker.settings("worker");
-        let settings = Settings {
+        let settings = MqttSettings {
             port: wire.port,
             speaks,
             largest_packet: 5000,
@@ -793,8 +802,15 @@ async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_
             "it is still the first connection"
         );
         // In 5 the broker does not even send it.
-        assert_eq!(wire.sent(4), if speaks == Speaks::Five { 1 } else { 2 });
-        let Link { reach, task, .. } = worker;
+        assert_eq!(
+            wire.sent(4),
+            if speaks == MqttVersions::Five { 1 } else { 2 }
+        );
+        let Link {
+            publisher: reach,
+            task,
+            ..
+        } = worker;
         drop(reach);
         tokio::time::timeout(LONG, task).await.unwrap().unwrap();
     }
@@ -804,20 +820,26 @@ async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_
 async fn a_message_over_which_the_broker_ends_the_connection_is_refused_and_others_pass() {
     let broker = Mosquitto::start_with(folder(), "allow_anonymous true\nmax_packet_size 100000\n");
     for (speaks, bad) in [
-        (Speaks::Five, message("ns/\u{fffe}", "what is no character")),
-        (Speaks::Three, message("ns/x", vec![b'x'; 200_000])),
+        (
+            MqttVersions::Five,
+            message("ns/\u{fffe}", "what is no character"),
+        ),
+        (MqttVersions::Three, message("ns/x", vec![b'x'; 200_000])),
     ] {
         let name = ClientId::Unique("worker".to_owned());
-        let settings = Settings {
+        let settings = MqttSettings {
             speaks,
-            ..Settings::new("127.0.0.1", broker.port, name)
+            ..MqttSettings::new("127.0.0.1", broker.port, name)
         };
         let mut worker = linked(settings, &[("ns/>", false)]).await;
         let refused = publish(&worker, bad).await.unwrap_err();
         let is_named = refused
             .to_string()
             .starts_with("the broker ends each connection by which it is sent: ");
-        assert!(is_named && matches!(refused, Gone::Ended(_)), "{refused:?}");
+        assert!(
+            is_named && matches!(refused, PublishError::ConnectionEnded(_)),
+            "{refused:?}"
+        );
         publish(&worker, message("ns/x", "good")).await.unwrap();
         assert_eq!(text(&arrives(&mut worker).await), "good");
     }
@@ -841,8 +863,8 @@ async fn what_was_retained_before_we_came_is_not_done() {
     let mut answers = [0; 10];
     stream.read_exact(&mut answers).await.unwrap();
     assert_eq!(answers, *b"\x20\x02\x00\x00\x40\x02\x00\x01\xd0\x00");
-    for speaks in [Speaks::Five, Speaks::Three] {
-        let settings = Settings {
+    for speaks in [MqttVersions::Five, MqttVersions::Three] {
+        let settings = MqttSettings {
             speaks,
             ..broker.settings("worker")
         };
@@ -902,19 +924,19 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     let broker = Mosquitto::start_with(theirs, &config);
     let theirs = &*broker.folder;
     let certificate = |folder: &Path| {
-        Some(Certificate {
+        Some(ClientCertificate {
             chain: folder.join("client.pem"),
             key: folder.join("client.key"),
         })
     };
     let with = |trust, certificate, server_name: Option<&str>| {
         let server_name = server_name.map(str::to_owned);
-        let tls = Tls {
+        let tls = BrokerTls {
             trust,
             certificate,
             server_name,
         };
-        Settings {
+        MqttSettings {
             tls: Some(tls),
             ..broker.settings("worker")
         }
@@ -989,11 +1011,11 @@ async fn pretender(answers: &'static [&'static [u8]]) -> (u16, tokio::task::Join
 
 async fn greeted(
     answers: &'static [&'static [u8]],
-    speaks: Speaks,
-) -> (Result<(), Trouble>, Vec<u8>) {
+    speaks: MqttVersions,
+) -> (Result<(), ConnectionError>, Vec<u8>) {
     let (port, levels) = pretender(answers).await;
-    let settings = Settings::new("127.0.0.1", port, ClientId::Exactly("worker".to_owned()));
-    let result = Mqtt::new(Settings { speaks, ..settings })
+    let settings = MqttSettings::new("127.0.0.1", port, ClientId::Exactly("worker".to_owned()));
+    let result = Mqtt::new(MqttSettings { speaks, ..settings })
         .unwrap()
         .connect()
         .await;
@@ -1005,31 +1027,31 @@ async fn a_broker_that_does_not_know_version_5_is_asked_in_3_1_1() {
     const OLD: &[&[u8]] = &[b"\x20\x02\x00\x01", b"\x20\x02\x00\x00"];
     const NEW: &[&[u8]] = &[b"\x20\x03\x00\x84\x00", b"\x20\x02\x00\x00"];
     assert_eq!(
-        greeted(OLD, Speaks::FiveOrThree).await,
+        greeted(OLD, MqttVersions::FiveOrThree).await,
         (Ok(()), vec![5, 4])
     );
     assert_eq!(
-        greeted(NEW, Speaks::FiveOrThree).await,
+        greeted(NEW, MqttVersions::FiveOrThree).await,
         (Ok(()), vec![5, 4])
     );
-    let (refused, levels) = greeted(&OLD[..1], Speaks::Five).await;
+    let (refused, levels) = greeted(&OLD[..1], MqttVersions::Five).await;
     let message =
         "the broker refuses us: it does not speak this version of MQTT (0x84) (asked in 5)"
             .to_owned();
     assert_eq!(
         (refused, levels),
         (
-            Err(Trouble {
+            Err(ConnectionError {
                 message,
                 is_final: true,
-                is_silence: false
+                is_timeout: false
             }),
             vec![5]
         )
     );
     // A refusal for another reason is no reason to speak another version.
     let busy: &[&[u8]] = &[b"\x20\x03\x00\x89\x00"];
-    let (refused, levels) = greeted(busy, Speaks::FiveOrThree).await;
+    let (refused, levels) = greeted(busy, MqttVersions::FiveOrThree).await;
     assert_eq!((refused.unwrap_err().is_final, levels), (false, vec![5]));
 }
 
@@ -1045,7 +1067,7 @@ async fn what_is_no_broker_is_told_so() {
         ("larger than we take", &[b"\x20\xff\xff\xff\x7f"]),
     ];
     for (expected, answer) in ANSWERS {
-        let (refused, _) = greeted(answer, Speaks::FiveOrThree).await;
+        let (refused, _) = greeted(answer, MqttVersions::FiveOrThree).await;
         let refused = refused.unwrap_err();
         assert!(
             refused.message.contains(expected) && !refused.is_final,

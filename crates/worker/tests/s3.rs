@@ -16,8 +16,11 @@ use std::{
     time::Duration,
 };
 use worker::{
-    artifacts::{Credentials, Kind, Place, Remote, Scope, Settings, Sharing, Shelf},
-    tools::sync::{self, Bounds, State, ToolSync},
+    artifacts::{
+        ArtifactLocation, ArtifactScope, ArtifactStore, ArtifactStoreSettings, BucketConfig,
+        BucketCredentials, BucketKind, Sharing,
+    },
+    tools::sync::{self, SyncLimits, SyncState, ToolSync},
 };
 
 const WANTED: &str = "moto[server]==5.2.5";
@@ -77,14 +80,14 @@ impl Moto {
     }
 
     /// A bucket of a test's own.
-    fn bucket(&self, name: &str) -> Remote {
+    fn bucket(&self, name: &str) -> BucketConfig {
         self.agent(name, "s3.create_bucket(Bucket=bucket)", &Value::Null);
-        Remote {
-            kind: Kind::S3,
+        BucketConfig {
+            kind: BucketKind::S3,
             bucket: name.to_owned(),
             region: "us-east-1".to_owned(),
             endpoint: Some(self.endpoint.clone()),
-            credentials: Credentials::Keys {
+            credentials: BucketCredentials::Keys {
                 key: "key".to_owned(),
                 secret: "secret".to_owned(),
                 token: None,
@@ -145,17 +148,17 @@ fn start(python: PathBuf) -> Result<Moto, String> {
     })
 }
 
-fn open(remote: &Remote) -> Shelf {
+fn open(remote: &BucketConfig) -> ArtifactStore {
     let sharing = Sharing::Namespace("/myorg/dev/".trim_matches('/').to_owned());
-    Shelf::open(Settings {
-        place: Place::Bucket(remote.clone()),
+    ArtifactStore::open(ArtifactStoreSettings {
+        place: ArtifactLocation::Bucket(remote.clone()),
         sharing,
     })
     .unwrap()
 }
 
-fn ana() -> Scope {
-    Scope {
+fn ana() -> ArtifactScope {
+    ArtifactScope {
         app: "agent".to_owned(),
         user: "ana ü".to_owned(),
         session: "web-77".to_owned(),
@@ -269,16 +272,16 @@ s3.put_object(Bucket=bucket, Key=key('plain.txt2', 99), Body=b'')
             "{name}"
         );
     }
-    let why = |loaded: Result<_, worker::artifacts::ShelfError>| {
+    let why = |loaded: Result<_, worker::artifacts::ArtifactStoreError>| {
         loaded
-            .map(|_: worker::artifacts::Version| ())
+            .map(|_: worker::artifacts::ArtifactContent| ())
             .unwrap_err()
             .0
     };
     assert!(why(shelf.load(&ana(), "plain.txt", Some(12), 9).await).contains("no version 12"));
     assert!(why(shelf.load(&ana(), "absent.txt", None, 9).await).contains("no such file"));
     assert!(why(shelf.load(&ana(), "plain.txt", Some(0), 2).await).contains("at most 2"));
-    let nowhere = open(&Remote {
+    let nowhere = open(&BucketConfig {
         bucket: "nowhere".to_owned(),
         ..moto.bucket("theirs2")
     });
@@ -338,12 +341,12 @@ async fn tools_come_from_a_real_server() {
         return;
     };
     let folder = Folder(std::env::temp_dir().join(format!("airlock-tools-{}", std::process::id())));
-    let settings = sync::Settings {
+    let settings = sync::SyncConfig {
         remote: moto.bucket("tools"),
         namespace: "myorg/dev".to_owned(),
         folder: folder.0.join("tools"),
         interval: Duration::from_secs(10),
-        bounds: Bounds::default(),
+        bounds: SyncLimits::default(),
     };
     let put = "
 for name, text in given.items():
@@ -354,7 +357,7 @@ for name, text in given.items():
     let sync = ToolSync::open(settings.clone()).unwrap();
     assert_eq!(
         sync.cycle().await,
-        State::Ok {
+        SyncState::Ok {
             refused: Vec::new()
         }
     );
@@ -373,7 +376,7 @@ for name, text in given.items():
     );
     assert_eq!(
         ToolSync::open(settings.clone()).unwrap().cycle().await,
-        State::Ok {
+        SyncState::Ok {
             refused: Vec::new()
         }
     );
@@ -399,7 +402,7 @@ for name, text in given.items():
     let is_named =
         |refused: &[String]| refused.len() == 1 && refused[0].contains("x/../../../evil");
     assert!(
-        matches!(&state, State::Ok { refused } if is_named(refused)),
+        matches!(&state, SyncState::Ok { refused } if is_named(refused)),
         "{state:?}"
     );
     assert_eq!(read("manifest.yaml").unwrap(), "three", "the others come");
@@ -555,12 +558,12 @@ async fn keys_of_gcs_are_those_of_googles_kit() {
     let fake = Fake::new(Manner::Honours);
     let account = json!({"gcs_base_url": "http://127.0.0.1:1", "disable_oauth": true, "client_email": "",
                          "private_key": "", "private_key_id": ""});
-    let shelf = open(&Remote {
-        kind: Kind::Gcs,
+    let shelf = open(&BucketConfig {
+        kind: BucketKind::Gcs,
         bucket: "bucket".to_owned(),
         region: String::new(),
         endpoint: Some(fake.start()),
-        credentials: Credentials::ServiceAccount(account.to_string()),
+        credentials: BucketCredentials::ServiceAccount(account.to_string()),
     });
     for name in NAMES {
         for version in 0..2 {
@@ -596,12 +599,12 @@ async fn keys_of_gcs_are_those_of_googles_kit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_writes_over_what_is_there_is_found_out_and_still_loses_nothing_of_ours() {
     for manner in [Manner::Honours, Manner::Ignores, Manner::Cannot] {
-        let shelf = open(&Remote {
-            kind: Kind::S3,
+        let shelf = open(&BucketConfig {
+            kind: BucketKind::S3,
             bucket: "bucket".to_owned(),
             region: "us-east-1".to_owned(),
             endpoint: Some(Fake::new(manner).start()),
-            credentials: Credentials::Keys {
+            credentials: BucketCredentials::Keys {
                 key: "key".to_owned(),
                 secret: "secret".to_owned(),
                 token: None,

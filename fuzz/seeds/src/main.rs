@@ -4,7 +4,7 @@
 mod dialect;
 mod egress;
 
-use doors::ledger::{Call, Durability, Ledger, Outcome};
+use doors::ledger::{CallOutcome, Durability, Ledger, ModelCall};
 use init::{
     plan::{
         BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place,
@@ -261,16 +261,16 @@ fn pushes() -> Vec<Vec<u8>> {
 fn ledgers(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     let place = folder.join("ledger-of-seeds");
     let ledger = Ledger::open(&place, "owner", Durability::Process)?;
-    let call = Call {
+    let call = ModelCall {
         run: "r".into(),
         tenant: "t\u{1}\"".into(),
         model: "m".into(),
-        ..Call::default()
+        ..ModelCall::default()
     };
     let first = ledger.reserve(&call, Money(100), 10)?;
-    ledger.settle(first, &Outcome::unknown(Money(100), "dropped"))?;
-    ledger.inject("r".into(), "secret", "VARIABLE")?;
-    ledger.revoke("r", "s")?;
+    ledger.settle(first, &CallOutcome::unknown(Money(100), "dropped"))?;
+    ledger.record_injection("r".into(), "secret", "VARIABLE")?;
+    ledger.record_revocation("r", "s")?;
     ledger.reserve(&call, Money(u64::MAX), 10)?;
     drop(ledger);
     let text = fs::read(place.join("owner.jsonl"))?;
@@ -500,6 +500,7 @@ fn a_box() -> BoxPlan {
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
         copies: vec![c"/usr".to_owned()],
+        overlay: None,
         workspace: Some(host_path(
             c"/home/u/project",
             c"/workspace",

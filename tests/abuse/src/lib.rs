@@ -8,6 +8,7 @@ pub mod chance;
 pub mod host;
 pub mod neighbour;
 pub mod orphans;
+pub mod outside;
 
 pub use neighbour::Neighbour;
 
@@ -39,6 +40,11 @@ pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The folder as a workspace that is shared live: what its protections promise is about that.
+pub fn live(folder: &Path) -> String {
+    format!("{}:live", folder.display())
 }
 
 /// The binary under test.

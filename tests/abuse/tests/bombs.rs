@@ -91,10 +91,14 @@ fn files_in_scratch_space_are_memory_too() {
     if !bench.has_cgroup("memory") {
         return;
     }
+    // The disk in memory is no larger than the memory itself, so a program fills the rest.
+    let allocate = "exec python3 -c 'print(len(b\"x\" * (24 << 20)) >> 20)'";
+    let small = ["--memory", "48M", "--disk", "256M", "--file-size", "1G"];
+    let alone = bench.run(&small, &["sh", "-c", allocate]);
+    assert_eq!(alone.expect("succeeded", 0, &[]).stdout(), "24\n");
     for place in ["/tmp/bomb", "/dev/shm/bomb", "/workspace/bomb"] {
-        let script = format!("exec head -c 128M /dev/zero > {place}");
+        let script = format!("head -c 40M /dev/zero > {place} && {allocate}");
         let bomb = ["sh", "-c", &script];
-        let small = ["--memory", "48M", "--disk", "256M", "--file-size", "1G"];
         bench
             .attack(&small, &bomb)
             .expect("oom_killed", 137, &["memory"]);

@@ -30,7 +30,7 @@ fn quiet_peak(bench: &Bench) -> u64 {
     let mut command = bench.airlock("run");
     command
         .args(["--json", "--stdin", "--workspace"])
-        .arg(&workspace);
+        .arg(abuse::live(&workspace));
     command
         .args(["--", "sh", "-c", "touch ready; cat > /dev/null"])
         .stdin(Stdio::piped());

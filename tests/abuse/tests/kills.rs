@@ -118,7 +118,7 @@ impl Storm {
         let mut command = self.airlock("run");
         command
             .args(["--json", "--run-id", &run, "--workspace"])
-            .arg(&workspace);
+            .arg(abuse::live(&workspace));
         command
             .arg("--input")
             .arg(format!("in.bin={}", self.input.display()));
@@ -380,7 +380,7 @@ impl Beside {
                 &run,
                 "--workspace",
             ])
-            .arg(&workspace);
+            .arg(abuse::live(&workspace));
         command
             .args(["--", "sh", "-c", BESIDE])
             .stdin(Stdio::piped())
@@ -502,7 +502,7 @@ fn two_runs_in_one_workspace_the_killed_one_takes_no_protection_along() {
     let mut command = storm.airlock("run");
     command
         .args(["--run-id", &run, "--workspace"])
-        .arg(&beside.workspace)
+        .arg(abuse::live(&beside.workspace))
         .args(["--", "sleep", "1000"]);
     let mut killed = command.spawn().expect("airlock starts");
     eventually("the second run", || {
@@ -526,7 +526,7 @@ fn a_killed_run_can_be_started_again_under_its_name_at_once() {
     let neighbour = Neighbour::move_in(&storm.bench);
     let run = storm.bench.run_id("again");
     let workspace = storm.workspace("again");
-    let path = workspace.display().to_string();
+    let path = abuse::live(&workspace);
     let options = ["--run-id", &run, "--workspace", &path];
     let mut killed = storm
         .airlock("run")

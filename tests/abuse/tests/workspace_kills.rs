@@ -135,7 +135,7 @@ impl Storm {
         let mut command = self.airlock("run");
         command
             .args(["--run-id", run, "--workspace"])
-            .arg(self.work());
+            .arg(abuse::live(&self.work()));
         command
             .args(["--", "sh", "-c", WORK])
             .stdout(Stdio::null())
@@ -178,8 +178,10 @@ impl Storm {
             (!left && host::carrying(&run).is_empty()).then_some(())
         });
         match self.chance.below(2) {
-            // It says what it took out, as a failure.
-            0 => _ = self.airlock("sweep").output().expect("airlock starts"),
+            0 => {
+                let swept = self.airlock("sweep").output().expect("airlock starts");
+                assert!(swept.status.success(), "{what}: {swept:?}");
+            }
             _ => {
                 let mut next = self.airlock("run");
                 next.arg("--workspace").arg(self.bench.folder.join("other"));
@@ -202,13 +204,11 @@ impl Storm {
         assert_eq!(host::cgroups_naming(run), Vec::<PathBuf>::new(), "{what}");
         let held = self.bench.state.join("held").join(run);
         assert!(!held.join("start").exists(), "{what}: it is not settled");
-        let listed = self
-            .airlock("workspace")
-            .args(["held", run, "--json"])
-            .output();
+        let listed = self.airlock("workspace").args(["held", "--json"]).output();
         let listed = Outcome::read(Some(0), &listed.expect("airlock starts").stdout, b"").json;
-        let listed = listed["held_back"].as_array().expect("a list");
-        let kept: BTreeSet<_> = listed.iter().filter_map(|it| it["kept"].as_str()).collect();
+        let listed = listed["held_back"].as_array().expect("a list").iter();
+        let its = listed.filter(|it| it["run_id"] == run);
+        let kept: BTreeSet<_> = its.filter_map(|it| it["kept"].as_str()).collect();
         let there = fs::read_dir(&held).into_iter().flatten().flatten();
         let there: BTreeSet<_> = there
             .map(|entry| entry.path().display().to_string())

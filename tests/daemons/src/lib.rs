@@ -10,7 +10,10 @@ use std::{
     os::unix::{net::UnixStream, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -204,9 +207,29 @@ impl Drop for Daemons {
     }
 }
 
-/// Who has a Podman of his own.
+/// The name of the ordinary user of the tests. Root makes him where the machine does not have him yet, whichever test asks
+/// first; `AIRLOCK_TEST_USER` names another one, who must be there.
 pub fn user() -> String {
-    std::env::var("AIRLOCK_TEST_USER").unwrap_or_else(|_| USER.to_owned())
+    static NAME: OnceLock<String> = OnceLock::new();
+    let find_or_make = || {
+        let chosen = std::env::var("AIRLOCK_TEST_USER");
+        let name = chosen.clone().unwrap_or_else(|_| USER.to_owned());
+        if chosen.is_err() && !is_account(&name) {
+            // Another test program may be faster; whether he is there is for the caller to see.
+            _ = Command::new("useradd")
+                .args(["--system", "--no-create-home", "--user-group", &name])
+                .stderr(Stdio::null())
+                .status();
+        }
+        name
+    };
+    NAME.get_or_init(find_or_make).clone()
+}
+
+fn is_account(name: &str) -> bool {
+    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let mut names = accounts.lines().filter_map(|line| line.split(':').next());
+    names.any(|known| known == name)
 }
 
 fn check_prerequisites() {

@@ -426,7 +426,7 @@ fn a_provider_that_goes_on_beyond_the_cap_is_cut_within_a_frame() {
         );
         let native = match way {
             Way::Chat | Way::Gemini => "{\"error\":",
-            Way::OllamaChat | Way::OllamaGenerate => "{\"code\":\"budget_exceeded\",\"error\":",
+            Way::OllamaChat | Way::OllamaGenerate => "{\"code\":\"upstream_overrun\",\"error\":",
             Way::Responses => "event: response.failed\n",
             Way::Messages => "event: error\n",
             // Into one document nothing can be put.
@@ -499,7 +499,7 @@ fn what_was_served_beyond_the_reservation_is_recorded_and_spent() {
         house
             .rows("settle")
             .iter()
-            .all(|row| row["ending"] == "cut")
+            .all(|row| row["ending"] == "overrun")
     );
 }
 

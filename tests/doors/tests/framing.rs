@@ -534,6 +534,33 @@ fn bytes_behind_an_answer_are_nobodys_answer() {
 }
 
 #[test]
+fn kept_connections_are_not_shared_between_tenants() {
+    let house = House::new();
+    let of = |tenant: &str| {
+        let order = json!({ "provider": "openai", "tenant": tenant });
+        house.register(&order).token
+    };
+    let tokens = [of("one"), of("one"), of("two"), of("one"), of("two")];
+    for token in &tokens {
+        assert_eq!(house.status(token), 200);
+    }
+    let connections: Vec<_> = house
+        .provider
+        .served()
+        .calls
+        .iter()
+        .map(|call| call.connection)
+        .collect();
+    let [first, again, other, last, other_again] = connections[..] else {
+        panic!("five calls: {connections:?}")
+    };
+    assert!(
+        first != other && first == again && first == last && other == other_again,
+        "each tenant has its own, and keeps it: {connections:?}"
+    );
+}
+
+#[test]
 fn frames_arrive_one_by_one_while_the_provider_pauses() {
     let house = House::new();
     for (provider, path, body, ..) in streams() {

@@ -413,6 +413,42 @@ fn the_admin_is_not_to_be_found_where_sessions_call() {
 }
 
 #[test]
+fn the_same_idempotency_key_of_two_tenants_is_two_to_the_provider() {
+    let house = House::with_patience("forward_headers = [\"Idempotency-Key\"]");
+    let of = |tenant: &str| {
+        let order = json!({ "provider": "openai", "tenant": tenant });
+        house.register(&order).token
+    };
+    let (one, other) = (of("one"), of("two"));
+    let ask = |token: &str| {
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", &*bearer), ("idempotency-key", "order-1")];
+        let sent = request("POST", CHAT, &headers, &chat("m"));
+        assert_eq!(house.proxy.listen.ask(&sent).status, 200);
+    };
+    ask(&one);
+    ask(&one);
+    ask(&other);
+    let keys: Vec<_> = house
+        .provider
+        .served()
+        .calls
+        .iter()
+        .map(|call| {
+            let named = call
+                .headers
+                .iter()
+                .filter(|(name, _)| name == "idempotency-key");
+            named.map(|(_, value)| value.clone()).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(keys[0].len(), 1, "{keys:?}");
+    assert_eq!(keys[0], keys[1], "asked again by the same session");
+    assert_ne!(keys[0], keys[2]);
+    assert!(!keys.concat().iter().any(|key| key.contains("order-1")));
+}
+
+#[test]
 fn a_call_in_the_name_of_somebody_else_is_overwritten() {
     let house = House::new();
     let session = house.register(&openai());

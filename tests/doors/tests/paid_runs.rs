@@ -166,14 +166,43 @@ fn a_stream_that_was_cut_is_a_budget_that_was_spent() {
         pace_ms: 5,
         ..Script::default()
     });
-    let result = payer.run(&["--budget-usd", "1"], &[&body("m", true)]);
+    let length = body("m", true).to_string().len();
+    let limit = dollars(worst(length, 18));
+    let result = payer.run(&["--budget-usd", &limit], &[&body("m", true)]);
     assert_eq!(
         (&result["exit_code"], &result["limits_hit"]),
         (&json!(0), &json!(["budget"])),
         "{result}"
     );
-    let money = (result["usage"]["llm"]["cost_usd"].as_f64().expect("money") * 1e9).round() as u64;
-    assert!(money >= INPUT + 21 * OUTPUT, "{result}");
+    assert!(spent(&result) >= INPUT + 19 * OUTPUT, "{result}");
+}
+
+#[test]
+fn a_provider_that_says_too_much_has_not_spent_the_budget() {
+    let payer = Payer::new();
+    payer.provider.set(Script {
+        tokens: 400,
+        ignore_cap: true,
+        pace_ms: 5,
+        ..Script::default()
+    });
+    let result = payer.run(
+        &["--budget-usd", "1"],
+        &[&body("m", true), &body("m", false)],
+    );
+    assert_eq!(
+        (&result["exit_code"], &result["limits_hit"]),
+        (&json!(0), &json!([])),
+        "{result}"
+    );
+    let notes = result["notes"].to_string();
+    assert!(notes.contains("more than was reserved"), "{result}");
+    assert!(spent(&result) >= 2 * (INPUT + 21 * OUTPUT), "{result}");
+}
+
+fn spent(result: &Value) -> u64 {
+    let dollars = result["usage"]["llm"]["cost_usd"].as_f64();
+    (dollars.expect("money") * 1e9).round() as u64
 }
 
 #[test]

@@ -245,6 +245,35 @@ fn a_path_has_its_method_and_nothing_overrides_it() {
 }
 
 #[test]
+fn groups_of_tools_pass_and_what_the_provider_would_run_is_refused_by_name() {
+    let house = House::new();
+    let token = house.register(&openai()).token;
+    let function = json!({ "type": "function", "name": "f", "parameters": { "type": "object" } });
+    let ask = |tools: Value, later: Value| {
+        let item = json!({ "type": "additional_tools", "role": "developer", "tools": later });
+        let hello = json!({ "type": "message", "role": "user", "content": "hello" });
+        let body = json!({ "model": "m", "tools": tools, "input": [item, hello] });
+        house.call(&token, "/v1/responses", &body)
+    };
+    let group = |member: &Value| json!([{ "type": "namespace", "name": "n", "tools": [member] }]);
+    let answer = ask(group(&function), group(&function));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let search = json!({ "type": "web_search" });
+    for answer in [
+        ask(group(&search), json!([])),
+        ask(json!([function]), group(&search)),
+    ] {
+        assert_eq!(answer.status, 403, "{}", answer.text());
+        assert!(
+            answer.text().contains("`web_search` is refused"),
+            "{}",
+            answer.text()
+        );
+    }
+    assert_eq!(house.provider.served().count, 1, "the others did not leave");
+}
+
+#[test]
 fn no_spelling_of_a_metadata_service_is_configured() {
     // Each spelling is a unit test's business (`config/provider/tests.rs`); here it is the service that does not start.
     for base in [

@@ -1,11 +1,11 @@
 //! The first message of a tunnel (case 52): it asks for the server that the tunnel was opened to, in a way that nobody can
 //! read otherwise, or nothing of it arrives; and whoever does not finish it waits for nobody. Port 7 of the world echoes, so
-//! what arrived is seen byte by byte. How bytes are read: `doors/src/egress/hello_tests.rs`; a program that knows no proxy:
+//! what arrived is seen byte by byte. How bytes are read: `doors/src/egress/client_hello_tests.rs`; a program that knows no proxy:
 //! `unaware.rs`.
 //!
 //! | guard | without it fails |
 //! |---|---|
-//! | `check_hello` (`carry.rs`) | `a_first_message_asks_for_the_host_of_its_tunnel_or_does_not_arrive` |
+//! | `check_hello` (`forward.rs`) | `a_first_message_asks_for_the_host_of_its_tunnel_or_does_not_arrive` |
 //! | one name and no other (`hello.rs`) | the same, with two names |
 //! | nothing but TLS at 443 | `at_443_there_is_nothing_but_tls` |
 //! | `HELLO_TIME` | `who_never_finishes_is_let_go` |

@@ -3,7 +3,7 @@
 //!
 //! | guard | without it fails |
 //! |---|---|
-//! | rules before the lookup (`carry::open`, `names.rs`) | `nothing_is_asked_outside_for_a_name_that_is_not_allowed` |
+//! | rules before the lookup (`forward::open`, `dns.rs`) | `nothing_is_asked_outside_for_a_name_that_is_not_allowed` |
 //! | only addresses are asked for outside | `a_granted_name_carries_no_other_questions` |
 //! | the `within` list (`policy.rs`) | `what_the_project_left_out_is_not_asked_for_either` |
 

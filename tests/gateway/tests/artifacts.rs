@@ -196,6 +196,40 @@ fn names_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
+fn names_that_mean_something_else_are_not_kept() {
+    let server = Server::new();
+    let key = server.key(&["artifacts", "runs"]);
+    for name in [
+        "x/versions",
+        "x%2Fversions",
+        "a@1",
+        "a/b@18446744073709551615",
+        "a@+1",
+    ] {
+        let path = format!("/v1/artifacts/{name}");
+        let answer = put(&server, &key, &path, &[], b"x");
+        assert_eq!(answer.status, 400, "{name}: {}", answer.text());
+        assert!(
+            answer.text().contains("a name ends neither in"),
+            "{}",
+            answer.text()
+        );
+    }
+    let list = get(&server, &key, "/v1/artifacts", &[]).json();
+    assert_eq!(list["artifacts"], json!([]));
+    // The controls: each of these can be put, read, and named as an input.
+    for name in ["versions", "x/versions.txt", "a@b", "a@1/b", "@"] {
+        let path = format!("/v1/artifacts/{name}");
+        assert_eq!(put(&server, &key, &path, &[], b"x").status, 201, "{name}");
+        assert_eq!(get(&server, &key, &path, &[]).text(), "x", "{name}");
+        let run =
+            json!({ "command": ["cat", "in"], "inputs": [{ "name": "in", "artifact": name }] });
+        let ran = server.ask(&key, "POST", "/v1/runs", &[], &run);
+        assert_eq!(ran.json()["stdout"], "x", "{name}: {}", ran.text());
+    }
+}
+
+#[test]
 fn what_a_key_keeps_is_its_own_and_the_admin_sees_all() {
     let server = Server::new();
     let (one, other) = (

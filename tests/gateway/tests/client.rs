@@ -391,7 +391,7 @@ fn a_server_with_tls_is_believed_by_the_certificate_that_was_named_and_by_no_oth
     let stranger = output(remote(&folder, &url, &server.admin).args(words));
     assert_eq!(stranger.status.code(), Some(125));
     assert!(
-        said(&stranger).contains("cannot reach the server"),
+        said(&stranger).contains("its certificate is signed by nobody who is trusted here"),
         "{}",
         said(&stranger)
     );
@@ -555,6 +555,34 @@ fn images_of_a_server_are_loaded_listed_shown_and_removed_through_it() {
     );
     assert_eq!(ask(&["image", "rm", "tiny:1"]).status.code(), Some(0));
     assert!(!text(ask(&["image", "list"])).contains("tiny"));
+}
+
+#[test]
+fn a_folder_of_a_server_is_live_unless_it_is_said() {
+    let folder = Folder::new();
+    fs::create_dir(folder.at("project")).unwrap();
+    let project = folder.at("project").display().to_string();
+    let server = Server::with(&format!("[serve]\nfolders = [\"{project}\"]\n"), &[]);
+    let mode = |shared: &str, file: &str| {
+        let script = format!("echo made >{file}; echo evil >.envrc");
+        let words = [
+            "run",
+            "--json",
+            "--workspace",
+            shared,
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let ran = output(remote(&folder, &url(&server), &server.admin).args(words));
+        assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
+        assert!(folder.at("project").join(file).exists(), "{}", said(&ran));
+        let told: Value = serde_json::from_slice(&ran.stdout).expect("a result");
+        told["workspace"]["mode"].clone()
+    };
+    assert_eq!(mode(&project, "one"), "live");
+    assert_eq!(mode(&format!("{project}:staged"), "two"), "staged");
 }
 
 #[test]

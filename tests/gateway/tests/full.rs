@@ -2,10 +2,12 @@
 //! one in a mount namespace of the server's own, which ends with it.
 
 use gateway_tests::{Answer, Folder, Server, serve};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     io::Write,
+    os::{fd::AsRawFd, unix::fs::PermissionsExt},
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -20,9 +22,13 @@ impl Small {
     }
 
     fn of(size: &str) -> Small {
-        let folder = Folder::new();
+        Small::on(Folder::new(), size, "")
+    }
+
+    /// On a new folder, with this configuration.
+    fn on(folder: Folder, size: &str, configuration: &str) -> Small {
         fs::create_dir(folder.at("state")).expect("a folder");
-        let made = serve(&folder, "", &[]);
+        let made = serve(&folder, configuration, &[]);
         let mut command = Command::new("unshare");
         let mount = format!("mount -t tmpfs -o size={size},mode=700 small \"$0\" && exec \"$@\"");
         command
@@ -40,6 +46,41 @@ impl Small {
         Small(Server::started(command, folder, None))
     }
 
+    /// Another server on the same disk, after this one was killed.
+    fn restarted_after_a_kill(mut self, configuration: &str) -> Small {
+        let namespace = format!("/proc/{}/ns/mnt", self.0.pid);
+        // The disk is there as long as somebody has its namespace.
+        let namespace = File::open(namespace).expect("the server lives");
+        self.0.end(Signal::KILL);
+        let folder = std::mem::replace(&mut self.0.folder, Folder(PathBuf::new()));
+        let made = serve(&folder, configuration, &[]);
+        let ours = format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount={ours}")).arg("--");
+        command.arg(made.get_program()).args(made.get_args());
+        command.env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Small(Server::started(command, folder, Some(self.0.admin.clone())))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let ballast = self.ballast();
+        let folder = ballast.parent().expect("the state");
+        let found = rustix::fs::statvfs(folder).expect("it is there");
+        found.f_bavail * found.f_frsize
+    }
+
+    /// What all files of the ledger take.
+    fn ledger_bytes(&self) -> u64 {
+        let folder = self.ballast().with_file_name("ledger");
+        let files = fs::read_dir(folder).expect("it is there").flatten();
+        files
+            .map(|file| file.metadata().expect("a file").len())
+            .sum()
+    }
+
     /// As the server sees it.
     fn ballast(&self) -> PathBuf {
         let own = self.0.folder.at("state/ballast");
@@ -48,18 +89,29 @@ impl Small {
 
     /// Leaves so many bytes, about.
     fn fill_but(&self, free: u64) {
-        let found =
-            rustix::fs::statvfs(self.ballast().parent().expect("the state")).expect("it is there");
-        let ballast = vec![0; (found.f_bavail * found.f_frsize).saturating_sub(free) as usize];
+        let ballast = vec![0; self.free_bytes().saturating_sub(free) as usize];
         fs::write(self.ballast(), ballast).expect("so much fits");
     }
 
     /// Leaves not a byte.
     fn fill(&self) {
-        let mut file = File::create(self.ballast()).expect("a file");
+        let mut options = File::options();
+        let mut file = options
+            .append(true)
+            .create(true)
+            .open(self.ballast())
+            .expect("a file");
         for size in [1 << 16, 1] {
             while file.write_all(&vec![0; size]).is_ok() {}
         }
+    }
+
+    /// The same, and there is no reserve.
+    fn fill_with_the_reserve(&self) {
+        // In this order: with room it would be back at once.
+        self.fill();
+        fs::remove_file(self.ballast().with_file_name("reserve")).expect("it is kept");
+        self.fill();
     }
 
     fn empty(&self) {
@@ -203,7 +255,7 @@ fn an_end_that_cannot_be_written_is_told_to_nobody_until_it_can() {
     while !String::from_utf8_lossy(&events.rest).contains(r#""text":"out"#) {
         assert!(events.read(), "the positive control: events come");
     }
-    small.fill();
+    small.fill_with_the_reserve();
     let cancelled = server.delete("/v1/runs/long");
     assert_eq!(
         (cancelled.status, &cancelled.json()["status"]),
@@ -243,6 +295,249 @@ fn artifacts_of_a_run_that_do_not_fit_are_named() {
     );
     assert!(told["notes"].to_string().contains("out"), "{told}");
     assert_eq!(small.run().status, 200);
+}
+
+/// What a tenant has: a key with its name, a sandbox, a run under way and an artifact, each by its path.
+struct Tenant {
+    key: String,
+    key_path: String,
+    sandbox: String,
+    run: String,
+}
+
+impl Tenant {
+    fn new(small: &Small) -> Tenant {
+        let server = &small.0;
+        let order = json!({ "name": "attacker", "scopes": ["runs", "sandboxes", "artifacts"] });
+        let made = server.post("/v1/keys", &order).json();
+        let key = made["token"].as_str().expect("a token").to_owned();
+        let ask = |path: &str, order: &Value| {
+            let headers = [("prefer", "respond-async")];
+            let answer = server.ask(&key, "POST", path, &headers, order);
+            assert!(matches!(answer.status, 201 | 202), "{}", answer.text());
+            answer.json()
+        };
+        let sandbox = ask("/v1/sandboxes", &json!({}));
+        let run = ask("/v1/runs", &json!({ "command": ["sleep", "600"] }));
+        let path = |kind: &str, id: &Value| format!("/v1/{kind}/{}", id.as_str().expect("a name"));
+        assert_eq!(small.put("/v1/artifacts/old", &[7; 1 << 20]).status, 201);
+        Tenant {
+            key_path: path("keys", &made["id"]),
+            sandbox: path("sandboxes", &sandbox["sandbox_id"]),
+            run: path("runs", &run["run_id"]),
+            key,
+        }
+    }
+
+    /// As the database says.
+    fn is_revoked(&self, server: &Server) -> bool {
+        let keys = server.get("/v1/keys").json();
+        let all = keys["keys"].as_array().expect("keys").clone();
+        let is_it = |key: &Value| self.key_path.ends_with(key["id"].as_str().expect("a name"));
+        all.iter()
+            .any(|key| is_it(key) && key["revoked_at"].is_string())
+    }
+
+    fn status(&self, small: &Small) -> u16 {
+        let server = &small.0;
+        let path = "/v1/sandboxes";
+        server.ask(&self.key, "GET", path, &[], &Value::Null).status
+    }
+}
+
+#[test]
+fn an_admin_revokes_stops_and_cleans_on_a_full_disk() {
+    let small = Small::of("40m");
+    let (server, attacker) = (&small.0, Tenant::new(&small));
+    small.fill();
+    is_full(&small.run());
+    assert_eq!(attacker.status(&small), 200, "the positive control");
+    let revoked = server.delete(&attacker.key_path);
+    assert_eq!(revoked.status, 204, "{}", revoked.text());
+    assert_eq!(attacker.status(&small), 401);
+    let run = server.delete(&attacker.run);
+    assert!(matches!(run.status, 200 | 202), "{}", run.text());
+    server.until("the end of the run", || {
+        server.get(&attacker.run).json()["status"] == "cancelled"
+    });
+    let sandbox = server.delete(&attacker.sandbox);
+    assert_eq!(sandbox.status, 200, "{}", sandbox.text());
+    let read = server.get("/v1/artifacts/old");
+    assert_eq!(
+        read.status,
+        507,
+        "what was given free is not for this: {}",
+        read.text()
+    );
+    let removed = server.delete("/v1/artifacts/old");
+    assert_eq!(removed.status, 200, "{}", removed.text());
+    small.empty();
+    server.until("the reserve", || small.run().status == 200);
+    assert!(attacker.is_revoked(server));
+}
+
+/// A job of this key's that sleeps, by its path.
+fn sleeping_job(server: &Server, key: &str) -> String {
+    let order = json!({ "run": { "command": ["sleep", "600"] } });
+    let sent = server.ask(key, "POST", "/v1/jobs", &[], &order);
+    assert_eq!(sent.status, 202, "{}", sent.text());
+    let id = sent.json()["job_id"].clone();
+    format!("/v1/jobs/{}", id.as_str().expect("a name"))
+}
+
+#[track_caller]
+fn job_is_cancelled(server: &Server, job: &str) {
+    let cancelled = server.delete(job);
+    assert_eq!(cancelled.status, 200, "{}", cancelled.text());
+    server.until("the end of the job", || {
+        server.get(job).json()["status"] == "cancelled"
+    });
+}
+
+/// What is stopped of everybody's, by the names of its lists.
+#[track_caller]
+fn everything_is_stopped(server: &Server) -> Value {
+    let path = "/v1/worker/admin/stop-all-orchestrator-directed";
+    let stopped = server.post(path, &json!({ "version": 1 }));
+    assert_eq!(stopped.status, 200, "{}", stopped.text());
+    let stopped = stopped.json();
+    assert_eq!(stopped["left"], json!([]), "{stopped}");
+    stopped
+}
+
+#[test]
+fn a_server_that_was_killed_on_a_full_disk_starts_and_an_admin_revokes_stops_and_cleans() {
+    let slots = "[jobs]\nslots = 1\n";
+    let small = Small::on(Folder::new(), "40m", slots);
+    let attacker = Tenant::new(&small);
+    let running = sleeping_job(&small.0, &attacker.key);
+    small.0.until("its start", || {
+        small.0.get(&running).json()["status"] == "running"
+    });
+    let queued = sleeping_job(&small.0, &attacker.key);
+    small.fill();
+    is_full(&small.run());
+    let small = small.restarted_after_a_kill(slots);
+    let server = &small.0;
+    is_full(&small.run());
+    assert_eq!(attacker.status(&small), 200, "the positive control");
+    let revoked = server.delete(&attacker.key_path);
+    assert_eq!(revoked.status, 204, "{}", revoked.text());
+    assert_eq!(attacker.status(&small), 401);
+    job_is_cancelled(server, &queued);
+    everything_is_stopped(server);
+    let removed = server.delete("/v1/artifacts/old");
+    assert_eq!(removed.status, 200, "{}", removed.text());
+    small.empty();
+    server.until("the reserve", || small.run().status == 200);
+    assert!(attacker.is_revoked(server));
+}
+
+#[test]
+fn programs_that_go_on_writing_do_not_take_the_reserve() {
+    const MORE: u64 = 60;
+    let folder = Folder::new();
+    let shared = folder.at("shared");
+    fs::create_dir(&shared).expect("a folder");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).expect("its rights");
+    let small = Small::on(folder, "40m", &format!("[serve]\nfolders = [{shared:?}]\n"));
+    let (server, attacker) = (&small.0, Tenant::new(&small));
+    // Each round is a line of output, a denial, and a line of the ledger about it.
+    let script = "n=0; while :; do n=$((n+1)); curl -s -o /dev/null http://h$n.example/; \
+                  echo line $n; echo $n > new; mv new count; done";
+    let order = json!({
+        "command": ["sh", "-c", script], "workspace": shared, "allow_hosts": ["allowed.example"]
+    });
+    let prefer = [("prefer", "respond-async")];
+    let begun = server.ask(&attacker.key, "POST", "/v1/runs", &prefer, &order);
+    assert_eq!(begun.status, 202, "{}", begun.text());
+    let run = begun.json()["run_id"].clone();
+    let run = format!("/v1/runs/{}", run.as_str().expect("a name"));
+    let count = || {
+        let written = fs::read_to_string(shared.join("count")).unwrap_or_default();
+        written.trim().parse::<u64>().unwrap_or(0)
+    };
+    server.until("its first lines", || count() > 0);
+    let job = sleeping_job(server, &attacker.key);
+    let spare = server.post("/v1/keys", &json!({ "name": "spare", "scopes": ["runs"] }));
+    let spare = spare.json()["id"].clone();
+    small.fill();
+    let revoked = server.delete(&format!("/v1/keys/{}", spare.as_str().expect("a name")));
+    assert_eq!(
+        revoked.status,
+        204,
+        "the reserve is given: {}",
+        revoked.text()
+    );
+    // What was under way when the reserve was given is over.
+    let given = count();
+    server.until("another round", || count() > given + 1);
+    let (before, free, ledger) = (count(), small.free_bytes(), small.ledger_bytes());
+    server.until("more of its lines", || count() >= before + MORE);
+    assert_eq!(
+        small.ledger_bytes(),
+        ledger,
+        "of {MORE} requests that were denied"
+    );
+    let left = small.free_bytes();
+    assert!(left >= free / 2, "{left} of {free} bytes are left");
+    job_is_cancelled(server, &job);
+    let ended = server.delete(&run);
+    assert!(matches!(ended.status, 200 | 202), "{}", ended.text());
+    server.until("the end of the run", || {
+        server.get(&run).json()["status"] == "cancelled"
+    });
+    everything_is_stopped(server);
+    let sandbox = server.delete(&attacker.sandbox);
+    assert_eq!(sandbox.status, 200, "{}", sandbox.text());
+    let revoked = server.delete(&attacker.key_path);
+    assert_eq!(revoked.status, 204, "{}", revoked.text());
+    small.empty();
+    server.until("the reserve", || small.run().status == 200);
+    assert!(attacker.is_revoked(server));
+    let lines = server.get("/v1/audit?what=run.end&limit=1000").json();
+    let id = run.rsplit('/').next().expect("a name");
+    let all = lines["lines"].as_array().expect("lines");
+    let end = all.iter().find(|line| line["run"] == id);
+    let about = end.expect("its end")["about"].to_string();
+    assert!(about.contains("denials="), "they are counted: {about}");
+}
+
+#[test]
+fn a_revocation_takes_effect_before_it_can_be_written() {
+    let small = Small::of("40m");
+    let (server, attacker) = (&small.0, Tenant::new(&small));
+    small.fill_with_the_reserve();
+    let revoked = server.delete(&attacker.key_path);
+    assert!(matches!(revoked.status, 202 | 204), "{}", revoked.text());
+    assert_eq!(attacker.status(&small), 401);
+    small.empty();
+    server.until("its line", || attacker.is_revoked(server));
+    assert_eq!(attacker.status(&small), 401);
+}
+
+#[test]
+fn a_key_is_revoked_at_the_machine_although_its_disk_is_full() {
+    let small = Small::of("40m");
+    let attacker = Tenant::new(&small);
+    small.fill();
+    let id = attacker.key_path.rsplit('/').next().expect("its name");
+    let folder = &small.0.folder;
+    let ran = Command::new("nsenter")
+        .args(["--mount", "--target", &small.0.pid.to_string(), "--"])
+        .arg(cli::airlock())
+        .arg("--state")
+        .arg(folder.at("state"))
+        .args(["key", "revoke", id])
+        .output()
+        .expect("it runs");
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    assert_eq!(attacker.status(&small), 401);
+    small.empty();
 }
 
 /// A sandbox of this key's whose programs have written so many megabytes each, one after the other.

@@ -227,15 +227,28 @@ fn bodies_of_a_key_are_bounded_while_they_arrive_and_fit_again_when_one_is_done(
 #[test]
 fn connections_are_kept_and_bounded() {
     let server = Server::with("[serve]\nconnections = 2\n", &[]);
-    let ask = server.request("", "GET", "/healthz", &[], &json!(null));
-    let (mut one, mut two) = (server.client.open(&ask), server.client.open(&ask));
-    assert_eq!((one.answer().status, two.answer().status), (200, 200));
-    let full = server.client.open(&ask).answer();
-    assert!(full.status == 503 || full.status == 0, "{full:?}");
+    let ask = server.request(&server.admin, "GET", "/v1/keys", &[], &json!(null));
+    let mut one = server.client.open(&ask);
+    assert_eq!(one.answer().status, 200);
+    let mut two = server.client.open(&ask);
+    assert_eq!(two.answer().status, 200);
+    two.send(&ask);
+    assert_eq!(two.answer().status, 200, "a kept connection serves again");
+    let mut three = server.client.open(&ask);
+    assert_eq!(three.answer().status, 200, "the idlest makes room for it");
     one.send(&ask);
-    assert_eq!(one.answer().status, 200, "a kept connection serves again");
-    drop(one);
-    server.until("room", || server.client.open(&ask).answer().status == 200);
+    assert_eq!(one.answer().status, 0, "that was this one");
+    two.send(&ask);
+    assert_eq!(two.answer().status, 200, "and no other");
+    let ask = server.request("", "GET", "/healthz", &[], &json!(null));
+    let mut stranger = server.client.open(&ask);
+    let answer = stranger.answer();
+    assert_eq!(
+        (answer.status, answer.header("connection")),
+        (200, Some("close"))
+    );
+    stranger.send(&ask);
+    assert_eq!(stranger.answer().status, 0, "a stranger asks once");
 }
 
 #[test]

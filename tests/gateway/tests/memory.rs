@@ -2,14 +2,17 @@
 
 use gateway_tests::{Folder, Server, serve};
 use serde_json::{Value, json};
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt};
 
 const MIB: u64 = 1 << 20;
 
 /// A server that gives back at once what it frees, so that what it holds can be seen.
 fn server() -> Server {
-    let folder = Folder::new();
-    let mut command = serve(&folder, "", &[]);
+    server_on(Folder::new(), "")
+}
+
+fn server_on(folder: Folder, configuration: &str) -> Server {
+    let mut command = serve(&folder, configuration, &[]);
     command
         .env("MALLOC_MMAP_THRESHOLD_", "1048576")
         .env("MALLOC_ARENA_MAX", "1");
@@ -17,11 +20,15 @@ fn server() -> Server {
 }
 
 fn resident(server: &Server) -> u64 {
+    field(server, "VmRSS:")
+}
+
+fn field(server: &Server, name: &str) -> u64 {
     let status =
         fs::read_to_string(format!("/proc/{}/status", server.pid)).expect("the server lives");
     let line = status
         .lines()
-        .find(|line| line.starts_with("VmRSS:"))
+        .find(|line| line.starts_with(name))
         .expect("its memory");
     line.split_whitespace()
         .nth(1)
@@ -106,6 +113,70 @@ fn output_that_nobody_takes_stays_where_it_is() {
         grown < COUNT * 4 * MIB,
         "{} MiB for {COUNT} who read nothing",
         grown / MIB
+    );
+}
+
+/// The most that it ever took since this was set back.
+fn peak(server: &Server) -> u64 {
+    field(server, "VmHWM:")
+}
+
+fn set_peak_back(server: &Server) {
+    fs::write(format!("/proc/{}/clear_refs", server.pid), "5").expect("it is ours");
+}
+
+#[test]
+fn large_results_that_come_together_become_text_one_at_a_time() {
+    const COUNT: u64 = 10;
+    // Of each stream; a zero byte is six of JSON.
+    const WRITTEN: u64 = 4 * MIB;
+    const TEXT: u64 = 2 * 6 * WRITTEN;
+    let folder = Folder::new();
+    let shared = folder.at("shared");
+    fs::create_dir(&shared).expect("a folder");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).expect("its rights");
+    let server = server_on(folder, &format!("[serve]\nfolders = [{shared:?}]\n"));
+    let key = server.key(&["runs"]);
+    let begin = |number: u64| {
+        let script = format!(
+            "head -c {WRITTEN} /dev/zero; head -c {WRITTEN} /dev/zero >&2; touch {number}; sleep 600"
+        );
+        let order = json!({
+            "command": ["sh", "-c", script], "workspace": shared, "output": "8M", "memory": "64M"
+        });
+        let headers = [("prefer", "respond-async")];
+        let begun = server.ask(&key, "POST", "/v1/runs", &headers, &order);
+        assert_eq!(begun.status, 202, "{}", begun.text());
+        let id = begun.json()["run_id"].clone();
+        server.until("its output", || shared.join(number.to_string()).exists());
+        format!("/v1/runs/{}", id.as_str().expect("a name"))
+    };
+    let paths: Vec<_> = (0..COUNT).map(begin).collect();
+    let before = resident(&server);
+    set_peak_back(&server);
+    std::thread::scope(|scope| {
+        for path in &paths {
+            scope.spawn(|| server.ask(&key, "DELETE", path, &[], &Value::Null));
+        }
+    });
+    let ended = || {
+        let all = server
+            .ask(&key, "GET", "/v1/runs", &[], &Value::Null)
+            .json();
+        let runs = all["runs"].as_array().expect("a list").clone();
+        let ended = runs.iter().filter(|run| run["status"] == "cancelled");
+        ended.count()
+    };
+    // One after the other, each in its time.
+    for count in 1..=paths.len() {
+        server.until("one more end", || ended() >= count);
+    }
+    let grown = peak(&server).saturating_sub(before);
+    assert!(
+        grown < COUNT * TEXT / 8 * 5,
+        "{} MiB for {COUNT} results of {} MiB of text",
+        grown / MIB,
+        TEXT / MIB
     );
 }
 

@@ -160,3 +160,40 @@ fn a_body_that_is_too_large_for_any_route_is_a_problem_of_its_own() {
     );
     assert_eq!(answer.status, 200, "a body is JSON whatever it is called");
 }
+
+#[test]
+fn hints_are_in_words_of_http_and_name_the_field() {
+    let server = Server::new();
+    let problem = |body: &Value| server.post("/v1/runs", body).json();
+    let none = problem(&json!({}));
+    let hint = none["detail"].as_str().unwrap();
+    assert!(
+        hint.contains("`command`") && !hint.contains("airlock run"),
+        "{none}"
+    );
+    let text = problem(&json!({ "command": "echo \"hi\"" }));
+    let title = text["title"].as_str().unwrap();
+    assert!(title.contains("`command`: invalid type: string"), "{text}");
+    assert!(
+        !title.contains("\\\\\""),
+        "nothing is escaped twice: {text}"
+    );
+    let good = problem(&json!({ "command": ["true"] }));
+    assert_eq!(good["status"], "succeeded", "the control: {good}");
+}
+
+#[test]
+fn a_file_below_a_folder_that_is_missing_is_told_how_that_is_made() {
+    let server = Server::new();
+    let sandbox = server.post("/v1/sandboxes", &json!({})).json();
+    let id = sandbox["sandbox_id"].as_str().unwrap();
+    let file = format!("/v1/sandboxes/{id}/files/sub/x");
+    let put = |path: &str| server.ask(&server.admin, "PUT", path, &[], &json!("x"));
+    let missing = put(&file);
+    assert_eq!(missing.status, 404, "{}", missing.text());
+    assert!(missing.text().contains("?mkdir=true"), "{}", missing.text());
+    assert_eq!(put(&format!("{file}?mkdir=true")).status, 201);
+    let absent = server.get(&format!("{file}y"));
+    assert_eq!(absent.status, 404);
+    assert!(!absent.text().contains("mkdir"), "{}", absent.text());
+}

@@ -1,13 +1,14 @@
 //! How the server starts and ends.
 
-use gateway_tests::{Server, refusal, serve};
+use gateway_tests::{LOUD, Server, refusal, serve};
 use inside::{Who, ordinary};
 use rustix::process::Signal;
 use serde_json::json;
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::{fs::PermissionsExt, process::CommandExt},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 #[test]
@@ -136,6 +137,93 @@ fn a_key_file_that_others_read_or_that_is_a_link_is_refused() {
     let said = refusal(&mut serve(&folder, "", &["--admin-key-file", "link"]));
     assert!(said.contains("cannot be used as the admin's key"), "{said}");
     assert!(!folder.at("elsewhere").exists());
+}
+
+#[test]
+fn a_key_file_in_a_missing_folder_is_refused_by_its_folder() {
+    let folder = gateway_tests::Folder::new();
+    let said = refusal(&mut serve(
+        &folder,
+        "",
+        &["--admin-key-file", "missing/key"],
+    ));
+    assert!(said.contains("a folder that exists"), "{said}");
+    fs::create_dir(folder.at("missing")).unwrap();
+    let server = Server::on(folder, "", &["--admin-key-file", "missing/key"], None);
+    assert!(server.folder.at("missing/key").exists());
+}
+
+#[test]
+fn a_busy_port_leaves_neither_a_key_nor_the_record_of_a_start() {
+    let folder = gateway_tests::Folder::new();
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = busy.local_addr().unwrap().to_string();
+    let said = refusal(&mut serve(&folder, "", &["--listen", &place]));
+    assert!(said.contains("cannot listen on"), "{said}");
+    drop(busy);
+    let mut server = Server::on(folder, "", &["--listen", &place, LOUD], None);
+    assert_eq!(server.get("/v1/keys").status, 200, "the key is shown now");
+    let keys = server.get("/v1/keys").json();
+    assert_eq!(keys["keys"].as_array().unwrap().len(), 1, "{keys}");
+    let (_, said) = server.end(Signal::TERM);
+    assert!(said.contains("node_boot"), "{said}");
+    assert!(!said.contains("the one before"), "{said}");
+}
+
+#[test]
+fn a_start_that_was_refused_is_not_taken_for_killed() {
+    let folder = gateway_tests::Folder::new();
+    fs::write(folder.at("key"), "no key").unwrap();
+    fs::set_permissions(folder.at("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    refusal(&mut serve(&folder, "", &["--admin-key-file", "key"]));
+    let mut server = Server::on(folder, "", &[LOUD], None);
+    let (_, said) = server.end(Signal::TERM);
+    assert!(said.contains("the one before ended: not started"), "{said}");
+
+    // The control: one that was killed is taken for killed.
+    let mut killed = Server::new();
+    let admin = killed.admin.clone();
+    killed.end(Signal::KILL);
+    let folder = std::mem::replace(&mut killed.folder, gateway_tests::Folder::new());
+    let mut server = Server::on(folder, "", &[LOUD], Some(admin));
+    let (_, said) = server.end(Signal::TERM);
+    assert!(said.contains("the one before ended: killed"), "{said}");
+}
+
+#[test]
+fn a_start_without_a_key_to_show_says_how_to_make_one() {
+    let mut first = Server::new();
+    first.end(Signal::TERM);
+    let state = first.folder.at("state");
+    let mut again = Command::new(cli::airlock())
+        .args(["serve", "--quiet", "--listen", "127.0.0.1:0", "--pool", "0"])
+        .arg("--state")
+        .arg(&state)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(again.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert!(line.starts_with("listen "), "{line}");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&again), Signal::TERM).unwrap();
+    let said = again.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr);
+    let command = format!(
+        "`airlock key create --name NAME --scope admin --state {}`",
+        state.display()
+    );
+    assert!(said.contains(&command), "{said}");
+    let made = Command::new(cli::airlock())
+        .args([
+            "key", "create", "--name", "me", "--scope", "admin", "--state",
+        ])
+        .arg(&state)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
 }
 
 #[test]

@@ -86,6 +86,93 @@ fn with_a_certificate_it_speaks_tls_and_nothing_else() {
     );
 }
 
+/// A certificate that is its own authority, as `openssl req -x509` makes it.
+fn own_authority(name: &str) -> (String, String) {
+    let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a certificate");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a certificate");
+    let own = params.self_signed(&key).expect("a certificate");
+    (own.pem(), key.serialize_pem())
+}
+
+#[test]
+fn the_client_believes_the_very_certificate_that_was_named() {
+    let folder = Folder::new();
+    let (own, key) = own_authority("localhost");
+    fs::write(folder.at("chain.pem"), own).expect("a certificate");
+    fs::write(folder.at("key.pem"), key).expect("a key");
+    let server = Server::on(folder, "", &TLS, None);
+    fs::write(server.folder.at("other.pem"), own_authority("localhost").0).unwrap();
+    let gateway_tests::Client::Tcp(address) = &server.client else {
+        panic!("a port")
+    };
+    let ask = |url: &str, more: &[&str]| {
+        let mut command = Command::new(cli::airlock());
+        command.args(["run", "--server", url]).args(more);
+        command.args(["--", "echo", "hello"]);
+        command.current_dir(&server.folder.0);
+        command.env("AIRLOCK_KEY", &server.admin);
+        let output = command.output().expect("airlock starts");
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let at = |name: &str| format!("https://{name}:{}", address.port());
+    let (status, stdout, said) = ask(&at("localhost"), &["--server-ca", "chain.pem"]);
+    assert_eq!((status, stdout.as_str()), (Some(0), "hello\n"), "{said}");
+    for (name, more, words) in [
+        (
+            "localhost",
+            &["--server-ca", "other.pem"][..],
+            "is not the one that was named",
+        ),
+        ("localhost", &[], "its certificate"),
+        (
+            "127.0.0.1",
+            &["--server-ca", "chain.pem"],
+            "is for another name",
+        ),
+    ] {
+        let (status, stdout, said) = ask(&at(name), more);
+        assert_eq!((status, stdout.as_str()), (Some(125), ""), "{said}");
+        assert!(
+            said.contains(words) && said.contains("--server-ca"),
+            "{said}"
+        );
+        assert!(
+            !said.contains("Error(") && !said.contains("airlock serve"),
+            "{said}"
+        );
+    }
+    let plain = format!("http://localhost:{}", address.port());
+    let (status, _, said) = ask(&plain, &[]);
+    assert_eq!(status, Some(125));
+    assert!(said.contains("a server with TLS is at https://"), "{said}");
+}
+
+#[test]
+fn a_client_that_expects_tls_says_so_where_there_is_none() {
+    let server = Server::new();
+    let gateway_tests::Client::Tcp(address) = &server.client else {
+        panic!("a port")
+    };
+    let output = Command::new(cli::airlock())
+        .args([
+            "run",
+            "--server",
+            &format!("https://{address}"),
+            "--",
+            "true",
+        ])
+        .env("AIRLOCK_KEY", &server.admin)
+        .output()
+        .expect("airlock starts");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("without TLS it is at http://"), "{said}");
+}
+
 #[test]
 fn a_certificate_that_cannot_be_used_is_refused_at_the_start() {
     let folder = Folder::new();

@@ -1,7 +1,7 @@
 //! Bills: what a tenant is told that it used is what the provider says it served, whoever asks, in whatever form, and
 //! however the server ended meanwhile.
 
-use doors::ledger::{self, Call, Durability, Ledger};
+use doors::ledger::{self, Durability, Ledger, ModelCall};
 use doors_tests::money::{dollars, price};
 use gateway_tests::{refusal, serve};
 use node_tests::{
@@ -571,15 +571,16 @@ fn what_a_server_that_died_days_ago_left_open_counts_today_and_once_and_its_ledg
     let day = Day(since.as_secs() / 86_400 - 3);
     let ledgers = server.folder.at("state/ledger");
     assert!(server.end(Signal::TERM).0.success());
-    let dead = Ledger::open(&ledgers, &ledger::of_day(day), Durability::Process).expect("a ledger");
-    let call = Call {
+    let dead =
+        Ledger::open(&ledgers, &ledger::daily_segment(day), Durability::Process).expect("a ledger");
+    let call = ModelCall {
         tenant: "acme".into(),
         model: "m".into(),
-        ..Call::default()
+        ..ModelCall::default()
     };
     dead.reserve(&call, Money(7_000), 1).expect("it is written");
     drop(dead);
-    let path = ledgers.join(format!("{}.jsonl", ledger::of_day(day)));
+    let path = ledgers.join(format!("{}.jsonl", ledger::daily_segment(day)));
     let file = std::fs::File::options()
         .append(true)
         .open(&path)

@@ -906,7 +906,7 @@ fn audit(server: &Server, query: &str) -> Vec<Value> {
 
 #[test]
 fn a_cancel_is_carried_out_even_if_whoever_asked_hangs_up() {
-    let server = Server::with("[jobs]\nslots = 18\n", &[]);
+    let server = Server::with("[jobs]\nslots = 18\n[tenant.\"*\"]\nmemory = \"1T\"\n", &[]);
     let sleep = json!({ "run": { "command": ["sleep", "600"] } });
     let ids: Vec<_> = (0..16)
         .map(|_| submit(&server, &server.admin, &sleep))

@@ -104,11 +104,14 @@ fn rows() -> Vec<Row> {
         row("get", "/v1/sandboxes/{id}/logs", nothing(), 200),
         row("get", "/v1/sandboxes/{id}/pty", nothing(), 101),
         row("post", "/v1/sandboxes/{id}/fork", json!({}), 201),
+        // It has no workspace of the server's, which its own tenant is told.
+        row("post", "/v1/sandboxes/{id}/workspace/apply", json!({}), 409),
         row("post", "/v1/sandboxes/{id}/pause", nothing(), 200),
         row("post", "/v1/sandboxes/{id}/resume", nothing(), 200),
         row("get", "/v1/artifacts/{name}", nothing(), 200),
         row("get", "/v1/artifacts/{name}/versions", nothing(), 200),
         row("get", "/v1/workspaces/{id}/diff", nothing(), 200),
+        row("get", "/v1/workspaces/{id}/files/{path}", nothing(), 200),
         row(
             "post",
             "/v1/workspaces/{id}/commit",
@@ -148,7 +151,7 @@ impl Things {
         let text = |value: &Value, name: &str| value[name].as_str().expect("a name").to_owned();
         let run = text(&post("/v1/runs", json!({ "command": ["true"] })), "run_id");
         let order =
-            json!({ "command": ["touch", "new"], "workspace": project.0, "copy_on_write": true });
+            json!({ "command": ["touch", "file"], "workspace": project.0, "copy_on_write": true });
         let workspace = text(&post("/v1/runs", order), "run_id");
         let job = text(
             &post("/v1/jobs", json!({ "run": { "command": ["true"] } })),

@@ -106,7 +106,8 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
     });
     let receiver = Receiver::new();
     let configuration = format!(
-        "[serve]\nfolders = [\"{}\"]\n[jobs]\nslots = {SLOTS}\n{OPEN}{}",
+        "[serve]\nfolders = [\"{}\"]\n[tenant.\"*\"]\nmemory = \"1T\"\n\
+         [jobs]\nslots = {SLOTS}\n{OPEN}{}",
         marks.0.display(),
         doors_tests::configuration(&provider, &secrets)
     );

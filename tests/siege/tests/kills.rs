@@ -461,6 +461,7 @@ impl Storm {
             "audit/server.lock",
             "ledger",
             "ledger/owner.jsonl",
+            "reserve",
             "runs",
             "serve.lock",
             "upkeep.lock",

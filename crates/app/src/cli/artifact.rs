@@ -476,6 +476,7 @@ fn failure(error: StoreError) -> Failure {
         StoreError::ContentType { .. } => {
             (ErrorCode::InvalidSpec, "write a type such as text/plain")
         }
+        StoreError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
         _ => (
             ErrorCode::InvalidSpec,
             "`airlock artifact list` shows what is kept",

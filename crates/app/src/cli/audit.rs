@@ -11,7 +11,7 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, Subcommand, ValueEnum};
-use engine::usage::Books;
+use engine::usage::UsageProjection;
 use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
@@ -204,7 +204,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     // Without the database the ledger cannot be compared; whoever looks does not make one.
     let ledgers = match state.join("airlock.db").symlink_metadata().is_ok() {
         true => {
-            let books = Books::open(state)?;
+            let books = UsageProjection::open(state)?;
             problems.extend(books.verify()?);
             books.segments()?
         }

@@ -8,7 +8,7 @@ use super::{
 use crate::config::{Store, Surroundings};
 use ::fs::Dir;
 use clap::Args;
-use engine::backup::{Backup, BackupError, Report};
+use engine::backup::{Backup, BackupError, BackupReport};
 use rustix::fs::{FileType, Mode};
 use spec::ErrorCode;
 use std::{
@@ -80,7 +80,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(u8::from(!report.problems.is_empty()))
 }
 
-fn write(of: &Backup<'_>, to: impl Write) -> Result<Report, Failure> {
+fn write(of: &Backup<'_>, to: impl Write) -> Result<BackupReport, Failure> {
     let mut shown = Shown::new();
     let mut progress = |path: &str, size: u64| shown.next(path, size);
     let report = engine::backup::backup(of, BufWriter::with_capacity(BUFFER, to), &mut progress);
@@ -96,7 +96,12 @@ pub(super) fn failure(error: &BackupError) -> Failure {
     }
 }
 
-fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Result<(), Failure> {
+fn tell(
+    options: &Options,
+    report: &BackupReport,
+    to_stdout: bool,
+    local: bool,
+) -> Result<(), Failure> {
     let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
     if !local {
         lines.push(Line::Note(
@@ -123,7 +128,7 @@ fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Res
 
 /// Writes to a file that has its name only when it is whole. What lies in a folder that others may write to is neither
 /// followed nor written over.
-fn write_file(of: &Backup<'_>, path: &Path) -> Result<Report, Failure> {
+fn write_file(of: &Backup<'_>, path: &Path) -> Result<BackupReport, Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(taken(path));
     }

@@ -150,12 +150,10 @@ fn settings(
             .variable("PATH")
             .unwrap_or(OsStr::new(spec::DEFAULT_PATH))
             .to_owned(),
-        docker_socket: docker_socket(surroundings),
-        podman_socket: config
-            .podman
-            .iter()
-            .map(|at| path_of(at))
-            .find(|path| path.exists()),
+        docker_socket: socket(&config.docker)
+            .or(config.docker.first().map(PathBuf::from))
+            .unwrap_or_default(),
+        podman_socket: socket(&config.podman),
         image_size: options.image_size.map(|size| size.0),
         scratch: std::env::temp_dir()
             .join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
@@ -163,17 +161,12 @@ fn settings(
     })
 }
 
-/// Where Docker's own client would look.
-fn docker_socket(surroundings: &Surroundings) -> PathBuf {
-    let named = surroundings.variable("DOCKER_HOST").and_then(OsStr::to_str);
-    named
-        .and_then(|host| host.strip_prefix("unix://"))
-        .unwrap_or("/var/run/docker.sock")
-        .into()
-}
-
-fn path_of(host: &str) -> PathBuf {
-    host.strip_prefix("unix://").unwrap_or(host).into()
+/// The socket where runs would find an engine. One that is elsewhere (`tcp://…`) is not measured in its place.
+fn socket(places: &[String]) -> Option<PathBuf> {
+    places
+        .iter()
+        .map(|place| PathBuf::from(place.strip_prefix("unix://").unwrap_or(place)))
+        .find(|path| path.exists())
 }
 
 fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failure> {
@@ -191,4 +184,21 @@ fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failur
     to(&options.json, &|| json.clone() + "\n")?;
     to(&options.svg, &|| report.svg())?;
     to(&options.text, &|| report.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_that_is_measured_is_the_one_that_runs_would_use() {
+        let here = std::env::current_exe().unwrap();
+        let named = |place: &str| socket(&[place.to_owned()]);
+        let there = format!("unix://{}", here.display());
+        assert_eq!(named(&there), Some(here.clone()));
+        assert_eq!(named("unix:///nowhere/docker.sock"), None);
+        assert_eq!(named("tcp://127.0.0.1:2375"), None);
+        let both = ["unix:///nowhere/docker.sock".to_owned(), there];
+        assert_eq!(socket(&both), Some(here));
+    }
 }

@@ -1,13 +1,14 @@
 //! `airlock doctor`: what this host can enforce, and the one command that mends what it cannot.
 
 use super::{
-    Global,
+    Global, REFUSED,
     message::{self, Failure, printable},
     open_engine, print, print_json,
 };
 use crate::config::Surroundings;
 use clap::Args;
 use engine::{Check, CheckState};
+use spec::ErrorCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,7 +17,7 @@ Examples:
   airlock doctor --capability-report | jq .sandbox.features
 
 ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
-Exit status: 0 if runs can be made on this host, 1 if not.";
+Exit status: 0 if runs can be made on this host, 1 if not, 125 if it could not be asked.";
 
 /// No run can be made here.
 const UNFIT: u8 = 1;
@@ -43,7 +44,12 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
         {
             message::say(&unwritten.lines());
         }
-        UNFIT
+        // Asked of the wrong place, it said nothing of this one.
+        if failure.code == ErrorCode::InvalidSpec {
+            REFUSED
+        } else {
+            UNFIT
+        }
     })
 }
 
@@ -59,7 +65,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
                     &engine,
                     &config.policy,
                     &facts,
-                    &gateway::Node::default(),
+                    &gateway::NodeSettings::default(),
                     None,
                 )
                 .await,

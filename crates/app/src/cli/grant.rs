@@ -7,7 +7,7 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::Args;
-use engine::control::{self, Ask, ControlError, LONGEST_GRANT, Told};
+use engine::control::{self, ControlError, ControlRequest, MAX_GRANT, RuleInfo};
 use serde_json::json;
 use spec::{ErrorCode, Id, Time};
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let run = Id::new(&options.run)
         .map_err(|bad| Failure::invalid(bad.to_string(), "name a run by its identifier"))?;
     let config = global.configure(surroundings)?;
-    let rules = control::ask(&config.state, &run, &ask)?;
+    let rules = control::send_request(&config.state, &run, &ask)?;
     match options.json {
         true => print_json(&json!({ "run_id": run, "rules": rules }))?,
         false => print(&text(&rules))?,
@@ -74,25 +74,25 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn question(options: &Options) -> Result<Ask, Failure> {
+fn question(options: &Options) -> Result<ControlRequest, Failure> {
     let Some(host) = options.host.clone() else {
-        return Ok(Ask::List {});
+        return Ok(ControlRequest::List {});
     };
     if options.deny {
-        return Ok(Ask::Deny { host });
+        return Ok(ControlRequest::Deny { host });
     }
     if options.revoke {
-        return Ok(Ask::Revoke { host });
+        return Ok(ControlRequest::Revoke { host });
     }
     match options.time.0 {
-        time if time < Duration::from_secs(1) || time > LONGEST_GRANT => {
+        time if time < Duration::from_secs(1) || time > MAX_GRANT => {
             let message = format!("a grant cannot last {}", options.time);
             Err(Failure::invalid(
                 message,
                 "give --for a time from 1s to 24h",
             ))
         }
-        time => Ok(Ask::Grant {
+        time => Ok(ControlRequest::Grant {
             host,
             seconds: time.as_secs(),
         }),
@@ -100,7 +100,7 @@ fn question(options: &Options) -> Result<Ask, Failure> {
 }
 
 /// One rule a line: how, whereto, for how long, and where it comes from.
-fn text(rules: &[Told]) -> String {
+fn text(rules: &[RuleInfo]) -> String {
     if rules.is_empty() {
         return "no rule: nothing is let out\n".to_owned();
     }
@@ -122,7 +122,7 @@ fn text(rules: &[Told]) -> String {
     cells.iter().map(row).collect()
 }
 
-fn cells(rule: &Told) -> [String; 4] {
+fn cells(rule: &RuleInfo) -> [String; 4] {
     let ports = match &rule.ports {
         Some(ports) => ports
             .iter()
@@ -182,7 +182,7 @@ mod tests {
     use crate::cli::Command;
     use clap::Parser;
 
-    fn asked(words: &[&str]) -> Result<Ask, Failure> {
+    fn asked(words: &[&str]) -> Result<ControlRequest, Failure> {
         let words = ["airlock", "grant", "r"].iter().chain(words);
         match Cli::try_parse_from(words)
             .map_err(|error| Failure::invalid(error.to_string(), ""))?
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn the_options_become_one_question() {
         let grant = |host: &str, seconds| {
-            Ok(Ask::Grant {
+            Ok(ControlRequest::Grant {
                 host: host.to_owned(),
                 seconds,
             })
@@ -208,17 +208,17 @@ mod tests {
         );
         assert_eq!(
             asked(&["a.com", "--deny"]),
-            Ok(Ask::Deny {
+            Ok(ControlRequest::Deny {
                 host: "a.com".to_owned()
             })
         );
         assert_eq!(
             asked(&["a.com", "--revoke"]),
-            Ok(Ask::Revoke {
+            Ok(ControlRequest::Revoke {
                 host: "a.com".to_owned()
             })
         );
-        assert_eq!(asked(&["--list"]), Ok(Ask::List {}));
+        assert_eq!(asked(&["--list"]), Ok(ControlRequest::List {}));
         for words in [
             &[][..],
             &["a.com", "--list"],
@@ -233,13 +233,14 @@ mod tests {
 
     #[test]
     fn rules_are_shown_in_columns_and_steer_no_terminal() {
-        let rule = |name: &str, host: &str, ports: Option<Vec<u16>>, mode: &str, expires_in| Told {
-            name: name.to_owned(),
-            host: host.to_owned(),
-            ports,
-            mode: mode.to_owned(),
-            expires_in,
-        };
+        let rule =
+            |name: &str, host: &str, ports: Option<Vec<u16>>, mode: &str, expires_in| RuleInfo {
+                name: name.to_owned(),
+                host: host.to_owned(),
+                ports,
+                mode: mode.to_owned(),
+                expires_in,
+            };
         let rules = [
             rule(
                 "--allow-host pypi.org",

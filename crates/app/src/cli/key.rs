@@ -6,7 +6,7 @@ use crate::{
     remote::{Ask, Client, segment},
 };
 use clap::{Args, Subcommand};
-use gateway::{Key, Keys, Scope};
+use gateway::{ApiKey, ApiKeys, Scope};
 use http::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -71,7 +71,11 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return super::runtime()?.block_on(at_server(options, &client));
     }
     let config = global.configure(surroundings)?;
-    let keys = Keys::open(&config.state).map_err(|error| of_key(&error.into()))?;
+    if matches!(options.action, Action::Revoke { .. }) {
+        // A full disk keeps nobody's key good.
+        gateway::DiskReserve::of(&config.state).release_if_full();
+    }
+    let keys = ApiKeys::open(&config.state).map_err(|error| of_key(&error.into()))?;
     match &options.action {
         Action::Create {
             name,
@@ -139,7 +143,7 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             }
         }
         Action::Revoke { id } => {
-            let path = format!("/v1/keys/{}", segment(id.as_bytes()).replace('/', "%2F"));
+            let path = format!("/v1/keys/{}", segment(id.as_bytes()));
             client.ask(Ask::new(Method::DELETE, path)).await?;
             if options.json {
                 print_json(&json!({ "revoked": id }))?;
@@ -159,10 +163,10 @@ struct Made {
 
 #[derive(Deserialize)]
 struct All {
-    keys: Vec<Key>,
+    keys: Vec<ApiKey>,
 }
 
-fn line(key: &Key) -> String {
+fn line(key: &ApiKey) -> String {
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let state = match (&key.revoked_at, &key.expires_at) {
         (Some(when), _) => format!("revoked {when}"),

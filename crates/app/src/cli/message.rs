@@ -146,7 +146,9 @@ pub(super) fn printable(text: &str) -> String {
 /// Invisible characters that change how their neighbours are shown.
 fn reorders(character: char) -> bool {
     matches!(character,
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}')
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}'
+            // Tags and variants, which are not shown at all: a text that only machines read.
+            | '\u{e0000}'..='\u{e0fff}')
 }
 
 #[cfg(test)]
@@ -175,6 +177,13 @@ mod tests {
                 .count(),
             1
         );
+    }
+
+    /// Nobody sees them, and a model reads them.
+    #[test]
+    fn tags_and_variants_are_shown_by_their_numbers() {
+        let shown = printable("a\u{e0041}b\u{e007f}c\u{e0100}");
+        assert_eq!(shown, "a\\u{e0041}b\\u{e007f}c\\u{e0100}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
         }
         _ => {
             let wanted = wanted(arguments);
-            let (failure, usage) = explain(&text, wanted);
+            let (failure, usage) = explain(&text, wanted, arguments);
             let Failure { message, hint, .. } = failure.clone();
             message::say(&[Line::Error(message), Line::Usage(usage), Line::Hint(hint)]);
             if wanted == Wanted::JsonResult {
@@ -80,7 +80,7 @@ fn wanted(arguments: &[OsString]) -> Wanted {
 }
 
 /// Picks the message, the tip and the usage out of what clap would print.
-fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
+fn explain(text: &str, wanted: Wanted, arguments: &[OsString]) -> (Failure, String) {
     let mut paragraphs = text.split("\n\n");
     let first = paragraphs
         .next()
@@ -96,21 +96,48 @@ fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
                 .map(|tail| tail.trim().to_owned())
         })
     };
+    let usage = starting("Usage:").unwrap_or_default();
     let a_word = message.starts_with("unexpected argument '")
         && !message.starts_with("unexpected argument '-");
+    let is_run = matches!(wanted, Wanted::Run | Wanted::JsonResult);
+    let provider = provider(&message, arguments).filter(|_| is_run);
+    if let Some(provider) = provider {
+        let hint = format!("write the provider behind an equals sign: --llm={provider}");
+        return (Failure::invalid(message.clone(), hint), usage);
+    }
     let hint = match (starting("tip:"), wanted) {
         (_, Wanted::Run | Wanted::JsonResult) if a_word => {
             "put the command after `--`: airlock run -- COMMAND [ARG]...".to_owned()
         }
         // "to pass it as a value, use `--`" is no help here: after `--` comes the command.
         (Some(tip), _) if !tip.starts_with("to pass") => tip,
-        (_, Wanted::Run | Wanted::JsonResult) => "see `airlock run --help`".to_owned(),
-        (_, Wanted::Other) => "see `airlock --help`".to_owned(),
+        // About a value clap says no usage.
+        _ if usage.is_empty() && is_run => "see `airlock run --help`".to_owned(),
+        _ => format!("see `{} --help`", command_of(&usage)),
     };
-    (
-        Failure::invalid(message, hint),
-        starting("Usage:").unwrap_or_default(),
-    )
+    (Failure::invalid(message, hint), usage)
+}
+
+/// The word behind `--llm`, which takes none without an equals sign: so that word would be a command.
+fn provider<'a>(message: &'a str, arguments: &[OsString]) -> Option<&'a str> {
+    let (_, rest) = message.split_once("unexpected argument '")?;
+    let (word, _) = rest.split_once('\'')?;
+    let is_behind = |pair: &[OsString]| pair[0] == "--llm" && pair[1] == word;
+    arguments.windows(2).any(is_behind).then_some(word)
+}
+
+/// The command of a usage line, such as `airlock secrets set`.
+fn command_of(usage: &str) -> String {
+    let is_name = |word: &&str| {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+        !word.starts_with('-') && word.bytes().all(plain)
+    };
+    let words: Vec<_> = usage.split_whitespace().take_while(is_name).collect();
+    if words.is_empty() {
+        "airlock".to_owned()
+    } else {
+        words.join(" ")
+    }
 }
 
 #[cfg(test)]
@@ -121,7 +148,7 @@ mod tests {
     fn told(arguments: &[&str]) -> (Failure, String) {
         let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         let error = Cli::try_parse_from(&arguments).expect_err("must not parse");
-        explain(&error.to_string(), wanted(&arguments))
+        explain(&error.to_string(), wanted(&arguments), &arguments)
     }
 
     #[test]
@@ -143,6 +170,34 @@ mod tests {
         let (failure, _) = told(&["airlock", "run", "python3", "x.py"]);
         assert_eq!(failure.message, "unexpected argument 'python3' found");
         assert!(failure.hint.starts_with("put the command after `--`"));
+    }
+
+    #[test]
+    fn a_provider_without_its_equals_sign_is_explained() {
+        let (failure, _) = told(&["airlock", "run", "--llm", "anthropic", "--", "true"]);
+        assert!(
+            failure.hint.ends_with("--llm=anthropic"),
+            "{}",
+            failure.hint
+        );
+        let (failure, _) = told(&["airlock", "run", "--llm", "--tty", "bash"]);
+        assert!(failure.hint.starts_with("put the command after `--`"));
+    }
+
+    #[test]
+    fn a_mistake_is_pointed_to_the_help_of_its_own_command() {
+        for (words, command) in [
+            (
+                &["airlock", "secrets", "set", "--xyz", "x"][..],
+                "airlock secrets set",
+            ),
+            (&["airlock", "usage", "--xyz"], "airlock usage"),
+            (&["airlock", "escape-test", "--xyz"], "airlock escape-test"),
+            (&["airlock", "--xyz"], "airlock"),
+        ] {
+            let (failure, usage) = told(words);
+            assert_eq!(failure.hint, format!("see `{command} --help`"), "{usage}");
+        }
     }
 
     #[test]

@@ -4,16 +4,16 @@
 use super::message::{self, Failure, Line};
 use crate::config::Config;
 use doors::{
-    ledger::{self, Ledger, OWNER},
-    till::Till,
+    budget::BudgetManager,
+    ledger::{self, Ledger, OWNER_SEGMENT},
 };
-use engine::usage::{Books, LEDGER, UsageError, begin_day};
+use engine::usage::{LEDGER, UsageError, UsageProjection, begin_day};
 use spec::{Day, ErrorCode};
 use std::{io, sync::Arc};
 
 /// Takes the ledger over, and writes to that of today.
-pub(super) fn till(config: &Config) -> Result<Till, Failure> {
-    let till = Till::new(Arc::new(open(config)?));
+pub(super) fn till(config: &Config) -> Result<BudgetManager, Failure> {
+    let till = BudgetManager::new(Arc::new(open(config)?));
     let today = Day::of(engine::now());
     begin_day(&till, &config.state, config.doors.durability, today)
         .map_err(|error| cannot_own(&error))?;
@@ -23,23 +23,26 @@ pub(super) fn till(config: &Config) -> Result<Till, Failure> {
 /// Takes the ledger over, with what was spent today. What owners that died have not settled counts in full.
 pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
     let (folder, today) = (config.state.join(LEDGER), Day::of(engine::now()));
-    let books = Books::open(&config.state)?;
+    let books = UsageProjection::open(&config.state)?;
     is_whole(&books, today)?;
-    let opened = Ledger::open(&folder, OWNER, config.doors.durability);
+    let opened = Ledger::open(&folder, OWNER_SEGMENT, config.doors.durability);
     let mut ledger = opened.map_err(|error| cannot_own(&error))?;
     // Behind that lock nobody writes to those of days. What nobody settled there is counted by this, and is not found again below.
-    let past = books.past(today).map_err(|error| match error {
+    let past = books.spent_today(today).map_err(|error| match error {
         UsageError::Ledger { source, .. } => cannot_own(&source),
         UsageError::Database(_) => error.into(),
     })?;
-    ledger.add_past(past, today);
+    ledger.add_past_usage(past, today);
     let recovered = ledger::recover(&folder).map_err(|error| cannot_own(&error))?;
     let mut notes: Vec<_> = recovered
         .problems
         .iter()
         .map(|problem| Line::Note(problem.to_string()))
         .collect();
-    let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
+    let (own, lost) = (
+        ledger.recovered_usage(),
+        ledger.recovered_usage().lost + recovered.lost,
+    );
     if lost > 0 {
         let money = own.lost_money.plus(recovered.lost_money);
         notes.push(Line::Note(format!(
@@ -60,7 +63,7 @@ fn cannot_own(error: &io::Error) -> Failure {
 
 /// Refuses a ledger of which something was cut off: without it, what tenants spent today would be theirs again. The database
 /// knows how far it went.
-fn is_whole(books: &Books, today: Day) -> Result<(), Failure> {
+fn is_whole(books: &UsageProjection, today: Day) -> Result<(), Failure> {
     let problem = match books.check(today) {
         Ok(problem) => problem,
         // Whoever opens it says what is wrong.

@@ -4,9 +4,9 @@ use super::{Global, conclude, message::Failure, own_ledger, print, print_json};
 use crate::config::{Config, Surroundings};
 use clap::Args;
 use doors::{
-    Doors, Listener, Secret,
-    registry::{Registry, Setup},
-    till::Till,
+    DoorListener, Doors, Secret,
+    budget::BudgetManager,
+    registry::{Registry, RegistryConfig},
 };
 use serde::Serialize;
 use spec::ErrorCode;
@@ -89,7 +89,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let doors = Doors::new(
         config.doors.assembled(),
         config.secrets.clone(),
-        Till::new(ledger.clone()),
+        BudgetManager::new(ledger.clone()),
     );
     let runtime = super::runtime()?;
     runtime.block_on(async {
@@ -102,8 +102,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn setup(config: &Config, doors: Arc<Doors>) -> Setup {
-    Setup {
+fn setup(config: &Config, doors: Arc<Doors>) -> RegistryConfig {
+    RegistryConfig {
         doors,
         tenants: config.doors.tenants.clone(),
         inference_models: config.doors.inference_models.clone(),
@@ -124,7 +124,7 @@ fn registry(
         let doors = Doors::new(
             config.doors.assembled(),
             config.secrets.clone(),
-            before.till().clone(),
+            before.budgets().clone(),
         );
         Ok(setup(&config, doors))
     };
@@ -158,11 +158,11 @@ async fn serve(
     let (mut terminate, mut interrupt) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let (listen, front) = tcp(options.listen, |listener| {
-        registry.serve(Listener::Tcp(listener))
+        registry.serve(DoorListener::Tcp(listener))
     })?;
     let admin = match (options.admin_listen, admin_token) {
         (Some(address), Some(token)) => Some(tcp(address, |listener| {
-            registry.serve_admin_behind(listener, &token)
+            registry.serve_admin_tcp(listener, &token)
         })?),
         _ => None,
     };

@@ -73,6 +73,7 @@ fn lines(told: &Value) -> Vec<String> {
         bound("sandboxes", &count, "sandboxes"),
         bound("cpu_day_ms", &seconds, "CPU today"),
         bound("storage_bytes", &count, "bytes stored"),
+        bound("memory_bytes", &count, "bytes of memory"),
         line(
             "spent today",
             money(&day["spent_nano_usd"]),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::Args;
-use engine::backup::{Report, Waiting};
+use engine::backup::{BackupReport, PendingWork};
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
@@ -71,9 +71,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         true => engine::backup::examine(input, &scratch(surroundings)),
         false => {
             let waiting = if options.resume {
-                Waiting::Resumed
+                PendingWork::Resumed
             } else {
-                Waiting::Held
+                PendingWork::Held
             };
             engine::backup::restore(input, &config.state, waiting, engine::now().0)
         }
@@ -101,7 +101,7 @@ fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-fn tell(options: &Options, report: &Report, state: &Path) -> Result<(), Failure> {
+fn tell(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Failure> {
     if options.json {
         return print_json(report);
     }

@@ -10,7 +10,7 @@ use crate::config::Surroundings;
 use clap::{Args, Subcommand};
 use doors::{
     Secret,
-    secrets::{MasterKey, Secrets, SecretsError, Stored},
+    secrets::{MasterKey, Secrets, SecretsError, StoredSecret},
 };
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr,
@@ -246,7 +246,7 @@ fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>,
     }
 }
 
-fn set_at(stored: &Stored) -> Timestamp {
+fn set_at(stored: &StoredSecret) -> Timestamp {
     let since = stored
         .set_at
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -254,13 +254,13 @@ fn set_at(stored: &Stored) -> Timestamp {
     Timestamp(since.as_millis() as u64)
 }
 
-fn rows(stored: &[Stored]) -> Vec<serde_json::Value> {
-    let row = |one: &Stored| serde_json::json!({ "name": one.name, "set_at": set_at(one) });
+fn rows(stored: &[StoredSecret]) -> Vec<serde_json::Value> {
+    let row = |one: &StoredSecret| serde_json::json!({ "name": one.name, "set_at": set_at(one) });
     stored.iter().map(row).collect()
 }
 
 /// Names and times in two columns.
-fn text(stored: &[Stored]) -> String {
+fn text(stored: &[StoredSecret]) -> String {
     let width = stored
         .iter()
         .map(|one| one.name.as_str().len())
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_list_is_two_columns_without_values() {
-        let stored = |name: &str| Stored {
+        let stored = |name: &str| StoredSecret {
             name: spec::Id::new(name).unwrap(),
             set_at: SystemTime::UNIX_EPOCH,
         };

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::config::{Config, Place, Surroundings};
 use clap::Args;
-use gateway::{Gateway, Listener, Tls, Token};
+use gateway::{ApiToken, Gateway, HttpListener, ServerTls};
 use serde::Serialize;
 use spec::{ErrorCode, Pool};
 use std::{
@@ -24,6 +24,7 @@ use tokio::{
 
 mod admin_key;
 mod lock;
+mod machine;
 mod node;
 mod notify;
 pub(super) mod telemetry;
@@ -131,6 +132,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         _ => None,
     };
     let lock = lock::Lock::take(&config.state)?;
+    // On a full disk neither the ledger nor the database can be opened without it.
+    gateway::DiskReserve::of(&config.state).release_if_full();
     let till = super::own_ledger::till(&config)?;
     reclaim(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -144,24 +147,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         settings.doors.till = Some(till.clone());
         settings.doors.tenants = config.doors.tenants.clone();
         settings.artifacts.tenants = config.doors.quotas.clone();
-        settings.guarded.extend(
-            options
-                .tls_key
-                .iter()
-                .map(|key| surroundings.current_folder.join(key)),
-        );
-        settings.guarded.extend(
-            options
-                .admin_key_file
-                .iter()
-                .map(|file| surroundings.current_folder.join(file)),
-        );
-        settings.guarded.extend(
-            options
-                .node
-                .iter()
-                .map(|file| surroundings.current_folder.join(file)),
-        );
+        settings
+            .guarded
+            .extend(options.guarded(&surroundings.current_folder));
         let engine = engine::Engine::open_after(begun, settings)?;
         telemetry::open_log(&config, options.quiet, options.log_format)?;
         let certificate = options
@@ -172,6 +160,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             .as_ref()
             .map(node::Told::of_gateway)
             .unwrap_or_default();
+        // Before anything is written: a busy port leaves neither a key that nobody saw nor the record of a start.
+        let socket = Socket::bind(&place, tls.is_some())?;
         let gateway = open(
             &config,
             engine.clone(),
@@ -179,34 +169,22 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             options.quiet,
             certificate.as_deref(),
         )?;
-        let admin_key = admin(options, &gateway, surroundings)?;
         let manager = notify::Manager::of(surroundings);
-        let hangs_up = config.telemetry.log.file.is_some();
-        let served = serve(
-            &gateway,
-            &place,
-            tls,
-            (&lock, &manager),
-            options.json,
-            admin_key,
-            hangs_up,
-        )
-        .await;
-        gateway::log::flush();
-        let mut left = served?;
-        // What does not end by itself is not waited for where something else did not, either.
-        let patience = if left.is_empty() {
-            LONGEST_CLEARING
-        } else {
-            LONGEST_CLOSING
+        let starting = Starting {
+            gateway: &gateway,
+            lock: &lock,
+            manager: &manager,
+            hangs_up: config.telemetry.log.file.is_some(),
         };
-        if tokio::time::timeout(patience, engine.close())
-            .await
-            .is_err()
-        {
-            left.push("what is cleared away behind runs".to_owned());
+        let served = match starting.admin_key(options, global, surroundings) {
+            Ok(admin_key) => starting.serve(socket, tls, options.json, admin_key).await,
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = &served {
+            gateway.record_start_failure(&failure.message);
         }
-        Ok(stopped(&left))
+        gateway::log::flush();
+        Ok(stopped(&close(engine, served?).await))
     });
     // Whatever is still under way ends with it, and settles: the ledgers are closed behind everybody. A thread that waits
     // for somebody else's lock ends with the process.
@@ -216,12 +194,29 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     served
 }
 
+/// Ends the engine behind a server of which this is left; all that is left then.
+async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
+    // What does not end by itself is not waited for where something else did not, either.
+    let patience = if left.is_empty() {
+        LONGEST_CLEARING
+    } else {
+        LONGEST_CLOSING
+    };
+    if tokio::time::timeout(patience, engine.close())
+        .await
+        .is_err()
+    {
+        left.push("what is cleared away behind runs".to_owned());
+    }
+    left
+}
+
 /// Lets the database know how far the ledger goes, however it ended, so that nobody cuts anything off. Whoever keeps the
 /// database from us keeps us no longer than this; whoever asks for usage next hears what is wrong.
 fn remember(state: PathBuf) {
     let (done, is_done) = std::sync::mpsc::channel();
     let read = move || {
-        _ = engine::usage::Books::open(&state).and_then(|books| books.refresh());
+        _ = engine::usage::UsageProjection::open(&state).and_then(|books| books.refresh());
         _ = done.send(());
     };
     if std::thread::Builder::new().spawn(read).is_ok() {
@@ -258,7 +253,7 @@ fn stopped(left: &[String]) -> u8 {
 fn open(
     config: &Config,
     engine: engine::Engine,
-    node: gateway::Node,
+    node: gateway::NodeSettings,
     quiet: bool,
     certificate: Option<&Path>,
 ) -> Result<Gateway, Failure> {
@@ -267,19 +262,23 @@ fn open(
         folders,
         profiles,
         bounds,
+        maximum,
         ..
     } = config.serve.clone();
-    let (policy, state, jobs) = (
+    let (mut policy, state, jobs) = (
         config.policy.clone(),
         config.state.clone(),
         config.jobs.clone(),
     );
-    let tenants = config.doors.quotas.clone();
+    let mut tenants = config.doors.quotas.clone();
+    let machine = machine::Machine::look();
+    policy.key_maximum = maximum.or(&policy.maximum).or(&machine.maximum());
+    tenants.usual_memory = Some(machine.memory_of_tenant());
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
     let crate::config::Webhooks { attempts, courier } = config.webhooks.clone();
     let webhooks = gateway::WebhookSettings { attempts, courier };
-    let settings = gateway::Settings {
+    let settings = gateway::GatewaySettings {
         engine,
         policy,
         state,
@@ -330,28 +329,7 @@ fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
     }
 }
 
-/// A key that nobody has seen yet, if one had to be made.
-fn admin(
-    options: &Options,
-    gateway: &Gateway,
-    surroundings: &Surroundings,
-) -> Result<Option<Token>, Failure> {
-    let keys = gateway.keys();
-    if let Some(file) = &options.admin_key_file {
-        admin_key::read_or_make(&surroundings.current_folder.join(file), keys)?;
-        return Ok(None);
-    }
-    match keys.has_admin().map_err(|error| of_key(&error.into()))? {
-        true => Ok(None),
-        false => {
-            let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
-            made.map(|(_, token)| Some(token))
-                .map_err(|error| of_key(&error))
-        }
-    }
-}
-
-pub(super) fn of_key(error: &gateway::KeyError) -> Failure {
+pub(super) fn of_key(error: &gateway::ApiKeyError) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -359,91 +337,158 @@ pub(super) fn of_key(error: &gateway::KeyError) -> Failure {
     }
 }
 
-fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Tls, Failure> {
+fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<ServerTls, Failure> {
     let folder = &surroundings.current_folder;
-    Tls::from_files(&folder.join(certificate), &folder.join(key)).map_err(|error| Failure {
+    ServerTls::from_files(&folder.join(certificate), &folder.join(key)).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
         hint: "give a chain of certificates and the key of its first, both as PEM".to_owned(),
     })
 }
 
-/// Serves until it is told to stop; what could not be stopped then.
-async fn serve(
-    gateway: &Gateway,
-    place: &Place,
-    tls: Option<Tls>,
-    (lock, manager): (&lock::Lock, &notify::Manager),
-    json: bool,
-    admin_key: Option<Token>,
+/// A gateway that is about to serve, and what it needs for that.
+struct Starting<'a> {
+    gateway: &'a Gateway,
+    lock: &'a lock::Lock,
+    manager: &'a notify::Manager,
     hangs_up: bool,
-) -> Result<Vec<String>, Failure> {
-    let on = |kind| {
-        signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
-    };
-    let (mut terminate, mut interrupt) =
-        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    let (listener, address) = listen(place, tls.is_some())?;
-    lock.say(&address);
-    let ready = address.clone();
-    gateway.listens_at(&address);
-    if hangs_up {
-        telemetry::reopen_on(on(SignalKind::hangup())?);
-    }
-    let admin_key = admin_key.map(|token| token.expose().to_owned());
-    Ready {
-        listen: address,
-        admin_key,
-        pid: std::process::id(),
-    }
-    .tell(json)?;
-    manager.ready(&ready);
-    let living = tokio::spawn(manager.clone().live());
-    let (stop, stopped) = watch::channel(false);
-    let warming = {
-        let gateway = gateway.clone();
-        tokio::spawn(async move { gateway.warm().await })
-    };
-    let served = gateway.serve(listener, tls, stopped);
-    tokio::pin!(served);
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        left = &mut served => return Ok(left),
-    }
-    manager.stopping();
-    stop.send_replace(true);
-    let left = served.await;
-    // What is half made is ended with the engine.
-    warming.abort();
-    // While it ends it lives, too.
-    living.abort();
-    if let Place::Unix(path) = place {
-        _ = fs::remove_file(path);
-    }
-    Ok(left)
 }
 
-fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure> {
-    let listening = || match place {
-        Place::Tcp(address) => {
-            let listener = std::net::TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            let scheme = if encrypted { "https" } else { "http" };
-            let address = format!("{scheme}://{}", listener.local_addr()?);
-            Ok((Listener::Tcp(TcpListener::from_std(listener)?), address))
+impl Starting<'_> {
+    /// A key that nobody has seen yet, if one had to be made.
+    fn admin_key(
+        &self,
+        options: &Options,
+        global: &Global,
+        surroundings: &Surroundings,
+    ) -> Result<Option<ApiToken>, Failure> {
+        let keys = self.gateway.keys();
+        if let Some(file) = &options.admin_key_file {
+            admin_key::read_or_make(&surroundings.current_folder.join(file), keys)?;
+            return Ok(None);
         }
-        Place::Unix(path) => {
-            remove_dead(path)?;
-            let listener = bind_private(path)?;
-            Ok((Listener::Unix(listener), format!("unix:{}", path.display())))
+        if keys.has_admin().map_err(|error| of_key(&error.into()))? {
+            if !options.json {
+                message::say(&[Line::Note(another_key(global))]);
+            }
+            return Ok(None);
         }
-    };
-    listening().map_err(|error: io::Error| Failure {
-        code: ErrorCode::StartFailed,
-        message: format!("cannot listen on `{place}`: {error}"),
-        hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
-    })
+        let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
+        made.map(|(_, token)| Some(token))
+            .map_err(|error| of_key(&error))
+    }
+
+    /// Serves until it is told to stop; what could not be stopped then.
+    async fn serve(
+        &self,
+        socket: Socket,
+        tls: Option<ServerTls>,
+        json: bool,
+        admin_key: Option<ApiToken>,
+    ) -> Result<Vec<String>, Failure> {
+        let on = |kind| {
+            signal(kind)
+                .map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
+        };
+        let (mut terminate, mut interrupt) =
+            (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+        self.lock.say(&socket.address);
+        self.gateway.set_address(&socket.address);
+        if self.hangs_up {
+            telemetry::reopen_on(on(SignalKind::hangup())?);
+        }
+        let told = Ready {
+            listen: socket.address.clone(),
+            admin_key: admin_key.as_ref().map(|token| token.expose().to_owned()),
+            pid: std::process::id(),
+        }
+        .tell(json);
+        if let (Err(_), Some(unseen)) = (&told, &admin_key) {
+            // The next start makes another, and shows that one.
+            _ = self.gateway.keys().revoke(unseen.id());
+        }
+        told?;
+        self.manager.ready(&socket.address);
+        let living = tokio::spawn(self.manager.clone().live());
+        let (stop, stopped) = watch::channel(false);
+        let warming = {
+            let gateway = self.gateway.clone();
+            tokio::spawn(async move { gateway.warm().await })
+        };
+        let served = self.gateway.serve(socket.listener, tls, stopped);
+        tokio::pin!(served);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            left = &mut served => return Ok(left),
+        }
+        self.manager.stopping();
+        stop.send_replace(true);
+        let left = served.await;
+        // What is half made is ended with the engine.
+        warming.abort();
+        // While it ends it lives, too.
+        living.abort();
+        Ok(left)
+    }
+}
+
+/// An admin's key exists, and only its hash: whoever has lost it needs another.
+fn another_key(global: &Global) -> String {
+    let state = global.state.as_ref().map_or(String::new(), |state| {
+        format!(" --state {}", state.display())
+    });
+    format!(
+        "an admin's key was made before, and cannot be shown again; \
+         `airlock key create --name NAME --scope admin{state}` makes another"
+    )
+}
+
+/// Where it listens. What connects waits until it serves.
+struct Socket {
+    listener: HttpListener,
+    address: String,
+    _file: Option<SocketFile>,
+}
+
+/// The file of a unix socket, which goes with the server.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Socket {
+    fn bind(place: &Place, encrypted: bool) -> Result<Socket, Failure> {
+        let listening = || match place {
+            Place::Tcp(address) => {
+                let listener = std::net::TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                let scheme = if encrypted { "https" } else { "http" };
+                let address = format!("{scheme}://{}", listener.local_addr()?);
+                Ok(Socket {
+                    listener: HttpListener::Tcp(TcpListener::from_std(listener)?),
+                    address,
+                    _file: None,
+                })
+            }
+            Place::Unix(path) => {
+                remove_dead(path)?;
+                Ok(Socket {
+                    listener: HttpListener::Unix(bind_private(path)?),
+                    address: format!("unix:{}", path.display()),
+                    _file: Some(SocketFile(path.clone())),
+                })
+            }
+        };
+        listening().map_err(|error: io::Error| Failure {
+            code: ErrorCode::StartFailed,
+            message: format!("cannot listen on `{place}`: {error}"),
+            hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
+        })
+    }
 }
 
 /// Nobody else can connect at any time: the socket gets its place once it has its mode.
@@ -477,6 +522,15 @@ fn remove_dead(path: &Path) -> io::Result<()> {
 }
 
 impl Options {
+    /// Files of the server's own, which nothing it runs may be shown.
+    fn guarded(&self, folder: &Path) -> Vec<PathBuf> {
+        [&self.tls_key, &self.admin_key_file, &self.node]
+            .into_iter()
+            .flatten()
+            .map(|file| folder.join(file))
+            .collect()
+    }
+
     /// Other machines could read keys and what programs print.
     fn check(&self, place: &Place) -> Result<(), Failure> {
         match place {

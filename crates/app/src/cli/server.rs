@@ -4,7 +4,7 @@
 use super::{Cli, Command, Global, message::Failure};
 use crate::{
     config::Surroundings,
-    remote::{Address, Client, LONGEST_SILENCE, Problem, RemoteError},
+    remote::{Address, Client, LONGEST_SILENCE, Problem, RemoteError, Trust},
 };
 use doors::{BadSecret, Secret};
 use rustls::{
@@ -173,14 +173,14 @@ impl Global {
             }
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = Verifier::new_with_extra_roots(extra, provider.clone());
-        let verifier =
-            verifier.map_err(|error| failed(format!("no certificate can be checked: {error}")))?;
+        let authorities = Verifier::new_with_extra_roots(extra.clone(), provider.clone());
+        let authorities = authorities
+            .map_err(|error| failed(format!("no certificate can be checked: {error}")))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| Failure::internal(format!("cannot use TLS: {error}")))?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_custom_certificate_verifier(Arc::new(Trust::new(authorities, extra)))
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Arc::new(config))
@@ -206,6 +206,13 @@ impl From<RemoteError> for Failure {
                 code: ErrorCode::BackendUnavailable,
                 message,
                 hint: "start it with `airlock serve`, or name another with --server or AIRLOCK_URL"
+                    .to_owned(),
+            },
+            RemoteError::Untrusted { .. } => Failure {
+                code: ErrorCode::BackendUnavailable,
+                message,
+                hint: "name its certificate, or that of its authority, with --server-ca or AIRLOCK_CA; \
+                       check the address and its port"
                     .to_owned(),
             },
             RemoteError::Broken { .. } | RemoteError::Silent { .. } => {

@@ -3,7 +3,7 @@
 use super::{Global, conclude, image::shared::size, message::Failure, print_json, print_lines};
 use crate::config::Surroundings;
 use clap::Args;
-use engine::weight::Weight;
+use engine::disk_usage::StateUsage;
 use spec::ErrorCode;
 
 const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
-    let weight = engine::weight::weigh(&config.state).map_err(|error| Failure {
+    let weight = engine::disk_usage::measure(&config.state).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot look at `{}`: {error}", config.state.display()),
         hint: "nothing may have been run yet; or choose another state folder with --state DIR"
@@ -43,7 +43,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(u8::from(weight.nearly_full))
 }
 
-fn lines(weight: &Weight) -> Vec<String> {
+fn lines(weight: &StateUsage) -> Vec<String> {
     let line =
         |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
     let files = |count: u64| {
@@ -76,17 +76,17 @@ fn lines(weight: &Weight) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::weight::Part;
+    use engine::disk_usage::StatePart;
 
     #[test]
     fn each_part_is_named_with_what_it_takes() {
-        let part = Part {
+        let part = StatePart {
             name: "ledger".to_owned(),
             about: "what models cost",
             files: 1,
             bytes: 4096,
         };
-        let weight = Weight {
+        let weight = StateUsage {
             parts: vec![part],
             bytes: 4096,
             free_bytes: 1 << 20,

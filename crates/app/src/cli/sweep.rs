@@ -7,7 +7,8 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::Args;
-use engine::Swept;
+use engine::{KeptCommits, SweepReport};
+use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,23 +45,46 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         .problems
         .extend(runtime.block_on(engine.artifacts().tidy()).1);
     swept.problems.extend(ledgers(&config));
-    let swept = &swept;
+    let (swept, kept) = (&swept, engine.kept_commits());
     match options.json {
-        true => print_json(swept)?,
+        true => print_json(&Report {
+            swept,
+            commits_not_brought: kept.iter().map(|kept| kept.run.as_str()).collect(),
+        })?,
         false => {
             print(&text(swept))?;
-            let problems: Vec<_> = swept.problems.iter().cloned().map(Line::Error).collect();
-            message::say(&problems);
+            let notes = swept.notes.iter().cloned().map(Line::Note);
+            let problems = swept.problems.iter().cloned().map(Line::Error);
+            let kept = kept.iter().map(kept_note).map(Line::Note);
+            message::say(&notes.chain(problems).chain(kept).collect::<Vec<_>>());
         }
     }
     Ok(u8::from(!swept.problems.is_empty()))
+}
+
+/// What was done, and which runs were killed before what they committed arrived.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    swept: &'a SweepReport,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    commits_not_brought: Vec<&'a str>,
+}
+
+fn kept_note(kept: &KeptCommits) -> String {
+    let KeptCommits { run, folder, .. } = kept;
+    let folder = folder.to_string_lossy();
+    format!(
+        "the run `{run}` was killed before its commits arrived in `{folder}`: `airlock workspace commit {run}` brings \
+         them, `airlock workspace discard {run}` drops them"
+    )
 }
 
 /// Ledgers that are older than is wanted.
 fn ledgers(config: &crate::config::Config) -> Option<String> {
     let (keep_for, now) = (config.doors.keep_ledger?, engine::now().0);
     let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
-    let books = engine::usage::Books::open(&config.state);
+    let books = engine::usage::UsageProjection::open(&config.state);
     let retired = books.and_then(|books| {
         books.refresh()?;
         books.retire(&config.state, before, now)
@@ -78,7 +102,7 @@ fn images(config: &crate::config::Config) -> Vec<String> {
     }
 }
 
-fn text(swept: &Swept) -> String {
+fn text(swept: &SweepReport) -> String {
     let mut text: String = swept
         .runs
         .iter()
@@ -98,9 +122,10 @@ mod tests {
 
     #[test]
     fn a_sweep_names_what_it_removed_and_counts_what_it_left() {
-        let swept = Swept {
+        let swept = SweepReport {
             runs: vec!["01J".into()],
             live: 2,
+            notes: Vec::new(),
             problems: vec!["x".into()],
         };
         assert_eq!(

@@ -10,7 +10,7 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{Books, By, DayUse, Filter, Problem, Total, UsageError};
+use engine::usage::{By, DayUse, Filter, Problem, Total, UsageError, UsageProjection};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -105,7 +105,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     if options.set_aside {
         return set_aside(
-            &Books::open(&global.configure(surroundings)?.state)?,
+            &UsageProjection::open(&global.configure(surroundings)?.state)?,
             options.json,
         );
     }
@@ -113,7 +113,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return super::runtime()?.block_on(at_server(options, &client));
     }
     let config = global.configure(surroundings)?;
-    let books = Books::open(&config.state)?;
+    let books = UsageProjection::open(&config.state)?;
     if options.verify {
         return verify(&books, options.json);
     }
@@ -216,7 +216,7 @@ impl Row {
     }
 }
 
-fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
+fn verify(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
     let (segments, problems) = (books.segments()?, books.verify()?);
     match json {
         true => print_json(&json!({ "segments": segments, "problems": listed(&problems) }))?,
@@ -228,7 +228,7 @@ fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
     Ok(tell(&problems, json))
 }
 
-fn set_aside(books: &Books, json: bool) -> Result<u8, Failure> {
+fn set_aside(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
     let aside = books.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
         message: format!("cannot put the ledger aside: {error}"),

@@ -1,6 +1,10 @@
 //! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing, and
 //! what was taken out of mounted ones.
 
+mod file;
+mod interactive;
+mod pager;
+mod patch;
 mod remote;
 
 use super::{
@@ -10,26 +14,36 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::{Args, Subcommand};
-use engine::workspaces::{
-    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What,
-    held::HeldEntry,
+use engine::{
+    BroughtCommits, Engine, KeptCommits,
+    workspaces::{
+        self, ChangeKind, CommitOptions, CommitOutcome, Diff, FileKind, Layer, LayerChange,
+        LayerError, MAX_PATCH_BYTES, ProgramFile, UnappliedChange, held::HeldEntry,
+    },
 };
+use file::Viewer;
 use spec::Id;
-use std::path::{Path, PathBuf};
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
 
 const EXAMPLES: &str = "\
 Examples:
   airlock run --workspace . --copy-on-write --run-id try -- touch made
   airlock workspace list
   airlock workspace diff try
-  airlock workspace commit try
+  airlock workspace diff --patch
+  airlock workspace show try made
+  airlock workspace commit try --only made
   airlock run --workspace . --copy-on-write --run-id other -- rm made
   airlock workspace discard other
   airlock workspace held
 
-In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions.
+Without an ID it is the newest workspace.
+In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions, * a commit that the program made.
 A commit is refused, and nothing done, if a change has no place in the folder or the folder has changed there, too.
-Exit status: 0; 1 if a commit left something out; 125 if it was refused.";
+Exit status: 0; 1 if a commit or a patch left something out; 125 if it was refused.";
 
 /// The options of `airlock workspace`.
 #[derive(Args, Debug)]
@@ -46,29 +60,38 @@ pub(super) struct Options {
 enum Action {
     /// List the workspaces whose changes are kept
     List,
-    /// Show what the program changed
+    /// Show what the program changed, or has changed so far
     Diff {
-        /// Its run or session
+        /// Its run or session [default: the newest]
         #[arg(value_name = "ID")]
-        id: String,
+        id: Option<String>,
         /// Only count the changes
-        #[arg(long)]
+        #[arg(long, conflicts_with = "patch")]
         stat: bool,
+        /// As a patch that `git apply` and `patch -p1` take; what a commit would leave out stands behind `#`
+        #[arg(short, long)]
+        patch: bool,
+        /// Only this path and what is below it; may be given again
+        #[arg(long, value_name = "PATH")]
+        only: Vec<PathBuf>,
+    },
+    /// Write a file as the program left it, or has it now, to standard output
+    #[command(allow_missing_positional = true)]
+    Show {
+        /// Its run or session [default: the newest]
+        #[arg(value_name = "ID")]
+        id: Option<String>,
+        /// A path in the workspace
+        #[arg(value_name = "FILE", conflicts_with = "json")]
+        file: PathBuf,
     },
     /// Take the changes over into the folder, then drop the workspace
     Commit {
-        /// Its run or session
+        /// Its run or session [default: the newest]
         #[arg(value_name = "ID")]
-        id: String,
-        /// Also where the folder has changed meanwhile
-        #[arg(long)]
-        force: bool,
-        /// What can be taken over, and name the rest
-        #[arg(long)]
-        partial: bool,
-        /// Keep the workspace although nothing is left in it
-        #[arg(long)]
-        keep: bool,
+        id: Option<String>,
+        #[command(flatten)]
+        taking: Taking,
     },
     /// Show what was taken out of mounted workspaces when programs ended
     Held {
@@ -84,10 +107,45 @@ enum Action {
     },
     /// Drop the changes
     Discard {
-        /// Its run or session
+        /// Its run or session [default: the newest, if you say yes]
         #[arg(value_name = "ID")]
-        id: String,
+        id: Option<String>,
+        /// Without an ID: do not ask
+        #[arg(long)]
+        yes: bool,
     },
+}
+
+/// How changes are taken over.
+#[derive(Args, Debug)]
+struct Taking {
+    /// Also where the folder has changed meanwhile
+    #[arg(long)]
+    force: bool,
+    /// What can be taken over, and name the rest
+    #[arg(long)]
+    partial: bool,
+    /// Keep the workspace although nothing is left in it
+    #[arg(long)]
+    keep: bool,
+    /// Only this path and what is below it; may be given again
+    #[arg(long, value_name = "PATH")]
+    only: Vec<PathBuf>,
+    /// Ask about each change
+    #[arg(short, long, conflicts_with = "json")]
+    interactive: bool,
+}
+
+impl Taking {
+    fn options(&self) -> CommitOptions {
+        CommitOptions {
+            force: self.force,
+            partial: self.partial,
+            keep: self.keep,
+            only: patch::paths(&self.only),
+            exactly: false,
+        }
+    }
 }
 
 /// Carries out the command.
@@ -97,58 +155,211 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let json = options.json;
+    if let Action::Commit { taking, .. } = &options.action
+        && taking.interactive
+    {
+        let instead = "name what you want with --only, or leave --interactive away";
+        interactive::must_be_asked("--interactive", instead)?;
+    }
     if let Some(client) = global.server(surroundings)? {
-        return super::runtime()?.block_on(remote::act(&client, options.action, options.json));
+        let acted = remote::act(&client, options.action, json, surroundings);
+        return super::runtime()?.block_on(acted);
     }
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     // Opening sweeps: a box whose engine was killed does not keep its workspace.
     let engine = open_engine(&config, None)?;
-    let (state, json) = (engine.state_folder(), options.json);
+    let state = engine.state_folder();
     match options.action {
         Action::List => {
             let layers = workspaces::list(state).map_err(failure)?;
+            let kept = engine.kept_commits();
             match json {
-                true => print_json(&serde_json::json!({ "workspaces": layers }))?,
-                false => print(&list(&layers))?,
+                true => print_json(&listed(&layers, &kept))?,
+                false => print(&(list(&layers) + &list_commits(&kept)))?,
             }
             Ok(0)
         }
-        Action::Diff { id, stat } => {
-            let diff = workspaces::diff(state, &known(&id)?).map_err(failure)?;
-            show(&diff, stat, json)
-        }
-        Action::Commit {
+        Action::Diff {
             id,
-            force,
-            partial,
-            keep,
+            stat,
+            patch: false,
+            only,
         } => {
-            let options = CommitOptions {
-                force,
-                partial,
-                keep,
-            };
-            match workspaces::commit(state, &known(&id)?, options) {
-                Ok(committed) => report(&committed, json),
-                Err(LayerError::Refused { left }) => refused(left, json),
-                Err(error) => Err(failure(error)),
+            let diff = workspaces::diff(state, &chosen(state, id)?).map_err(failure)?;
+            show(&diff.only(&patch::paths(&only)), stat, json)
+        }
+        Action::Diff { id, only, .. } => {
+            let (id, only) = (chosen(state, id)?, patch::paths(&only));
+            let (diff, patch) =
+                workspaces::patch(state, &id, &only, MAX_PATCH_BYTES).map_err(failure)?;
+            show_patch(&diff, patch, json, surroundings)
+        }
+        Action::Show { id, file } => {
+            let (path, id) = (clean(file)?, chosen(state, id)?);
+            show_file(workspaces::open_file(state, &id, &path).map_err(failure)?)
+        }
+        Action::Commit { id, taking } => {
+            let id = chosen(state, id)?;
+            let mut options = taking.options();
+            if taking.interactive {
+                let choosing = choose(state, &id, &options, surroundings);
+                options.only = runtime.block_on(choosing)?;
+                options.exactly = true;
+                if options.only.is_empty() {
+                    return nothing_chosen();
+                }
             }
+            let brings = options.only.is_empty();
+            let committed = match workspaces::commit(state, &id, options) {
+                Err(LayerError::Refused { left }) => return refused(left, json),
+                // Of a live workspace only what was committed is kept.
+                Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {
+                    CommitOutcome::default()
+                }
+                committed => committed.map_err(failure)?,
+            };
+            let left = workspaces::find(state, &id).is_ok();
+            let brought = match brings {
+                true => runtime.block_on(engine.bring_commits(&id, left)),
+                false => Ok(None),
+            };
+            runtime.block_on(engine.close());
+            report(&committed, brought, json)
         }
         Action::Held { id, take, drop } => {
             let id = id.as_deref().map(known).transpose()?;
             held(state, id.as_ref(), take.as_deref(), drop, json)
         }
-        Action::Discard { id } => {
-            workspaces::discard(state, &known(&id)?).map_err(failure)?;
-            match json {
-                true => print_json(&serde_json::json!({ "discarded": id }))?,
-                false => print("discarded\n")?,
+        Action::Discard { id, yes } => {
+            let asks = id.is_none() && !yes;
+            if asks {
+                must_be_named()?;
             }
-            Ok(0)
+            let id = chosen(state, id)?;
+            if asks && !interactive::confirm(&format!("drop all changes of `{id}`?"))? {
+                return nothing_chosen();
+            }
+            match workspaces::discard(state, &id) {
+                Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {}
+                discarded => discarded.map_err(failure)?,
+            }
+            engine.discard_commits(&id).map_err(|error| {
+                Failure::internal(format!("what `{id}` committed cannot be dropped: {error}"))
+            })?;
+            discarded(id.as_str(), json)
         }
     }
+}
+
+fn has_commits(engine: &Engine, id: &Id) -> bool {
+    let kept = engine.kept_commits();
+    kept.iter().any(|kept| kept.run == *id)
+}
+
+/// What nobody named is dropped only if somebody says so.
+fn must_be_named() -> Result<(), Failure> {
+    let instead = "name the workspace (`airlock workspace list` shows them), or add --yes";
+    interactive::must_be_asked("to drop the newest workspace without its ID", instead)
+}
+
+fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
+    match json {
+        true => print_json(&serde_json::json!({ "discarded": id }))?,
+        false => print("discarded\n")?,
+    }
+    Ok(0)
+}
+
+fn nothing_chosen() -> Result<u8, Failure> {
+    message::say(&[Line::Note(
+        "nothing was done; the workspace is kept".to_owned(),
+    )]);
+    Ok(0)
+}
+
+/// The workspace that was named, or the newest; which that is, is said.
+fn chosen(state: &Path, id: Option<String>) -> Result<Id, Failure> {
+    if let Some(id) = id {
+        return known(&id);
+    }
+    let newest = workspaces::find_newest(state).map_err(failure)?;
+    let newest = newest.ok_or_else(no_workspace)?;
+    say_newest(newest.id.as_str(), &newest.folder);
+    Ok(newest.id)
+}
+
+fn no_workspace() -> Failure {
+    Failure::invalid(
+        "no workspace's changes are kept",
+        "`airlock run --workspace DIR --copy-on-write` keeps them",
+    )
+}
+
+fn say_newest(id: &str, folder: &Path) {
+    let folder = name(folder);
+    message::say(&[Line::Note(format!(
+        "the newest workspace: `{id}`, of `{folder}`"
+    ))]);
+}
+
+fn clean(file: PathBuf) -> Result<PathBuf, Failure> {
+    let hint = "give its path as `airlock workspace diff` shows it";
+    let file = patch::paths(&[file]).pop();
+    file.ok_or_else(|| Failure::invalid("this is no file of a workspace", hint))
+}
+
+/// Asks which changes are taken over.
+async fn choose(
+    state: &Path,
+    id: &Id,
+    options: &CommitOptions,
+    surroundings: &Surroundings,
+) -> Result<Vec<PathBuf>, Failure> {
+    let diff = workspaces::diff(state, id).map_err(failure)?;
+    let diff = diff.only(&options.only);
+    if workspaces::find(state, id).is_ok_and(|layer| layer.in_use) {
+        message::say(&[Line::Note(
+            "a program still works there: what it changes meanwhile in what you take is taken, too"
+                .to_owned(),
+        )]);
+    }
+    let patch_of = async |path: &Path| {
+        let only = [path.to_owned()];
+        let patch = workspaces::patch(state, id, &only, MAX_PATCH_BYTES);
+        Ok(patch.map_err(failure)?.1.text)
+    };
+    interactive::choose(&diff.changes, options.force, surroundings, patch_of).await
+}
+
+fn show_file(file: ProgramFile) -> Result<u8, Failure> {
+    let mut viewer = Viewer::new();
+    match file {
+        ProgramFile::Link(target) => {
+            viewer.write(target.as_encoded_bytes())?;
+        }
+        ProgramFile::Contents(mut file, _) => {
+            let mut buffer = vec![0; 128 << 10];
+            loop {
+                let count = match file.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(count) => count,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => {
+                        let words = format!("cannot read what the program left: {error}");
+                        return Err(Failure::internal(words));
+                    }
+                };
+                if !viewer.write(&buffer[..count])? {
+                    break;
+                }
+            }
+        }
+    }
+    viewer.finish()?;
+    Ok(0)
 }
 
 fn held(
@@ -165,7 +376,15 @@ fn held(
     match (run, take) {
         (Some(run), Some(path)) => workspaces::held::take(state, run, path).map_err(failed)?,
         (Some(run), None) if drop => workspaces::held::discard(state, run).map_err(failed)?,
-        _ => return show_held(&workspaces::held::list(state, run).map_err(failed)?, json),
+        _ => {
+            let held = workspaces::held::list(state, run).map_err(failed)?;
+            if let Some(run) = run.filter(|_| held.is_empty()) {
+                let hint = "`airlock workspace held` shows what is held of all runs";
+                let message = format!("nothing is held of a run `{run}`");
+                return Err(Failure::invalid(message, hint));
+            }
+            return show_held(&held, json);
+        }
     }
     match json {
         true => print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?,
@@ -209,7 +428,7 @@ fn failure(error: LayerError) -> Failure {
 }
 
 /// What stands against it is named, before the failure itself or as a part of it.
-fn refused(left: Vec<Left>, json: bool) -> Result<u8, Failure> {
+fn refused(left: Vec<UnappliedChange>, json: bool) -> Result<u8, Failure> {
     message::say(&notes(&left));
     let named = json.then(|| serde_json::json!(left));
     let failure = failure(LayerError::Refused { left });
@@ -223,38 +442,73 @@ fn refused(left: Vec<Left>, json: bool) -> Result<u8, Failure> {
     }
 }
 
-fn notes(left: &[Left]) -> Vec<Line> {
+fn notes(left: &[UnappliedChange]) -> Vec<Line> {
     left.iter()
         .map(|left| Line::Note(format!("`{}`: {}", name(&left.path), left.reason)))
         .collect()
 }
 
 fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
-    let unknown: Vec<_> = diff
-        .unknown
-        .iter()
-        .map(|(path, reason)| Left {
-            path: path.clone(),
-            reason: reason.clone(),
-            conflict: false,
-        })
-        .collect();
+    let unknown = unknown(diff);
     if json {
-        let value = serde_json::json!({
-            "changes": diff.changes, "not_looked_into": unknown, "compared": diff.compared,
-        });
-        print_json(&value)?;
+        print_json(&value(diff, &unknown))?;
         return Ok(0);
     }
     match stat {
         true => print(&counts(&diff.changes))?,
-        false => print(&diff.changes.iter().map(line).collect::<String>())?,
+        false => print(&lines(&diff.changes, &diff.commits))?,
     }
     say_unknown(&unknown, diff.compared);
     Ok(0)
 }
 
-fn say_unknown(unknown: &[Left], compared: bool) {
+fn show_patch(
+    diff: &Diff,
+    mut patch: workspaces::Patch,
+    json: bool,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
+    let unknown = unknown(diff);
+    if json {
+        let mut value = value(diff, &unknown);
+        value["patch"] = patch::value(&patch);
+        print_json(&value)?;
+        return Ok(u8::from(patch.omitted_total > 0));
+    }
+    patch
+        .text
+        .splice(0..0, commits(&diff.commits, "# * ").into_bytes());
+    let status = patch::write(&patch, surroundings)?;
+    say_unknown(&unknown, diff.compared);
+    Ok(status)
+}
+
+fn unknown(diff: &Diff) -> Vec<UnappliedChange> {
+    let left = |(path, reason): &(PathBuf, String)| UnappliedChange {
+        path: path.clone(),
+        reason: reason.clone(),
+        conflict: false,
+        why: None,
+    };
+    diff.unknown.iter().map(left).collect()
+}
+
+fn value(diff: &Diff, unknown: &[UnappliedChange]) -> serde_json::Value {
+    serde_json::json!({
+        "changes": diff.changes, "not_looked_into": unknown, "compared": diff.compared, "commits": diff.commits,
+    })
+}
+
+fn lines(changes: &[LayerChange], made: &[String]) -> String {
+    changes.iter().map(line).collect::<String>() + &commits(made, "* ")
+}
+
+fn commits(commits: &[String], sign: &str) -> String {
+    let line = |commit: &String| format!("{sign}{}\n", printable(commit));
+    commits.iter().map(line).collect()
+}
+
+fn say_unknown(unknown: &[UnappliedChange], compared: bool) {
     let mut said = notes(unknown);
     if !compared {
         said.push(Line::Note(
@@ -264,22 +518,70 @@ fn say_unknown(unknown: &[Left], compared: bool) {
     message::say(&said);
 }
 
-fn report(committed: &Committed, json: bool) -> Result<u8, Failure> {
-    let Committed {
+/// What was taken over, and what the program committed if its run was killed before that arrived.
+fn report(
+    committed: &CommitOutcome,
+    brought: Result<Option<BroughtCommits>, spec::ErrorInfo>,
+    json: bool,
+) -> Result<u8, Failure> {
+    let CommitOutcome {
         applied,
         left,
         discarded,
+        ..
     } = committed;
-    match json {
-        true => print_json(
-            &serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded }),
-        )?,
-        false => {
-            print(&applied.iter().map(line).collect::<String>())?;
-            message::say(&notes(left));
-        }
+    if !json {
+        print(&applied.iter().map(line).collect::<String>())?;
+        message::say(&notes(left));
     }
-    Ok(u8::from(!left.is_empty()))
+    // What was taken over is said whatever became of the rest.
+    let brought = brought?;
+    let imports = brought.as_ref().map(|brought| &brought.imports);
+    if json {
+        let mut told =
+            serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded });
+        if let Some(imports) = imports {
+            told["git"] = serde_json::json!(imports);
+        }
+        print_json(&told)?;
+    } else if let Some(brought) = &brought {
+        let notes = brought.notes.iter().cloned().map(Line::Note);
+        message::say(&notes.collect::<Vec<_>>());
+    }
+    let has_failed =
+        |import: &spec::GitImport| import.refs.is_empty() && !import.not_brought.is_empty();
+    let is_left = !left.is_empty() || imports.is_some_and(|all| all.iter().any(has_failed));
+    Ok(u8::from(is_left))
+}
+
+fn listed(layers: &[Layer], kept: &[KeptCommits]) -> serde_json::Value {
+    let mut told = serde_json::json!({ "workspaces": layers });
+    let one = |kept: &KeptCommits| {
+        serde_json::json!({
+            "id": kept.run, "folder": name(&kept.folder), "made_at": kept.made_at,
+            "command": format!("airlock workspace commit {}", kept.run),
+        })
+    };
+    if !kept.is_empty() {
+        told["commits_not_brought"] = kept.iter().map(one).collect();
+    }
+    told
+}
+
+/// One line each, behind the workspaces.
+fn list_commits(kept: &[KeptCommits]) -> String {
+    let line = |kept: &KeptCommits| {
+        let KeptCommits {
+            run,
+            folder,
+            made_at,
+        } = kept;
+        let folder = name(folder);
+        format!(
+            "{run}  {made_at}  {folder}  commits that did not arrive: `airlock workspace commit {run}` brings them\n"
+        )
+    };
+    kept.iter().map(line).collect()
 }
 
 fn list(layers: &[Layer]) -> String {
@@ -295,15 +597,19 @@ fn list(layers: &[Layer]) -> String {
     layers.iter().map(line).collect()
 }
 
-fn line(change: &Change) -> String {
+fn line(change: &LayerChange) -> String {
     let sign = match change.what {
-        What::Added => '+',
-        What::Changed => '~',
-        What::Removed => '-',
-        What::Replaced => '!',
-        What::Mode => 'm',
+        ChangeKind::Added => '+',
+        ChangeKind::Changed => '~',
+        ChangeKind::Removed => '-',
+        ChangeKind::Replaced => '!',
+        ChangeKind::Mode => 'm',
     };
-    let folder = if change.kind == Kind::Folder { "/" } else { "" };
+    let folder = if change.kind == FileKind::Folder {
+        "/"
+    } else {
+        ""
+    };
     let target = change.target.as_ref().map_or(String::new(), |target| {
         format!(" -> {}", name(Path::new(target)))
     });
@@ -312,8 +618,8 @@ fn line(change: &Change) -> String {
     format!("{sign} {}{folder}{target}{against}\n", name(&change.path))
 }
 
-fn counts(changes: &[Change]) -> String {
-    let count = |wanted: &[What]| {
+fn counts(changes: &[LayerChange]) -> String {
+    let count = |wanted: &[ChangeKind]| {
         changes
             .iter()
             .filter(|change| wanted.contains(&change.what))
@@ -321,10 +627,23 @@ fn counts(changes: &[Change]) -> String {
     };
     format!(
         "{} added, {} changed, {} removed\n",
-        count(&[What::Added]),
-        count(&[What::Changed, What::Replaced, What::Mode]),
-        count(&[What::Removed])
+        count(&[ChangeKind::Added]),
+        count(&[ChangeKind::Changed, ChangeKind::Replaced, ChangeKind::Mode]),
+        count(&[ChangeKind::Removed])
     )
+}
+
+/// What a program wrote on one line, for a terminal: nothing that steers it, and nothing that changes the order.
+fn escaped(line: &[u8], shown: &mut String) {
+    for chunk in line.utf8_chunks() {
+        for (number, part) in chunk.valid().split('\t').enumerate() {
+            if number > 0 {
+                shown.push('\t');
+            }
+            shown.push_str(&printable(part));
+        }
+        shown.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
 }
 
 /// A name on one line, whatever bytes it has.

@@ -1,7 +1,7 @@
 //! `[credential.NAME]`: what the egress door puts into requests, how, and to which hosts and no others; and `[egress]`.
 
 use super::{ConfigError, egress, file::Section, provider};
-use doors::egress::{Credential, Inject, Settings};
+use doors::egress::{Credential, EgressSettings, InjectionMethod};
 use http::HeaderName;
 use spec::{EgressRule, HostPattern, Id};
 use std::{collections::BTreeMap, path::Path};
@@ -29,7 +29,7 @@ const LONGEST_USER: usize = 128;
 
 /// `[egress]`.
 pub(super) fn settings(
-    settings: &mut Settings,
+    settings: &mut EgressSettings,
     table: &Table,
     path: &Path,
 ) -> Result<(), ConfigError> {
@@ -102,15 +102,15 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
     })
 }
 
-fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<Inject, ConfigError> {
+fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMethod, ConfigError> {
     let text = section.text(key, value)?;
     match text.split_once(':') {
-        None if text == "bearer" => Ok(Inject::Bearer),
+        None if text == "bearer" => Ok(InjectionMethod::Bearer),
         Some(("basic", user)) => {
             let good = (1..=LONGEST_USER).contains(&user.len())
                 && !user.contains(|character: char| character == ':' || character.is_control());
             match good {
-                true => Ok(Inject::Basic {
+                true => Ok(InjectionMethod::Basic {
                     user: user.to_owned(),
                 }),
                 false => Err(section.error(
@@ -125,7 +125,7 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<Inject, Con
     }
 }
 
-fn header(section: &Section<'_>, key: &str, text: &str) -> Result<Inject, ConfigError> {
+fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMethod, ConfigError> {
     let name: HeaderName = text.parse().map_err(|_| {
         section.error(
             key,
@@ -138,7 +138,7 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<Inject, Config
             let hint = "use a header that is the credential's own, such as header:x-api-key";
             Err(section.error(key, format_args!("cannot be `{name}`"), hint))
         }
-        false => Ok(Inject::Header { name }),
+        false => Ok(InjectionMethod::Header { name }),
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use ::doors::secrets::KeySource;
 
-    fn read(text: &str) -> Result<Settings, ConfigError> {
+    fn read(text: &str) -> Result<EgressSettings, ConfigError> {
         super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
             .map(|said| said.doors.egress)
     }
@@ -200,14 +200,20 @@ mod tests {
         assert!(matches!(&gh.key, KeySource::Stored(name) if name == "gh"));
         assert_eq!(
             gh.inject,
-            Inject::Basic {
+            InjectionMethod::Basic {
                 user: "x-access-token".to_owned()
             }
         );
         let name = HeaderName::from_static("x-api-key");
-        assert_eq!(settings.credentials["api"].inject, Inject::Header { name });
+        assert_eq!(
+            settings.credentials["api"].inject,
+            InjectionMethod::Header { name }
+        );
         assert_eq!(settings.credentials["api"].hosts.len(), 2);
-        assert_eq!(settings.credentials["plain"].inject, Inject::Bearer);
+        assert_eq!(
+            settings.credentials["plain"].inject,
+            InjectionMethod::Bearer
+        );
     }
 
     #[test]

@@ -8,11 +8,11 @@ use super::{
     provider::{self, Inference, Providers},
 };
 use doors::{
-    catalogue::{Bounds, Catalogue, Target},
+    budget::{AccountLevel, AccountLimits, DEFAULT_TENANT},
+    catalogue::{Catalogue, DoorLimits, ModelTarget},
     ledger::Durability,
-    price::{PriceBook, Unknown},
+    price::{PriceBook, UnknownPricePolicy},
     secrets::KeySource,
-    till::{Level, OTHERS, Terms},
 };
 use spec::{Budget, Id, ModelPattern, Money, Quota, Size, Tenants, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
@@ -48,11 +48,11 @@ pub(crate) struct Doors {
     /// How long the ledgers of runs that ended are kept; for ever unless said.
     pub(crate) keep_ledger: Option<Duration>,
     /// What each tenant may spend, by name; `*` is for all others.
-    pub(crate) tenants: BTreeMap<String, Terms>,
+    pub(crate) tenants: BTreeMap<String, AccountLimits>,
     /// What else each tenant may have.
     pub(crate) quotas: Tenants,
     /// What the egress door puts into requests, and whom it believes.
-    pub(crate) egress: doors::egress::Settings,
+    pub(crate) egress: doors::egress::EgressSettings,
 }
 
 impl Default for Doors {
@@ -82,8 +82,8 @@ impl Doors {
             .prices
             .unknown
             .clone()
-            .map_or(Unknown::Refuse, Unknown::Ceiling);
-        let prices = Arc::new(PriceBook::with(self.prices.own.clone(), unknown));
+            .map_or(UnknownPricePolicy::Refuse, UnknownPricePolicy::Ceiling);
+        let prices = Arc::new(PriceBook::new(self.prices.own.clone(), unknown));
         Catalogue {
             prices,
             ..self.catalogue.clone()
@@ -104,7 +104,7 @@ impl Doors {
             "unknown_prices" => self.prices.unknown = Some(prices::unknown(table, path)?),
             "inference" => self.serve(provider::inference(table, path)?),
             "ledger" => (self.durability, self.keep_ledger) = ledger(table, path)?,
-            "doors" => bounds(&mut self.catalogue.bounds, table, path)?,
+            "doors" => bounds(&mut self.catalogue.limits, table, path)?,
             "tenant" => (self.tenants, self.quotas) = tenants(table, path)?,
             "credential" => self.egress.credentials = credential::read(table, path)?,
             _ => credential::settings(&mut self.egress, table, path)?,
@@ -163,12 +163,12 @@ impl Doors {
         self.catalogue.inference = Some(Arc::new(server));
         self.inference_models = models;
         if let Some(Time(time)) = time {
-            self.catalogue.bounds.inference_time = time;
+            self.catalogue.limits.inference_timeout = time;
         }
     }
 }
 
-fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<Target>>, ConfigError> {
+fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget>>, ConfigError> {
     let all = Section {
         path,
         name: "model",
@@ -197,7 +197,7 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<Target>>, C
             return Err(bad("has more than 16 models"));
         }
         let target = |text: &str| match text.split_once('/') {
-            Some((provider, model)) if is_model_name(model) => Ok(Target {
+            Some((provider, model)) if is_model_name(model) => Ok(ModelTarget {
                 provider: provider.to_owned(),
                 model: model.to_owned(),
             }),
@@ -240,18 +240,18 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
     Ok((durability, keep_for))
 }
 
-fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigError> {
+fn bounds(bounds: &mut DoorLimits, table: &Table, path: &Path) -> Result<(), ConfigError> {
     let section = Section {
         path,
         name: "doors",
     };
     for (key, value) in table {
         match key.as_str() {
-            "body" => bounds.body = section.quantity::<Size>(key, value)?.0,
-            "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
-            "body_time" => bounds.body_time = section.quantity::<Time>(key, value)?.0,
-            "connections" => bounds.connections = section.count(key, value)? as usize,
-            "concurrent" => bounds.concurrent = section.count(key, value)?,
+            "body" => bounds.max_body_bytes = section.quantity::<Size>(key, value)?.0,
+            "header_time" => bounds.header_timeout = section.quantity::<Time>(key, value)?.0,
+            "body_time" => bounds.body_timeout = section.quantity::<Time>(key, value)?.0,
+            "connections" => bounds.max_connections = section.count(key, value)? as usize,
+            "concurrent" => bounds.max_concurrent = section.count(key, value)?,
             other => {
                 let known = [
                     "body",
@@ -267,7 +267,7 @@ fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigE
     Ok(())
 }
 
-const TENANT_KEYS: [&str; 11] = [
+const TENANT_KEYS: [&str; 12] = [
     "day_usd",
     "call_usd",
     "requests_per_minute",
@@ -278,19 +278,23 @@ const TENANT_KEYS: [&str; 11] = [
     "jobs",
     "cpu_day",
     "storage",
+    "memory",
     "weight",
 ];
 const LARGEST_WEIGHT: u64 = 1000;
 
 /// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
-fn tenants(table: &Table, path: &Path) -> Result<(BTreeMap<String, Terms>, Tenants), ConfigError> {
+fn tenants(
+    table: &Table,
+    path: &Path,
+) -> Result<(BTreeMap<String, AccountLimits>, Tenants), ConfigError> {
     let all = Section {
         path,
         name: "tenant",
     };
     let (mut terms, mut quotas) = (BTreeMap::new(), Tenants::default());
     for (name, value) in table {
-        if name != OTHERS && Id::new(name).is_err() {
+        if name != DEFAULT_TENANT && Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
             return Err(all.error(name, "is not a name for a tenant", hint));
         }
@@ -299,17 +303,17 @@ fn tenants(table: &Table, path: &Path) -> Result<(BTreeMap<String, Terms>, Tenan
             path,
             name: &full_name,
         };
-        let mut own = Terms {
-            level: Level::Tenant,
+        let mut own = AccountLimits {
+            level: AccountLevel::Tenant,
             name: name.clone(),
-            ..Terms::default()
+            ..AccountLimits::default()
         };
         let mut quota = Quota::default();
         for (key, value) in all.table(name, value)? {
             tenant_key(&section, key, value, &mut own, &mut quota)?;
         }
         terms.insert(name.clone(), own);
-        match name == OTHERS {
+        match name == DEFAULT_TENANT {
             true => quotas.other = quota,
             false => _ = quotas.named.insert(name.clone(), quota),
         }
@@ -321,7 +325,7 @@ fn tenant_key(
     section: &Section<'_>,
     key: &str,
     value: &Value,
-    terms: &mut Terms,
+    terms: &mut AccountLimits,
     quota: &mut Quota,
 ) -> Result<(), ConfigError> {
     match key {
@@ -335,6 +339,7 @@ fn tenant_key(
         "jobs" => quota.jobs = Some(section.number(key, value)?),
         "cpu_day" => quota.cpu_day = Some(section.quantity(key, value)?),
         "storage" => quota.storage = Some(section.quantity(key, value)?),
+        "memory" => quota.memory = Some(section.quantity(key, value)?),
         "weight" => match section.number(key, value)? {
             weight @ 1..=LARGEST_WEIGHT => quota.weight = weight as u32,
             _ => return Err(section.error(key, "is out of range", "give 1 to 1000")),

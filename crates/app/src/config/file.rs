@@ -25,6 +25,9 @@ pub(super) enum Links {
     Refuse,
 }
 
+/// Tables that only hold others, each under a name of its own.
+const NAMED: [&str; 5] = ["profile", "provider", "credential", "model", "prices"];
+
 /// The keys that set a limit, everywhere a limit can be set.
 pub(super) const LIMITS: [&str; 13] = [
     "memory",
@@ -159,7 +162,12 @@ impl Section<'_> {
 
     /// A value as a table.
     pub(super) fn table<'v>(&self, key: &str, value: &'v Value) -> Result<&'v Table, ConfigError> {
-        let hint = format!("write [{}] and the keys below it", self.key(key));
+        let key_of_one = self.key(key);
+        let hint = if NAMED.contains(&&*key_of_one) {
+            format!("write [{key_of_one}.NAME] and the keys below it")
+        } else {
+            format!("write [{key_of_one}] and the keys below it")
+        };
         value
             .as_table()
             .ok_or_else(|| self.error(key, "must be a table", hint))

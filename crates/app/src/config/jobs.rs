@@ -61,6 +61,6 @@ mod tests {
                 .message
                 .contains("`jobs.slots`")
         );
-        assert!(read("keep_for = \"7d\"").is_err());
+        assert!(read("keep_for = \"7w\"").is_err());
     }
 }

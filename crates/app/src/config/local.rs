@@ -136,6 +136,9 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     if profile.extra_mounts != ExtraMounts::None && than.extra_mounts == ExtraMounts::None {
         return Some("its mounts");
     }
+    if than.limits_terminals && !profile.limits_terminals {
+        return Some("wall_time");
+    }
     if profile.allow_secrets && !than.allow_secrets {
         return Some("allow_secrets");
     }
@@ -215,6 +218,7 @@ fn apply(
     profile.local_models = models;
     profile.local_hosts = hosts;
     profile.limits = profile.limits.clone().at_most(&limits);
+    profile.limits_terminals |= limits.wall_time.is_some();
     Ok(())
 }
 

@@ -364,6 +364,7 @@ fn resolve(
     Ok(Profile {
         network: egress::network(words.network.unwrap_or(base.network), egress.as_ref()),
         limits: base.limits.with(&words.limits),
+        limits_terminals: base.limits_terminals || words.limits.wall_time.is_some(),
         env_inherit: words.inherit.clone().unwrap_or(base.env_inherit),
         extra_mounts: base.extra_mounts,
         allow_secrets: words.allow_secrets.unwrap_or(base.allow_secrets),
@@ -428,6 +429,7 @@ mod tests {
         let mut ci = builtin.profile("agent").unwrap().clone();
         (ci.limits.memory, ci.limits.cpus) = ("2G".parse().unwrap(), "1.5".parse().ok());
         (ci.limits.wall_time, ci.network) = ("90s".parse().unwrap(), Network::None);
+        ci.limits_terminals = true;
         (ci.env_inherit, ci.egress) = (vec!["LANG".into()], None);
         assert_eq!(policy.profile("ci"), Some(&ci));
         let mut tiny = builtin.profile("restrictive").unwrap().clone();
@@ -495,7 +497,7 @@ mod tests {
             (
                 "profile = \"x\"",
                 "`profile` in `/c.toml` must be a table",
-                "write [profile]",
+                "write [profile.NAME]",
             ),
             (
                 "[profile.a]\nbase = \"b\"",

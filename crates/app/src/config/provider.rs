@@ -175,7 +175,7 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
                 provider.on_abort = section.word(key, value, &words)?;
             }
             "retry_after" => {
-                provider.patience.retry_after = section.quantity::<Time>(key, value)?.0
+                provider.timeouts.max_retry_after = section.quantity::<Time>(key, value)?.0
             }
             "ca" | "retries" | "connect" | "ttfb" | "idle" => {
                 common(&mut provider, section, key, value)?
@@ -199,9 +199,9 @@ fn common(
     let time = || section.quantity::<Time>(key, value).map(|time| time.0);
     match key {
         "ca" => provider.ca = Some(section.absolute(key, value)?),
-        "connect" => provider.patience.connect = time()?,
-        "ttfb" => provider.patience.first_byte = time()?,
-        "idle" => provider.patience.idle = time()?,
+        "connect" => provider.timeouts.connect = time()?,
+        "ttfb" => provider.timeouts.first_byte = time()?,
+        "idle" => provider.timeouts.idle = time()?,
         _ => {
             let count = section.number(key, value)?;
             let few = u32::try_from(count).ok().filter(|_| count <= MOST_RETRIES);

@@ -1,7 +1,10 @@
 //! `[serve]`: where `airlock serve` listens, what of this machine requests may name, and how much of everything.
 
-use super::{ConfigError, file::Section};
-use spec::{Bounds, Size, Time};
+use super::{
+    ConfigError,
+    file::{LIMITS, Section},
+};
+use spec::{Bounds, Maximum, Size, Time};
 use std::{
     fmt,
     net::SocketAddr,
@@ -23,6 +26,8 @@ pub(crate) struct Serve {
     pub(crate) profiles: Option<Vec<String>>,
     /// How much of everything.
     pub(crate) bounds: Bounds,
+    /// What a run or sandbox of a key without `admin` may not exceed.
+    pub(crate) maximum: Maximum,
 }
 
 /// Where to listen.
@@ -56,7 +61,7 @@ impl fmt::Display for Place {
     }
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "listen",
     "hosts",
     "folders",
@@ -70,6 +75,7 @@ const KEYS: [&str; 13] = [
     "keep_runs",
     "keep_for",
     "grace",
+    "maximum",
 ];
 
 /// Reads the table.
@@ -100,6 +106,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
                 )
             }
             "folders" => serve.folders = folders(&section, key, value)?,
+            "maximum" => serve.maximum = maximum(section.table(key, value)?, path)?,
             "connections" => bounds.connections = section.count(key, value)? as usize,
             "body" => bounds.body = section.quantity::<Size>(key, value)?.0 as usize,
             "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
@@ -113,6 +120,21 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
         }
     }
     Ok(serve)
+}
+
+fn maximum(table: &Table, path: &Path) -> Result<Maximum, ConfigError> {
+    let section = Section {
+        path,
+        name: "serve.maximum",
+    };
+    let mut maximum = Maximum::default();
+    for (key, value) in table {
+        if !LIMITS.contains(&key.as_str()) {
+            return Err(section.unknown(key, &LIMITS));
+        }
+        section.limit(&mut maximum, key, value)?;
+    }
+    Ok(maximum)
 }
 
 fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBuf>, ConfigError> {
@@ -139,7 +161,8 @@ mod tests {
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
         let said = read(
             "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nprofiles = [\"agent\"]\nconnections = 2\nbody = \"1M\"\n\
-             header_time = \"3s\"\nwrite_time = \"9s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"",
+             header_time = \"3s\"\nwrite_time = \"9s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"\n\
+             [maximum]\nmemory = \"9G\"\npids = 10",
         );
         let seconds = std::time::Duration::from_secs;
         let bounds = Bounds {
@@ -165,8 +188,15 @@ mod tests {
             folders,
             profiles,
             bounds,
+            maximum: Maximum {
+                memory: "9G".parse().ok(),
+                pids: Some(10),
+                ..Maximum::default()
+            },
         };
         assert_eq!(said, Ok(wanted));
+        let unknown = read("[maximum]\nmemroy = \"1G\"").unwrap_err();
+        assert_eq!(unknown.hint, "did you mean `memory`?");
         assert_eq!(
             read("folder = [\"/x\"]").unwrap_err().hint,
             "did you mean `folders`?"

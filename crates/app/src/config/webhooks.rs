@@ -1,7 +1,7 @@
 //! `[webhooks]`: where notices about jobs may go, and how often one is tried.
 
 use super::{ConfigError, file::Section};
-use ::doors::courier::CourierSettings;
+use ::doors::webhook::WebhookClientSettings;
 use spec::{Destination, Host};
 use std::path::Path;
 use toml::{Table, Value};
@@ -22,14 +22,14 @@ pub(crate) struct Webhooks {
     /// How often one notice is tried.
     pub(crate) attempts: u32,
     /// Where notices may go.
-    pub(crate) courier: CourierSettings,
+    pub(crate) courier: WebhookClientSettings,
 }
 
 impl Default for Webhooks {
     fn default() -> Webhooks {
         Webhooks {
             attempts: 12,
-            courier: CourierSettings::default(),
+            courier: WebhookClientSettings::default(),
         }
     }
 }

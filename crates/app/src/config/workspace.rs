@@ -2,12 +2,12 @@
 //! A local file only adds to both.
 
 use super::{ConfigError, file::Section, local::NARROW};
-use spec::{Hide, ProtectedNames, WorkspacePolicy, nearest};
+use spec::{Hide, ProtectedNames, Size, WorkspacePolicy, nearest};
 use std::path::Path;
 use toml::{Table, Value};
 
 const NAME: &str = "workspace";
-const KEYS: [&str; 3] = ["protect", "unprotect", "hide"];
+const KEYS: [&str; 5] = ["protect", "unprotect", "hide", "copy_names", "copy_size"];
 /// Names that a file adds.
 const MAX_NAMES: usize = 256;
 
@@ -20,6 +20,8 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, Config
             "protect" => policy.protected.added = protect(&section, key, value)?,
             "unprotect" => policy.protected.removed = unprotect(&section, key, value)?,
             "hide" => policy.hide = hide(&section, key, value)?,
+            "copy_names" => policy.copy.names = section.count(key, value)?,
+            "copy_size" => policy.copy.bytes = section.quantity::<Size>(key, value)?.0,
             other => return Err(section.unknown(other, &KEYS)),
         }
     }
@@ -49,7 +51,9 @@ pub(super) fn narrow(
                 }
                 policy.hide.extend(patterns);
             }
-            "unprotect" => return Err(section.error(key, "cannot be set here", NARROW)),
+            "unprotect" | "copy_names" | "copy_size" => {
+                return Err(section.error(key, "cannot be set here", NARROW));
+            }
             other => return Err(section.unknown(other, &[KEYS[0], KEYS[2]])),
         }
     }

@@ -73,6 +73,12 @@ pub(crate) enum RemoteError {
     /// Nobody there.
     #[error("cannot reach the server at {address}: {source}")]
     Unreachable { address: Address, source: io::Error },
+    /// It was there, and what it says of itself is not believed.
+    #[error("the server at {address} is not trusted: {cause}")]
+    Untrusted {
+        address: Address,
+        cause: &'static str,
+    },
     /// It was there.
     #[error("the connection to the server at {address} broke: {cause}")]
     Broken { address: Address, cause: String },
@@ -111,13 +117,15 @@ impl RemoteError {
             RemoteError::Refused(problem) => {
                 problem.status == 503 && problem.code == "quota_exceeded"
             }
-            RemoteError::Foreign { .. } | RemoteError::Local(_) => false,
+            RemoteError::Untrusted { .. } | RemoteError::Foreign { .. } | RemoteError::Local(_) => {
+                false
+            }
         }
     }
 }
 
 impl Ask {
-    /// A request without a body. What in the path came from a user is written by [`segment`] or [`query`].
+    /// A request without a body. What in the path came from a user is written by [`segment`], [`segments`] or [`query`].
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Ask {
         let body = Full::default()
             .map_err(|never| match never {})
@@ -170,9 +178,9 @@ impl Ask {
     }
 }
 
-/// A part of a path as it is written in an address; slashes stay.
+/// One part of a path, or a value of a query, as it is written in an address.
 pub(crate) fn segment(bytes: &[u8]) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     bytes
         .iter()
         .map(|&byte| {
@@ -185,13 +193,19 @@ pub(crate) fn segment(bytes: &[u8]) -> String {
         .collect()
 }
 
+/// Parts of a path with the slashes between them.
+pub(crate) fn segments(bytes: &[u8]) -> String {
+    let parts: Vec<_> = bytes.split(|byte| *byte == b'/').map(segment).collect();
+    parts.join("/")
+}
+
 /// What stands behind a question mark; what is missing is left out.
 pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
     let given = pairs
         .iter()
         .filter_map(|(name, value)| value.as_ref().map(|value| (name, value)));
     let written: Vec<_> = given
-        .map(|(name, value)| format!("{name}={}", segment(value.as_bytes()).replace('/', "%2F")))
+        .map(|(name, value)| format!("{name}={}", segment(value.as_bytes())))
         .collect();
     match written.is_empty() {
         true => String::new(),
@@ -341,7 +355,14 @@ impl Client {
             source,
         };
         match tokio::time::timeout(LONGEST_DIAL, self.connect()).await {
-            Ok(connected) => connected.map_err(failed),
+            Ok(Ok(connected)) => Ok(connected),
+            Ok(Err(error)) => Err(match super::trust::refusal(&error) {
+                Some(cause) => RemoteError::Untrusted {
+                    address: self.address.clone(),
+                    cause,
+                },
+                None => failed(error),
+            }),
             Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
         }
     }
@@ -378,6 +399,12 @@ impl Client {
 }
 
 fn broken(address: &Address, error: &hyper::Error) -> RemoteError {
+    if error.is_parse() && matches!(address, Address::Plain(_)) {
+        return RemoteError::Foreign {
+            address: address.clone(),
+            cause: "its answer is no HTTP; a server with TLS is at https://".to_owned(),
+        };
+    }
     let cause =
         std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
     RemoteError::Broken {
@@ -479,10 +506,10 @@ mod tests {
 
     #[test]
     fn what_a_user_named_stays_within_its_part_of_an_address() {
-        assert_eq!(
-            segment("a b/c?d#e%2f\u{e4}\n".as_bytes()),
-            "a%20b/c%3Fd%23e%252f%C3%A4%0A"
-        );
+        let odd = "a b/c?d#e%2f\u{e4}\n".as_bytes();
+        assert_eq!(segment(odd), "a%20b%2Fc%3Fd%23e%252f%C3%A4%0A");
+        assert_eq!(segments(odd), "a%20b/c%3Fd%23e%252f%C3%A4%0A");
+        assert_eq!(segments(b"/a//b/"), "/a//b/");
         let pairs = [
             ("name", Some("a&b=c/d".to_owned())),
             ("run", None),

@@ -7,6 +7,7 @@ mod address;
 mod events;
 mod follow;
 mod http;
+mod trust;
 
 pub(crate) use self::{
     address::Address,
@@ -14,6 +15,7 @@ pub(crate) use self::{
     follow::{Follow, Followed, PAUSES},
     http::{
         Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead,
-        segment, upload,
+        segment, segments, upload,
     },
+    trust::Trust,
 };

@@ -1,42 +1,43 @@
-//! What would be decided about a call, without making it: the same questions in the same order as when it is made.
+//! `POST /v1/check`: a dry run of the policy. Evaluates the same rules in the same order as a real
+//! call, without calling the provider.
 
-use super::{problem::Problem, words::Check};
+use super::{problem::AdminProblem, requests::CheckBody};
 use crate::{
-    dialect::{NoRoute, Route, route},
-    session::{Kind, Session},
+    dialect::{Route, RouteError},
+    session::{DoorKind, DoorSession},
 };
 use http::{Method, Uri};
 use serde_json::{Value, json};
 
-/// The decision and the rule that made it.
-pub(super) fn decide(session: &Session, asked: &Check) -> Result<Value, Problem> {
-    let method: Method = asked
+/// Returns the decision and the rule that made it.
+pub(super) fn decide(session: &DoorSession, request: &CheckBody) -> Result<Value, AdminProblem> {
+    let method: Method = request
         .method
         .parse()
-        .map_err(|_| Problem::invalid("`method` is no method"))?;
-    let uri: Uri = asked
+        .map_err(|_| AdminProblem::invalid("`method` is no method"))?;
+    let uri: Uri = request
         .path
         .parse()
-        .map_err(|_| Problem::invalid("`path` is no path"))?;
-    let found = match route(&method, uri.path(), uri.query()) {
-        Ok(found) => found,
-        Err(NoRoute::NotFound) => return Ok(denied("routes", "this path is not served")),
-        Err(NoRoute::WrongMethod) => {
+        .map_err(|_| AdminProblem::invalid("`path` is no path"))?;
+    let route = match crate::dialect::route(&method, uri.path(), uri.query()) {
+        Ok(route) => route,
+        Err(RouteError::NotFound) => return Ok(denied("routes", "this path is not served")),
+        Err(RouteError::WrongMethod) => {
             return Ok(denied("routes", "this path is not served with this method"));
         }
     };
     let speaks = session.upstream.provider.dialect;
-    if found.dialect.is_some_and(|dialect| dialect != speaks) {
+    if route.dialect.is_some_and(|dialect| dialect != speaks) {
         return Ok(denied(
             "dialect",
             "the provider behind this session speaks another dialect",
         ));
     }
-    Ok(judge(session, &found, asked.model.as_deref()))
+    Ok(evaluate(session, &route, request.model.as_deref()))
 }
 
-fn judge(session: &Session, found: &Route, model: Option<&str>) -> Value {
-    let Some(model) = found.model.as_deref().or(model) else {
+fn evaluate(session: &DoorSession, route: &Route, model: Option<&str>) -> Value {
+    let Some(model) = route.model.as_deref().or(model) else {
         return json!({ "decision": "allow", "rule": null, "detail": "as far as can be said without a model" });
     };
     let Some(targets) = session.targets(model) else {
@@ -46,10 +47,11 @@ fn judge(session: &Session, found: &Route, model: Option<&str>) -> Value {
     let has_price = targets
         .iter()
         .any(|target| prices.price(&target.provider, &target.model).is_some());
-    if session.kind == Kind::Llm && !has_price {
+    if session.kind == DoorKind::Llm && !has_price {
         return denied("unknown_price", "the price of the model is not known");
     }
-    let (used, budget) = (session.used(), &session.terms.budget);
+    let used = session.used();
+    let budget = &session.terms.budget;
     if budget
         .money
         .is_some_and(|money| money <= used.money.plus(used.held))

@@ -1,24 +1,24 @@
-//! The admin API: who may use the doors of a service, and what they used. On a unix socket for our own user, or behind
-//! a token on a TCP listener; never where sessions call.
+//! The admin API of the doors service: registers and revokes sessions and reports their usage. It
+//! is served on a unix socket for our own user, or on a TCP listener behind a token; never on the
+//! listeners that sessions call.
 
-mod answers;
 mod check;
 mod problem;
-mod words;
+mod requests;
+mod responses;
 
 use crate::{
-    line::Line,
-    place,
+    connections::ConnectionHandle,
+    http_server::{self, DoorListener, RequestHandler},
     registry::Registry,
-    relay::Outgoing,
+    relay::ResponseBody,
     secret::Secret,
-    serve::{self, Answers, Listener},
-    token,
+    socket_dir, token,
 };
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use problem::Problem;
+use problem::AdminProblem;
 use rustix::{
     fs::{AtFlags, CWD, Mode, unlinkat},
     process::geteuid,
@@ -37,23 +37,24 @@ use subtle::ConstantTimeEq;
 use tokio::{net::UnixStream, sync::Semaphore, task::JoinHandle, time::timeout};
 use zeroize::Zeroizing;
 
-/// A request's body.
-const LARGEST_BODY: usize = 64 << 10;
-/// What it may take to arrive, as the head before it.
-const PATIENCE: Duration = Duration::from_secs(10);
-const MOST_CONNECTIONS: usize = 64;
-/// The socket's name where sessions have theirs.
+/// Largest request body.
+const MAX_BODY_BYTES: usize = 64 << 10;
+/// Time limit for the request head, and again for the body.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_CONNECTIONS: usize = 64;
+/// Name of the admin socket inside the directory of session sockets.
 const SOCKET: &str = "admin.sock";
 
-/// Whoever answers at one of the admin's listeners.
-struct Desk {
+/// Request handler of one admin listener.
+struct AdminHandler {
     registry: Arc<Registry>,
-    connections: Arc<Semaphore>,
-    /// Asked for by everybody; none on a socket that only our own user reaches.
+    connection_slots: Arc<Semaphore>,
+    /// SHA-256 of the token that every request must present; `None` on a socket that only our own
+    /// user can reach.
     token: Option<[u8; 32]>,
 }
 
-/// A socket with the admin API.
+/// A unix socket that serves the admin API.
 #[derive(Debug)]
 pub struct AdminSocket {
     task: JoinHandle<()>,
@@ -61,10 +62,10 @@ pub struct AdminSocket {
     name: String,
 }
 
-type Answered = Result<(StatusCode, Value), Problem>;
+type AdminResult = Result<(StatusCode, Value), AdminProblem>;
 
-/// Whether a path is the admin's. `/v1/health` is everybody's.
-pub(crate) fn is_admins(path: &str) -> bool {
+/// Whether a path belongs to the admin API. `/v1/health` does not: everybody may call it.
+pub(crate) fn is_admin_path(path: &str) -> bool {
     let mut parts = path.split('/').skip(1);
     parts.next() == Some("v1")
         && matches!(
@@ -74,25 +75,25 @@ pub(crate) fn is_admins(path: &str) -> bool {
 }
 
 impl Registry {
-    /// The admin API on a unix socket: at this path, or beside the sockets of sessions.
+    /// Serves the admin API on a unix socket: at this path, or beside the sockets of sessions.
     pub fn serve_admin(self: &Arc<Registry>, path: Option<&Path>) -> io::Result<AdminSocket> {
         let (folder, name) = match path {
-            None => (self.place().handle().try_clone_to_owned()?, SOCKET),
+            None => (self.socket_dir().handle().try_clone_to_owned()?, SOCKET),
             Some(path) => {
                 let name = path.file_name().and_then(|name| name.to_str());
                 let parent = path
                     .parent()
                     .filter(|parent| !parent.as_os_str().is_empty());
-                let folder = place::open_folder(CWD, parent.unwrap_or(Path::new(".")))?;
+                let folder = socket_dir::open_dir(CWD, parent.unwrap_or(Path::new(".")))?;
                 (
                     folder,
                     name.ok_or_else(|| io::Error::other("it is no path of a socket"))?,
                 )
             }
         };
-        place::remove_stale(folder.as_fd(), name)?;
-        let listener = place::bind(folder.as_fd(), name, Mode::from_raw_mode(0o600))?;
-        let task = serve::listen(Arc::new(self.desk(None)), Listener::Unix(listener))?;
+        socket_dir::remove_stale(folder.as_fd(), name)?;
+        let listener = socket_dir::bind(folder.as_fd(), name, Mode::from_raw_mode(0o600))?;
+        let task = http_server::listen(Arc::new(self.handler(None)), DoorListener::Unix(listener))?;
         Ok(AdminSocket {
             task,
             folder,
@@ -100,46 +101,50 @@ impl Registry {
         })
     }
 
-    /// The admin API behind a token.
-    pub fn serve_admin_behind(
+    /// Serves the admin API on a TCP listener; every request must present the token.
+    pub fn serve_admin_tcp(
         self: &Arc<Registry>,
         listener: TcpListener,
         token: &Secret,
     ) -> io::Result<JoinHandle<()>> {
-        serve::listen(Arc::new(self.desk(Some(token))), Listener::Tcp(listener))
+        http_server::listen(
+            Arc::new(self.handler(Some(token))),
+            DoorListener::Tcp(listener),
+        )
     }
 
-    fn desk(self: &Arc<Registry>, token: Option<&Secret>) -> Desk {
-        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Desk {
+    fn handler(self: &Arc<Registry>, token: Option<&Secret>) -> AdminHandler {
+        let connection_slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        AdminHandler {
             registry: self.clone(),
-            connections,
+            connection_slots,
             token: token.map(|token| Sha256::digest(token.expose()).into()),
         }
     }
 }
 
 impl AdminSocket {
-    /// Takes no more calls, and removes the socket.
+    /// Stops serving and removes the socket.
     pub fn close(self) {
         self.task.abort();
-        // One that stays leads nowhere, and is removed at the next start.
+        // A socket that stays refuses connections, and is removed at the next start.
         _ = unlinkat(&self.folder, self.name.as_str(), AtFlags::empty());
     }
 }
 
-impl Answers for Desk {
-    async fn answer(
+impl RequestHandler for AdminHandler {
+    async fn handle(
         self: Arc<Self>,
-        _line: Arc<Line>,
+        _handle: Arc<ConnectionHandle>,
         request: Request<Incoming>,
-    ) -> Response<Outgoing> {
+    ) -> Response<ResponseBody> {
         let (head, body) = request.into_parts();
-        let answered = match self.knows(&head) {
-            true => self.route(&head, body).await,
-            false => Err(Problem::unauthorized()),
+        let result = if self.is_authorized(&head) {
+            self.route(&head, body).await
+        } else {
+            Err(AdminProblem::unauthorized())
         };
-        match answered {
+        match result {
             Ok((status, value)) => respond(status, "application/json", &value),
             Err(problem) => respond(
                 problem.status(),
@@ -149,42 +154,46 @@ impl Answers for Desk {
         }
     }
 
-    /// Our own user, and root.
-    fn admits(&self, peer: &UnixStream) -> bool {
+    /// Accepts our own user and root (`SO_PEERCRED`).
+    fn accepts_peer(&self, peer: &UnixStream) -> bool {
         peer.peer_cred()
             .is_ok_and(|peer| peer.uid() == geteuid().as_raw() || peer.uid() == 0)
     }
 
-    fn connections(&self) -> &Arc<Semaphore> {
-        &self.connections
+    fn connection_slots(&self) -> &Arc<Semaphore> {
+        &self.connection_slots
     }
 
-    fn head_time(&self) -> Duration {
-        PATIENCE
+    fn header_timeout(&self) -> Duration {
+        READ_TIMEOUT
     }
 }
 
-fn respond(status: StatusCode, kind: &'static str, value: &Value) -> Response<Outgoing> {
-    let mut response = Response::new(Outgoing::whole(value.to_string()));
+fn respond(status: StatusCode, kind: &'static str, value: &Value) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::full(value.to_string()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    // The answer to a registration has a token in it.
+    // The response to a registration contains a session token.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// The body; it may hold a key.
-async fn read(body: Incoming) -> Result<Zeroizing<Vec<u8>>, Problem> {
-    match timeout(PATIENCE, Limited::new(body, LARGEST_BODY).collect()).await {
+/// Reads the request body. It may contain an API key, so the buffer is wiped.
+async fn read(body: Incoming) -> Result<Zeroizing<Vec<u8>>, AdminProblem> {
+    match timeout(READ_TIMEOUT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
         Ok(Ok(body)) => Ok(Zeroizing::new(body.to_bytes().to_vec())),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Problem::new(
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(AdminProblem::new(
             413,
             "request_too_large",
-            format!("the body is larger than {LARGEST_BODY} bytes"),
+            format!("the body is larger than {MAX_BODY_BYTES} bytes"),
         )),
-        Ok(Err(_)) => Err(Problem::new(400, "invalid_request", "the body broke off")),
-        Err(_) => Err(Problem::new(
+        Ok(Err(_)) => Err(AdminProblem::new(
+            400,
+            "invalid_request",
+            "the body broke off",
+        )),
+        Err(_) => Err(AdminProblem::new(
             408,
             "request_timeout",
             "the body did not arrive in time",
@@ -192,40 +201,45 @@ async fn read(body: Incoming) -> Result<Zeroizing<Vec<u8>>, Problem> {
     }
 }
 
-impl Desk {
-    /// Hashes what is presented, even if that is nothing, and compares all of it.
-    fn knows(&self, head: &Parts) -> bool {
+impl AdminHandler {
+    /// Compares hashes in constant time, also when no token is presented.
+    fn is_authorized(&self, head: &Parts) -> bool {
         let Some(token) = &self.token else {
             return true;
         };
         let presented = head.headers.get(header::AUTHORIZATION);
         let presented = presented
-            .and_then(|value| token::bearer(value.as_bytes()))
+            .and_then(|value| token::bearer_token(value.as_bytes()))
             .unwrap_or_default();
         Sha256::digest(presented).as_slice().ct_eq(token).into()
     }
 
-    async fn route(&self, head: &Parts, body: Incoming) -> Answered {
+    async fn route(&self, head: &Parts, body: Incoming) -> AdminResult {
         let parts: Vec<&str> = head.uri.path().split('/').skip(1).collect();
         match (parts.as_slice(), &head.method) {
             (["v1", "sessions"], &Method::POST) => self.register(body).await,
             (["v1", "sessions"], &Method::GET) => {
-                let sessions: Vec<_> = self.registry.list().iter().map(answers::session).collect();
+                let sessions: Vec<_> = self
+                    .registry
+                    .list()
+                    .iter()
+                    .map(responses::session)
+                    .collect();
                 Ok((StatusCode::OK, json!({ "sessions": sessions })))
             }
-            (["v1", "sessions", which], &Method::GET) => self
-                .view(which)
-                .map(|view| (StatusCode::OK, answers::session(&view))),
-            (["v1", "sessions", which, "usage"], &Method::GET) => self
-                .view(which)
-                .map(|view| (StatusCode::OK, answers::usage_of(&view))),
-            (["v1", "sessions", which], &Method::DELETE) => {
+            (["v1", "sessions", id_or_token], &Method::GET) => self
+                .view(id_or_token)
+                .map(|view| (StatusCode::OK, responses::session(&view))),
+            (["v1", "sessions", id_or_token, "usage"], &Method::GET) => self
+                .view(id_or_token)
+                .map(|view| (StatusCode::OK, responses::usage_of(&view))),
+            (["v1", "sessions", id_or_token], &Method::DELETE) => {
                 let ended = self
                     .registry
-                    .revoke(which)
+                    .revoke(id_or_token)
                     .await
-                    .ok_or_else(Problem::no_session)?;
-                Ok((StatusCode::OK, answers::revoked(&ended)))
+                    .ok_or_else(AdminProblem::no_session)?;
+                Ok((StatusCode::OK, responses::revoked(&ended)))
             }
             (["v1", "sandboxes", sandbox, "sessions"], &Method::DELETE) => {
                 let revoked = self.registry.revoke_sandbox(sandbox).await;
@@ -233,11 +247,13 @@ impl Desk {
                     json!({ "status": "revoked", "sandbox_id": sandbox, "revoked": revoked });
                 Ok((StatusCode::OK, answer))
             }
-            (["v1", "usage"], &Method::GET) => Ok((StatusCode::OK, answers::usage(&self.registry))),
+            (["v1", "usage"], &Method::GET) => {
+                Ok((StatusCode::OK, responses::usage(&self.registry)))
+            }
             (["v1", "check"], &Method::POST) => self.check(body).await,
             (["v1", "reload"], &Method::POST) => match self.registry.reload() {
                 Ok(()) => Ok((StatusCode::OK, json!({ "status": "reloaded" }))),
-                Err(why) => Err(Problem::new(422, "invalid_configuration", why)
+                Err(why) => Err(AdminProblem::new(422, "invalid_configuration", why)
                     .hint("mend it; what was read before is still in force")),
             },
             (["v1", "health"] | ["health"] | ["healthz"], &Method::GET) => {
@@ -247,30 +263,32 @@ impl Desk {
                     json!({ "status": "ok", "sessions": sessions }),
                 ))
             }
-            (path, _) => Err(Problem::no_route(path)),
+            (path, _) => Err(AdminProblem::no_route(path)),
         }
     }
 
-    fn view(&self, which: &str) -> Result<crate::registry::View, Problem> {
-        self.registry.view(which).ok_or_else(Problem::no_session)
+    fn view(&self, id_or_token: &str) -> Result<crate::registry::SessionInfo, AdminProblem> {
+        self.registry
+            .view(id_or_token)
+            .ok_or_else(AdminProblem::no_session)
     }
 
-    async fn register(&self, body: Incoming) -> Answered {
-        let order = words::order(&read(body).await?)?;
+    async fn register(&self, body: Incoming) -> AdminResult {
+        let new_session = requests::new_session(&read(body).await?)?;
         let registered = self
             .registry
-            .register(order)
+            .register(new_session)
             .await
-            .map_err(Problem::register)?;
-        Ok((StatusCode::CREATED, answers::registered(&registered)))
+            .map_err(AdminProblem::register)?;
+        Ok((StatusCode::CREATED, responses::registered(&registered)))
     }
 
-    async fn check(&self, body: Incoming) -> Answered {
-        let asked: words::Check = words::parse(&read(body).await?)?;
+    async fn check(&self, body: Incoming) -> AdminResult {
+        let request: requests::CheckBody = requests::parse(&read(body).await?)?;
         let session = self
             .registry
-            .session(&asked.session)
-            .ok_or_else(Problem::no_session)?;
-        Ok((StatusCode::OK, check::decide(&session, &asked)?))
+            .session(&request.session)
+            .ok_or_else(AdminProblem::no_session)?;
+        Ok((StatusCode::OK, check::decide(&session, &request)?))
     }
 }

@@ -1,22 +1,22 @@
-//! What the admin API refuses, as problem documents (RFC 9457): what happened, and what to do.
+//! Error responses of the admin API: problem documents (RFC 9457) with a code, a detail and a hint.
 
 use crate::{registry::RegisterError, session::OpenError};
 use http::StatusCode;
 use serde_json::{Value, json};
 use std::error::Error;
 
-/// A refusal.
+/// One problem document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct AdminProblem {
     status: u16,
     code: &'static str,
     detail: String,
     hint: Option<String>,
 }
 
-impl Problem {
-    pub(super) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem {
+impl AdminProblem {
+    pub(super) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> AdminProblem {
+        AdminProblem {
             status,
             code,
             detail: detail.into(),
@@ -24,27 +24,27 @@ impl Problem {
         }
     }
 
-    pub(super) fn hint(self, hint: impl Into<String>) -> Problem {
-        Problem {
+    pub(super) fn hint(self, hint: impl Into<String>) -> AdminProblem {
+        AdminProblem {
             hint: Some(hint.into()),
             ..self
         }
     }
 
-    pub(super) fn invalid(detail: impl Into<String>) -> Problem {
-        Problem::new(400, "invalid_request", detail)
+    pub(super) fn invalid(detail: impl Into<String>) -> AdminProblem {
+        AdminProblem::new(400, "invalid_request", detail)
     }
 
-    pub(super) fn unauthorized() -> Problem {
-        Problem::new(401, "unauthorized", "the admin token is missing or wrong")
+    pub(super) fn unauthorized() -> AdminProblem {
+        AdminProblem::new(401, "unauthorized", "the admin token is missing or wrong")
     }
 
-    pub(super) fn no_session() -> Problem {
-        Problem::new(404, "not_found", "there is no such session")
+    pub(super) fn no_session() -> AdminProblem {
+        AdminProblem::new(404, "not_found", "there is no such session")
     }
 
-    /// Of a path that there is, another method.
-    pub(super) fn no_route(path: &[&str]) -> Problem {
+    /// 404, or 405 if the path exists with another method.
+    pub(super) fn no_route(path: &[&str]) -> AdminProblem {
         let known = matches!(
             path,
             ["v1", "sessions" | "usage" | "check" | "reload" | "health"]
@@ -52,43 +52,43 @@ impl Problem {
                 | ["v1", "sessions", _, "usage"]
                 | ["v1", "sandboxes", _, "sessions"]
         );
-        match known {
-            true => Problem::new(
+        if known {
+            AdminProblem::new(
                 405,
                 "method_not_allowed",
                 "this path does not know this method",
-            ),
-            false => Problem::new(404, "not_found", "there is no such path"),
+            )
+        } else {
+            AdminProblem::new(404, "not_found", "there is no such path")
         }
     }
 
-    /// Why there is no session.
-    pub(super) fn register(error: RegisterError) -> Problem {
+    /// The problem document for a failed registration.
+    pub(super) fn register(error: RegisterError) -> AdminProblem {
         let detail = with_causes(&error);
         match error {
-            RegisterError::TokenTaken => Problem::new(409, "token_taken", detail)
+            RegisterError::TokenTaken => AdminProblem::new(409, "token_taken", detail)
                 .hint("leave `token` away to have one made; a token is never taken twice"),
-            RegisterError::Full { .. } => {
-                Problem::new(429, "quota_exceeded", detail).hint("revoke sessions that are over")
-            }
-            RegisterError::NoTenant(_) => Problem::new(400, "invalid_request", detail)
+            RegisterError::Full { .. } => AdminProblem::new(429, "quota_exceeded", detail)
+                .hint("revoke sessions that are over"),
+            RegisterError::NoTenant(_) => AdminProblem::new(400, "invalid_request", detail)
                 .hint("add it as [tenant.NAME] to the configuration, then POST /v1/reload"),
-            RegisterError::Stopping => Problem::new(503, "stopping", detail),
+            RegisterError::Stopping => AdminProblem::new(503, "stopping", detail),
             RegisterError::Open(OpenError::NoProvider { known, .. }) => {
-                Problem::new(400, "invalid_request", detail)
+                AdminProblem::new(400, "invalid_request", detail)
                     .hint(format!("the providers are {}", known.join(", ")))
             }
             RegisterError::Open(OpenError::Secret(secret)) => {
-                Problem::new(422, "no_credential", detail).hint(secret.hint)
+                AdminProblem::new(422, "no_credential", detail).hint(secret.hint)
             }
             RegisterError::Open(OpenError::Upstream(_)) => {
-                Problem::new(422, "invalid_provider", detail)
+                AdminProblem::new(422, "invalid_provider", detail)
                     .hint("mend the key, or [provider.NAME] in the configuration")
             }
-            RegisterError::Socket(_) => Problem::new(422, "no_socket", detail)
+            RegisterError::Socket(_) => AdminProblem::new(422, "no_socket", detail)
                 .hint("`socket_uid` needs root, unless it is the service's own user"),
             RegisterError::Open(OpenError::Listener(_) | OpenError::Authority(_))
-            | RegisterError::Random(_) => Problem::new(500, "internal", detail),
+            | RegisterError::Random(_) => AdminProblem::new(500, "internal", detail),
         }
     }
 

@@ -1,47 +1,50 @@
-//! What goes over the wire: routes, bodies, streams, errors. Pure functions of bytes; no I/O.
+//! The wire formats of model APIs ("dialects"): routes, bodies, streams, errors. Pure functions of
+//! bytes; no I/O.
 
-mod ask;
-mod error;
-mod events;
-mod json;
-mod keys;
-mod meter;
+mod api_error;
+mod body;
+mod body_keys;
+mod body_parser;
+mod json_scanner;
+mod json_stream;
 mod node;
-mod peek;
 mod quote;
-mod reader;
 mod rewrite;
 mod route;
-mod strip;
+mod sse;
 mod tap;
+mod usage_filter;
+mod usage_meter;
 
-pub use ask::{Ask, BadAsk, Cap, ask};
-pub use error::{Fault, answer, interruption};
-pub use rewrite::{Change, rewrite};
-pub use route::{NoRoute, Route, route};
-pub use tap::{Tap, TapKind};
+pub use api_error::{ApiError, error_body, stream_error};
+pub use body::{BodyError, OutputLimit, ParsedBody, parse_body};
+pub use rewrite::{BodyEdits, rewrite};
+pub use route::{Route, RouteError, route};
+pub use tap::{ResponseFormat, Tap};
 
-/// The language of a provider.
+/// The API of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum Dialect {
+    /// OpenAI, and the many that follow its API.
     OpenAi,
+    /// Anthropic.
     Anthropic,
+    /// Google Gemini.
     Gemini,
+    /// Ollama.
     Ollama,
 }
 
-/// What is asked of a provider. There is nothing else: what is not here is not forwarded.
+/// The operations that are forwarded; every other request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Operation {
+pub enum ModelOperation {
     /// `POST /v1/chat/completions`
     Chat,
     /// `POST /v1/responses`
     Responses,
     /// `POST /v1/embeddings`
     Embeddings,
-    /// `GET /v1/models`, `GET /v1/models/{model}`; Anthropic's and OpenAI's alike.
+    /// `GET /v1/models`, `GET /v1/models/{model}`; the same for Anthropic and OpenAI.
     Models,
     /// `POST /v1/messages`
     Messages,
@@ -71,47 +74,49 @@ pub enum Operation {
     OllamaVersion,
 }
 
-impl Operation {
-    /// The language that it is asked in; none where two share it.
+impl ModelOperation {
+    /// The dialect of the operation; `None` where two share it.
     pub fn dialect(self) -> Option<Dialect> {
         match self {
-            Operation::Models => None,
-            Operation::Chat | Operation::Responses | Operation::Embeddings => Some(Dialect::OpenAi),
-            Operation::Messages | Operation::CountTokens => Some(Dialect::Anthropic),
-            Operation::GeminiModels
-            | Operation::Generate
-            | Operation::GeminiCountTokens
-            | Operation::GeminiEmbed => Some(Dialect::Gemini),
-            Operation::OllamaChat
-            | Operation::OllamaGenerate
-            | Operation::OllamaEmbed
-            | Operation::OllamaTags
-            | Operation::OllamaShow
-            | Operation::OllamaRunning
-            | Operation::OllamaVersion => Some(Dialect::Ollama),
+            ModelOperation::Models => None,
+            ModelOperation::Chat | ModelOperation::Responses | ModelOperation::Embeddings => {
+                Some(Dialect::OpenAi)
+            }
+            ModelOperation::Messages | ModelOperation::CountTokens => Some(Dialect::Anthropic),
+            ModelOperation::GeminiModels
+            | ModelOperation::Generate
+            | ModelOperation::GeminiCountTokens
+            | ModelOperation::GeminiEmbed => Some(Dialect::Gemini),
+            ModelOperation::OllamaChat
+            | ModelOperation::OllamaGenerate
+            | ModelOperation::OllamaEmbed
+            | ModelOperation::OllamaTags
+            | ModelOperation::OllamaShow
+            | ModelOperation::OllamaRunning
+            | ModelOperation::OllamaVersion => Some(Dialect::Ollama),
         }
     }
 
-    /// Providers charge nothing for it.
+    /// Whether providers charge nothing for it.
     pub fn is_free(self) -> bool {
         match self {
-            Operation::Models
-            | Operation::CountTokens
-            | Operation::GeminiModels
-            | Operation::GeminiCountTokens
-            | Operation::OllamaTags
-            | Operation::OllamaShow
-            | Operation::OllamaRunning
-            | Operation::OllamaVersion => true,
-            Operation::Chat
-            | Operation::Responses
-            | Operation::Embeddings
-            | Operation::Messages
-            | Operation::Generate
-            | Operation::GeminiEmbed
-            | Operation::OllamaChat
-            | Operation::OllamaGenerate
-            | Operation::OllamaEmbed => false,
+            ModelOperation::Models
+            | ModelOperation::CountTokens
+            | ModelOperation::GeminiModels
+            | ModelOperation::GeminiCountTokens
+            | ModelOperation::OllamaTags
+            | ModelOperation::OllamaShow
+            | ModelOperation::OllamaRunning
+            | ModelOperation::OllamaVersion => true,
+            ModelOperation::Chat
+            | ModelOperation::Responses
+            | ModelOperation::Embeddings
+            | ModelOperation::Messages
+            | ModelOperation::Generate
+            | ModelOperation::GeminiEmbed
+            | ModelOperation::OllamaChat
+            | ModelOperation::OllamaGenerate
+            | ModelOperation::OllamaEmbed => false,
         }
     }
 }

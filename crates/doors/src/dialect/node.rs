@@ -1,13 +1,13 @@
-//! What matters in an answer, and where: the members that lead to counts, to words that end a stream, and to text.
-//! Everything else is skipped.
+//! The schema of responses: the members that lead to token counts, to keywords that end a stream,
+//! and to text. Everything else is skipped.
 
-use super::Operation;
+use super::ModelOperation;
 
-/// A place in a document. An array is the same place as its elements.
+/// A position in a document. An array is the same node as its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Node {
-    /// Nothing beneath matters.
-    Dead,
+    /// Nothing below matters.
+    Ignored,
     Chat,
     Choice,
     Delta,
@@ -17,7 +17,7 @@ pub(super) enum Node {
     OutputDetails,
     Responses,
     Response,
-    /// Output whose text has been seen already: only which tools were run.
+    /// Output whose text has been counted already: only which tools were run.
     Items,
     Output,
     Messages,
@@ -38,21 +38,21 @@ pub(super) enum Node {
     ModalityOut,
     Ollama,
     OllamaMessage,
-    /// Strings here and beneath are what a model wrote.
+    /// Strings here and below are model output.
     Text,
     /// Each string is a search that the provider ran.
     Query,
-    Count(Field),
-    /// How many tokens the modality beside it has.
+    Count(CountField),
+    /// Number of tokens of the modality beside it.
     ModalityCount,
-    /// The stream ends here if it is true.
+    /// True ends the stream.
     Done,
-    Word(Word),
+    Keyword(StringField),
 }
 
-/// A number that providers give.
+/// A number that providers report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Field {
+pub(super) enum CountField {
     Input,
     Cached,
     CacheWrite,
@@ -69,39 +69,39 @@ pub(super) enum Field {
 
 /// A string that says what a document is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// Which event this is.
+pub(super) enum StringField {
+    /// The event type.
     Type,
-    /// Why an answer has ended; null as long as it has not.
+    /// Why an answer ended; null until then.
     Finish,
-    /// What an item of an output is.
+    /// The type of an output item.
     Item,
     Modality,
 }
 
 impl Node {
-    /// Where the documents of an answer begin.
-    pub(super) fn root(operation: Operation) -> Node {
+    /// The root node of the operation's responses.
+    pub(super) fn root(operation: ModelOperation) -> Node {
         match operation {
-            Operation::Chat | Operation::Embeddings => Node::Chat,
-            Operation::Responses => Node::Responses,
-            Operation::Messages => Node::Messages,
-            Operation::Generate | Operation::GeminiEmbed => Node::Gemini,
-            Operation::OllamaChat | Operation::OllamaGenerate | Operation::OllamaEmbed => {
-                Node::Ollama
-            }
-            Operation::Models
-            | Operation::CountTokens
-            | Operation::GeminiModels
-            | Operation::GeminiCountTokens
-            | Operation::OllamaTags
-            | Operation::OllamaShow
-            | Operation::OllamaRunning
-            | Operation::OllamaVersion => Node::Dead,
+            ModelOperation::Chat | ModelOperation::Embeddings => Node::Chat,
+            ModelOperation::Responses => Node::Responses,
+            ModelOperation::Messages => Node::Messages,
+            ModelOperation::Generate | ModelOperation::GeminiEmbed => Node::Gemini,
+            ModelOperation::OllamaChat
+            | ModelOperation::OllamaGenerate
+            | ModelOperation::OllamaEmbed => Node::Ollama,
+            ModelOperation::Models
+            | ModelOperation::CountTokens
+            | ModelOperation::GeminiModels
+            | ModelOperation::GeminiCountTokens
+            | ModelOperation::OllamaTags
+            | ModelOperation::OllamaShow
+            | ModelOperation::OllamaRunning
+            | ModelOperation::OllamaVersion => Node::Ignored,
         }
     }
 
-    /// The place of a member. Keys are compared as they are spelt: no provider escapes its own keys.
+    /// The node of a member. Keys are compared byte by byte: no provider escapes its own keys.
     pub(super) fn member(self, key: &[u8]) -> Node {
         match self {
             Node::Chat | Node::Choice | Node::Delta | Node::Groq => self.of_chat(key),
@@ -122,40 +122,44 @@ impl Node {
             Node::GeminiUsage | Node::ModalityIn | Node::ModalityOut => self.of_gemini_usage(key),
             Node::Ollama | Node::OllamaMessage => self.of_ollama(key),
             Node::Text => text(key),
-            Node::Dead
+            Node::Ignored
             | Node::Query
             | Node::Count(_)
             | Node::ModalityCount
             | Node::Done
-            | Node::Word(_) => Node::Dead,
+            | Node::Keyword(_) => Node::Ignored,
         }
     }
 
-    /// Besides OpenAI's own places: Moonshot puts the usage into a choice, Groq into a member of its own.
+    /// Beyond OpenAI's schema: Moonshot puts the usage into a choice, Groq into a member of its
+    /// own.
     fn of_chat(self, key: &[u8]) -> Node {
         match (self, key) {
             (Node::Chat, b"choices") => Node::Choice,
             (Node::Chat | Node::Choice | Node::Groq, b"usage") => Node::OpenAiUsage,
             (Node::Chat, b"x_groq") => Node::Groq,
             (Node::Choice, b"delta" | b"message") => Node::Delta,
-            (Node::Choice, b"finish_reason") => Node::Word(Word::Finish),
+            (Node::Choice, b"finish_reason") => Node::Keyword(StringField::Finish),
             (
                 Node::Delta,
                 b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls"
                 | b"function_call" | b"audio",
             ) => Node::Text,
-            _ => Node::Dead,
+            _ => Node::Ignored,
         }
     }
 
-    /// Chat's names and those of responses; DeepSeek, Moonshot, OpenRouter, LiteLLM, Perplexity and xAI add theirs.
+    /// Names of Chat and of Responses; DeepSeek, Moonshot, OpenRouter, LiteLLM, Perplexity and xAI
+    /// add theirs.
     fn of_openai_usage(self, key: &[u8]) -> Node {
         match (self, key) {
-            (Node::OpenAiUsage, b"prompt_tokens" | b"input_tokens") => Node::Count(Field::Input),
-            (Node::OpenAiUsage, b"completion_tokens" | b"output_tokens") => {
-                Node::Count(Field::Output)
+            (Node::OpenAiUsage, b"prompt_tokens" | b"input_tokens") => {
+                Node::Count(CountField::Input)
             }
-            (Node::OpenAiUsage, b"total_tokens") => Node::Count(Field::Total),
+            (Node::OpenAiUsage, b"completion_tokens" | b"output_tokens") => {
+                Node::Count(CountField::Output)
+            }
+            (Node::OpenAiUsage, b"total_tokens") => Node::Count(CountField::Total),
             (Node::OpenAiUsage, b"prompt_tokens_details" | b"input_tokens_details") => {
                 Node::InputDetails
             }
@@ -163,69 +167,76 @@ impl Node {
                 Node::OutputDetails
             }
             (Node::OpenAiUsage, b"prompt_cache_hit_tokens" | b"cached_tokens") => {
-                Node::Count(Field::Cached)
+                Node::Count(CountField::Cached)
             }
-            (Node::OpenAiUsage, b"cache_creation_input_tokens") => Node::Count(Field::CacheWrite),
+            (Node::OpenAiUsage, b"cache_creation_input_tokens") => {
+                Node::Count(CountField::CacheWrite)
+            }
             (Node::OpenAiUsage, b"num_search_queries" | b"num_sources_used") => {
-                Node::Count(Field::ToolRequests)
+                Node::Count(CountField::ToolRequests)
             }
-            (Node::InputDetails, b"cached_tokens") => Node::Count(Field::Cached),
+            (Node::InputDetails, b"cached_tokens") => Node::Count(CountField::Cached),
             (Node::InputDetails, b"cache_write_tokens" | b"cache_creation_tokens") => {
-                Node::Count(Field::CacheWrite)
+                Node::Count(CountField::CacheWrite)
             }
-            (Node::InputDetails, b"audio_tokens") => Node::Count(Field::AudioIn),
-            (Node::OutputDetails, b"reasoning_tokens") => Node::Count(Field::Reasoning),
-            (Node::OutputDetails, b"audio_tokens") => Node::Count(Field::AudioOut),
-            _ => Node::Dead,
+            (Node::InputDetails, b"audio_tokens") => Node::Count(CountField::AudioIn),
+            (Node::OutputDetails, b"reasoning_tokens") => Node::Count(CountField::Reasoning),
+            (Node::OutputDetails, b"audio_tokens") => Node::Count(CountField::AudioOut),
+            _ => Node::Ignored,
         }
     }
 
-    /// The last event repeats the whole output, so text counts in deltas and in an answer that is not a stream.
+    /// The last event repeats the whole output, so text is counted in deltas and in responses that
+    /// are not streams.
     fn of_responses(self, key: &[u8]) -> Node {
         match (self, key) {
-            (Node::Responses, b"type") => Node::Word(Word::Type),
+            (Node::Responses, b"type") => Node::Keyword(StringField::Type),
             (Node::Responses, b"delta") => Node::Text,
             (Node::Responses, b"response") => Node::Response,
             (Node::Responses, b"output") => Node::Output,
             (Node::Responses | Node::Response, b"usage") => Node::OpenAiUsage,
             (Node::Response, b"output") => Node::Items,
-            (Node::Items | Node::Output, b"type") => Node::Word(Word::Item),
+            (Node::Items | Node::Output, b"type") => Node::Keyword(StringField::Item),
             (Node::Output, _) => text(key),
-            _ => Node::Dead,
+            _ => Node::Ignored,
         }
     }
 
     fn of_messages(self, key: &[u8]) -> Node {
         match (self, key) {
-            (Node::Messages, b"type") => Node::Word(Word::Type),
+            (Node::Messages, b"type") => Node::Keyword(StringField::Type),
             (Node::Messages, b"message") => Node::Message,
             (Node::Messages | Node::Message, b"usage") => Node::AnthropicUsage,
             (Node::Messages, b"delta") => Node::MessageDelta,
             (Node::Messages, b"content_block" | b"content") => Node::Block,
             (Node::MessageDelta, b"text" | b"thinking" | b"partial_json") => Node::Text,
-            (Node::MessageDelta, b"stop_reason") => Node::Word(Word::Finish),
-            // What a server tool found (`content`) was read, not written.
+            (Node::MessageDelta, b"stop_reason") => Node::Keyword(StringField::Finish),
+            // The result of a server tool (`content`) is input, not output.
             (Node::Block, b"text" | b"thinking" | b"input" | b"data") => Node::Text,
-            _ => Node::Dead,
+            _ => Node::Ignored,
         }
     }
 
     fn of_anthropic_usage(self, key: &[u8]) -> Node {
         match (self, key) {
-            (Node::AnthropicUsage, b"input_tokens") => Node::Count(Field::Input),
-            (Node::AnthropicUsage, b"output_tokens") => Node::Count(Field::Output),
-            (Node::AnthropicUsage, b"cache_read_input_tokens") => Node::Count(Field::Cached),
+            (Node::AnthropicUsage, b"input_tokens") => Node::Count(CountField::Input),
+            (Node::AnthropicUsage, b"output_tokens") => Node::Count(CountField::Output),
+            (Node::AnthropicUsage, b"cache_read_input_tokens") => Node::Count(CountField::Cached),
             (Node::AnthropicUsage, b"cache_creation_input_tokens") => {
-                Node::Count(Field::CacheWrite)
+                Node::Count(CountField::CacheWrite)
             }
             (Node::AnthropicUsage, b"cache_creation") => Node::CacheCreation,
             (Node::AnthropicUsage, b"server_tool_use") => Node::ServerTools,
             (Node::AnthropicUsage, b"output_tokens_details") => Node::ThinkingDetails,
-            (Node::CacheCreation, b"ephemeral_5m_input_tokens") => Node::Count(Field::CacheWrite5m),
-            (Node::CacheCreation, b"ephemeral_1h_input_tokens") => Node::Count(Field::CacheWrite1h),
-            (Node::ServerTools, b"web_search_requests") => Node::Count(Field::ToolRequests),
-            (Node::ThinkingDetails, b"thinking_tokens") => Node::Count(Field::Reasoning),
-            _ => Node::Dead,
+            (Node::CacheCreation, b"ephemeral_5m_input_tokens") => {
+                Node::Count(CountField::CacheWrite5m)
+            }
+            (Node::CacheCreation, b"ephemeral_1h_input_tokens") => {
+                Node::Count(CountField::CacheWrite1h)
+            }
+            (Node::ServerTools, b"web_search_requests") => Node::Count(CountField::ToolRequests),
+            (Node::ThinkingDetails, b"thinking_tokens") => Node::Count(CountField::Reasoning),
+            _ => Node::Ignored,
         }
     }
 
@@ -234,29 +245,31 @@ impl Node {
             (Node::Gemini, b"candidates") => Node::Candidate,
             (Node::Gemini, b"usageMetadata") => Node::GeminiUsage,
             (Node::Gemini, b"promptFeedback") => Node::Feedback,
-            (Node::Feedback, b"blockReason") => Node::Word(Word::Finish),
+            (Node::Feedback, b"blockReason") => Node::Keyword(StringField::Finish),
             (Node::Candidate, b"content") => Node::Content,
-            (Node::Candidate, b"finishReason") => Node::Word(Word::Finish),
+            (Node::Candidate, b"finishReason") => Node::Keyword(StringField::Finish),
             (Node::Candidate, b"groundingMetadata") => Node::Grounding,
             (Node::Grounding, b"webSearchQueries") => Node::Query,
             (Node::Content, b"parts") => Node::Text,
-            _ => Node::Dead,
+            _ => Node::Ignored,
         }
     }
 
     fn of_gemini_usage(self, key: &[u8]) -> Node {
         match (self, key) {
-            (Node::GeminiUsage, b"promptTokenCount") => Node::Count(Field::Input),
-            (Node::GeminiUsage, b"cachedContentTokenCount") => Node::Count(Field::Cached),
-            (Node::GeminiUsage, b"candidatesTokenCount") => Node::Count(Field::Output),
-            (Node::GeminiUsage, b"thoughtsTokenCount") => Node::Count(Field::Reasoning),
-            (Node::GeminiUsage, b"toolUsePromptTokenCount") => Node::Count(Field::ToolInput),
-            (Node::GeminiUsage, b"totalTokenCount") => Node::Count(Field::Total),
+            (Node::GeminiUsage, b"promptTokenCount") => Node::Count(CountField::Input),
+            (Node::GeminiUsage, b"cachedContentTokenCount") => Node::Count(CountField::Cached),
+            (Node::GeminiUsage, b"candidatesTokenCount") => Node::Count(CountField::Output),
+            (Node::GeminiUsage, b"thoughtsTokenCount") => Node::Count(CountField::Reasoning),
+            (Node::GeminiUsage, b"toolUsePromptTokenCount") => Node::Count(CountField::ToolInput),
+            (Node::GeminiUsage, b"totalTokenCount") => Node::Count(CountField::Total),
             (Node::GeminiUsage, b"promptTokensDetails") => Node::ModalityIn,
             (Node::GeminiUsage, b"candidatesTokensDetails") => Node::ModalityOut,
-            (Node::ModalityIn | Node::ModalityOut, b"modality") => Node::Word(Word::Modality),
+            (Node::ModalityIn | Node::ModalityOut, b"modality") => {
+                Node::Keyword(StringField::Modality)
+            }
             (Node::ModalityIn | Node::ModalityOut, b"tokenCount") => Node::ModalityCount,
-            _ => Node::Dead,
+            _ => Node::Ignored,
         }
     }
 
@@ -266,20 +279,20 @@ impl Node {
             (Node::Ollama, b"response" | b"thinking") => Node::Text,
             (Node::OllamaMessage, b"content" | b"thinking" | b"tool_calls") => Node::Text,
             (Node::Ollama, b"done") => Node::Done,
-            (Node::Ollama, b"prompt_eval_count") => Node::Count(Field::Input),
-            (Node::Ollama, b"prompt_eval_cached_count") => Node::Count(Field::Cached),
-            (Node::Ollama, b"eval_count") => Node::Count(Field::Output),
-            _ => Node::Dead,
+            (Node::Ollama, b"prompt_eval_count") => Node::Count(CountField::Input),
+            (Node::Ollama, b"prompt_eval_cached_count") => Node::Count(CountField::Cached),
+            (Node::Ollama, b"eval_count") => Node::Count(CountField::Output),
+            _ => Node::Ignored,
         }
     }
 }
 
-/// Within text: what is said about it is not part of it.
+/// Metadata within text is not part of the text.
 fn text(key: &[u8]) -> Node {
     match key {
         b"type" | b"id" | b"call_id" | b"role" | b"status" | b"index" | b"signature"
         | b"thoughtSignature" | b"encrypted_content" | b"annotations" | b"logprobs"
-        | b"mimeType" | b"format" => Node::Dead,
+        | b"mimeType" | b"format" => Node::Ignored,
         _ => Node::Text,
     }
 }

@@ -1,14 +1,14 @@
-//! The end of a JSON string, found fast: most strings are short, where setting up a vector search costs more than it
-//! saves.
+//! Finds the end of a JSON string. Most strings are short, where setting up a vector search costs
+//! more than it saves.
 
 use memchr::memchr2;
 
-/// So much is looked at word by word.
+/// This many bytes are searched eight at a time before the vector search starts.
 const SHORT: usize = 48;
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 const HIGHS: u64 = u64::from_le_bytes([0x80; 8]);
 
-/// Where the first quote or backslash is.
+/// Position of the first quote or backslash.
 #[inline]
 pub(super) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
     for (number, word) in bytes.chunks_exact(8).take(SHORT / 8).enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
     found.map(|found| looked_at + found)
 }
 
-/// The high bit of each byte that is this one; bytes above the first such may be marked, too.
+/// Sets the high bit of each byte that equals `byte`; bytes above the first match may be set, too.
 #[inline]
 fn matches(word: u64, byte: u8) -> u64 {
     let same = word ^ (ONES * u64::from(byte));

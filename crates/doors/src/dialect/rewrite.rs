@@ -1,50 +1,56 @@
-//! The few changes that are made to a body, as splices of bytes: everything else arrives as it was sent.
+//! Edits to a request body, as splices of bytes: everything else is forwarded as it was sent.
 
-use super::ask::{Ask, Given, Inside, Limit, Member};
-use super::{Dialect, Operation};
+use super::body::{LimitMember, LimitValue, ObjectMember, ObjectStart, ParsedBody};
+use super::{Dialect, ModelOperation};
 use bytes::{Bytes, BytesMut};
 use std::ops::Range;
 
-/// What to change.
+/// The edits to make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change<'a> {
-    /// Another name for the model.
+pub struct BodyEdits<'a> {
+    /// The model name to set.
     pub model: Option<&'a str>,
-    /// The limit of output tokens to set or lower to.
+    /// The output token limit to set, or to lower to.
     pub cap: Option<u64>,
-    /// What that limit is called if the body has none (chat only; other dialects know one name).
+    /// Name of the limit if the body has none (chat only; other dialects have one name).
     pub cap_name: &'a str,
     /// Ask for the usage of a stream.
     pub ask_usage: bool,
-    /// Who is calling, put in place of what the body says of that; empty leaves that as it is.
+    /// Replaces what the body says about the user; empty leaves it unchanged.
     pub identity: &'a str,
 }
 
-/// The body with the changes. Without any it is the same bytes, uncopied.
-pub fn rewrite(operation: Operation, body: &Bytes, ask: &Ask, change: &Change<'_>) -> Bytes {
+/// Applies the edits. Without edits the same bytes are returned, uncopied.
+pub fn rewrite(
+    operation: ModelOperation,
+    body: &Bytes,
+    parsed: &ParsedBody,
+    edits: &BodyEdits<'_>,
+) -> Bytes {
     let mut splices = Splices::default();
-    if let Some(model) = change.model {
-        splices.model(body, ask, model);
+    if let Some(model) = edits.model {
+        splices.model(body, parsed, model);
     }
-    if let Some(tokens) = change.cap {
-        splices.cap(operation, ask, tokens, change.cap_name);
+    if let Some(tokens) = edits.cap {
+        splices.cap(operation, parsed, tokens, edits.cap_name);
     }
-    if change.ask_usage && ask.stream && operation == Operation::Chat {
-        splices.ask_usage(ask);
+    if edits.ask_usage && parsed.stream && operation == ModelOperation::Chat {
+        splices.ask_usage(parsed);
     }
-    if !change.identity.is_empty() {
-        let identity = quoted(change.identity);
-        ask.identities
+    if !edits.identity.is_empty() {
+        let identity = quoted(edits.identity);
+        parsed
+            .identities
             .iter()
             .for_each(|at| splices.replace(at, &identity));
     }
-    splices.apply(body, ask)
+    splices.apply(body, parsed)
 }
 
 #[derive(Default)]
 struct Splices {
     list: Vec<(Range<usize>, String)>,
-    /// Members to be put at the front.
+    /// Members to insert at the front of the root object.
     members: Vec<String>,
 }
 
@@ -53,86 +59,99 @@ impl Splices {
         self.list.push((at.clone(), text.to_owned()));
     }
 
-    fn insert(&mut self, inside: Inside, members: &str) {
+    fn insert(&mut self, inside: ObjectStart, members: &str) {
         let comma = if inside.is_empty { "" } else { "," };
         self.list
             .push((inside.at..inside.at, format!("{members}{comma}")));
     }
 
-    /// Gemini's names keep their `models/`.
-    fn model(&mut self, body: &Bytes, ask: &Ask, model: &str) {
-        if ask.model.as_ref().is_some_and(|(name, _)| name == model) {
+    /// Gemini's names keep their `models/` prefix.
+    fn model(&mut self, body: &Bytes, parsed: &ParsedBody, model: &str) {
+        if parsed.model.as_ref().is_some_and(|(name, _)| name == model) {
             return;
         }
-        for at in &ask.places.models {
+        for at in &parsed.edit_points.models {
             let written: String = serde_json::from_slice(&body[at.clone()]).unwrap_or_default();
-            let own = ask.model.as_ref().map_or("", |(name, _)| name);
+            let own = parsed.model.as_ref().map_or("", |(name, _)| name);
             let prefix = written.strip_suffix(own).unwrap_or_default();
             self.replace(at, &quoted(&format!("{prefix}{model}")));
         }
     }
 
-    fn cap(&mut self, operation: Operation, ask: &Ask, tokens: u64, chat_name: &str) {
+    fn cap(
+        &mut self,
+        operation: ModelOperation,
+        parsed: &ParsedBody,
+        tokens: u64,
+        chat_name: &str,
+    ) {
         let Some(name) = limit_name(operation, chat_name) else {
             return;
         };
-        let limits = &ask.places.limits;
+        let limits = &parsed.edit_points.limits;
         for limit in limits {
             let is_above = match limit.given {
-                Given::Tokens(given) => given > tokens,
-                Given::Unlimited => true,
-                Given::Null => false,
+                LimitValue::Tokens(given) => given > tokens,
+                LimitValue::Unlimited => true,
+                LimitValue::Null => false,
             };
             if is_above {
                 self.replace(&limit.at, &tokens.to_string());
             }
         }
-        let holds =
-            |limit: &&Limit| limit.given != Given::Null && is_honoured(operation, limit.name, name);
+        let holds = |limit: &&LimitMember| {
+            limit.given != LimitValue::Null && is_honoured(operation, limit.name, name)
+        };
         if limits.iter().any(|limit| holds(&limit)) {
             return;
         }
         match limits.iter().find(|limit| limit.name == name) {
             Some(limit) => self.replace(&limit.at, &tokens.to_string()),
-            None => self.put_limit(operation, ask, name, tokens),
+            None => self.put_limit(operation, parsed, name, tokens),
         }
     }
 
-    fn put_limit(&mut self, operation: Operation, ask: &Ask, name: &str, tokens: u64) {
+    fn put_limit(
+        &mut self,
+        operation: ModelOperation,
+        parsed: &ParsedBody,
+        name: &str,
+        tokens: u64,
+    ) {
         let member = format!("{}:{tokens}", quoted(name));
         let settings = match operation.dialect() {
             Some(Dialect::Ollama) => "options",
             Some(Dialect::Gemini) => "generationConfig",
             Some(Dialect::OpenAi | Dialect::Anthropic) | None => return self.members.push(member),
         };
-        self.within(&ask.places.settings, settings, &member);
+        self.within(&parsed.edit_points.settings, settings, &member);
     }
 
-    fn ask_usage(&mut self, ask: &Ask) {
-        match &ask.places.include_usage {
-            Some(_) if ask.wants_usage => {}
+    fn ask_usage(&mut self, parsed: &ParsedBody) {
+        match &parsed.edit_points.include_usage {
+            Some(_) if parsed.wants_usage => {}
             Some(at) => self.replace(at, "true"),
             None => self.within(
-                &ask.places.stream_options,
+                &parsed.edit_points.stream_options,
                 "stream_options",
                 "\"include_usage\":true",
             ),
         }
     }
 
-    /// Puts a member into an object that may have to be made.
-    fn within(&mut self, object: &Member, name: &str, member: &str) {
+    /// Adds a member to an object, which is created if necessary.
+    fn within(&mut self, object: &ObjectMember, name: &str, member: &str) {
         match object {
-            Member::Absent => self.members.push(format!("\"{name}\":{{{member}}}")),
-            Member::Null(at) => self.replace(at, &format!("{{{member}}}")),
-            Member::Object(inside) => self.insert(*inside, member),
+            ObjectMember::Absent => self.members.push(format!("\"{name}\":{{{member}}}")),
+            ObjectMember::Null(at) => self.replace(at, &format!("{{{member}}}")),
+            ObjectMember::Object(inside) => self.insert(*inside, member),
         }
     }
 
-    fn apply(mut self, body: &Bytes, ask: &Ask) -> Bytes {
+    fn apply(mut self, body: &Bytes, parsed: &ParsedBody) -> Bytes {
         if !self.members.is_empty() {
             let members = std::mem::take(&mut self.members).join(",");
-            self.insert(ask.places.root, &members);
+            self.insert(parsed.edit_points.root, &members);
         }
         if self.list.is_empty() {
             return body.clone();
@@ -151,31 +170,32 @@ impl Splices {
     }
 }
 
-/// Whether a provider that calls its limit so obeys this one, too. Others it may well drop in silence.
-fn is_honoured(operation: Operation, given: &str, name: &str) -> bool {
-    operation != Operation::Chat || given == name || given == "max_tokens"
+/// Whether a provider whose limit is called `name` also obeys `given`. Other names may be ignored
+/// silently.
+fn is_honoured(operation: ModelOperation, given: &str, name: &str) -> bool {
+    operation != ModelOperation::Chat || given == name || given == "max_tokens"
 }
 
-/// What an operation calls its limit, if it has one.
-fn limit_name(operation: Operation, chat_name: &str) -> Option<&str> {
+/// The operation's name for its output token limit, if it has one.
+fn limit_name(operation: ModelOperation, chat_name: &str) -> Option<&str> {
     match operation {
-        Operation::Chat if chat_name.is_empty() => Some("max_completion_tokens"),
-        Operation::Chat => Some(chat_name),
-        Operation::Responses => Some("max_output_tokens"),
-        Operation::Messages => Some("max_tokens"),
-        Operation::Generate => Some("maxOutputTokens"),
-        Operation::OllamaChat | Operation::OllamaGenerate => Some("num_predict"),
-        Operation::Embeddings
-        | Operation::Models
-        | Operation::CountTokens
-        | Operation::GeminiModels
-        | Operation::GeminiCountTokens
-        | Operation::GeminiEmbed
-        | Operation::OllamaEmbed
-        | Operation::OllamaTags
-        | Operation::OllamaShow
-        | Operation::OllamaRunning
-        | Operation::OllamaVersion => None,
+        ModelOperation::Chat if chat_name.is_empty() => Some("max_completion_tokens"),
+        ModelOperation::Chat => Some(chat_name),
+        ModelOperation::Responses => Some("max_output_tokens"),
+        ModelOperation::Messages => Some("max_tokens"),
+        ModelOperation::Generate => Some("maxOutputTokens"),
+        ModelOperation::OllamaChat | ModelOperation::OllamaGenerate => Some("num_predict"),
+        ModelOperation::Embeddings
+        | ModelOperation::Models
+        | ModelOperation::CountTokens
+        | ModelOperation::GeminiModels
+        | ModelOperation::GeminiCountTokens
+        | ModelOperation::GeminiEmbed
+        | ModelOperation::OllamaEmbed
+        | ModelOperation::OllamaTags
+        | ModelOperation::OllamaShow
+        | ModelOperation::OllamaRunning
+        | ModelOperation::OllamaVersion => None,
     }
 }
 

@@ -1,21 +1,21 @@
-//! A change changes what it says, and nothing else.
+//! An edit changes what it names, and nothing else.
 
 use super::*;
-use crate::dialect::ask;
+use crate::dialect::parse_body;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn changed(operation: Operation, body: &str, change: &Change<'_>) -> String {
+fn changed(operation: ModelOperation, body: &str, edits: &BodyEdits<'_>) -> String {
     let body = Bytes::copy_from_slice(body.as_bytes());
-    let ask = ask(operation, &body).expect("it can be read");
-    String::from_utf8(rewrite(operation, &body, &ask, change).to_vec()).expect("it is text")
+    let parsed = parse_body(operation, &body).expect("it can be read");
+    String::from_utf8(rewrite(operation, &body, &parsed, edits).to_vec()).expect("it is text")
 }
 
-fn cap(tokens: u64) -> Change<'static> {
-    Change {
+fn cap(tokens: u64) -> BodyEdits<'static> {
+    BodyEdits {
         cap: Some(tokens),
         cap_name: "max_completion_tokens",
-        ..Change::default()
+        ..BodyEdits::default()
     }
 }
 
@@ -24,22 +24,22 @@ fn without_a_change_it_is_the_same_bytes() {
     let body = Bytes::from(
         r#"{"model":"a","stream":true,"stream_options":{"include_usage":true},"max_tokens":5,"user":"x"}"#,
     );
-    let ask = ask(Operation::Chat, &body).expect("it can be read");
-    let nothing = Change {
+    let parsed = parse_body(ModelOperation::Chat, &body).expect("it can be read");
+    let nothing = BodyEdits {
         model: Some("a"),
         cap: Some(5),
         ask_usage: true,
-        ..Change::default()
+        ..BodyEdits::default()
     };
-    for change in [Change::default(), nothing] {
-        let same = rewrite(Operation::Chat, &body, &ask, &change);
+    for edits in [BodyEdits::default(), nothing] {
+        let same = rewrite(ModelOperation::Chat, &body, &parsed, &edits);
         assert_eq!((same.as_ptr(), same.len()), (body.as_ptr(), body.len()));
     }
 }
 
 #[test]
 fn limits_are_lowered_set_and_never_raised() {
-    use Operation::{Chat, Generate, Messages, OllamaChat, Responses};
+    use ModelOperation::{Chat, Generate, Messages, OllamaChat, Responses};
     let cases = [
         (
             Chat,
@@ -96,7 +96,7 @@ fn limits_are_lowered_set_and_never_raised() {
             r#"{"options":{"num_predict":20}}"#,
         ),
         (
-            Operation::Embeddings,
+            ModelOperation::Embeddings,
             r#"{"input":"x"}"#,
             r#"{"input":"x"}"#,
         ),
@@ -108,9 +108,9 @@ fn limits_are_lowered_set_and_never_raised() {
 
 #[test]
 fn usage_is_asked_for_in_streams_alone() {
-    let change = Change {
+    let edits = BodyEdits {
         ask_usage: true,
-        ..Change::default()
+        ..BodyEdits::default()
     };
     let cases = [
         (
@@ -136,37 +136,37 @@ fn usage_is_asked_for_in_streams_alone() {
         (r#"{"stream":false}"#, r#"{"stream":false}"#),
     ];
     for (before, after) in cases {
-        assert_eq!(changed(Operation::Chat, before, &change), after);
+        assert_eq!(changed(ModelOperation::Chat, before, &edits), after);
     }
     assert_eq!(
-        changed(Operation::Responses, r#"{"stream":true}"#, &change),
+        changed(ModelOperation::Responses, r#"{"stream":true}"#, &edits),
         r#"{"stream":true}"#
     );
 }
 
 #[test]
 fn who_is_calling_is_overwritten_and_quoted() {
-    let change = Change {
+    let edits = BodyEdits {
         identity: "run \"1\"",
-        ..Change::default()
+        ..BodyEdits::default()
     };
     let body =
         r#"{"user":{"name":"root"},"metadata":{"user_id":"me","k":"v"},"safety_identifier":"a"}"#;
     let after = r#"{"user":"run \"1\"","metadata":{"user_id":"run \"1\"","k":"v"},"safety_identifier":"run \"1\""}"#;
-    assert_eq!(changed(Operation::Chat, body, &change), after);
+    assert_eq!(changed(ModelOperation::Chat, body, &edits), after);
     let anthropic = r#"{"metadata":{"user_id":"me"}}"#;
     assert_eq!(
-        changed(Operation::Messages, anthropic, &change),
+        changed(ModelOperation::Messages, anthropic, &edits),
         r#"{"metadata":{"user_id":"run \"1\""}}"#
     );
 }
 
-/// The same change, made to a tree.
-fn expected(mut body: Value, change: &Change<'_>) -> Value {
+/// The same edit on a JSON tree.
+fn expected(mut body: Value, edits: &BodyEdits<'_>) -> Value {
     if body.get("model").is_some() {
-        body["model"] = json!(change.model.expect("it is always there"));
+        body["model"] = json!(edits.model.expect("it is always there"));
     }
-    let tokens = change.cap.expect("it is always there");
+    let tokens = edits.cap.expect("it is always there");
     let names = ["max_tokens", "max_completion_tokens"];
     let given: Vec<&str> = names
         .into_iter()
@@ -178,12 +178,12 @@ fn expected(mut body: Value, change: &Change<'_>) -> Value {
             body[*name] = json!(tokens);
         }
     }
-    // A provider that knows `max_tokens` alone drops the other name.
+    // A provider that only knows `max_tokens` ignores the other name.
     if !given
         .iter()
-        .any(|name| *name == change.cap_name || *name == "max_tokens")
+        .any(|name| *name == edits.cap_name || *name == "max_tokens")
     {
-        body[change.cap_name] = json!(tokens);
+        body[edits.cap_name] = json!(tokens);
     }
     if body.get("stream") == Some(&json!(true)) {
         if !body.get("stream_options").is_some_and(Value::is_object) {
@@ -192,7 +192,7 @@ fn expected(mut body: Value, change: &Change<'_>) -> Value {
         body["stream_options"]["include_usage"] = json!(true);
     }
     if body.get("user").is_some_and(|user| !user.is_null()) {
-        body["user"] = json!(change.identity);
+        body["user"] = json!(edits.identity);
     }
     body
 }
@@ -243,9 +243,9 @@ proptest! {
         body in bodies(), pretty in any::<bool>(), tokens in 1..300u64, identity in "[^\u{0}]{1,6}",
         cap_name in proptest::sample::select(vec!["max_tokens", "max_completion_tokens"]),
     ) {
-        let change = Change { model: Some("other"), cap: Some(tokens), cap_name, ask_usage: true, identity: &identity };
+        let edits = BodyEdits { model: Some("other"), cap: Some(tokens), cap_name, ask_usage: true, identity: &identity };
         let text = if pretty { format!("{body:#}") } else { body.to_string() };
-        let after: Value = serde_json::from_str(&changed(Operation::Chat, &text, &change)).expect("it is JSON");
-        prop_assert_eq!(after, expected(body, &change));
+        let after: Value = serde_json::from_str(&changed(ModelOperation::Chat, &text, &edits)).expect("it is JSON");
+        prop_assert_eq!(after, expected(body, &edits));
     }
 }

@@ -1,18 +1,19 @@
-//! The closed table of routes: what a program may ask for, and nothing beside it.
+//! The routing table: the requests that are forwarded; everything else is rejected.
 
-use super::{Dialect, Operation};
+use super::{Dialect, ModelOperation};
 use http::Method;
 
-/// A request that may be forwarded.
+/// A request that is forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What is asked.
-    pub operation: Operation,
-    /// The language of the asker; none where two share the path (`/v1/models`).
+    /// The operation.
+    pub operation: ModelOperation,
+    /// The caller's dialect; `None` where two share the path (`/v1/models`).
     pub dialect: Option<Dialect>,
     /// The model, where the path names it; checked to be one plain segment.
     pub model: Option<String>,
-    /// Path and query to send upstream, made by us and not the program's own bytes; `{model}` is already filled in.
+    /// Path and query to send upstream, built from known parts and not from the program's bytes;
+    /// `{model}` is filled in.
     pub target: String,
     /// Whether the path itself asks for a stream.
     pub streams: bool,
@@ -20,48 +21,49 @@ pub struct Route {
 
 /// Why a request is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum NoRoute {
+pub enum RouteError {
+    /// 404: the path is not served.
     NotFound,
+    /// 405: the path is served with another method.
     WrongMethod,
 }
 
-/// No name of a model is longer.
-const LONGEST_MODEL: usize = 200;
-/// No value of a query is longer.
-const LONGEST_VALUE: usize = 512;
+/// Longest model name.
+const MAX_MODEL_NAME: usize = 200;
+/// Longest query value.
+const MAX_QUERY_VALUE: usize = 512;
 
-/// Paths without a part that varies.
+/// Routes without a variable part.
 #[rustfmt::skip]
-const FIXED: [(&str, Method, Operation); 15] = [
-    ("/v1/chat/completions", Method::POST, Operation::Chat),
-    ("/v1/responses", Method::POST, Operation::Responses),
-    ("/v1/embeddings", Method::POST, Operation::Embeddings),
-    ("/v1/models", Method::GET, Operation::Models),
-    ("/v1/messages", Method::POST, Operation::Messages),
-    ("/v1/messages/count_tokens", Method::POST, Operation::CountTokens),
-    ("/v1beta/models", Method::GET, Operation::GeminiModels),
-    ("/api/chat", Method::POST, Operation::OllamaChat),
-    ("/api/generate", Method::POST, Operation::OllamaGenerate),
-    ("/api/embed", Method::POST, Operation::OllamaEmbed),
-    ("/api/embeddings", Method::POST, Operation::OllamaEmbed),
-    ("/api/tags", Method::GET, Operation::OllamaTags),
-    ("/api/show", Method::POST, Operation::OllamaShow),
-    ("/api/ps", Method::GET, Operation::OllamaRunning),
-    ("/api/version", Method::GET, Operation::OllamaVersion),
+const FIXED: [(&str, Method, ModelOperation); 15] = [
+    ("/v1/chat/completions", Method::POST, ModelOperation::Chat),
+    ("/v1/responses", Method::POST, ModelOperation::Responses),
+    ("/v1/embeddings", Method::POST, ModelOperation::Embeddings),
+    ("/v1/models", Method::GET, ModelOperation::Models),
+    ("/v1/messages", Method::POST, ModelOperation::Messages),
+    ("/v1/messages/count_tokens", Method::POST, ModelOperation::CountTokens),
+    ("/v1beta/models", Method::GET, ModelOperation::GeminiModels),
+    ("/api/chat", Method::POST, ModelOperation::OllamaChat),
+    ("/api/generate", Method::POST, ModelOperation::OllamaGenerate),
+    ("/api/embed", Method::POST, ModelOperation::OllamaEmbed),
+    ("/api/embeddings", Method::POST, ModelOperation::OllamaEmbed),
+    ("/api/tags", Method::GET, ModelOperation::OllamaTags),
+    ("/api/show", Method::POST, ModelOperation::OllamaShow),
+    ("/api/ps", Method::GET, ModelOperation::OllamaRunning),
+    ("/api/version", Method::GET, ModelOperation::OllamaVersion),
 ];
 
-/// Gemini's verbs behind the name of a model.
-const VERBS: [(&str, Operation); 5] = [
-    ("generateContent", Operation::Generate),
-    ("streamGenerateContent", Operation::Generate),
-    ("countTokens", Operation::GeminiCountTokens),
-    ("embedContent", Operation::GeminiEmbed),
-    ("batchEmbedContents", Operation::GeminiEmbed),
+/// Gemini's verbs after the model name.
+const VERBS: [(&str, ModelOperation); 5] = [
+    ("generateContent", ModelOperation::Generate),
+    ("streamGenerateContent", ModelOperation::Generate),
+    ("countTokens", ModelOperation::GeminiCountTokens),
+    ("embedContent", ModelOperation::GeminiEmbed),
+    ("batchEmbedContents", ModelOperation::GeminiEmbed),
 ];
 
-/// Finds the route. The path is compared as it came: nothing is decoded, nothing is normalised.
-pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, NoRoute> {
+/// Finds the route. The path is compared as received: nothing is decoded or normalised.
+pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, RouteError> {
     let mut found = match FIXED.iter().find(|(fixed, ..)| *fixed == path) {
         Some((_, allowed, operation)) => with_method(method, allowed, fixed(path, *operation))?,
         None => with_model(method, path)?,
@@ -71,8 +73,8 @@ pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, 
 }
 
 impl Route {
-    /// Path and query with another model, where the path names one: for names that stand for others. None if the
-    /// path names none, or if that model cannot stand in a path.
+    /// Path and query with another model, for aliases. `None` if the path names no model, or if the
+    /// name cannot be part of a path.
     pub fn target_for(&self, model: &str) -> Option<String> {
         let own = self.model.as_deref().filter(|_| is_model(model))?;
         let (before, rest) = self.target.split_once("/models/")?;
@@ -81,8 +83,9 @@ impl Route {
     }
 }
 
-fn fixed(path: &str, operation: Operation) -> Route {
-    let (dialect, target) = (operation.dialect(), path.to_owned());
+fn fixed(path: &str, operation: ModelOperation) -> Route {
+    let dialect = operation.dialect();
+    let target = path.to_owned();
     Route {
         operation,
         dialect,
@@ -92,21 +95,21 @@ fn fixed(path: &str, operation: Operation) -> Route {
     }
 }
 
-fn with_method(method: &Method, allowed: &Method, route: Route) -> Result<Route, NoRoute> {
+fn with_method(method: &Method, allowed: &Method, route: Route) -> Result<Route, RouteError> {
     if method == allowed {
         Ok(route)
     } else {
-        Err(NoRoute::WrongMethod)
+        Err(RouteError::WrongMethod)
     }
 }
 
-/// `…/models/{model}` and `…/models/{model}:{verb}`. A verb goes before a name with a colon in it: a path has one
-/// meaning, whatever the method.
-fn with_model(method: &Method, path: &str) -> Result<Route, NoRoute> {
+/// `…/models/{model}` and `…/models/{model}:{verb}`. A verb takes precedence over a name with a
+/// colon: a path has one meaning, whatever the method.
+fn with_model(method: &Method, path: &str) -> Result<Route, RouteError> {
     let beta = path.strip_prefix("/v1beta/models/");
     let rest = beta
         .or_else(|| path.strip_prefix("/v1/models/"))
-        .ok_or(NoRoute::NotFound)?;
+        .ok_or(RouteError::NotFound)?;
     let verb = rest.rsplit_once(':').and_then(|(model, verb)| {
         VERBS
             .iter()
@@ -120,12 +123,12 @@ fn with_model(method: &Method, path: &str) -> Result<Route, NoRoute> {
             Method::POST,
             verb == "streamGenerateContent",
         ),
-        None if beta.is_some() => (rest, Operation::GeminiModels, Method::GET, false),
-        None => (rest, Operation::Models, Method::GET, false),
+        None if beta.is_some() => (rest, ModelOperation::GeminiModels, Method::GET, false),
+        None => (rest, ModelOperation::Models, Method::GET, false),
     };
-    let colons = operation == Operation::Models;
+    let colons = operation == ModelOperation::Models;
     if !is_model(model) || (!colons && model.contains(':')) {
-        return Err(NoRoute::NotFound);
+        return Err(RouteError::NotFound);
     }
     let found = Route {
         model: Some(model.to_owned()),
@@ -135,29 +138,29 @@ fn with_model(method: &Method, path: &str) -> Result<Route, NoRoute> {
     with_method(method, &allowed, found)
 }
 
-/// One plain segment of a path that every server reads alike.
+/// One plain path segment that every server parses alike.
 fn is_model(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-    (1..=LONGEST_MODEL).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
+    (1..=MAX_MODEL_NAME).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-/// Puts a query together from what is known and well formed; all else is left out. A name twice is refused, as
-/// servers differ in which one they believe.
-fn add_query(route: &mut Route, query: &str) -> Result<(), NoRoute> {
+/// Builds the query from known, well-formed parameters; others are dropped. A duplicate is
+/// rejected, because servers differ in which one they believe.
+fn add_query(route: &mut Route, query: &str) -> Result<(), RouteError> {
     let mut seen: Vec<&str> = Vec::new();
     for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
         let Some(known) = known_parameter(route, name) else {
             continue;
         };
         if seen.contains(&known) {
-            return Err(NoRoute::NotFound);
+            return Err(RouteError::NotFound);
         }
         seen.push(known);
         if is_value(known, value) {
-            let mark = if route.target.contains('?') { '&' } else { '?' };
+            let content_key = if route.target.contains('?') { '&' } else { '?' };
             route
                 .target
-                .extend([mark.to_string().as_str(), known, "=", value]);
+                .extend([content_key.to_string().as_str(), known, "=", value]);
         }
     }
     Ok(())
@@ -165,17 +168,21 @@ fn add_query(route: &mut Route, query: &str) -> Result<(), NoRoute> {
 
 fn known_parameter(route: &Route, name: &str) -> Option<&'static str> {
     let known: &[&'static str] = match route.operation {
-        Operation::Messages | Operation::CountTokens => &["beta"],
-        Operation::Models => &["limit", "after_id", "before_id", "beta"],
-        Operation::GeminiModels => &["pageSize", "pageToken"],
-        Operation::Generate if route.streams => &["alt"],
-        Operation::Generate | Operation::GeminiCountTokens | Operation::GeminiEmbed => &[],
-        Operation::Chat | Operation::Responses | Operation::Embeddings => &[],
-        Operation::OllamaChat | Operation::OllamaGenerate | Operation::OllamaEmbed => &[],
-        Operation::OllamaTags
-        | Operation::OllamaShow
-        | Operation::OllamaRunning
-        | Operation::OllamaVersion => &[],
+        ModelOperation::Messages | ModelOperation::CountTokens => &["beta"],
+        ModelOperation::Models => &["limit", "after_id", "before_id", "beta"],
+        ModelOperation::GeminiModels => &["pageSize", "pageToken"],
+        ModelOperation::Generate if route.streams => &["alt"],
+        ModelOperation::Generate
+        | ModelOperation::GeminiCountTokens
+        | ModelOperation::GeminiEmbed => &[],
+        ModelOperation::Chat | ModelOperation::Responses | ModelOperation::Embeddings => &[],
+        ModelOperation::OllamaChat
+        | ModelOperation::OllamaGenerate
+        | ModelOperation::OllamaEmbed => &[],
+        ModelOperation::OllamaTags
+        | ModelOperation::OllamaShow
+        | ModelOperation::OllamaRunning
+        | ModelOperation::OllamaVersion => &[],
     };
     known.iter().copied().find(|known| *known == name)
 }
@@ -187,7 +194,7 @@ fn is_value(name: &str, value: &str) -> bool {
         "beta" => value == "true",
         "limit" | "pageSize" => value.len() <= 9 && all(|byte| byte.is_ascii_digit()),
         _ => {
-            value.len() <= LONGEST_VALUE
+            value.len() <= MAX_QUERY_VALUE
                 && all(|byte| byte.is_ascii_alphanumeric() || b"._~-=".contains(&byte))
         }
     }

@@ -1,16 +1,16 @@
-//! The table is closed.
+//! Only the routes of the table are served.
 
 use super::*;
 
-fn get(path: &str) -> Result<Route, NoRoute> {
+fn get(path: &str) -> Result<Route, RouteError> {
     route(&Method::GET, path, None)
 }
 
-fn post(path: &str) -> Result<Route, NoRoute> {
+fn post(path: &str) -> Result<Route, RouteError> {
     route(&Method::POST, path, None)
 }
 
-fn target(method: Method, path: &str, query: &str) -> Result<String, NoRoute> {
+fn target(method: Method, path: &str, query: &str) -> Result<String, RouteError> {
     route(&method, path, Some(query)).map(|route| route.target)
 }
 
@@ -21,123 +21,128 @@ fn every_operation_has_its_path_and_dialect() {
         (
             Method::POST,
             "/v1/chat/completions",
-            Operation::Chat,
+            ModelOperation::Chat,
             Some(OpenAi),
         ),
         (
             Method::POST,
             "/v1/responses",
-            Operation::Responses,
+            ModelOperation::Responses,
             Some(OpenAi),
         ),
         (
             Method::POST,
             "/v1/embeddings",
-            Operation::Embeddings,
+            ModelOperation::Embeddings,
             Some(OpenAi),
         ),
-        (Method::GET, "/v1/models", Operation::Models, None),
-        (Method::GET, "/v1/models/gpt-5", Operation::Models, None),
+        (Method::GET, "/v1/models", ModelOperation::Models, None),
+        (
+            Method::GET,
+            "/v1/models/gpt-5",
+            ModelOperation::Models,
+            None,
+        ),
         (
             Method::POST,
             "/v1/messages",
-            Operation::Messages,
+            ModelOperation::Messages,
             Some(Anthropic),
         ),
         (
             Method::POST,
             "/v1/messages/count_tokens",
-            Operation::CountTokens,
+            ModelOperation::CountTokens,
             Some(Anthropic),
         ),
         (
             Method::GET,
             "/v1beta/models",
-            Operation::GeminiModels,
+            ModelOperation::GeminiModels,
             Some(Gemini),
         ),
         (
             Method::GET,
             "/v1beta/models/gemini-3",
-            Operation::GeminiModels,
+            ModelOperation::GeminiModels,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/v1beta/models/g:generateContent",
-            Operation::Generate,
+            ModelOperation::Generate,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/v1/models/g:streamGenerateContent",
-            Operation::Generate,
+            ModelOperation::Generate,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/v1beta/models/g:countTokens",
-            Operation::GeminiCountTokens,
+            ModelOperation::GeminiCountTokens,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/v1beta/models/g:embedContent",
-            Operation::GeminiEmbed,
+            ModelOperation::GeminiEmbed,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/v1beta/models/g:batchEmbedContents",
-            Operation::GeminiEmbed,
+            ModelOperation::GeminiEmbed,
             Some(Gemini),
         ),
         (
             Method::POST,
             "/api/chat",
-            Operation::OllamaChat,
+            ModelOperation::OllamaChat,
             Some(Ollama),
         ),
         (
             Method::POST,
             "/api/generate",
-            Operation::OllamaGenerate,
+            ModelOperation::OllamaGenerate,
             Some(Ollama),
         ),
         (
             Method::POST,
             "/api/embed",
-            Operation::OllamaEmbed,
+            ModelOperation::OllamaEmbed,
             Some(Ollama),
         ),
         (
             Method::POST,
             "/api/embeddings",
-            Operation::OllamaEmbed,
+            ModelOperation::OllamaEmbed,
             Some(Ollama),
         ),
         (
             Method::GET,
             "/api/tags",
-            Operation::OllamaTags,
+            ModelOperation::OllamaTags,
             Some(Ollama),
         ),
         (
             Method::POST,
             "/api/show",
-            Operation::OllamaShow,
+            ModelOperation::OllamaShow,
             Some(Ollama),
         ),
         (
             Method::GET,
             "/api/ps",
-            Operation::OllamaRunning,
+            ModelOperation::OllamaRunning,
             Some(Ollama),
         ),
         (
             Method::GET,
             "/api/version",
-            Operation::OllamaVersion,
+            ModelOperation::OllamaVersion,
             Some(Ollama),
         ),
     ];
@@ -162,7 +167,7 @@ fn every_operation_has_its_path_and_dialect() {
         ] {
             assert_eq!(
                 route(&wrong, path, None),
-                Err(NoRoute::WrongMethod),
+                Err(RouteError::WrongMethod),
                 "{wrong} {path}"
             );
         }
@@ -241,21 +246,21 @@ fn nothing_beside_the_table_is_found() {
         for method in [Method::GET, Method::POST, Method::DELETE] {
             assert_eq!(
                 route(&method, path, None),
-                Err(NoRoute::NotFound),
+                Err(RouteError::NotFound),
                 "{method} {path}"
             );
         }
     }
     assert_eq!(
         get(&format!("/v1/models/{}", "a".repeat(201))),
-        Err(NoRoute::NotFound)
+        Err(RouteError::NotFound)
     );
     assert!(get(&format!("/v1/models/{}", "a".repeat(200))).is_ok());
 }
 
 #[test]
 fn models_are_plain_segments() {
-    let model = |route: Result<Route, NoRoute>| route.expect("it is found").model;
+    let model = |route: Result<Route, RouteError>| route.expect("it is found").model;
     assert_eq!(
         model(get("/v1/models/llama3.2:1b")).as_deref(),
         Some("llama3.2:1b")
@@ -323,11 +328,11 @@ fn a_name_twice_in_a_query_is_refused() {
     let path = "/v1beta/models/g:streamGenerateContent";
     assert_eq!(
         target(Method::POST, path, "alt=sse&alt=json"),
-        Err(NoRoute::NotFound)
+        Err(RouteError::NotFound)
     );
     assert_eq!(
         target(Method::POST, path, "alt=json&alt=sse"),
-        Err(NoRoute::NotFound)
+        Err(RouteError::NotFound)
     );
     assert!(target(Method::POST, path, "x=1&x=2&alt=sse").is_ok());
 }

@@ -1,74 +1,77 @@
-//! Reads what passes to learn what it costs. Bytes go through as they are; only what we asked for ourselves is taken
-//! out again.
+//! The tap: meters a response while it passes. Bytes are forwarded unchanged; only what the door
+//! asked for itself is removed again.
 //!
 //! ```text
-//! piece ─┬─ events ─ reader ─ meter      (what it costs)
-//!        └─ strip ─ piece                (what is passed on)
+//! chunk ─┬─ SSE parser ─ JSON parser ─ usage meter     (what it costs)
+//!        └─ usage filter ─ chunk                       (what is forwarded)
 //! ```
 
-use super::error::{self, Fault};
-use super::events::Events;
-use super::meter::Meter;
+use super::api_error::{self, ApiError};
+use super::json_stream::JsonStreamParser;
 use super::node::Node;
-use super::reader::Reader;
-use super::strip::Strip;
-use super::{Dialect, Operation};
-use crate::usage::Usage;
+use super::sse::SseParser;
+use super::usage_filter::UsageFilter;
+use super::usage_meter::UsageMeter;
+use super::{Dialect, ModelOperation};
+use crate::usage::TokenUsage;
 use bytes::Bytes;
 use memchr::memchr;
 
-/// How an answer comes.
+/// Format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TapKind {
+pub enum ResponseFormat {
     /// One JSON document.
     Whole,
     /// Server-sent events.
     Events,
-    /// A JSON document a line; or Gemini's array of documents.
+    /// One JSON document per line; or Gemini's array of documents.
     Lines,
 }
 
-/// Reads one answer.
+/// Meters one response while it passes.
 #[derive(Debug)]
 pub struct Tap {
-    operation: Operation,
-    kind: TapKind,
-    events: Events,
-    reader: Reader,
-    meter: Meter,
-    strip: Option<Strip>,
-    /// What was passed on ends within a line.
+    operation: ModelOperation,
+    kind: ResponseFormat,
+    events: SseParser,
+    reader: JsonStreamParser,
+    meter: UsageMeter,
+    filter: Option<UsageFilter>,
+    /// The forwarded bytes end within a line.
     within_line: bool,
 }
 
 impl Tap {
-    /// For an answer of this kind; `strip` takes out the usage event that the program did not ask for.
-    pub fn new(operation: Operation, kind: TapKind, strip: bool) -> Tap {
+    /// `strip` removes the usage event that the program did not ask for.
+    pub fn new(operation: ModelOperation, kind: ResponseFormat, strip: bool) -> Tap {
         let root = Node::root(operation);
-        let can_strip = operation == Operation::Chat && kind == TapKind::Events;
+        let can_strip = operation == ModelOperation::Chat && kind == ResponseFormat::Events;
         Tap {
             operation,
             kind,
-            events: Events::new(),
-            reader: Reader::new(root),
-            meter: Meter::new(root, kind),
-            strip: (strip && can_strip).then(Strip::default),
+            events: SseParser::new(),
+            reader: JsonStreamParser::new(root),
+            meter: UsageMeter::new(root, kind),
+            filter: (strip && can_strip).then(UsageFilter::default),
             within_line: false,
         }
     }
 
-    /// Takes the next piece and gives what is to be passed on now: usually the same bytes, uncopied. A whole line is
-    /// never held back; the beginning of one only where something may have to be taken out.
+    /// Takes the next chunk and returns what to forward now: usually the same bytes, uncopied. A
+    /// complete line is never held back; the start of one only where something may have to be
+    /// removed.
     pub fn feed(&mut self, piece: Bytes) -> Bytes {
         match self.kind {
-            TapKind::Events => self.events.feed(&piece, &mut self.reader, &mut self.meter),
-            TapKind::Lines if self.operation.dialect() == Some(Dialect::Ollama) => {
+            ResponseFormat::Events => self.events.feed(&piece, &mut self.reader, &mut self.meter),
+            ResponseFormat::Lines if self.operation.dialect() == Some(Dialect::Ollama) => {
                 self.lines(&piece)
             }
-            TapKind::Lines | TapKind::Whole => self.reader.feed(&piece, &mut self.meter),
+            ResponseFormat::Lines | ResponseFormat::Whole => {
+                self.reader.feed(&piece, &mut self.meter)
+            }
         }
-        let passed = match &mut self.strip {
-            Some(strip) => strip.feed(piece),
+        let passed = match &mut self.filter {
+            Some(filter) => filter.feed(piece),
             None => piece,
         };
         self.note(passed)
@@ -78,65 +81,73 @@ impl Tap {
     pub fn rest(&mut self) -> Bytes {
         self.reader.end(&mut self.meter);
         self.events.end(&mut self.meter);
-        let rest = self.strip.as_mut().map(Strip::rest).unwrap_or_default();
+        let rest = self
+            .filter
+            .as_mut()
+            .map(UsageFilter::rest)
+            .unwrap_or_default();
         self.note(rest)
     }
 
-    /// What the provider said so far; the most so far of each field, never a sum. What costs nothing says nothing.
-    pub fn usage(&self) -> Option<Usage> {
+    /// The usage reported so far: the maximum of each field, never a sum. Free operations report
+    /// nothing.
+    pub fn usage(&self) -> Option<TokenUsage> {
         if self.operation.is_free() {
-            Some(Usage::default())
+            Some(TokenUsage::default())
         } else {
             self.meter.usage()
         }
     }
 
-    /// The provider has said its last word on usage (or the stream has ended in the dialect's own way after saying it).
+    /// The provider has reported its final usage (or the stream has ended properly after reporting
+    /// it).
     pub fn is_final(&self) -> bool {
         self.operation.is_free() || self.meter.is_final()
     }
 
-    /// The stream has ended in the dialect's own way (`[DONE]`, `message_stop`, `done: true`, a whole document).
+    /// The stream has ended properly for its dialect (`[DONE]`, `message_stop`, `done: true`, a
+    /// whole document).
     pub fn is_complete(&self) -> bool {
         self.meter.is_complete()
     }
 
-    /// The least number of output tokens that can have passed: pieces with content, what the provider said.
+    /// Lower bound of the output tokens that passed: chunks with content, or what the provider
+    /// reported.
     pub fn least_output(&self) -> u64 {
-        let said = self.usage().map_or(0, |usage| usage.output_tokens());
-        self.meter.pieces().max(said)
+        let reported = self.usage().map_or(0, |usage| usage.output_tokens());
+        self.meter.pieces().max(reported)
     }
 
-    /// Bytes of text that passed, for an estimate where the provider says nothing.
+    /// Bytes of text that passed, for an estimate where the provider reports nothing.
     pub fn output_bytes(&self) -> u64 {
         self.meter.text_bytes()
     }
 
-    /// What is put into this answer where it cannot go on: [`super::interruption`], on a fresh line. Empty for one
-    /// document, into which nothing can be put.
-    pub fn interruption(&self, fault: &Fault) -> Bytes {
-        let (before, event) = error::event(self.operation, fault);
+    /// The error event for this response: [`super::stream_error`], on a fresh line. Empty for a
+    /// single document, which cannot carry one.
+    pub fn stream_error(&self, error: &ApiError) -> Bytes {
+        let (before, event) = api_error::event(self.operation, error);
         match (self.kind, self.operation) {
-            (TapKind::Events, _) => Bytes::from([before, &event].concat()),
-            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate)
-                if self.within_line =>
-            {
-                Bytes::from([before, &event].concat())
-            }
-            // Ollama's own library does not take an empty line.
-            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate) => {
-                Bytes::from(event)
-            }
-            (TapKind::Lines | TapKind::Whole, _) => Bytes::new(),
+            (ResponseFormat::Events, _) => Bytes::from([before, &event].concat()),
+            (
+                ResponseFormat::Lines,
+                ModelOperation::OllamaChat | ModelOperation::OllamaGenerate,
+            ) if self.within_line => Bytes::from([before, &event].concat()),
+            // Ollama's own library rejects an empty line.
+            (
+                ResponseFormat::Lines,
+                ModelOperation::OllamaChat | ModelOperation::OllamaGenerate,
+            ) => Bytes::from(event),
+            (ResponseFormat::Lines | ResponseFormat::Whole, _) => Bytes::new(),
         }
     }
 
-    /// A line that is no JSON spoils only itself.
+    /// A line that is not JSON affects only itself.
     fn lines(&mut self, mut bytes: &[u8]) {
         while let Some(end) = memchr(b'\n', bytes) {
             self.reader.feed(&bytes[..=end], &mut self.meter);
             if self.reader.is_within() {
-                self.meter.broken_off();
+                self.meter.abort_document();
                 self.reader.reset();
             }
             bytes = &bytes[end + 1..];

@@ -1,4 +1,4 @@
-//! Metering is exact over a corpus of shapes, wherever they are cut.
+//! Metering is exact for a corpus of response shapes, wherever they are cut.
 
 #[path = "corpus/mod.rs"]
 mod corpus;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Learnt {
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
     bytes: u64,
@@ -38,9 +38,9 @@ fn learn<'p>(shape: &Shape, strip: bool, pieces: impl IntoIterator<Item = &'p [u
     }
 }
 
-/// With each way of ending a line that the kind of answer has.
+/// With each line ending that the format allows.
 fn spellings(shape: Shape) -> Vec<Shape> {
-    let ends = if shape.kind == TapKind::Events {
+    let ends = if shape.kind == ResponseFormat::Events {
         &["\n", "\r\n", "\r"][..]
     } else {
         &["\n", "\r\n"]
@@ -74,7 +74,8 @@ fn usage_is_exact_for_every_shape() {
 #[test]
 fn where_a_stream_is_cut_changes_nothing() {
     for shape in corpus::shapes().into_iter().flat_map(spellings) {
-        let is_stripped = shape.operation == Operation::Chat && shape.kind == TapKind::Events;
+        let is_stripped =
+            shape.operation == ModelOperation::Chat && shape.kind == ResponseFormat::Events;
         for strip in [false, true].into_iter().take(1 + usize::from(is_stripped)) {
             let text = shape.text.as_bytes();
             let whole = learn(&shape, strip, [text]);
@@ -119,7 +120,7 @@ fn usage_is_found_behind_a_line_of_many_megabytes() {
     let begin = r#"data: {"choices":[{"delta":{"content":""#;
     let end = "\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4}}\n\ndata: [DONE]\n\n";
     for strip in [false, true] {
-        let mut tap = Tap::new(Operation::Chat, TapKind::Events, strip);
+        let mut tap = Tap::new(ModelOperation::Chat, ResponseFormat::Events, strip);
         let mut passed = tap.feed(Bytes::from(begin)).len();
         let mut held = 0;
         for _ in 0..20 {
@@ -129,10 +130,10 @@ fn usage_is_found_behind_a_line_of_many_megabytes() {
         passed += tap.feed(Bytes::from(end)).len();
         assert_eq!(
             tap.usage(),
-            Some(Usage {
+            Some(TokenUsage {
                 input: 3,
                 output: 4,
-                ..Usage::default()
+                ..TokenUsage::default()
             })
         );
         assert!(tap.is_final() && tap.is_complete());
@@ -144,7 +145,7 @@ fn usage_is_found_behind_a_line_of_many_megabytes() {
 #[test]
 fn usage_is_found_in_a_document_of_two_hundred_megabytes_without_keeping_it() {
     let piece = Bytes::from("0.123456,".repeat(100_000));
-    let mut tap = Tap::new(Operation::Embeddings, TapKind::Whole, false);
+    let mut tap = Tap::new(ModelOperation::Embeddings, ResponseFormat::Whole, false);
     tap.feed(Bytes::from(r#"{"data":[{"embedding":["#));
     for _ in 0..230 {
         let passed = tap.feed(piece.clone());
@@ -158,15 +159,45 @@ fn usage_is_found_in_a_document_of_two_hundred_megabytes_without_keeping_it() {
     ));
     assert_eq!(tap.usage().map(|usage| usage.tokens()), Some(5));
     assert!(tap.is_final());
-    // Everything that is kept is in the struct itself.
+    // The struct owns no heap memory.
     assert!(size_of::<Tap>() < 1024, "{}", size_of::<Tap>());
+}
+
+#[test]
+fn only_an_object_of_the_dialect_is_an_answer() {
+    for operation in [
+        ModelOperation::Chat,
+        ModelOperation::Responses,
+        ModelOperation::Messages,
+        ModelOperation::Generate,
+        ModelOperation::Embeddings,
+    ] {
+        for text in ["POISONED!", "null", "[]", "\"text\"", "12 ", "", "{\"a\":1"] {
+            let mut tap = Tap::new(operation, ResponseFormat::Whole, false);
+            tap.feed(Bytes::from(text));
+            tap.rest();
+            assert!(
+                !tap.is_complete() && !tap.is_final(),
+                "{operation:?} {text}"
+            );
+        }
+        let mut tap = Tap::new(operation, ResponseFormat::Whole, false);
+        tap.feed(Bytes::from("{\"a\":1}"));
+        tap.rest();
+        assert!(tap.is_complete(), "{operation:?}: the control");
+    }
+    let mut tap = Tap::new(ModelOperation::Models, ResponseFormat::Whole, false);
+    tap.feed(Bytes::from("[]"));
+    tap.rest();
+    assert!(tap.is_complete(), "what costs nothing may be anything");
 }
 
 #[test]
 fn bytes_pass_uncopied() {
     let piece = Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n");
     for strip in [false, true] {
-        let passed = Tap::new(Operation::Chat, TapKind::Events, strip).feed(piece.clone());
+        let passed =
+            Tap::new(ModelOperation::Chat, ResponseFormat::Events, strip).feed(piece.clone());
         assert_eq!(
             (passed.as_ptr(), passed.len()),
             (piece.as_ptr(), piece.len())
@@ -174,8 +205,8 @@ fn bytes_pass_uncopied() {
     }
 }
 
-fn fault() -> Fault {
-    Fault {
+fn api_error() -> ApiError {
+    ApiError {
         status: 402,
         code: "budget_exceeded",
         message: "spent".to_owned(),
@@ -186,20 +217,21 @@ fn fault() -> Fault {
 
 #[test]
 fn an_interruption_of_lines_begins_on_its_own_and_leaves_no_empty_one() {
-    let mut tap = Tap::new(Operation::OllamaChat, TapKind::Lines, false);
+    let mut tap = Tap::new(ModelOperation::OllamaChat, ResponseFormat::Lines, false);
     let error = "{\"code\":\"budget_exceeded\",\"error\":\"spent\"}\n";
     tap.feed(Bytes::from("{\"done\":false}\n"));
-    assert_eq!(tap.interruption(&fault()), error);
+    assert_eq!(tap.stream_error(&api_error()), error);
     tap.feed(Bytes::from("{\"do"));
-    assert_eq!(tap.interruption(&fault()), format!("\n{error}"));
+    assert_eq!(tap.stream_error(&api_error()), format!("\n{error}"));
 }
 
 #[test]
 fn nothing_is_put_into_one_document() {
     assert_eq!(
-        Tap::new(Operation::Chat, TapKind::Whole, false).interruption(&fault()),
+        Tap::new(ModelOperation::Chat, ResponseFormat::Whole, false).stream_error(&api_error()),
         ""
     );
-    let chat = Tap::new(Operation::Chat, TapKind::Events, false).interruption(&fault());
+    let chat =
+        Tap::new(ModelOperation::Chat, ResponseFormat::Events, false).stream_error(&api_error());
     assert!(chat.starts_with(b"\n\ndata: {\"error\":"), "{chat:?}");
 }

@@ -1,9 +1,9 @@
-//! Credentials that are put into requests, each bound to its hosts.
+//! Credential injection: credentials that are put into requests, each bound to its hosts.
 
-use super::{Refusal, Settings};
+use super::{EgressSettings, Refusal};
 use crate::{
     OpenError, Secret,
-    scrub::Reflection,
+    scrub::CredentialPatterns,
     secrets::{KeySource, Secrets, SecretsError},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -12,66 +12,66 @@ use spec::{EgressRule, Host, HostPattern};
 use std::{collections::BTreeMap, fmt, sync::Arc};
 use zeroize::Zeroizing;
 
-/// A credential, and where it may go.
+/// A credential and the hosts it may be sent to.
 #[derive(Clone, Debug)]
 pub struct Credential {
-    /// Where it comes from.
+    /// Source of the secret.
     pub key: KeySource,
     /// How it is put into a request.
-    pub inject: Inject,
-    /// To which hosts and no others, whatever a rule says.
+    pub inject: InjectionMethod,
+    /// Hosts it may be sent to, whatever a rule says.
     pub hosts: Vec<HostPattern>,
 }
 
 /// How a credential is put into a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Inject {
+pub enum InjectionMethod {
     /// `Authorization: Bearer …`.
     Bearer,
     /// `Authorization: Basic …`, with this user.
     Basic {
-        /// The user.
+        /// The user name.
         user: String,
     },
-    /// A header of its own.
+    /// A header of this name.
     Header {
-        /// Its name.
+        /// Name of the header.
         name: HeaderName,
     },
 }
 
-/// A shorter one would be found, and blanked, in answers that have nothing to do with it.
-const SHORTEST: usize = 4;
+/// A shorter secret would be found, and redacted, in responses that have nothing to do with it.
+const MIN_LENGTH: usize = 4;
 
-/// The credentials of one door, ready to be used.
+/// The resolved credentials of one door.
 #[derive(Debug, Default)]
-pub(crate) struct Credentials {
-    ready: BTreeMap<String, Arc<Ready>>,
+pub(crate) struct CredentialSet {
+    ready: BTreeMap<String, Arc<ResolvedCredential>>,
 }
 
-/// A credential that was found.
-pub(crate) struct Ready {
+/// A credential with its secret, ready to be sent.
+pub(crate) struct ResolvedCredential {
     pub(crate) name: String,
     header: HeaderName,
     value: HeaderValue,
     hosts: Vec<HostPattern>,
-    /// What must never come back.
-    pub(crate) reflection: Reflection,
+    /// What must be redacted in responses.
+    pub(crate) patterns: CredentialPatterns,
 }
 
-impl fmt::Debug for Ready {
+impl fmt::Debug for ResolvedCredential {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Ready({})", self.name)
     }
 }
 
-impl Credentials {
-    /// Looks for all that the rules name.
+impl CredentialSet {
+    /// Resolves every credential that the rules name.
     pub(crate) async fn find(
         rules: &[EgressRule],
-        settings: &Settings,
+        settings: &EgressSettings,
         secrets: &Secrets,
-    ) -> Result<Credentials, OpenError> {
+    ) -> Result<CredentialSet, OpenError> {
         let mut ready = BTreeMap::new();
         for name in rules.iter().flat_map(EgressRule::credentials) {
             if ready.contains_key(name) {
@@ -82,20 +82,21 @@ impl Credentials {
                 .get(name)
                 .ok_or_else(|| unknown(name))?;
             let key = secrets.find(&credential.key).await?;
-            let found = Ready::new(name, credential, &key).map_err(|bad| SecretsError {
-                message: format!(
-                    "the credential `{}` cannot be sent: {bad}",
-                    name.escape_debug()
-                ),
-                hint: "put the key, and nothing else, there".to_owned(),
-            })?;
+            let found =
+                ResolvedCredential::new(name, credential, &key).map_err(|bad| SecretsError {
+                    message: format!(
+                        "the credential `{}` cannot be sent: {bad}",
+                        name.escape_debug()
+                    ),
+                    hint: "put the key, and nothing else, there".to_owned(),
+                })?;
             ready.insert(name.to_owned(), Arc::new(found));
         }
-        Ok(Credentials { ready })
+        Ok(CredentialSet { ready })
     }
 
-    /// The credential of that name, if it may go to that host.
-    pub(crate) fn get(&self, name: &str, host: &Host) -> Result<Arc<Ready>, Refusal> {
+    /// The credential of this name, if it may be sent to this host.
+    pub(crate) fn get(&self, name: &str, host: &Host) -> Result<Arc<ResolvedCredential>, Refusal> {
         let refuse = |reason: String, allow: &str| Refusal::new("credential", reason, allow);
         let ready = self.ready.get(name).ok_or_else(|| {
             refuse(
@@ -103,12 +104,13 @@ impl Credentials {
                 "a run with that rule",
             )
         })?;
-        match ready.hosts.iter().any(|pattern| pattern.matches(host)) {
-            true => Ok(ready.clone()),
-            false => Err(refuse(
+        if ready.hosts.iter().any(|pattern| pattern.matches(host)) {
+            Ok(ready.clone())
+        } else {
+            Err(refuse(
                 format!("the credential `{name}` may not go to {host}"),
                 "the host among the credential's `hosts` in the configuration",
-            )),
+            ))
         }
     }
 }
@@ -123,35 +125,42 @@ fn unknown(name: &str) -> SecretsError {
     }
 }
 
-/// Whether it can be sent as it is, and found again in an answer.
+/// Whether the secret can be sent unchanged and found again in a response.
 fn check(key: &Secret) -> Result<(), String> {
     key.check_header().map_err(|bad| bad.to_string())?;
     let bytes = key.expose();
-    if bytes.len() < SHORTEST {
+    if bytes.len() < MIN_LENGTH {
         return Err(format!(
-            "it is shorter than {SHORTEST} characters, and would be found in what has nothing to do with it"
+            "it is shorter than {MIN_LENGTH} characters, and would be found in what has nothing to do with it"
         ));
     }
-    match bytes.trim_ascii().len() == bytes.len() {
-        true => Ok(()),
-        false => Err("it begins or ends with a space, which is lost on the way".to_owned()),
+    if bytes.trim_ascii().len() == bytes.len() {
+        Ok(())
+    } else {
+        Err("it begins or ends with a space, which is lost on the way".to_owned())
     }
 }
 
-impl Ready {
-    fn new(name: &str, credential: &Credential, key: &Secret) -> Result<Ready, String> {
+impl ResolvedCredential {
+    fn new(
+        name: &str,
+        credential: &Credential,
+        key: &Secret,
+    ) -> Result<ResolvedCredential, String> {
         check(key)?;
-        let mut reflection = Reflection::new(key);
+        let mut patterns = CredentialPatterns::new(key);
         let (header, value) = match &credential.inject {
-            Inject::Bearer => (
+            InjectionMethod::Bearer => (
                 AUTHORIZATION,
                 Zeroizing::new([b"Bearer ", key.expose()].concat()),
             ),
-            Inject::Header { name } => (name.clone(), Zeroizing::new(key.expose().to_vec())),
-            Inject::Basic { user } => {
+            InjectionMethod::Header { name } => {
+                (name.clone(), Zeroizing::new(key.expose().to_vec()))
+            }
+            InjectionMethod::Basic { user } => {
                 let pair = Zeroizing::new([user.as_bytes(), b":", key.expose()].concat());
                 let encoded = Zeroizing::new(STANDARD.encode(&*pair));
-                reflection = reflection.and(encoded.as_bytes());
+                patterns = patterns.with_pattern(encoded.as_bytes());
                 (
                     AUTHORIZATION,
                     Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()),
@@ -161,16 +170,16 @@ impl Ready {
         let mut value =
             HeaderValue::from_bytes(&value).map_err(|_| crate::BadSecret::NotHeader.to_string())?;
         value.set_sensitive(true);
-        Ok(Ready {
+        Ok(ResolvedCredential {
             name: name.to_owned(),
             header,
             value,
             hosts: credential.hosts.clone(),
-            reflection,
+            patterns,
         })
     }
 
-    /// Puts it into a request in place of whatever the program says it is.
+    /// Sets the credential's header, in place of whatever the program sent.
     pub(crate) fn put_into(&self, headers: &mut HeaderMap) {
         headers.remove(AUTHORIZATION);
         headers.insert(self.header.clone(), self.value.clone());
@@ -193,7 +202,7 @@ mod tests {
         }
     }
 
-    fn settings(inject: Inject) -> (Settings, Secrets) {
+    fn settings(inject: InjectionMethod) -> (EgressSettings, Secrets) {
         let credential = Credential {
             key: KeySource::Variable("KEY".to_owned()),
             inject,
@@ -205,9 +214,9 @@ mod tests {
             ..Secrets::default()
         };
         (
-            Settings {
+            EgressSettings {
                 credentials: [("api".to_owned(), credential)].into(),
-                ..Settings::default()
+                ..EgressSettings::default()
             },
             secrets,
         )
@@ -216,16 +225,20 @@ mod tests {
     #[tokio::test]
     async fn a_credential_goes_to_its_own_hosts_in_place_of_the_programs() {
         for (inject, header, value) in [
-            (Inject::Bearer, "authorization", "Bearer canary-0123456789"),
             (
-                Inject::Basic {
+                InjectionMethod::Bearer,
+                "authorization",
+                "Bearer canary-0123456789",
+            ),
+            (
+                InjectionMethod::Basic {
                     user: "x".to_owned(),
                 },
                 "authorization",
                 "Basic eDpjYW5hcnktMDEyMzQ1Njc4OQ==",
             ),
             (
-                Inject::Header {
+                InjectionMethod::Header {
                     name: HeaderName::from_static("x-api-key"),
                 },
                 "x-api-key",
@@ -233,7 +246,7 @@ mod tests {
             ),
         ] {
             let (settings, secrets) = settings(inject);
-            let found = Credentials::find(&[rule("api")], &settings, &secrets)
+            let found = CredentialSet::find(&[rule("api")], &settings, &secrets)
                 .await
                 .unwrap();
             let ready = found
@@ -262,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_credential_that_could_not_be_found_again_is_told_before_anything_runs() {
-        let (settings, mut secrets) = settings(Inject::Bearer);
+        let (settings, mut secrets) = settings(InjectionMethod::Bearer);
         for (key, words) in [
             ("abc", "shorter"),
             (" abcdef", "space"),
@@ -272,7 +285,7 @@ mod tests {
             secrets
                 .variables
                 .insert("KEY".to_owned(), Secret::new(key.into()).unwrap());
-            let found = Credentials::find(&[rule("api")], &settings, &secrets).await;
+            let found = CredentialSet::find(&[rule("api")], &settings, &secrets).await;
             match found {
                 Ok(_) => assert!(words.is_empty(), "`{key}`"),
                 Err(error) => {
@@ -287,15 +300,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_credential_that_is_not_there_is_told_before_anything_runs() {
-        let (settings, secrets) = settings(Inject::Bearer);
+        let (settings, secrets) = settings(InjectionMethod::Bearer);
         for (rule, settings, secrets) in [
             (rule("other"), &settings, &secrets),
             (rule("api"), &settings, &Secrets::default()),
         ] {
-            let found = Credentials::find(&[rule], settings, secrets).await;
+            let found = CredentialSet::find(&[rule], settings, secrets).await;
             assert!(matches!(found, Err(OpenError::Secret(_))), "{found:?}");
         }
-        let found = Credentials::find(&[rule("api")], &settings, &secrets)
+        let found = CredentialSet::find(&[rule("api")], &settings, &secrets)
             .await
             .unwrap();
         assert!(

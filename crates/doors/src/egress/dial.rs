@@ -1,17 +1,17 @@
-//! From a destination to a connection: names are looked up once, every address is looked at, and one that was looked at
-//! is dialled.
+//! Dials destinations: each name is resolved once, every address is checked, and only a checked
+//! address is dialled.
 
 use super::{
     internet::Internet,
     policy::{self, Refusal},
-    tunnel,
+    splice,
 };
 use spec::{Destination, Host, address};
 use std::{
     collections::HashMap,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -20,80 +20,110 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-/// All of looking up, and all of dialling.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// For one address, while there are others.
-const PATIENCE_EACH: Duration = Duration::from_secs(3);
-/// Names that are being looked up at the same time: each takes a thread.
-const MOST_LOOKUPS: usize = 16;
-/// What was looked up for a name is good for the connection that the name was asked for.
-const REMEMBERED: Duration = Duration::from_secs(10);
-const MOST_REMEMBERED: usize = 256;
+/// Timeout of one name lookup, and of all connection attempts together.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout per address, while there are others.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Concurrent name lookups: each occupies a thread.
+const MAX_LOOKUPS: usize = 16;
+/// Of these for one tenant: a lookup goes on for as long as a silent name server lets it.
+const MAX_LOOKUPS_PER_TENANT: usize = 4;
+/// A lookup stays valid for the connection that the program resolved the name for.
+const CACHE_TTL: Duration = Duration::from_secs(10);
+const MAX_CACHED: usize = 256;
 
-/// Looks names up and dials.
+/// Resolves names and opens connections.
 #[derive(Debug)]
-pub(crate) struct Dialler {
+pub(crate) struct Dialer {
     internet: Internet,
     lookups: Arc<Semaphore>,
-    remembered: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
+    /// By tenant, while one of its lookups is under way.
+    lookups_of_tenants: Mutex<HashMap<String, Weak<Semaphore>>>,
+    cache: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
 }
 
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NoWay {
-    /// It may not be.
+pub(crate) enum DialError {
+    /// The rules do not allow it.
     Refused(Refusal),
-    /// It cannot be.
+    /// It failed.
     Failed(&'static str),
 }
 
-impl Dialler {
-    pub(crate) fn new(internet: Internet) -> Dialler {
-        let lookups = Arc::new(Semaphore::new(MOST_LOOKUPS));
-        Dialler {
+impl Dialer {
+    pub(crate) fn new(internet: Internet) -> Dialer {
+        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
+        Dialer {
             internet,
             lookups,
-            remembered: Mutex::default(),
+            lookups_of_tenants: Mutex::default(),
+            cache: Mutex::default(),
         }
     }
 
-    /// Where a host may be dialled. Only for hosts that the rules allow: a question is a message, too.
-    pub(crate) async fn find(
+    /// The addresses of a host that may be dialled. Only called for hosts that the rules allow: a
+    /// DNS query is already a message.
+    pub(crate) async fn resolve(
         &self,
         host: &Host,
-        may_be_private: bool,
-    ) -> Result<Vec<IpAddr>, NoWay> {
+        allows_private: bool,
+    ) -> Result<Vec<IpAddr>, DialError> {
+        self.resolve_for(None, host, allows_private).await
+    }
+
+    async fn resolve_for(
+        &self,
+        tenant: Option<&str>,
+        host: &Host,
+        allows_private: bool,
+    ) -> Result<Vec<IpAddr>, DialError> {
         let found = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(name).await?,
+            Host::Name(name) => self.look_up(name, tenant).await?,
         };
         let allowed: Vec<_> = found
             .into_iter()
-            .filter(|found| may_dial(*found, may_be_private))
+            .filter(|found| may_dial(*found, allows_private))
             .collect();
-        match allowed.is_empty() {
-            true => Err(NoWay::Refused(policy::private(&host.to_string()))),
-            false => Ok(allowed),
+        if allowed.is_empty() {
+            Err(DialError::Refused(policy::private(&host.to_string())))
+        } else {
+            Ok(allowed)
         }
     }
 
-    /// A connection to an address that was looked at.
+    /// Connects to a checked address.
     pub(crate) async fn dial(
         &self,
         to: &Destination,
-        may_be_private: bool,
-    ) -> Result<(TcpStream, SocketAddr), NoWay> {
-        let addresses = self.find(&to.host, may_be_private).await?;
-        let end = tokio::time::Instant::now() + PATIENCE;
+        allows_private: bool,
+    ) -> Result<(TcpStream, SocketAddr), DialError> {
+        self.dial_for(None, to, allows_private).await
+    }
+
+    /// The same where several tenants share the dialer: each has a part of the lookups.
+    pub(crate) async fn dial_for(
+        &self,
+        tenant: Option<&str>,
+        to: &Destination,
+        allows_private: bool,
+    ) -> Result<(TcpStream, SocketAddr), DialError> {
+        let addresses = self.resolve_for(tenant, &to.host, allows_private).await?;
+        let end = tokio::time::Instant::now() + DIAL_TIMEOUT;
         let mut failed = "nobody answers there";
         let last = addresses.len() - 1;
         for (at, address) in addresses.into_iter().enumerate() {
             let address = SocketAddr::new(address, to.port);
-            let patience = if at == last { PATIENCE } else { PATIENCE_EACH };
+            let patience = if at == last {
+                DIAL_TIMEOUT
+            } else {
+                ADDRESS_TIMEOUT
+            };
             let dialling = timeout(patience, TcpStream::connect(self.internet.locate(address)));
             match timeout_at(end, dialling).await {
                 Ok(Ok(Ok(stream))) => {
-                    tunnel::prepare(&stream);
+                    splice::prepare(&stream);
                     return Ok((stream, address));
                 }
                 Ok(Ok(Err(_))) => failed = "the connection was refused there",
@@ -101,68 +131,83 @@ impl Dialler {
                 Err(_) => break,
             }
         }
-        Err(NoWay::Failed(failed))
+        Err(DialError::Failed(failed))
     }
 
-    async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, NoWay> {
-        if let Some(known) = self.known(name) {
-            return Ok(known);
+    fn lookups_of(&self, tenant: &str) -> Arc<Semaphore> {
+        let mut tenants = self
+            .lookups_of_tenants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(lookups) = tenants.get(tenant).and_then(Weak::upgrade) {
+            return lookups;
+        }
+        tenants.retain(|_, lookups| lookups.strong_count() > 0);
+        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS_PER_TENANT));
+        tenants.insert(tenant.to_owned(), Arc::downgrade(&lookups));
+        lookups
+    }
+
+    async fn look_up(&self, name: &str, tenant: Option<&str>) -> Result<Vec<IpAddr>, DialError> {
+        if let Some(cached) = self.cached(name) {
+            return Ok(cached);
         }
         let lookups = self.lookups.clone();
-        let (asked, internet) = (name.to_owned(), self.internet.clone());
-        let found = timeout(PATIENCE, async move {
-            // Held by the thread, which goes on when nobody waits for it any more.
+        let lookups_of_tenant = tenant.map(|tenant| self.lookups_of(tenant));
+        let lookup_name = name.to_owned();
+        let internet = self.internet.clone();
+        let found = timeout(DIAL_TIMEOUT, async move {
+            let permit_of_tenant = match lookups_of_tenant {
+                Some(lookups) => Some(lookups.acquire_owned().await.ok()?),
+                None => None,
+            };
             let permit = lookups.acquire_owned().await.ok()?;
             let looking = tokio::task::spawn_blocking(move || {
-                let _permit = permit;
-                internet.resolve(&asked)
+                // Held by the thread, which continues after the timeout.
+                let _permits = (permit_of_tenant, permit);
+                internet.resolve(&lookup_name)
             });
             looking.await.ok()
         });
         let found = found.await.ok().flatten().unwrap_or_default();
         if found.is_empty() {
-            return Err(NoWay::Failed("there is no such name"));
+            return Err(DialError::Failed("there is no such name"));
         }
-        self.remember(name, &found);
+        self.store_cached(name, &found);
         Ok(found)
     }
 
-    fn known(&self, name: &str) -> Option<Vec<IpAddr>> {
-        let remembered = self
-            .remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (since, found) = remembered.get(name)?;
-        (since.elapsed() < REMEMBERED).then(|| found.clone())
+    fn cached(&self, name: &str) -> Option<Vec<IpAddr>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, found) = cache.get(name)?;
+        (since.elapsed() < CACHE_TTL).then(|| found.clone())
     }
 
-    pub(crate) fn remember(&self, name: &str, found: &[IpAddr]) {
-        let mut remembered = self
-            .remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= MOST_REMEMBERED {
-            remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
+    pub(crate) fn store_cached(&self, name: &str, found: &[IpAddr]) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= MAX_CACHED {
+            cache.retain(|_, (since, _)| since.elapsed() < CACHE_TTL);
         }
-        if remembered.len() < MOST_REMEMBERED {
-            remembered.insert(name.to_owned(), (Instant::now(), found.to_vec()));
+        if cache.len() < MAX_CACHED {
+            cache.insert(name.to_owned(), (Instant::now(), found.to_vec()));
         }
     }
 }
 
-fn may_dial(address: IpAddr, may_be_private: bool) -> bool {
+fn may_dial(address: IpAddr, allows_private: bool) -> bool {
     !address::is_metadata(address)
-        && (may_be_private || address::is_public(address) && !is_own(address))
+        && (allows_private || address::is_public(address) && !is_own(address))
 }
 
-/// Whether that is this machine itself, by whatever address: what listens here trusts who is here. Nothing is sent: the
-/// kernel only says from where it would send, and to itself it sends from there.
+/// Whether the address is one of this machine: local services trust local callers. Nothing is sent:
+/// connecting a UDP socket only selects the source address, which equals the destination if that is
+/// local.
 fn is_own(address: IpAddr) -> bool {
     let here: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Whoever cannot ask must not think that it is somebody else.
+    // If it cannot be checked, it counts as local.
     let Ok(socket) = UdpSocket::bind((here, 0)) else {
         return true;
     };
@@ -171,7 +216,7 @@ fn is_own(address: IpAddr) -> bool {
         .and_then(|()| socket.local_addr())
     {
         Ok(from) => from.ip() == address,
-        // No way there at all: dialling will say so.
+        // No route at all: dialling will report that.
         Err(error) => !matches!(
             error.kind(),
             ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable
@@ -187,17 +232,17 @@ mod tests {
     async fn an_address_is_looked_at_before_it_is_dialled() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let dialler = Dialler::new(Internet::default());
+        let dialer = Dialer::new(Internet::default());
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
             let to = Destination {
                 host: host.parse().unwrap(),
                 port,
             };
             assert!(
-                matches!(dialler.dial(&to, false).await, Err(NoWay::Refused(_))),
+                matches!(dialer.dial(&to, false).await, Err(DialError::Refused(_))),
                 "{host}"
             );
-            let (_, address) = dialler.dial(&to, true).await.unwrap();
+            let (_, address) = dialer.dial(&to, true).await.unwrap();
             assert!(address.ip().is_loopback());
         }
         let to = Destination {
@@ -205,9 +250,58 @@ mod tests {
             port,
         };
         assert!(
-            matches!(dialler.dial(&to, true).await, Err(NoWay::Refused(_))),
+            matches!(dialer.dial(&to, true).await, Err(DialError::Refused(_))),
             "whatever is allowed"
         );
+    }
+
+    /// A resolver that answers nothing about `silent` names until its other end is dropped.
+    fn with_silent_names() -> (std::sync::mpsc::Sender<()>, Internet) {
+        let (answer, silence) = std::sync::mpsc::channel::<()>();
+        let silence = Arc::new(Mutex::new(silence));
+        let resolve = move |name: &str| {
+            if name.starts_with("silent") {
+                _ = silence
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .recv();
+            }
+            vec![IpAddr::from([127, 0, 0, 1])]
+        };
+        (answer, Internet::dangerously_replace(resolve, |to| to))
+    }
+
+    #[tokio::test]
+    async fn silent_name_servers_of_one_tenant_take_no_look_up_from_another() {
+        let (answer, internet) = with_silent_names();
+        let dialer = Arc::new(Dialer::new(internet));
+        let find = |tenant: &'static str, name: String| {
+            let dialer = dialer.clone();
+            async move {
+                let host = Host::Name(name);
+                dialer.resolve_for(Some(tenant), &host, true).await
+            }
+        };
+        let silent: Vec<_> = (0..3 * MAX_LOOKUPS)
+            .map(|number| tokio::spawn(find("one", format!("silent-{number}.example"))))
+            .collect();
+        while dialer.lookups.available_permits() > MAX_LOOKUPS - MAX_LOOKUPS_PER_TENANT {
+            tokio::task::yield_now().await;
+        }
+        assert!(find("two", "there.example".into()).await.is_ok());
+        // The control: its own wait, until their turn comes.
+        let own = tokio::spawn(find("one", "there-too.example".into()));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!own.is_finished());
+        drop(answer);
+        assert!(own.await.unwrap().is_ok());
+        for one in silent {
+            assert!(one.await.unwrap().is_ok());
+        }
+        dialer.lookups_of("three");
+        assert_eq!(dialer.lookups_of_tenants.lock().unwrap().len(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the door has of the world: where names lead, and where addresses lie. This machine's own resolver and network,
-//! unless a suite of attacks brings an internet of its own, in which nothing leaves the machine and everything is seen.
+//! Name resolution and routing, as the door uses them: this machine's resolver and network. Test
+//! suites replace both, so that nothing leaves the machine and everything is visible.
 
 use std::{
     fmt,
@@ -7,13 +7,13 @@ use std::{
     sync::Arc,
 };
 
-/// Addresses of one name that are looked at.
-const MOST_ADDRESSES: usize = 32;
+/// Addresses per name.
+const MAX_ADDRESSES: usize = 32;
 
 type Resolve = dyn Fn(&str) -> Vec<IpAddr> + Send + Sync;
 type Locate = dyn Fn(SocketAddr) -> SocketAddr + Send + Sync;
 
-/// Where names lead, and where addresses lie.
+/// The resolver and the address mapping.
 #[derive(Clone)]
 pub struct Internet {
     resolve: Arc<Resolve>,
@@ -21,9 +21,9 @@ pub struct Internet {
 }
 
 impl Internet {
-    /// Another one: what is asked for a name, and where what is dialled lies instead. What may be dialled is decided
-    /// before, on the address that the name leads to.
-    pub fn dangerously_instead(
+    /// Replaces the resolver, and where connections to an address really go. Whether an address may
+    /// be dialled is decided before, on the resolved address.
+    pub fn dangerously_replace(
         resolve: impl Fn(&str) -> Vec<IpAddr> + Send + Sync + 'static,
         locate: impl Fn(SocketAddr) -> SocketAddr + Send + Sync + 'static,
     ) -> Internet {
@@ -44,7 +44,7 @@ impl Internet {
 
 impl Default for Internet {
     fn default() -> Internet {
-        Internet::dangerously_instead(resolve, |address| address)
+        Internet::dangerously_replace(resolve, |address| address)
     }
 }
 
@@ -54,8 +54,8 @@ impl fmt::Debug for Internet {
     }
 }
 
-/// By this machine's own table, then by its resolver. The dot at the end keeps search domains out: what the rules allow is
-/// this name and no longer one.
+/// Resolves by /etc/hosts, then by the system resolver. The trailing dot keeps search domains out:
+/// the rules allow this name and no longer one.
 fn resolve(name: &str) -> Vec<IpAddr> {
     let own = in_hosts_file(name);
     if !own.is_empty() {
@@ -68,7 +68,7 @@ fn resolve(name: &str) -> Vec<IpAddr> {
         .flatten()
         .map(|address| address.ip().to_canonical())
     {
-        if !addresses.contains(&found) && addresses.len() < MOST_ADDRESSES {
+        if !addresses.contains(&found) && addresses.len() < MAX_ADDRESSES {
             addresses.push(found);
         }
     }
@@ -87,5 +87,5 @@ fn in_hosts_file(name: &str) -> Vec<IpAddr> {
             .any(|word| word.eq_ignore_ascii_case(name))
             .then(|| address.to_canonical())
     };
-    lines.filter_map(named).take(MOST_ADDRESSES).collect()
+    lines.filter_map(named).take(MAX_ADDRESSES).collect()
 }

@@ -1,44 +1,47 @@
-//! The egress door: the web, one named host at a time.
+//! The egress door: access to the web, by rules for named hosts. Serves as an HTTP and SOCKS proxy, as a
+//! transparent proxy, and as a DNS server.
 //!
 //! ```text
 //! listener ─ destination ─ rules ─ resolve ─ check ─ dial ─┬─ tunnel: server name, then bytes
-//!                                                          └─ inspect: request ─ rules ─ credential ─ answer
+//!                                                          └─ inspect: request ─ rules ─ credential ─ response
 //! ```
 //!
-//! What the rules do not allow is not looked up. What was looked up is what is dialled.
+//! Names that the rules do not allow are not resolved. Only resolved and checked addresses are dialled.
 
-mod answer;
-mod authority;
-mod books;
-mod carry;
+mod certificate_authority;
+pub mod client_hello;
 mod credential;
 mod dial;
-mod front;
+pub mod dns;
+pub mod dns_message;
+mod forward;
 pub mod git;
-pub mod hello;
 mod internet;
-mod limits;
-pub mod names;
+mod listener;
+mod log;
 mod policy;
-pub mod question;
+mod prefixed_stream;
 mod requests;
-mod rewound;
+mod responses;
 mod socks;
-mod tunnel;
+mod splice;
+mod traffic_limits;
 
-pub use books::{Learned, Today};
-pub use credential::{Credential, Inject};
-pub(crate) use dial::{Dialler, NoWay};
+pub use credential::{Credential, InjectionMethod};
+pub(crate) use dial::{DialError, Dialer};
 pub use internet::Internet;
+pub use log::{DailyLogUsage, LearnedHost};
 
-use crate::{OpenError, ledger::Whose, line::Crowd, secrets::Secrets, till::Till};
-use authority::Authority;
-use books::Books;
-use credential::Credentials;
-use limits::{Meter, Spent, Way};
-use names::Names;
-use policy::{Passage, Refusal, Rules, Standing};
-use requests::Outside;
+use crate::{
+    OpenError, budget::BudgetManager, connections::ConnectionSet, ledger::RunIdentity,
+    secrets::Secrets,
+};
+use certificate_authority::CertificateAuthority;
+use credential::CredentialSet;
+use dns::FakeAddresses;
+use log::EgressLog;
+use policy::{ActiveRule, Permission, Refusal, RuleSet};
+use requests::UpstreamSettings;
 use spec::{Denial, Destination, EgressGrant, EgressMode, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
@@ -53,68 +56,72 @@ use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
 };
+use traffic_limits::{Direction, LimitExceeded, TrafficMeter};
 
-/// Connections of one run at the same time, if there are descriptors for so many.
-const MOST_CONNECTIONS: usize = 2048;
-/// Of the descriptors that this process may have, one run's connections take up to a quarter: each has two ends.
-const SHARE_OF_DESCRIPTORS: u64 = 8;
-/// Rules that are added while a run goes on.
-const MOST_RULES: usize = 1024;
+/// Concurrent connections per run, if there are enough file descriptors.
+const MAX_CONNECTIONS: usize = 2048;
+/// A run's connections use at most a quarter of the file descriptor limit: each has two ends.
+const DESCRIPTOR_SHARE: u64 = 8;
+/// Rules after additions at run time.
+const MAX_RULES: usize = 1024;
 
-/// What egress doors are opened with.
+/// Configuration of egress doors.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct EgressSettings {
     /// Credentials by name.
     pub credentials: BTreeMap<String, Credential>,
-    /// Certificates that count for servers behind rules that look inside, instead of the system's.
+    /// CA certificates for servers behind inspecting rules, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// Where names lead, and where addresses lie.
+    /// Name resolution and routing.
     pub internet: Internet,
-    /// What tenants had written down today: all doors that are opened with clones of this share it.
-    pub today: Arc<Today>,
+    /// Log lines per tenant today, shared by all doors that are opened with clones of this.
+    pub today: Arc<DailyLogUsage>,
 }
 
 /// The egress door of one run.
 pub struct Egress {
     run: String,
-    rules: Mutex<Arc<Rules>>,
-    /// Told when rules change: what is under way is judged again.
+    rules: Mutex<Arc<RuleSet>>,
+    /// Notified when rules change, so that connections in flight are checked again.
     changed: watch::Sender<()>,
-    /// All that passes, by whatever rule.
-    meter: Meter,
-    books: Books,
-    dialler: Dialler,
-    names: Names,
-    authority: Option<Authority>,
-    credentials: Credentials,
-    outside: Outside,
-    crowd: Arc<Crowd>,
-    connections: Arc<Semaphore>,
+    /// Counts all traffic, whatever the rule.
+    meter: TrafficMeter,
+    log: EgressLog,
+    dialer: Dialer,
+    names: FakeAddresses,
+    authority: Option<CertificateAuthority>,
+    credentials: CredentialSet,
+    upstream: UpstreamSettings,
+    connections: Arc<ConnectionSet>,
+    connection_slots: Arc<Semaphore>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A rule as it stands.
+/// A rule in force.
 #[derive(Clone, Debug)]
 pub struct RuleView {
     /// The rule.
     pub rule: EgressRule,
-    /// It falls then.
+    /// When it expires.
     pub until: Option<Instant>,
 }
 
-/// What came of a door.
+/// Summary of a closed door.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct EgressReport {
+    /// What was refused; duplicates are listed once.
     pub denials: Vec<Denial>,
-    /// Hosts that no rule allows, while learning.
-    pub learned: BTreeMap<Host, Learned>,
+    /// Hosts that no rule allows, in learning mode.
+    pub learned: BTreeMap<Host, LearnedHost>,
     /// Connections and requests that passed.
     pub begun: u64,
+    /// Number of refusals.
     pub denied: u64,
+    /// Bytes sent to servers.
     pub sent: u64,
+    /// Bytes received from servers.
     pub received: u64,
-    /// A limit of bytes or beginnings was hit.
+    /// A traffic or rate limit was hit.
     pub limit_hit: bool,
 }
 
@@ -124,13 +131,13 @@ impl fmt::Debug for Egress {
     }
 }
 
-fn most_connections() -> usize {
+fn max_connections() -> usize {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile)
         .current
         .unwrap_or(u64::MAX);
-    usize::try_from(most / SHARE_OF_DESCRIPTORS)
-        .unwrap_or(MOST_CONNECTIONS)
-        .clamp(16, MOST_CONNECTIONS)
+    usize::try_from(most / DESCRIPTOR_SHARE)
+        .unwrap_or(MAX_CONNECTIONS)
+        .clamp(16, MAX_CONNECTIONS)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -138,58 +145,73 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Egress {
-    /// Opens a door. Credentials that its rules name are looked for now.
-    pub async fn open<'a>(
-        whose: impl Into<Whose<'a>>,
+    /// Checks that the credentials which the rules name are available.
+    pub async fn check_credentials(
         grant: &EgressGrant,
-        settings: &Settings,
+        settings: &EgressSettings,
         secrets: &Secrets,
-        till: impl Into<Till>,
+    ) -> Result<(), OpenError> {
+        CredentialSet::find(&grant.rules, settings, secrets)
+            .await
+            .map(drop)
+    }
+
+    /// Opens a door and resolves the credentials that its rules name.
+    pub async fn open<'a>(
+        identity: impl Into<RunIdentity<'a>>,
+        grant: &EgressGrant,
+        settings: &EgressSettings,
+        secrets: &Secrets,
+        budgets: impl Into<BudgetManager>,
     ) -> Result<Arc<Egress>, OpenError> {
-        let (whose, till) = (whose.into(), till.into());
-        let authority = Authority::for_rules(&grant.rules)?;
-        let credentials = Credentials::find(&grant.rules, settings, secrets).await?;
+        let identity = identity.into();
+        let budgets = budgets.into();
+        let authority = CertificateAuthority::for_rules(&grant.rules)?;
+        let credentials = CredentialSet::find(&grant.rules, settings, secrets).await?;
         Ok(Arc::new(Egress {
-            run: whose.run.to_owned(),
-            rules: Mutex::new(Arc::new(Rules::new(grant))),
+            run: identity.run.to_owned(),
+            rules: Mutex::new(Arc::new(RuleSet::new(grant))),
             changed: watch::Sender::new(()),
-            meter: Meter::new(&grant.limits),
-            books: Books::new(till, whose, settings.today.clone()),
-            dialler: Dialler::new(settings.internet.clone()),
-            names: Names::default(),
+            meter: TrafficMeter::new(&grant.limits),
+            log: EgressLog::new(budgets, identity, settings.today.clone()),
+            dialer: Dialer::new(settings.internet.clone()),
+            names: FakeAddresses::default(),
             authority,
             credentials,
-            outside: Outside::new(settings.ca.clone()),
-            crowd: Arc::default(),
-            connections: Arc::new(Semaphore::new(most_connections())),
+            upstream: UpstreamSettings::new(settings.ca.clone()),
+            connections: Arc::default(),
+            connection_slots: Arc::new(Semaphore::new(max_connections())),
             listeners: Mutex::default(),
         }))
     }
 
-    /// The certificate that programs inside must trust, in PEM form, if a rule looks inside.
+    /// The CA certificate that programs in the sandbox must trust, in PEM form, if a rule inspects
+    /// TLS.
     pub fn certificate(&self) -> Option<&str> {
-        self.authority.as_ref().map(Authority::certificate)
+        self.authority
+            .as_ref()
+            .map(CertificateAuthority::certificate)
     }
 
-    /// Serves programs that know of the door.
+    /// Serves proxy clients (HTTP proxy and SOCKS) at this listener.
     pub fn serve(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
-        self.keep(
-            front::listen(self.clone(), front::Entrance::Proxy, listener)
+        self.add_listener(
+            listener::listen(self.clone(), listener::ListenerKind::Proxy, listener)
                 .map_err(OpenError::Listener)?,
         );
         Ok(())
     }
 
-    /// Serves programs that do not: what they dialled arrives here, redirected by the kernel or not.
-    pub fn serve_passing(
+    /// Serves transparent connections at this listener; `redirected` if nftables redirected them.
+    pub fn serve_transparent(
         self: &Arc<Egress>,
         listener: TcpListener,
         redirected: bool,
     ) -> Result<(), OpenError> {
-        self.keep(
-            front::listen(
+        self.add_listener(
+            listener::listen(
                 self.clone(),
-                front::Entrance::Passing { redirected },
+                listener::ListenerKind::Transparent { redirected },
                 listener,
             )
             .map_err(OpenError::Listener)?,
@@ -197,65 +219,66 @@ impl Egress {
         Ok(())
     }
 
-    /// Answers questions for names with addresses out of this range, which lead here.
-    pub fn serve_names(
+    /// Serves DNS queries with fake addresses from this range.
+    pub fn serve_dns(
         self: &Arc<Egress>,
         socket: UdpSocket,
         range: RangeInclusive<Ipv4Addr>,
     ) -> Result<(), OpenError> {
-        self.keep(names::serve(self.clone(), socket, range).map_err(OpenError::Listener)?);
+        self.add_listener(dns::serve(self.clone(), socket, range).map_err(OpenError::Listener)?);
         Ok(())
     }
 
-    fn keep(&self, task: JoinHandle<()>) {
+    fn add_listener(&self, task: JoinHandle<()>) {
         locked(&self.listeners).push(task);
     }
 
-    /// Adds a rule, until then if that is said. A rule that denies holds for what is under way, too.
-    pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), NoChange> {
+    /// Adds a rule, optionally with an expiry. A rule that denies also ends connections in flight.
+    pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), RuleChangeError> {
         let verdict = if rule.mode == EgressMode::Deny {
             "deny"
         } else {
             "grant"
         };
-        self.books
-            .note_change(verdict, &rule.host, &rule.name)
-            .map_err(|_| NoChange::Record)?;
+        self.log
+            .log_rule_change(verdict, &rule.host, &rule.name)
+            .map_err(|_| RuleChangeError::Record)?;
         self.change(|rules| {
             let now = Instant::now();
             rules
-                .standing
-                .retain(|standing| standing.until.is_none_or(|until| now < until));
-            rules.standing.push(Standing::added(rule, until));
+                .active
+                .retain(|active| active.until.is_none_or(|until| now < until));
+            rules.active.push(ActiveRule::added(rule, until));
         })
     }
 
-    /// Takes away every rule for these hosts that lets something pass, and what was denied while the run went on; how many
-    /// there were. What the run began with as denied stays so.
-    pub fn revoke(&self, host: &HostPattern) -> Result<usize, NoChange> {
-        self.books
-            .note_change("revoke", host, "")
-            .map_err(|_| NoChange::Record)?;
+    /// Removes every allowing rule for these hosts, and denying rules that were added at run time;
+    /// returns their number. Denials that the run started with stay.
+    pub fn revoke(&self, host: &HostPattern) -> Result<usize, RuleChangeError> {
+        self.log
+            .log_rule_change("revoke", host, "")
+            .map_err(|_| RuleChangeError::Record)?;
         let mut count = 0;
         self.change(|rules| {
-            let before = rules.standing.len();
-            let stays =
-                |standing: &Standing| standing.rule.mode == EgressMode::Deny && !standing.is_added;
+            let before = rules.active.len();
+            let stays = |active: &ActiveRule| {
+                active.rule.mode == EgressMode::Deny && !active.added_at_runtime
+            };
             rules
-                .standing
-                .retain(|standing| standing.rule.host != *host || stays(standing));
-            count = before - rules.standing.len();
+                .active
+                .retain(|active| active.rule.host != *host || stays(active));
+            count = before - rules.active.len();
         })?;
         Ok(count)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Rules)) -> Result<(), NoChange> {
+    fn change(&self, change: impl FnOnce(&mut RuleSet)) -> Result<(), RuleChangeError> {
         {
             let mut current = locked(&self.rules);
-            let mut rules = Rules::clone(&current);
+            let mut rules = RuleSet::clone(&current);
             change(&mut rules);
-            if rules.standing.len() > MOST_RULES.max(current.standing.len()) {
-                return Err(NoChange::TooMany);
+            if rules.active.len() > MAX_RULES.max(current.active.len()) {
+                return Err(RuleChangeError::TooMany);
             }
             *current = Arc::new(rules);
         }
@@ -263,72 +286,78 @@ impl Egress {
         Ok(())
     }
 
-    /// The rules as they stand.
+    /// The rules in force.
     pub fn rules(&self) -> Vec<RuleView> {
-        let (rules, now) = (locked(&self.rules).clone(), Instant::now());
-        let stands = |standing: &&Arc<Standing>| standing.until.is_none_or(|until| now < until);
-        let view = |standing: &Arc<Standing>| RuleView {
-            rule: standing.rule.clone(),
-            until: standing.until,
+        let rules = locked(&self.rules).clone();
+        let now = Instant::now();
+        let is_active = |active: &&Arc<ActiveRule>| active.until.is_none_or(|until| now < until);
+        let view = |active: &Arc<ActiveRule>| RuleView {
+            rule: active.rule.clone(),
+            until: active.until,
         };
-        rules.standing.iter().filter(stands).map(view).collect()
+        rules.active.iter().filter(is_active).map(view).collect()
     }
 
-    /// What the rules say of a destination.
-    fn judge(&self, to: &Destination) -> Result<Passage, Refusal> {
+    /// Evaluates the rules for a destination.
+    fn evaluate(&self, to: &Destination) -> Result<Permission, Refusal> {
         let rules = locked(&self.rules).clone();
-        rules.judge(to, Instant::now())
+        rules.evaluate(to, Instant::now())
     }
 
-    /// What they say of a host whose address is asked for.
-    fn may_ask(&self, host: &Host) -> Result<Passage, Refusal> {
+    /// Evaluates the rules for a name lookup.
+    fn evaluate_lookup(&self, host: &Host) -> Result<Permission, Refusal> {
         let rules = locked(&self.rules).clone();
-        rules.judge_host(host, Instant::now())
+        rules.evaluate_host(host, Instant::now())
     }
 
-    /// Whether some names are treated otherwise than bare addresses.
+    /// Whether some names are treated differently from bare addresses.
     fn has_rules_by_name(&self) -> bool {
         let rules = locked(&self.rules).clone();
         let differs = |rule: &EgressRule| rule.mode == EgressMode::Deny || rule.looks_inside();
-        rules
-            .standing
-            .iter()
-            .any(|standing| differs(&standing.rule))
+        rules.active.iter().any(|active| differs(&active.rule))
     }
 
-    /// One more connection or request by these rules, if limits allow it.
-    fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
-        self.books
+    /// Counts one more connection or request, if the limits allow it.
+    fn begin(&self, active: &ActiveRule) -> Result<(), Refusal> {
+        self.log
             .has_room()
-            .inspect_err(|_| self.books.note_limit())?;
-        let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
+            .inspect_err(|_| self.log.mark_limit_hit())?;
+        let begun = self
+            .meter
+            .begin()
+            .map_err(|exceeded| ("egress_limits", exceeded));
         let begun = begun.and_then(|()| {
-            standing
+            active
                 .meter
                 .begin()
-                .map_err(|spent| (&*standing.rule.name, spent))
+                .map_err(|exceeded| (&*active.rule.name, exceeded))
         });
-        begun.map_err(|(rule, spent)| self.spent(rule, spent))
+        begun.map_err(|(rule, exceeded)| self.exceeded(rule, exceeded))
     }
 
-    /// Bytes that are about to pass; whether they may.
-    fn count(&self, standing: &Standing, way: Way, bytes: usize) -> Result<(), Refusal> {
+    /// Counts bytes that are about to pass; an error if they exceed a limit.
+    fn count(
+        &self,
+        active: &ActiveRule,
+        direction: Direction,
+        bytes: usize,
+    ) -> Result<(), Refusal> {
         let whole = self
             .meter
-            .count(way, bytes)
-            .map_err(|spent| ("egress_limits", spent));
-        let own = standing
+            .count(direction, bytes)
+            .map_err(|exceeded| ("egress_limits", exceeded));
+        let own = active
             .meter
-            .count(way, bytes)
-            .map_err(|spent| (&*standing.rule.name, spent));
+            .count(direction, bytes)
+            .map_err(|exceeded| (&*active.rule.name, exceeded));
         whole
             .and(own)
-            .map_err(|(rule, spent)| self.spent(rule, spent))
+            .map_err(|(rule, exceeded)| self.exceeded(rule, exceeded))
     }
 
-    fn spent(&self, rule: &str, spent: Spent) -> Refusal {
-        self.books.note_limit();
-        let name = spent.name();
+    fn exceeded(&self, rule: &str, exceeded: LimitExceeded) -> Refusal {
+        self.log.mark_limit_hit();
+        let name = exceeded.name();
         Refusal::new(
             rule,
             format!("the limit `{name}` is spent"),
@@ -336,33 +365,33 @@ impl Egress {
         )
     }
 
-    /// Ends it. When this returns, no further byte reaches anybody who called.
+    /// Closes the door. When this returns, no further byte reaches a client.
     pub async fn close(&self) -> EgressReport {
         for listener in locked(&self.listeners).drain(..) {
             listener.abort();
         }
-        self.crowd.end().await;
-        self.books.close();
+        self.connections.end().await;
+        self.log.close();
         let (begun, sent, received) = self.meter.totals();
         EgressReport {
-            denials: self.books.take_denials(),
-            learned: self.books.learned(),
+            denials: self.log.take_denials(),
+            learned: self.log.learned(),
             begun,
-            denied: self.books.denied(),
+            denied: self.log.denied(),
             sent,
             received,
-            limit_hit: self.books.limit_hit(),
+            limit_hit: self.log.limit_hit(),
         }
     }
 }
 
-/// Why the rules stay as they are.
+/// Why a rule change is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoChange {
-    /// There are as many as there may be.
-    #[error("there are {MOST_RULES} rules already")]
+pub enum RuleChangeError {
+    /// The maximum number of rules is reached.
+    #[error("there are {MAX_RULES} rules already")]
     TooMany,
-    /// It cannot be written down.
+    /// The change cannot be logged.
     #[error("the change cannot be written down")]
     Record,
 }

@@ -1,105 +1,97 @@
-//! What the rules say of a destination. Pure: nothing is looked up, and nothing is dialled.
-//!
-//! A rule that denies wins. Of the others the one that names the host most closely counts; at equal closeness one that
-//! looks inside comes before one that does not.
+//! Policy evaluation: what the rules say about a destination. Pure: nothing is resolved or dialled.
+//! A denying rule wins. Among the others the one whose host pattern is the most specific counts; of
+//! equally specific ones, an inspecting rule comes first.
 
-use super::limits::Meter;
+use super::traffic_limits::TrafficMeter;
 use spec::{Destination, EgressGrant, EgressMode, EgressRule, Host, HostPattern, Ports, address};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
-/// A rule that stands, with what passed by it.
+/// A rule in force with its traffic counters.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct ActiveRule {
     pub(crate) rule: EgressRule,
-    /// It falls then.
+    /// When it expires.
     pub(crate) until: Option<Instant>,
-    /// It came while the run went on.
-    pub(crate) is_added: bool,
-    pub(crate) meter: Meter,
+    /// It was added at run time.
+    pub(crate) added_at_runtime: bool,
+    pub(crate) meter: TrafficMeter,
 }
 
 /// All rules of a door.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rules {
-    pub(crate) standing: Vec<Arc<Standing>>,
+pub(crate) struct RuleSet {
+    pub(crate) active: Vec<Arc<ActiveRule>>,
     within: Vec<Vec<HostPattern>>,
     learn: bool,
 }
 
-/// Why something does not pass.
+/// Why something is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// The rule that says so, or what stands in for one.
+    /// The rule that refuses it, or a placeholder.
     pub(crate) rule: String,
-    /// In words.
+    /// The reason, for people.
     pub(crate) reason: String,
     /// What would allow it, or `nothing`.
     pub(crate) allow_with: String,
 }
 
-/// Something may pass.
+/// The rules that allow something.
 #[derive(Clone, Debug)]
-pub(crate) struct Passage {
-    /// By these rules: one that does not look inside, or all that do.
-    pub(crate) rules: Vec<Arc<Standing>>,
-    /// No rule allows it; it passes to be written down.
+pub(crate) struct Permission {
+    /// Either one rule that does not inspect, or all matching ones that do.
+    pub(crate) rules: Vec<Arc<ActiveRule>>,
+    /// No rule allows it; learning mode lets it pass and logs it.
     pub(crate) learned: bool,
 }
 
-impl Standing {
-    pub(crate) fn new(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
-        let meter = Meter::new(&rule.limits);
-        Arc::new(Standing {
+impl ActiveRule {
+    pub(crate) fn new(rule: EgressRule, until: Option<Instant>) -> Arc<ActiveRule> {
+        let meter = TrafficMeter::new(&rule.limits);
+        Arc::new(ActiveRule {
             rule,
             until,
-            is_added: false,
+            added_at_runtime: false,
             meter,
         })
     }
 
-    /// One that came while the run went on.
-    pub(crate) fn added(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
-        let meter = Meter::new(&rule.limits);
-        Arc::new(Standing {
+    /// A rule that was added at run time.
+    pub(crate) fn added(rule: EgressRule, until: Option<Instant>) -> Arc<ActiveRule> {
+        let meter = TrafficMeter::new(&rule.limits);
+        Arc::new(ActiveRule {
             rule,
             until,
-            is_added: true,
+            added_at_runtime: true,
             meter,
         })
     }
 
-    fn stands(&self, now: Instant) -> bool {
+    fn is_active(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
     }
 }
 
-impl Passage {
-    /// Whether requests must be looked at.
+impl Permission {
+    /// Whether requests must be inspected.
     pub(crate) fn looks_inside(&self) -> bool {
-        self.rules
-            .iter()
-            .any(|standing| standing.rule.looks_inside())
+        self.rules.iter().any(|active| active.rule.looks_inside())
     }
 
-    /// The one that is named where one is.
-    pub(crate) fn first(&self) -> &Arc<Standing> {
-        // There is one at least: see `judge`.
+    /// The rule that is named in logs.
+    pub(crate) fn first(&self) -> &Arc<ActiveRule> {
+        // Never empty: see `evaluate`.
         &self.rules[0]
     }
 
-    /// Whether the host may be one of the operator's own network.
-    pub(crate) fn may_be_private(&self) -> bool {
-        self.rules
-            .iter()
-            .all(|standing| standing.rule.allow_private)
+    /// Whether private addresses are allowed.
+    pub(crate) fn allows_private(&self) -> bool {
+        self.rules.iter().all(|active| active.rule.allow_private)
     }
 
-    /// When the first of its rules falls.
+    /// When the first of its rules expires.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.rules
-            .iter()
-            .filter_map(|standing| standing.until)
-            .min()
+        self.rules.iter().filter_map(|active| active.until).min()
     }
 }
 
@@ -117,26 +109,26 @@ impl Refusal {
     }
 }
 
-impl Rules {
-    pub(crate) fn new(grant: &EgressGrant) -> Rules {
-        let standing = grant
+impl RuleSet {
+    pub(crate) fn new(grant: &EgressGrant) -> RuleSet {
+        let active = grant
             .rules
             .iter()
-            .map(|rule| Standing::new(rule.clone(), None))
+            .map(|rule| ActiveRule::new(rule.clone(), None))
             .collect();
-        Rules {
-            standing,
+        RuleSet {
+            active,
             within: grant.within.clone(),
             learn: grant.learn,
         }
     }
 
-    /// What they say of a destination now.
-    pub(crate) fn judge(&self, to: &Destination, now: Instant) -> Result<Passage, Refusal> {
+    /// Evaluates the rules for a destination.
+    pub(crate) fn evaluate(&self, to: &Destination, now: Instant) -> Result<Permission, Refusal> {
         refuse_metadata(&to.host)?;
-        let standing = || self.standing.iter().filter(|standing| standing.stands(now));
-        let about = || standing().filter(|standing| standing.rule.is_about(to));
-        if let Some(denied) = about().find(|standing| standing.rule.mode == EgressMode::Deny) {
+        let active = || self.active.iter().filter(|active| active.is_active(now));
+        let matching = || active().filter(|active| active.rule.is_about(to));
+        if let Some(denied) = matching().find(|active| active.rule.mode == EgressMode::Deny) {
             let name = &denied.rule.name;
             return Err(Refusal::new(
                 name,
@@ -144,45 +136,48 @@ impl Rules {
                 "nothing",
             ));
         }
-        let passage = match passage(about()) {
-            Some(passage) => passage,
-            None if self.learn => Passage {
+        let permission = match closest_rules(matching()) {
+            Some(permission) => permission,
+            None if self.learn => Permission {
                 rules: vec![learned(&to.host)],
                 learned: true,
             },
-            None => return Err(no_rule(to, standing())),
+            None => return Err(no_rule(to, active())),
         };
         if let Host::Address(ip) = to.host
             && !address::is_public(ip)
-            && !passage.may_be_private()
+            && !permission.allows_private()
         {
             return Err(private(&to.host.to_string()));
         }
         let is_within =
             |list: &Vec<HostPattern>| list.iter().any(|pattern| pattern.matches(&to.host));
-        match self.within.iter().all(is_within) {
-            true => Ok(passage),
-            false => Err(Refusal::new(
+        if self.within.iter().all(is_within) {
+            Ok(permission)
+        } else {
+            Err(Refusal::new(
                 "allow_hosts",
                 format!(
                     "{} is not among the hosts that the configuration or airlock.toml limits this run to",
                     to.host
                 ),
                 "allow_hosts in the configuration",
-            )),
+            ))
         }
     }
 }
 
-/// Stands for the ports that no rule names.
+/// What allows access to private addresses.
+const ALLOW_PRIVATE: &str = "a rule with allow_private = true in the configuration";
+/// Stands for all ports that no rule names.
 const SOME_PORT: u16 = 1;
 
-impl Rules {
-    /// What they say of a host whose address is asked for, before anybody says which port is wanted: one that may be
-    /// reached is enough.
-    pub(crate) fn judge_host(&self, host: &Host, now: Instant) -> Result<Passage, Refusal> {
-        let judge = |port| {
-            self.judge(
+impl RuleSet {
+    /// Evaluates the rules for a name lookup, where the port is not known yet: one allowed port is
+    /// enough.
+    pub(crate) fn evaluate_host(&self, host: &Host, now: Instant) -> Result<Permission, Refusal> {
+        let evaluate = |port| {
+            self.evaluate(
                 &Destination {
                     host: host.clone(),
                     port,
@@ -190,60 +185,65 @@ impl Rules {
                 now,
             )
         };
-        let about = self
-            .standing
+        let matching = self
+            .active
             .iter()
-            .filter(|standing| standing.rule.host.matches(host));
+            .filter(|active| active.rule.host.matches(host));
         let mut ports: BTreeSet<u16> = [443, SOME_PORT].into();
-        for standing in about {
-            match &standing.rule.ports {
+        for active in matching {
+            match &active.rule.ports {
                 Ports::Any => {}
                 Ports::These(these) => ports.extend(these),
             }
         }
-        let allowed = ports.into_iter().filter_map(|port| judge(port).ok());
-        match allowed.max_by_key(Passage::may_be_private) {
-            Some(passage) => Ok(passage),
-            None => judge(443),
+        let allowed = ports.into_iter().filter_map(|port| evaluate(port).ok());
+        match allowed.max_by_key(Permission::allows_private) {
+            Some(permission) => Ok(permission),
+            None => evaluate(443),
         }
     }
 }
 
-/// Those that name it most closely.
-fn passage<'a>(about: impl Iterator<Item = &'a Arc<Standing>>) -> Option<Passage> {
-    let mut rules: Vec<Arc<Standing>> = Vec::new();
-    let rank = |standing: &Standing| (standing.rule.host.precision(), standing.rule.looks_inside());
-    for standing in about {
-        match rules.first().map(|best| rank(standing).cmp(&rank(best))) {
-            None | Some(std::cmp::Ordering::Greater) => rules = vec![standing.clone()],
-            Some(std::cmp::Ordering::Equal) => rules.push(standing.clone()),
+/// The most specific of the matching rules.
+fn closest_rules<'a>(matching: impl Iterator<Item = &'a Arc<ActiveRule>>) -> Option<Permission> {
+    let mut rules: Vec<Arc<ActiveRule>> = Vec::new();
+    let rank = |active: &ActiveRule| (active.rule.host.precision(), active.rule.looks_inside());
+    for active in matching {
+        match rules.first().map(|best| rank(active).cmp(&rank(best))) {
+            None | Some(std::cmp::Ordering::Greater) => rules = vec![active.clone()],
+            Some(std::cmp::Ordering::Equal) => rules.push(active.clone()),
             Some(std::cmp::Ordering::Less) => {}
         }
     }
     if !rules.first()?.rule.looks_inside() {
         rules.truncate(1);
     }
-    Some(Passage {
+    Some(Permission {
         rules,
         learned: false,
     })
 }
 
-fn learned(host: &Host) -> Arc<Standing> {
-    Standing::new(
+fn learned(host: &Host) -> Arc<ActiveRule> {
+    ActiveRule::new(
         EgressRule::tunnel("--learn", HostPattern::Exactly(host.clone()), Ports::Any),
         None,
     )
 }
 
-fn no_rule<'a>(to: &Destination, mut standing: impl Iterator<Item = &'a Arc<Standing>>) -> Refusal {
-    let option = match spec::WEB_PORTS.contains(&to.port) {
-        true => format!("--allow-host {}", to.host),
-        false => format!("--allow-host {to}"),
+fn no_rule<'a>(to: &Destination, mut active: impl Iterator<Item = &'a Arc<ActiveRule>>) -> Refusal {
+    let is_private = matches!(to.host, Host::Address(ip) if !address::is_public(ip));
+    // By name it would be refused as private in any case.
+    let option = if is_private {
+        format!("a rule for {to} with allow_private = true in the configuration")
+    } else if spec::WEB_PORTS.contains(&to.port) {
+        format!("--allow-host {}", to.host)
+    } else {
+        format!("--allow-host {to}")
     };
-    match standing.find(|standing| {
-        standing.rule.host.matches(&to.host) && standing.rule.mode != EgressMode::Deny
-    }) {
+    match active
+        .find(|active| active.rule.host.matches(&to.host) && active.rule.mode != EgressMode::Deny)
+    {
         Some(other) => Refusal::new(
             &other.rule.name,
             format!(
@@ -256,28 +256,29 @@ fn no_rule<'a>(to: &Destination, mut standing: impl Iterator<Item = &'a Arc<Stan
     }
 }
 
-/// Whoever gives credentials to everybody on this machine is nobody's destination.
+/// Cloud metadata services hand out credentials to every local caller: always refused.
 fn refuse_metadata(host: &Host) -> Result<(), Refusal> {
     let is_metadata = match host {
         Host::Name(name) => address::is_metadata_name(name),
         Host::Address(ip) => address::is_metadata(*ip),
     };
-    match is_metadata {
-        true => Err(Refusal::new(
+    if is_metadata {
+        Err(Refusal::new(
             "metadata",
             format!("{host} is, or may be, a metadata service"),
             "nothing",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// An address that is not public, of a host that may not have one.
+/// Refusal of a non-public address.
 pub(crate) fn private(host: &str) -> Refusal {
     Refusal::new(
         "private",
         format!("{host} is at a private, loopback, link-local or reserved address"),
-        "a rule with allow_private = true in the configuration",
+        ALLOW_PRIVATE,
     )
 }
 
@@ -286,7 +287,23 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn rules(rules: &[(&str, EgressMode)]) -> Rules {
+    #[test]
+    fn what_is_private_is_not_said_to_be_allowed_by_an_option() {
+        let rules = rules(&[("localhost:8123", EgressMode::Tunnel)]);
+        let allow_with = |host: &str, port| {
+            let host = host.parse().unwrap();
+            let judged = rules.evaluate(&Destination { host, port }, Instant::now());
+            judged.unwrap_err().allow_with
+        };
+        for private in ["127.0.0.1", "10.0.0.1", "::1"] {
+            let words = allow_with(private, 8123);
+            assert!(words.contains("with allow_private = true"), "{words}");
+        }
+        assert_eq!(allow_with("9.9.9.9", 443), "--allow-host 9.9.9.9");
+        assert_eq!(allow_with("a.com", 8123), "--allow-host a.com:8123");
+    }
+
+    fn rules(rules: &[(&str, EgressMode)]) -> RuleSet {
         let rule = |(text, mode): &(&str, EgressMode)| {
             let (host, ports) = spec::host_and_ports(text).unwrap();
             EgressRule {
@@ -294,7 +311,7 @@ mod tests {
                 ..EgressRule::tunnel(*text, host, ports)
             }
         };
-        Rules::new(&EgressGrant {
+        RuleSet::new(&EgressGrant {
             rules: rules.iter().map(rule).collect(),
             ..EgressGrant::default()
         })
@@ -308,14 +325,14 @@ mod tests {
         }
     }
 
-    fn judged(rules: &Rules, to: &str) -> Result<Vec<String>, String> {
-        let passage = rules
-            .judge(&to.parse().unwrap(), Instant::now())
+    fn judged(rules: &RuleSet, to: &str) -> Result<Vec<String>, String> {
+        let permission = rules
+            .evaluate(&to.parse().unwrap(), Instant::now())
             .map_err(|refusal| refusal.rule)?;
-        Ok(passage
+        Ok(permission
             .rules
             .iter()
-            .map(|standing| standing.rule.name.clone())
+            .map(|active| active.rule.name.clone())
             .collect())
     }
 
@@ -386,8 +403,8 @@ mod tests {
             ("c.com:22", Deny),
         ]);
         let any_port = EgressRule::tunnel("b.com", "b.com".parse().unwrap(), Ports::Any);
-        rules.standing.push(Standing::new(any_port, None));
-        let judged = |host: &str| rules.judge_host(&host.parse().unwrap(), Instant::now());
+        rules.active.push(ActiveRule::new(any_port, None));
+        let judged = |host: &str| rules.evaluate_host(&host.parse().unwrap(), Instant::now());
         assert!(judged("a.com").is_ok() && judged("b.com").is_ok());
         assert_eq!(judged("c.com").unwrap_err().rule, "c.com");
         assert_eq!(
@@ -402,15 +419,15 @@ mod tests {
 
     #[test]
     fn a_grant_falls_when_its_time_is_over() {
-        let mut rules = Rules::default();
+        let mut rules = RuleSet::default();
         let rule = EgressRule::from_option("a.com").unwrap();
         let now = Instant::now();
         rules
-            .standing
-            .push(Standing::new(rule, Some(now + Duration::from_secs(60))));
+            .active
+            .push(ActiveRule::new(rule, Some(now + Duration::from_secs(60))));
         let to = "a.com:443".parse().unwrap();
-        assert!(rules.judge(&to, now).is_ok());
-        assert!(rules.judge(&to, now + Duration::from_secs(61)).is_err());
+        assert!(rules.evaluate(&to, now).is_ok());
+        assert!(rules.evaluate(&to, now + Duration::from_secs(61)).is_err());
     }
 
     #[test]
@@ -421,7 +438,7 @@ mod tests {
             learn: true,
             ..EgressGrant::default()
         };
-        let rules = Rules::new(&grant);
+        let rules = RuleSet::new(&grant);
         assert!(
             judged(&rules, "x.a.com:443").is_ok()
                 && judged(&rules, "z.com:443").unwrap() == ["--learn"]

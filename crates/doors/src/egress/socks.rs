@@ -1,4 +1,4 @@
-//! SOCKS 5 without authentication, for programs that speak nothing else: only CONNECT.
+//! SOCKS 5 server without authentication, for programs that speak nothing else: only CONNECT.
 //!
 //! ```text
 //! client: 5 COUNT METHODS ─       ─ 5 1 0 KIND HOST PORT ─        ─ bytes of the connection
@@ -7,8 +7,8 @@
 
 use super::{
     Egress,
-    carry::{self, Opened},
-    dial::NoWay,
+    dial::DialError,
+    forward::{self, ForwardTarget},
     policy::Refusal,
 };
 use bytes::Bytes;
@@ -23,16 +23,16 @@ use tokio::{
     net::TcpStream,
 };
 
-/// The first byte of a client.
+/// First byte of a SOCKS 5 client.
 pub(crate) const VERSION: u8 = 5;
 
 const WITHOUT_PASSWORD: u8 = 0;
 const NO_METHOD: u8 = 0xff;
 const CONNECT: u8 = 1;
 
-/// What a client is told of its request.
+/// Reply codes of SOCKS 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reply {
+enum SocksReply {
     Succeeded = 0,
     Failure = 1,
     NotAllowed = 2,
@@ -41,46 +41,46 @@ enum Reply {
     NoSuchKind = 8,
 }
 
-/// What a client asks for.
-enum Asked {
+/// A parsed SOCKS request.
+enum SocksRequest {
     Connect(Destination),
-    /// Something that is not done.
-    Not(Reply),
-    /// A host that is none.
-    Nowhere(Refusal),
+    /// A command or address type that is not supported.
+    Unsupported(SocksReply),
+    /// An invalid host name.
+    InvalidHost(Refusal),
 }
 
-/// From the first byte until the connection is the client's. What comes behind the request is left where it is.
-pub(crate) async fn greet(
+/// Performs the handshake. Bytes after the request are left in the socket.
+pub(crate) async fn handshake(
     egress: &Arc<Egress>,
     mut stream: TcpStream,
-) -> Option<(TcpStream, Bytes, Opened)> {
-    // Who breaks off has nobody to be told why.
-    if !agree(&mut stream).await.ok()? {
+) -> Option<(TcpStream, Bytes, ForwardTarget)> {
+    // A client that disconnects needs no reply.
+    if !negotiate_method(&mut stream).await.ok()? {
         return None;
     }
-    let (reply, opened) = match request(egress, &mut stream).await.ok()? {
-        Asked::Connect(to) => match carry::open(egress, "SOCKS", to).await {
-            Ok(opened) => (Reply::Succeeded, Some(opened)),
-            Err(NoWay::Refused(_)) => (Reply::NotAllowed, None),
-            Err(NoWay::Failed(_)) => (Reply::HostUnreachable, None),
+    let (reply, target) = match request(egress, &mut stream).await.ok()? {
+        SocksRequest::Connect(to) => match forward::open(egress, "SOCKS", to).await {
+            Ok(target) => (SocksReply::Succeeded, Some(target)),
+            Err(DialError::Refused(_)) => (SocksReply::NotAllowed, None),
+            Err(DialError::Failed(_)) => (SocksReply::HostUnreachable, None),
         },
-        Asked::Not(reply) => (reply, None),
-        Asked::Nowhere(refusal) => {
-            egress.books.refused("SOCKS", &refusal.reason, &refusal);
-            (Reply::NotAllowed, None)
+        SocksRequest::Unsupported(reply) => (reply, None),
+        SocksRequest::InvalidHost(refusal) => {
+            egress.log.refused("SOCKS", &refusal.reason, &refusal);
+            (SocksReply::NotAllowed, None)
         }
     };
-    // From which address we dial is nobody's business inside.
+    // The bound address is not revealed to the sandbox.
     stream
         .write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0])
         .await
         .ok()?;
-    opened.map(|opened| (stream, Bytes::new(), opened))
+    target.map(|target| (stream, Bytes::new(), target))
 }
 
-/// Agrees on a method, if the client has the one that we have.
-async fn agree(stream: &mut TcpStream) -> io::Result<bool> {
+/// Negotiates the authentication method: only "none" is offered.
+async fn negotiate_method(stream: &mut TcpStream) -> io::Result<bool> {
     let [version, count] = read(stream).await?;
     let mut methods = [0; 255];
     let methods = &mut methods[..usize::from(count)];
@@ -91,24 +91,24 @@ async fn agree(stream: &mut TcpStream) -> io::Result<bool> {
     Ok(agreed)
 }
 
-/// Reads the request, and not one byte more.
-async fn request(egress: &Egress, stream: &mut TcpStream) -> io::Result<Asked> {
+/// Reads the request and not one byte more.
+async fn request(egress: &Egress, stream: &mut TcpStream) -> io::Result<SocksRequest> {
     let [version, command, _, kind] = read(stream).await?;
     if version != VERSION {
-        return Ok(Asked::Not(Reply::Failure));
+        return Ok(SocksRequest::Unsupported(SocksReply::Failure));
     }
     let host = match kind {
         1 => Ok(egress.host_at(Ipv4Addr::from(read::<4>(stream).await?).into())),
         4 => Ok(egress.host_at(Ipv6Addr::from(read::<16>(stream).await?).into())),
         3 => name(stream).await?,
-        _ => return Ok(Asked::Not(Reply::NoSuchKind)),
+        _ => return Ok(SocksRequest::Unsupported(SocksReply::NoSuchKind)),
     };
     let port = u16::from_be_bytes(read(stream).await?);
     Ok(match (command, host) {
-        (CONNECT, Ok(_)) if port == 0 => Asked::Not(Reply::Failure),
-        (CONNECT, Ok(host)) => Asked::Connect(Destination { host, port }),
-        (CONNECT, Err(refusal)) => Asked::Nowhere(refusal),
-        _ => Asked::Not(Reply::NoSuchCommand),
+        (CONNECT, Ok(_)) if port == 0 => SocksRequest::Unsupported(SocksReply::Failure),
+        (CONNECT, Ok(host)) => SocksRequest::Connect(Destination { host, port }),
+        (CONNECT, Err(refusal)) => SocksRequest::InvalidHost(refusal),
+        _ => SocksRequest::Unsupported(SocksReply::NoSuchCommand),
     })
 }
 
@@ -117,7 +117,7 @@ async fn name(stream: &mut TcpStream) -> io::Result<Result<Host, Refusal>> {
     let mut name = [0; 255];
     let name = &mut name[..usize::from(length)];
     stream.read_exact(name).await?;
-    // What is not UTF-8 is no host either way; this shows where.
+    // Invalid UTF-8 is no host name either way; lossy decoding shows where.
     let host = String::from_utf8_lossy(name).parse::<Host>();
     Ok(host.map_err(|bad| Refusal::new("host", bad.to_string(), "nothing")))
 }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::egress::names::tests::Door;
+use crate::egress::dns::tests::Door;
 use spec::{EgressRule, HostPattern, Ports};
 use std::net::SocketAddr;
 
-/// A server that repeats the first bytes, whole; its port.
+/// An echo server for the first bytes; returns its port.
 async fn repeater() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -18,7 +18,7 @@ async fn repeater() -> u16 {
     port
 }
 
-/// A door that lets bytes pass to this port of this machine, and where it is.
+/// A door with a tunnel rule for this local port, and its address.
 async fn door(test: &str, port: u16) -> (Door, SocketAddr) {
     let rule = |host: &str| {
         let host = HostPattern::Exactly(host.parse().unwrap());
@@ -53,7 +53,7 @@ async fn greeted(door: SocketAddr) -> TcpStream {
     client
 }
 
-/// The code that a request is answered with, and the connection.
+/// The reply code of a request, and the connection.
 async fn asked(door: SocketAddr, request: &[u8]) -> (u8, TcpStream) {
     let mut client = greeted(door).await;
     client.write_all(request).await.unwrap();

@@ -1,27 +1,29 @@
-//! The ledger: what was reserved and what was spent, written before the first byte goes out. One file a segment, one
-//! owner a segment, one JSON object a line, each bound to the one before by its hash.
+//! The ledger: a write-ahead log of reservations and settlements, written before the first byte of a call
+//! is sent. Each segment has one owner; each file has one JSON object per line, chained by hashes.
 //!
 //! ```text
-//! open ─▶ reserve ─▶ settle     a reservation that nobody settled counts in full: its owner died,
-//!           │                    and whoever takes the segment over settles it as `lost`
+//! open ─▶ reserve ─▶ settle     a reservation without settlement counts in full: its owner died,
+//!           │                    and the next owner of the segment settles it as `lost`
 //!           └──────▶ settle
 //! ```
 
-mod days;
-mod line;
+mod daily_segments;
 mod reader;
-mod recover;
+mod record;
+mod recovery;
 
-pub use days::{OWNER, is_of_day, of_day, past, tells_of};
+pub use daily_segments::{
+    OWNER_SEGMENT, daily_segment, is_daily_segment, may_hold_usage_of, recover_past_usage,
+};
 pub use journal::{Durability, Fault, Head, Problem};
-pub use line::{Kind, Row};
-pub use reader::Reader;
-pub use recover::{
-    Found, Past, Recovered, Retirable, Segments, believe, recover, remove_retired, retirable,
-    segments, set_aside, verify,
+pub use reader::LedgerReader;
+pub use record::{LedgerRecord, RecordKind};
+pub use recovery::{
+    PastUsage, RecoveredUsage, RecoveryReport, RetirableSegment, Segments, lock_if_retirable,
+    recover, remove_retired, segments, set_aside, verify, verify_segment,
 };
 
-use crate::usage::{Source, Usage};
+use crate::usage::{TokenUsage, UsageSource};
 use journal::{Folder, LARGEST, Line, Syncer, Writer};
 use spec::{Day, Money};
 use std::{
@@ -35,67 +37,87 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What messages call it.
-const CALLED: &str = "ledger";
-/// What was settled is written within this time.
-const LONGEST_WAIT: Duration = Duration::from_millis(5);
-/// A sweep may look at our segment while we take it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The journal's name in messages.
+const JOURNAL_NAME: &str = "ledger";
+/// Settlements are written within this time.
+const MAX_SETTLE_DELAY: Duration = Duration::from_millis(5);
+/// A sweep may hold the lock of our segment for a moment.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who is calling, and what.
+/// Who calls which model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Call {
+pub struct ModelCall {
+    /// The run.
     pub run: String,
+    /// The session.
     pub session: String,
+    /// The tenant; may be empty.
     pub tenant: String,
+    /// `llm` or `inference`.
     pub door: String,
+    /// Name of the provider.
     pub provider: String,
+    /// The provider's name for the model.
     pub model: String,
+    /// The API operation.
     pub operation: String,
-    /// 1 for the first try.
+    /// 1 for the first attempt.
     pub attempt: u32,
+    /// Version of the price book.
     pub price_book: String,
 }
 
-/// Whose run something is written down of.
+/// The run that a record is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Whose<'a> {
+pub struct RunIdentity<'a> {
+    /// The run.
     pub run: &'a str,
-    /// Empty for a run that is nobody's but this machine's.
+    /// Empty for a run without a tenant.
     pub tenant: &'a str,
 }
 
-impl<'a> From<&'a str> for Whose<'a> {
-    fn from(run: &'a str) -> Whose<'a> {
-        Whose { run, tenant: "" }
+impl<'a> From<&'a str> for RunIdentity<'a> {
+    fn from(run: &'a str) -> RunIdentity<'a> {
+        RunIdentity { run, tenant: "" }
     }
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Outcome {
-    pub usage: Usage,
-    pub source: Source,
+pub struct CallOutcome {
+    /// Token usage.
+    pub usage: TokenUsage,
+    /// How the usage is known.
+    pub source: UsageSource,
+    /// The charge.
     pub money: Money,
-    /// What of it went beyond the reservation.
+    /// The part of the cost beyond the reservation.
     pub overrun: Money,
-    /// The provider's status; 0 if there was none.
+    /// The provider's HTTP status; 0 if there was no response.
     pub status: u16,
-    /// `complete`, `cut`, `client_gone`, `upstream_failed`, `revoked`, …
+    /// `complete`, `cut`, `overrun`, `client_gone`, `upstream_failed`, `revoked`, …
     pub ending: String,
+    /// From the request to the end of the response.
     pub duration_ms: u64,
 }
 
-impl Outcome {
-    /// Nothing is known of the call but that it was paid for.
-    pub fn unknown(money: Money, ending: &str) -> Outcome {
-        Outcome {
-            usage: Usage::default(),
-            source: Source::Reserved,
+impl CallOutcome {
+    /// Clamps to the maximum per call, so that ledger and database show the same numbers.
+    #[must_use]
+    pub(crate) fn within_bounds(self) -> CallOutcome {
+        CallOutcome {
+            usage: self.usage.within(spec::MOST_TOKENS_OF_CALL),
+            money: self.money.min(Money::MOST_OF_CALL),
+            ..self
+        }
+    }
+
+    /// Nothing is known except the charge.
+    pub fn unknown(money: Money, ending: &str) -> CallOutcome {
+        CallOutcome {
+            usage: TokenUsage::default(),
+            source: UsageSource::Reserved,
             money,
             overrun: Money::ZERO,
             status: 0,
@@ -105,38 +127,39 @@ impl Outcome {
     }
 }
 
-/// What a line says of something at an egress door.
+/// The fields of an egress record.
 #[derive(Debug)]
-pub(crate) struct Passed<'a> {
+pub(crate) struct EgressRecord<'a> {
     pub(crate) texts: [(&'static str, &'a str); 7],
     pub(crate) numbers: [(&'static str, u64); 4],
 }
 
-/// A segment that this process owns.
+/// A ledger segment that this process owns.
 #[derive(Debug)]
 pub struct Ledger {
     folder: Folder,
     name: String,
     largest: u64,
-    state: Mutex<State>,
+    state: Mutex<SegmentState>,
     syncer: Option<Syncer>,
-    found: Found,
-    /// Somebody is about to write what waits.
+    recovered: RecoveredUsage,
+    /// A delayed flush is scheduled.
     writing: AtomicBool,
-    /// Held for life; the first file of the segment.
+    /// Held until drop; the first file of the segment.
     _lock: File,
 }
 
 #[derive(Debug)]
-struct State {
-    /// Ends of reservations may wait there for the next write: without them more counts and not less.
+struct SegmentState {
+    /// Settlements may be buffered: losing one counts more, never less.
     writer: Writer,
-    /// Reservations that are not settled.
+    /// Number of open reservations.
     open: u64,
 }
 
 impl Ledger {
-    /// Begins a segment `name` in a folder, which is made if absent (mode 0700), or goes on with it after recovery.
+    /// Opens a segment in a folder, which is created if absent (mode 0700); an existing segment is
+    /// recovered and continued.
     pub fn open(folder: &Path, name: &str, durability: Durability) -> io::Result<Ledger> {
         Ledger::open_with(folder, name, durability, LARGEST)
     }
@@ -155,33 +178,33 @@ impl Ledger {
         }
         let folder = Folder::make(folder)?;
         let lock = segment_lock(&folder, name)?;
-        let mut ledger = recover::take(folder, name, lock)?;
+        let mut ledger = recovery::take_over(folder, name, lock)?;
         ledger.largest = largest;
         if durability == Durability::Power {
             ledger.folder.sync()?;
-            ledger.syncer = Some(Syncer::start(CALLED)?);
+            ledger.syncer = Some(Syncer::start(JOURNAL_NAME)?);
         }
-        ledger.introduce()?;
+        ledger.write_open_record()?;
         Ok(ledger)
     }
 
-    /// What was spent before, by those who owned this segment.
-    pub fn found(&self) -> &Found {
-        &self.found
+    /// The usage that previous owners of this segment recorded.
+    pub fn recovered_usage(&self) -> &RecoveredUsage {
+        &self.recovered
     }
 
-    /// Adds what tenants spent elsewhere.
-    pub fn add_past(&mut self, past: Found, today: Day) {
-        self.found.join(past, today);
+    /// Adds the usage of tenants in other segments.
+    pub fn add_past_usage(&mut self, past: RecoveredUsage, today: Day) {
+        self.recovered.join(past, today);
     }
 
-    /// The segment's.
+    /// Name of the segment.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Writes that so much is reserved; the number by which it is settled.
-    pub fn reserve(&self, call: &Call, money: Money, tokens: u64) -> io::Result<u64> {
+    /// Records a reservation; returns the number by which it is settled.
+    pub fn reserve(&self, call: &ModelCall, money: Money, tokens: u64) -> io::Result<u64> {
         self.append("reserve", 1, |line| {
             line.text("run", &call.run)
                 .text("session", &call.session)
@@ -197,21 +220,21 @@ impl Ledger {
         })
     }
 
-    /// Waits until a record is as lasting as was asked for.
-    pub async fn lasting(&self, n: u64) -> io::Result<()> {
+    /// Waits until the record is as durable as configured.
+    pub async fn wait_durable(&self, n: u64) -> io::Result<()> {
         match &self.syncer {
             Some(syncer) => syncer.wait(n).await,
             None => Ok(()),
         }
     }
 
-    /// Writes how the reservation `of` ended.
-    pub fn settle(&self, of: u64, outcome: &Outcome) -> io::Result<()> {
+    /// Records how the reservation `of` ended.
+    pub fn settle(&self, of: u64, outcome: &CallOutcome) -> io::Result<()> {
         let source = match outcome.source {
-            Source::Final => "final",
-            Source::Partial => "partial",
-            Source::Estimated => "estimated",
-            Source::Reserved => "reserved",
+            UsageSource::Final => "final",
+            UsageSource::Partial => "partial",
+            UsageSource::Estimated => "estimated",
+            UsageSource::Reserved => "reserved",
         };
         let written = self.append("settle", -1, |line| {
             line.number("of", of)
@@ -221,45 +244,55 @@ impl Ledger {
                 .number("status", u64::from(outcome.status))
                 .text("ending", &outcome.ending)
                 .number("duration_ms", outcome.duration_ms);
-            line::usage_of(line, &outcome.usage);
+            record::write_usage(line, &outcome.usage);
         });
         written.map(|_| ())
     }
 
-    /// Writes that a secret was put into a run.
-    pub fn inject(&self, whose: Whose<'_>, secret: &str, variable: &str) -> io::Result<()> {
+    /// Records that a secret was injected into a run.
+    pub fn record_injection(
+        &self,
+        run_identity: RunIdentity<'_>,
+        secret: &str,
+        variable: &str,
+    ) -> io::Result<()> {
         let written = self.append("inject", 0, |line| {
-            line.text("run", whose.run)
-                .text("tenant", whose.tenant)
+            line.text("run", run_identity.run)
+                .text("tenant", run_identity.tenant)
                 .text("secret", secret)
                 .text("variable", variable);
         });
         written.map(|_| ())
     }
 
-    /// Writes what passed, or did not, at an egress door.
-    pub(crate) fn egress(&self, whose: Whose<'_>, passed: &Passed<'_>) -> io::Result<()> {
+    /// Records what passed or was refused at an egress door.
+    pub(crate) fn record_egress(
+        &self,
+        run_identity: RunIdentity<'_>,
+        record: &EgressRecord<'_>,
+    ) -> io::Result<()> {
         let written = self.append("egress", 0, |line| {
-            line.text("run", whose.run).text("tenant", whose.tenant);
-            for (name, text) in passed.texts {
+            line.text("run", run_identity.run)
+                .text("tenant", run_identity.tenant);
+            for (name, text) in record.texts {
                 line.text(name, text);
             }
-            for (name, number) in passed.numbers {
+            for (name, number) in record.numbers {
                 line.number(name, number);
             }
         });
         written.map(|_| ())
     }
 
-    /// Writes that a session is over. What it spent stays spent by its tenant; its name begins anew.
-    pub fn revoke(&self, run: &str, session: &str) -> io::Result<()> {
+    /// Records the end of a session. Its usage stays with the tenant; the name starts from zero.
+    pub fn record_revocation(&self, run: &str, session: &str) -> io::Result<()> {
         let written = self.append("revoke", 0, |line| {
             line.text("run", run).text("session", session);
         });
         written.map(|_| ())
     }
 
-    fn introduce(&self) -> io::Result<u64> {
+    fn write_open_record(&self) -> io::Result<u64> {
         self.append("open", 0, |line| {
             line.text("segment", &self.name)
                 .number("pid", u64::from(std::process::id()))
@@ -267,7 +300,7 @@ impl Ledger {
         })
     }
 
-    /// Writes what still waits. Without it that goes out with the next reservation.
+    /// Writes buffered records. Otherwise they are written with the next reservation.
     pub fn flush(&self) -> io::Result<()> {
         self.state
             .lock()
@@ -276,21 +309,22 @@ impl Ledger {
             .flush()
     }
 
-    /// What was settled waits for company, but not long. Where nobody could do it later, it is written now.
+    /// Flushes settlements after a short delay, to batch them; at once where there is no runtime to
+    /// do it later.
     pub(crate) fn flush_soon(self: &Arc<Ledger>) {
         if self.writing.swap(true, Ordering::Relaxed) {
             return;
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             self.writing.store(false, Ordering::Relaxed);
-            // Not written it stays open, and counts in full.
+            // An unwritten settlement leaves its reservation open, which counts in full.
             _ = self.flush();
             return;
         };
-        // Whoever drops the last one writes it.
+        // Dropping the last reference flushes.
         let ledger = Arc::downgrade(self);
         runtime.spawn(async move {
-            tokio::time::sleep(LONGEST_WAIT).await;
+            tokio::time::sleep(MAX_SETTLE_DELAY).await;
             if let Some(ledger) = ledger.upgrade() {
                 ledger.writing.store(false, Ordering::Relaxed);
                 _ = ledger.flush();
@@ -298,14 +332,20 @@ impl Ledger {
         });
     }
 
-    /// One record; one write, but for the end of a reservation, which waits for company. `open` is what it adds to the open reservations.
-    fn append(&self, kind: &str, open: i64, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
+    /// Appends a record. Settlements are buffered, everything else is written at once. `open` is
+    /// the change in the number of open reservations.
+    fn append(
+        &self,
+        kind: &str,
+        open: i64,
+        write_fields: impl FnOnce(&mut Line<'_>),
+    ) -> io::Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.writer.length() >= self.largest && kind != "open" {
             self.next_file(&mut state)?;
         }
         let may_wait = kind == "settle" && self.syncer.is_none();
-        let n = state.writer.write(kind, may_wait, tell)?;
+        let n = state.writer.write(kind, may_wait, write_fields)?;
         state.open = state.open.saturating_add_signed(open);
         if let Some(syncer) = &self.syncer {
             syncer.want(n, &state.writer.file);
@@ -313,8 +353,9 @@ impl Ledger {
         Ok(n)
     }
 
-    /// The chain goes on in the next file: its first line follows from the last of this one.
-    fn next_file(&self, state: &mut State) -> io::Result<()> {
+    /// Continues the hash chain in the next file: its first record follows from the last of this
+    /// one.
+    fn next_file(&self, state: &mut SegmentState) -> io::Result<()> {
         state
             .writer
             .next_file(&self.folder, &self.name, self.syncer.is_some())?;
@@ -326,14 +367,14 @@ impl Ledger {
     }
 }
 
-/// The lock of a segment, which is made if absent.
+/// Takes the lock of a segment, which is created if absent.
 fn segment_lock(folder: &Folder, name: &str) -> io::Result<File> {
     let mut lock = folder.make_file(name, 1)?;
-    let patience = Instant::now() + PATIENCE;
+    let patience = Instant::now() + LOCK_TIMEOUT;
     loop {
         match (journal::lock(&lock)?, journal::is_gone(&lock)?) {
             (true, false) => return Ok(lock),
-            // An old one of this name was taken away while we waited for it.
+            // The old file was removed while we waited for its lock.
             (_, true) => lock = folder.make_file(name, 1)?,
             (false, false) => {}
         }
@@ -349,27 +390,27 @@ fn segment_lock(folder: &Folder, name: &str) -> io::Result<File> {
 }
 
 impl Drop for Ledger {
-    /// Without a last line, and with reservations that are open, whoever comes next looks at everything.
+    /// Without a close record, or with open reservations, the next owner replays the whole segment.
     fn drop(&mut self) {
         let open = self.state.get_mut().map_or(1, |state| state.open);
         if open == 0 {
-            // A missing last line costs the next owner a look, and nothing else.
+            // A missing close record only costs the next owner a replay.
             let _ = self.append("close", 0, |_| ());
         }
         let _ = self.flush();
     }
 }
 
-/// Faults that tests of the till bring about.
+/// Fault injection for budget tests.
 #[cfg(test)]
 impl Ledger {
-    /// Nothing can be written any more.
+    /// Makes every write fail.
     pub(crate) fn cannot_write(&self) {
         let file = File::open("/dev/null").expect("there is always one");
         self.state.lock().expect("it is not poisoned").writer.file = std::sync::Arc::new(file);
     }
 
-    /// What the end of a process does: the lock is free, and nothing is written any more.
+    /// Simulates the end of the process: the lock is free, and nothing more is written.
     pub(crate) fn give_up(&self) {
         self.cannot_write();
         rustix::fs::flock(&self._lock, rustix::fs::FlockOperation::Unlock).expect("it is ours");

@@ -1,31 +1,31 @@
-//! Reads a ledger line by line and believes none that does not follow from the one before.
+//! Reads a ledger record by record and verifies the hash chain.
 
-use super::line::Row;
+use super::record::LedgerRecord;
 use journal::{Fault, Head};
 use std::io::BufRead;
 
-/// Reads lines from one file of a segment.
+/// Reads the records of one segment file.
 #[derive(Debug)]
-pub struct Reader<R>(journal::Reader<R>);
+pub struct LedgerReader<R>(journal::Reader<R>);
 
-impl<R: BufRead> Reader<R> {
-    /// Reads on from `head`; the source stands there.
-    pub fn new(source: R, head: Head) -> Reader<R> {
-        Reader(journal::Reader::new(source, head))
+impl<R: BufRead> LedgerReader<R> {
+    /// Continues at `head`; the source must be at its offset.
+    pub fn new(source: R, head: Head) -> LedgerReader<R> {
+        LedgerReader(journal::Reader::new(source, head))
     }
 
-    /// What was read and believed.
+    /// The head of what was read and verified.
     pub fn head(&self) -> Head {
         self.0.head()
     }
 
-    /// The number of the line that was read last, since this reader began.
+    /// Number of the last line that this reader read.
     pub fn line(&self) -> u64 {
         self.0.line()
     }
 
-    /// The next line; none at the end.
-    pub fn next_row(&mut self) -> Result<Option<Row<'_>>, Fault> {
+    /// The next record; `None` at the end.
+    pub fn next_record(&mut self) -> Result<Option<LedgerRecord<'_>>, Fault> {
         self.0.next_record()
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, sync::Arc};
 
-/// A folder that is gone afterwards.
+/// A temporary folder.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -35,28 +35,28 @@ impl Drop for Scratch {
     }
 }
 
-fn call(tenant: &str) -> Call {
-    Call {
+fn call(tenant: &str) -> ModelCall {
+    ModelCall {
         run: "r".into(),
         tenant: tenant.into(),
         model: "gpt-4o".into(),
         attempt: 1,
-        ..Call::default()
+        ..ModelCall::default()
     }
 }
 
-fn served(money: u64) -> Outcome {
-    let usage = Usage {
+fn served(money: u64) -> CallOutcome {
+    let usage = TokenUsage {
         input: 10,
         cache_read: 5,
         output: 20,
-        ..Usage::default()
+        ..TokenUsage::default()
     };
-    Outcome {
+    CallOutcome {
         usage,
-        source: Source::Final,
+        source: UsageSource::Final,
         status: 200,
-        ..Outcome::unknown(Money(money), "complete")
+        ..CallOutcome::unknown(Money(money), "complete")
     }
 }
 
@@ -74,30 +74,30 @@ fn what_was_spent_is_found_again_and_goes_on() {
     let scratch = Scratch::new("found");
     small(&scratch);
     let ledger = scratch.open();
-    let past = ledger.found().tenants["t"];
+    let past = ledger.recovered_usage().tenants["t"];
     assert_eq!(
         (past.calls, past.money, past.tokens, past.cached_tokens),
         (2, Money(150), 70, 10)
     );
-    assert_eq!(ledger.found().lost, 0);
+    assert_eq!(ledger.recovered_usage().lost, 0);
     drop(ledger);
     assert_eq!(scratch.problems(), Vec::<String>::new());
-    let kinds: Vec<Kind> = rows(&scratch.file(), |row| row.kind);
-    use Kind::{Close, Open, Reserve, Settle};
+    let kinds: Vec<RecordKind> = rows(&scratch.file(), |record| record.kind);
+    use RecordKind::{Close, Open, Reserve, Settle};
     assert_eq!(
         kinds,
         [Open, Reserve, Settle, Reserve, Settle, Close, Open, Close]
     );
 }
 
-fn rows<T>(file: &Path, mut see: impl FnMut(&Row<'_>) -> T) -> Vec<T> {
-    let mut reader = Reader::new(
+fn rows<T>(file: &Path, mut see: impl FnMut(&LedgerRecord<'_>) -> T) -> Vec<T> {
+    let mut reader = LedgerReader::new(
         io::BufReader::new(File::open(file).unwrap()),
         Head::default(),
     );
     let mut seen = Vec::new();
-    while let Some(row) = reader.next_row().unwrap() {
-        seen.push(see(&row));
+    while let Some(record) = reader.next_record().unwrap() {
+        seen.push(see(&record));
     }
     seen
 }
@@ -111,26 +111,36 @@ fn a_reservation_that_nobody_settled_counts_in_full_and_does_not_stay_open() {
     ledger.reserve(&call("t"), Money(100), 50).unwrap();
     drop(ledger);
     let recovered = recover(&scratch.0).unwrap();
-    let expected = Recovered {
+    let expected = RecoveryReport {
         segments: 1,
         lost: 1,
         lost_money: Money(100),
-        ..Recovered::default()
+        ..RecoveryReport::default()
     };
     assert_eq!(recovered, expected);
     assert_eq!(
         recover(&scratch.0).unwrap(),
-        Recovered::default(),
+        RecoveryReport::default(),
         "it was closed"
     );
-    let ends = rows(&scratch.file(), |row| {
-        (row.kind, row.source, row.ending.to_string(), row.money)
+    let ends = rows(&scratch.file(), |record| {
+        (
+            record.kind,
+            record.source,
+            record.ending.to_string(),
+            record.money,
+        )
     });
     assert_eq!(
         ends[4],
-        (Kind::Settle, Some(Source::Reserved), "lost".to_owned(), 100)
+        (
+            RecordKind::Settle,
+            Some(UsageSource::Reserved),
+            "lost".to_owned(),
+            100
+        )
     );
-    let past = scratch.open().found().tenants["t"];
+    let past = scratch.open().recovered_usage().tenants["t"];
     assert_eq!(
         (past.calls, past.money, past.tokens),
         (2, Money(130), 35 + 50)
@@ -144,9 +154,9 @@ fn a_segment_with_a_living_owner_is_left_alone() {
     ledger.reserve(&call("t"), Money(100), 50).unwrap();
     assert_eq!(
         recover(&scratch.0).unwrap(),
-        Recovered {
+        RecoveryReport {
             live: 1,
-            ..Recovered::default()
+            ..RecoveryReport::default()
         }
     );
     let second = Ledger::open(&scratch.0, "owner", Durability::Process)
@@ -179,7 +189,7 @@ fn a_change_of_any_byte_is_found() {
                 changed == whole || !believed(&changed),
                 "byte {at} became {put:?}"
             );
-            // The same through the file, now and then: it costs a thousand times as much.
+            // Sometimes also through the file, which costs a thousand times as much.
             if at % 97 == 0 && changed != whole {
                 fs::write(scratch.file(), &changed).unwrap();
                 assert_eq!(scratch.problems().len(), 1, "byte {at} became {put:?}");
@@ -189,9 +199,9 @@ fn a_change_of_any_byte_is_found() {
 }
 
 fn believed(text: &[u8]) -> bool {
-    let mut reader = Reader::new(text, Head::default());
+    let mut reader = LedgerReader::new(text, Head::default());
     loop {
-        match reader.next_row() {
+        match reader.next_record() {
             Ok(Some(_)) => {}
             end => return end.is_ok(),
         }
@@ -285,7 +295,7 @@ fn zeros_that_a_power_loss_left_at_the_end_are_cut_off_as_half_a_line_is() {
             "{length} and {zeros} zeros"
         );
         assert_eq!(scratch.problems(), Vec::<String>::new());
-        // With anything behind them they are no end.
+        // Followed by anything else they are no end.
         let changed = [&tail[..], b"x\n"].concat();
         fs::write(scratch.file(), &changed).unwrap();
         assert_eq!(
@@ -312,7 +322,10 @@ fn a_long_ledger_goes_on_in_the_next_file_and_a_missing_file_is_found() {
         "{parts:?}"
     );
     assert_eq!(scratch.problems(), Vec::<String>::new());
-    assert_eq!(scratch.open().found().tenants["t"].money, Money(1400));
+    assert_eq!(
+        scratch.open().recovered_usage().tenants["t"].money,
+        Money(1400)
+    );
     for part in &parts[..parts.len() - 1] {
         let kept = fs::read(part).unwrap();
         fs::remove_file(part).unwrap();
@@ -355,7 +368,10 @@ fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
             "{name}"
         );
     }
-    assert_eq!(scratch.open().found().tenants["t"].money, Money(150));
+    assert_eq!(
+        scratch.open().recovered_usage().tenants["t"].money,
+        Money(150)
+    );
 }
 
 #[test]
@@ -380,7 +396,7 @@ async fn many_wait_for_one_disk() {
             let ledger = Arc::clone(&ledger);
             tokio::spawn(async move {
                 let n = ledger.reserve(&call("t"), Money(100), 50).unwrap();
-                ledger.lasting(n).await.unwrap();
+                ledger.wait_durable(n).await.unwrap();
                 ledger.settle(n, &served(1)).unwrap();
             })
         })
@@ -390,7 +406,10 @@ async fn many_wait_for_one_disk() {
     }
     drop(ledger);
     assert_eq!(scratch.problems(), Vec::<String>::new());
-    assert_eq!(scratch.open().found().tenants["t"].money, Money(200));
+    assert_eq!(
+        scratch.open().recovered_usage().tenants["t"].money,
+        Money(200)
+    );
 }
 
 #[test]
@@ -399,10 +418,10 @@ fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
     drop(scratch.open());
     let (mut text, mut hash) = (Vec::new(), [0; 32]);
     let midnight = 20_000 * 86_400_000;
-    let mut put = |n, at, kind: &str, tell: &dyn Fn(&mut Line<'_>)| {
+    let mut put = |n, at, kind: &str, write_fields: &dyn Fn(&mut Line<'_>)| {
         let mut one = Vec::new();
         let mut line = Line::begin(&mut one, n, at, kind);
-        tell(&mut line);
+        write_fields(&mut line);
         hash = line.seal(&hash);
         text.extend(one);
     };
@@ -434,7 +453,7 @@ fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
             .number("money", 40)
     });
     fs::write(scratch.file(), &text).unwrap();
-    let past = scratch.open().found().tenants["t"];
+    let past = scratch.open().recovered_usage().tenants["t"];
     assert_eq!(
         (past.day, past.day_money, past.money),
         (20_000, Money(40), Money(47))
@@ -452,8 +471,8 @@ fn a_reservation_that_nobody_settled_is_of_the_day_on_which_it_was_found() {
         .number("money", 100);
     line.seal(&[0; 32]);
     fs::write(scratch.file(), &text).unwrap();
-    let first = scratch.open().found().tenants["t"];
-    let again = scratch.open().found().tenants["t"];
+    let first = scratch.open().recovered_usage().tenants["t"];
+    let again = scratch.open().recovered_usage().tenants["t"];
     assert_eq!(
         (first.day, first.day_money),
         (again.day, again.day_money),
@@ -479,5 +498,5 @@ fn what_is_put_aside_is_whole_there_and_the_next_begins_anew() {
     fs::write(scratch.file(), &text).unwrap();
     assert!(set_aside(&scratch.0, "owner", &aside.0).unwrap());
     assert_eq!(fs::read(aside.file()).unwrap(), text);
-    assert!(scratch.open().found().tenants.is_empty());
+    assert!(scratch.open().recovered_usage().tenants.is_empty());
 }

@@ -1,4 +1,4 @@
-//! The book: prices that ship with the program (`book.json`), and those of the operator, which come first.
+//! The price book: prices shipped with the program (`book.json`), overridden by the operator's.
 
 use super::{Price, Tier};
 use sha2::{Digest, Sha256};
@@ -9,110 +9,104 @@ use std::{
     sync::{Arc, LazyLock, PoisonError, RwLock},
 };
 
-const SHIPPED: &str = include_str!("book.json");
-/// Programs choose the names that are asked for.
-const MOST_REMEMBERED: usize = 1024;
-const LONGEST_REMEMBERED: usize = 200;
+const SHIPPED_BOOK: &str = include_str!("book.json");
+/// Cached lookups; programs choose the model names.
+const MAX_CACHED: usize = 1024;
+const MAX_CACHED_NAME: usize = 200;
 
-/// What happens to a model that has no price.
+/// Policy for models without a price.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Unknown {
-    /// It is refused.
+pub enum UnknownPricePolicy {
+    /// Refuse the call.
     #[default]
     Refuse,
-    /// It is charged at this price.
+    /// Charge this price.
     Ceiling(Price),
 }
 
 /// All prices.
 #[derive(Debug)]
 pub struct PriceBook {
-    /// The longest pattern first.
+    /// Longest pattern first.
     operator: Vec<(ModelPattern, Price)>,
     unknown: Option<Arc<Price>>,
     version: String,
-    remembered: RwLock<HashMap<String, Known>>,
+    cache: RwLock<HashMap<String, ModelPrices>>,
 }
 
-/// A provider's models that were asked for. It serves few, so names are not joined to be looked up.
-type Known = HashMap<String, Option<Arc<Price>>>;
+/// Cached prices of one provider, by model. There are few providers, so two lookups are cheaper
+/// than joining names.
+type ModelPrices = HashMap<String, Option<Arc<Price>>>;
 
-/// What ships with the program.
+/// The shipped prices.
 #[derive(Default)]
-struct Shipped {
+struct ShippedPrices {
     version: String,
     prices: HashMap<String, Arc<Price>>,
 }
 
-static BOOK: LazyLock<Shipped> = LazyLock::new(|| {
-    // A book that cannot be read knows no price, so nothing is sold; a test reads it.
-    Shipped::read(SHIPPED).unwrap_or_default()
+static SHIPPED_PRICES: LazyLock<ShippedPrices> = LazyLock::new(|| {
+    // A book that cannot be parsed has no prices, so calls are refused; a test parses it.
+    ShippedPrices::read(SHIPPED_BOOK).unwrap_or_default()
 });
 
 impl Default for PriceBook {
     fn default() -> PriceBook {
-        PriceBook::with(Vec::new(), Unknown::Refuse)
+        PriceBook::new(Vec::new(), UnknownPricePolicy::Refuse)
     }
 }
 
 impl PriceBook {
-    /// The shipped book below these prices. What they leave out follows the book, in proportion.
-    pub fn with(mut operator: Vec<(ModelPattern, Price)>, unknown: Unknown) -> PriceBook {
+    /// The operator's prices over the shipped book. Parts that they omit are scaled from the book.
+    pub fn new(mut operator: Vec<(ModelPattern, Price)>, unknown: UnknownPricePolicy) -> PriceBook {
         operator.sort_by(|(one, _), (other, _)| {
             let length = |pattern: &ModelPattern| pattern.as_str().len();
             length(other).cmp(&length(one)).then_with(|| one.cmp(other))
         });
         let version = match (operator.is_empty(), &unknown) {
-            (true, Unknown::Refuse) => BOOK.version.clone(),
+            (true, UnknownPricePolicy::Refuse) => SHIPPED_PRICES.version.clone(),
             _ => format!(
                 "{}+{}",
-                BOOK.version,
+                SHIPPED_PRICES.version,
+                // Of the `Debug` output: renaming `Price`, `Tier` or a field of theirs changes it.
                 digest(format!("{operator:?}{unknown:?}").as_bytes())
             ),
         };
         let unknown = match unknown {
-            Unknown::Refuse => None,
-            Unknown::Ceiling(price) => Some(Arc::new(price)),
+            UnknownPricePolicy::Refuse => None,
+            UnknownPricePolicy::Ceiling(price) => Some(Arc::new(price)),
         };
         PriceBook {
             operator,
             unknown,
             version,
-            remembered: RwLock::default(),
+            cache: RwLock::default(),
         }
     }
 
-    /// What is written in each ledger row: which book, and which prices of the operator over it.
+    /// Recorded with each reservation: the book's version and a digest of the operator's prices.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The price of a provider's model. The operator's patterns are matched against `provider/model` and `model`, the
-    /// longest first; then the book. None is not free: it is refused, or the ceiling if the operator set one.
+    /// The price of a provider's model. The operator's patterns are matched against
+    /// `provider/model` and `model`, longest first; then the book. A missing price is not free: the
+    /// call is refused, or charged at the ceiling if the operator set one.
     pub fn price(&self, provider: &str, model: &str) -> Option<Arc<Price>> {
-        let remembered = self
-            .remembered
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = remembered
-            .get(provider)
-            .and_then(|models| models.get(model))
-        {
+        let cache = self.cache.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = cache.get(provider).and_then(|models| models.get(model)) {
             return known.clone();
         }
-        drop(remembered);
+        drop(cache);
         let found = self.find(provider, model);
-        if model.len() > LONGEST_REMEMBERED {
+        if model.len() > MAX_CACHED_NAME {
             return found;
         }
-        let mut remembered = self
-            .remembered
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if remembered.values().map(HashMap::len).sum::<usize>() >= MOST_REMEMBERED {
-            remembered.clear();
+        let mut cache = self.cache.write().unwrap_or_else(PoisonError::into_inner);
+        if cache.values().map(HashMap::len).sum::<usize>() >= MAX_CACHED {
+            cache.clear();
         }
-        remembered
+        cache
             .entry(provider.to_owned())
             .or_default()
             .insert(model.to_owned(), found.clone());
@@ -120,12 +114,12 @@ impl PriceBook {
     }
 
     fn find(&self, provider: &str, model: &str) -> Option<Arc<Price>> {
-        let listed = BOOK.price(model);
+        let listed = SHIPPED_PRICES.price(model);
         let whole = format!("{provider}/{model}");
         let matches = |pattern: &ModelPattern| pattern.matches(&whole) || pattern.matches(model);
         match self.operator.iter().find(|(pattern, _)| matches(pattern)) {
             Some((_, price)) => Some(Arc::new(match listed {
-                Some(listed) => price.clone().filled_from(&listed),
+                Some(listed) => price.clone().with_defaults_from(&listed),
                 None => price.clone(),
             })),
             None => listed.or_else(|| self.unknown.clone()),
@@ -144,9 +138,9 @@ fn digest(bytes: &[u8]) -> String {
         })
 }
 
-impl Shipped {
-    fn read(text: &str) -> Result<Shipped, String> {
-        let book: Book = serde_json::from_str(text).map_err(|error| error.to_string())?;
+impl ShippedPrices {
+    fn read(text: &str) -> Result<ShippedPrices, String> {
+        let book: BookFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let mut prices = HashMap::new();
         for row in book.prices {
             let price = Arc::new(row.price()?);
@@ -156,14 +150,14 @@ impl Shipped {
                 }
             }
         }
-        Ok(Shipped {
+        Ok(ShippedPrices {
             version: format!("{}-{}", book.date, digest(text.as_bytes())),
             prices,
         })
     }
 
-    /// By the exact name, else by the name without the date of its snapshot. Nothing looser: `gpt-4o-audio-preview` costs
-    /// many times what `gpt-4o` costs.
+    /// By exact name, else by the name without its snapshot date. Nothing looser:
+    /// `gpt-4o-audio-preview` costs many times what `gpt-4o` costs.
     fn price(&self, model: &str) -> Option<Arc<Price>> {
         let model = model.strip_prefix("models/").unwrap_or(model);
         self.prices
@@ -173,7 +167,8 @@ impl Shipped {
     }
 }
 
-/// `name-20250929`, `name-2025-09-29`, `name@20250929`, `name-0613`, `name-001` and `name-latest` without their ends.
+/// Strips the end of `name-20250929`, `name-2025-09-29`, `name@20250929`, `name-0613`, `name-001`
+/// and `name-latest`.
 fn without_date(model: &str) -> Option<&str> {
     if let Some(name) = model.strip_suffix("-latest") {
         return Some(name);
@@ -181,7 +176,8 @@ fn without_date(model: &str) -> Option<&str> {
     let name = model
         .trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '-' || letter == '@');
     let end = &model[name.len()..];
-    // The digits of a version (`claude-3-5-sonnet`, `o4-mini`) end before the date: cut at the last mark that leaves a date.
+    // Version digits (`claude-3-5-sonnet`, `o4-mini`) end before the date: cut at the last
+    // separator that leaves a date.
     let shapes: [&[usize]; 4] = [&[4, 2, 2], &[8], &[4], &[3]];
     shapes.iter().find_map(|shape| {
         let length = shape.iter().sum::<usize>() + shape.len();
@@ -193,17 +189,17 @@ fn without_date(model: &str) -> Option<&str> {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Book {
+struct BookFile {
     #[serde(rename = "read_this")]
     _read_this: String,
     date: String,
-    prices: Vec<Row>,
+    prices: Vec<PriceEntry>,
 }
 
-/// Dollars per million tokens, as text: a number of JSON would pass through a float.
+/// Dollars per million tokens, as strings: a JSON number would pass through a float.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct PriceEntry {
     names: Vec<String>,
     #[serde(rename = "vendor")]
     _vendor: String,
@@ -218,7 +214,7 @@ struct Row {
     context: Option<u64>,
     most_output: Option<u64>,
     #[serde(default)]
-    tiers: Vec<TierRow>,
+    tiers: Vec<TierEntry>,
     #[serde(rename = "since")]
     _since: String,
     #[serde(rename = "source")]
@@ -227,7 +223,7 @@ struct Row {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TierRow {
+struct TierEntry {
     above: u64,
     input: String,
     output: String,
@@ -242,41 +238,41 @@ fn dollars(text: &str) -> Result<u64, String> {
         .map_err(|error| error.to_string())
 }
 
-fn maybe(text: &Option<String>) -> Result<Option<u64>, String> {
+fn optional_dollars(text: &Option<String>) -> Result<Option<u64>, String> {
     text.as_deref().map(dollars).transpose()
 }
 
-impl Row {
+impl PriceEntry {
     fn price(&self) -> Result<Price, String> {
         Ok(Price {
             input: dollars(&self.input)?,
             output: dollars(&self.output)?,
-            cache_read: maybe(&self.cache_read)?,
-            cache_write_5m: maybe(&self.cache_write_5m)?,
-            cache_write_1h: maybe(&self.cache_write_1h)?,
-            audio_in: maybe(&self.audio_in)?,
-            audio_out: maybe(&self.audio_out)?,
-            tool_request: maybe(&self.tool_request)?,
+            cache_read: optional_dollars(&self.cache_read)?,
+            cache_write_5m: optional_dollars(&self.cache_write_5m)?,
+            cache_write_1h: optional_dollars(&self.cache_write_1h)?,
+            audio_in: optional_dollars(&self.audio_in)?,
+            audio_out: optional_dollars(&self.audio_out)?,
+            tool_request: optional_dollars(&self.tool_request)?,
             context: self.context,
             most_output: self.most_output,
             tiers: self
                 .tiers
                 .iter()
-                .map(TierRow::tier)
+                .map(TierEntry::tier)
                 .collect::<Result<_, _>>()?,
         })
     }
 }
 
-impl TierRow {
+impl TierEntry {
     fn tier(&self) -> Result<Tier, String> {
         Ok(Tier {
             above: self.above,
             input: dollars(&self.input)?,
             output: dollars(&self.output)?,
-            cache_read: maybe(&self.cache_read)?,
-            cache_write_5m: maybe(&self.cache_write_5m)?,
-            cache_write_1h: maybe(&self.cache_write_1h)?,
+            cache_read: optional_dollars(&self.cache_read)?,
+            cache_write_5m: optional_dollars(&self.cache_write_5m)?,
+            cache_write_1h: optional_dollars(&self.cache_write_1h)?,
         })
     }
 }

@@ -14,7 +14,7 @@ fn flat(input: u64, output: u64) -> Price {
 
 #[test]
 fn the_shipped_book_can_be_read_and_every_row_is_sane() {
-    let book: Book = serde_json::from_str(SHIPPED).unwrap();
+    let book: BookFile = serde_json::from_str(SHIPPED_BOOK).unwrap();
     assert!(book.prices.len() >= 80, "{}", book.prices.len());
     for row in &book.prices {
         let (name, price) = (&row.names[0], row.price().unwrap());
@@ -62,7 +62,7 @@ fn the_shipped_book_can_be_read_and_every_row_is_sane() {
             "{name}"
         );
     }
-    Shipped::read(SHIPPED).unwrap();
+    ShippedPrices::read(SHIPPED_BOOK).unwrap();
 }
 
 #[test]
@@ -80,18 +80,23 @@ fn what_searches_unasked_for_a_fee_that_no_usage_shows_has_no_price() {
 
 #[test]
 fn the_version_changes_with_the_book_and_with_the_operators_prices() {
-    let shipped = Shipped::read(SHIPPED).unwrap().version;
+    let shipped = ShippedPrices::read(SHIPPED_BOOK).unwrap().version;
     assert_eq!(PriceBook::default().version(), shipped);
     assert_ne!(
-        Shipped::read(&SHIPPED.replacen("5.0", "5.5", 1))
+        ShippedPrices::read(&SHIPPED_BOOK.replacen("5.0", "5.5", 1))
             .unwrap()
             .version,
         shipped
     );
-    let own = |input| PriceBook::with(vec![(pattern("x"), flat(input, 9))], Unknown::Refuse);
+    let own = |input| {
+        PriceBook::new(
+            vec![(pattern("x"), flat(input, 9))],
+            UnknownPricePolicy::Refuse,
+        )
+    };
     let (one, other) = (own(1), own(2));
     assert!(one.version().starts_with(&format!("{shipped}+")) && one.version() != other.version());
-    let ceiling = PriceBook::with(Vec::new(), Unknown::Ceiling(flat(1, 1)));
+    let ceiling = PriceBook::new(Vec::new(), UnknownPricePolicy::Ceiling(flat(1, 1)));
     assert_ne!(ceiling.version(), shipped);
 }
 
@@ -138,7 +143,7 @@ fn the_operators_longest_pattern_wins_over_the_book_and_a_provider_can_be_named(
         (pattern("gpt-4o*"), flat(2, 2)),
         (pattern("mirror/gpt-4o*"), flat(3, 3)),
     ];
-    let book = PriceBook::with(operator, Unknown::Refuse);
+    let book = PriceBook::new(operator, UnknownPricePolicy::Refuse);
     let input = |provider: &str, model: &str| book.price(provider, model).map(|price| price.input);
     assert_eq!(input("openai", "gpt-9"), Some(1));
     assert_eq!(input("openai", "gpt-4o-mini"), Some(2));
@@ -150,7 +155,7 @@ fn the_operators_longest_pattern_wins_over_the_book_and_a_provider_can_be_named(
 #[test]
 fn a_model_without_a_price_is_refused_or_costs_the_ceiling_and_is_never_free() {
     assert_eq!(PriceBook::default().price("local", "unheard-of"), None);
-    let ceiling = PriceBook::with(Vec::new(), Unknown::Ceiling(flat(7, 8)));
+    let ceiling = PriceBook::new(Vec::new(), UnknownPricePolicy::Ceiling(flat(7, 8)));
     assert_eq!(
         ceiling.price("local", "unheard-of").as_deref(),
         Some(&flat(7, 8))
@@ -164,12 +169,12 @@ fn a_program_that_asks_for_endless_names_fills_no_memory() {
         assert_eq!(book.price("openai", &format!("model-{number}")), None);
     }
     let kept = book
-        .remembered
+        .cache
         .read()
         .unwrap()
         .values()
         .map(HashMap::len)
         .sum::<usize>();
-    assert!(kept <= MOST_REMEMBERED, "{kept}");
+    assert!(kept <= MAX_CACHED, "{kept}");
     assert!(book.price("openai", "gpt-4o").is_some());
 }

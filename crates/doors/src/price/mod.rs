@@ -1,50 +1,61 @@
-//! What models cost: a book that ships with the program, and the operator's own prices over it.
-//!
-//! Whole nano-dollars per million tokens, multiplied in 128 bits, rounded up once. A price that is not known is not
-//! free, and a part of a price that is not known costs what the dearest known thing of its kind costs.
+//! Model prices: the shipped book, with the operator's prices over it. Amounts are integer
+//! nano-dollars per million tokens, multiplied in 128 bits and rounded up once. An unknown price is
+//! not free, and an unknown part of a price costs what the most expensive known part of its kind
+//! costs.
 
 mod book;
 
-pub use book::{PriceBook, Unknown};
+pub use book::{PriceBook, UnknownPricePolicy};
 
-use crate::usage::Usage;
+use crate::usage::TokenUsage;
 use spec::Money;
 
-/// Prices of one model, in nano-dollars per million tokens. What is absent is charged as input or output.
+/// Prices of one model, in nano-dollars per million tokens. Missing parts are charged as input or
+/// output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Price {
+    /// Input.
     pub input: u64,
+    /// Output, reasoning included.
     pub output: u64,
+    /// Input that is read from a cache.
     pub cache_read: Option<u64>,
+    /// Input that is cached for five minutes.
     pub cache_write_5m: Option<u64>,
+    /// Input that is cached for an hour.
     pub cache_write_1h: Option<u64>,
+    /// Audio input.
     pub audio_in: Option<u64>,
+    /// Audio output.
     pub audio_out: Option<u64>,
-    /// A tool that the provider runs, a piece, in nano-dollars.
+    /// Price of one tool use by the provider, in nano-dollars.
     pub tool_request: Option<u64>,
-    /// The most tokens that can be read at once.
+    /// Context length in tokens.
     pub context: Option<u64>,
-    /// The most tokens that one answer can have.
+    /// Maximum output tokens of one answer.
     pub most_output: Option<u64>,
-    /// Other prices for calls with a long input, by rising bound.
+    /// Prices for calls with a long input, by rising threshold.
     pub tiers: Vec<Tier>,
 }
 
-/// What a whole call costs once its input is longer than this.
+/// The price of a whole call whose input exceeds a threshold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Tier {
-    /// Tokens of input, all kinds together.
+    /// Threshold in input tokens, all kinds together.
     pub above: u64,
+    /// Input.
     pub input: u64,
+    /// Output, reasoning included.
     pub output: u64,
+    /// Input that is read from a cache.
     pub cache_read: Option<u64>,
+    /// Input that is cached for five minutes.
     pub cache_write_5m: Option<u64>,
+    /// Input that is cached for an hour.
     pub cache_write_1h: Option<u64>,
 }
 
-/// A price without gaps.
+/// A price without missing parts.
 struct Rates {
     input: u64,
     cache_read: u64,
@@ -58,8 +69,8 @@ struct Rates {
 const MILLION: u128 = 1_000_000;
 
 impl Price {
-    /// What this costs; rounded up.
-    pub fn cost(&self, usage: &Usage) -> Money {
+    /// The cost of this usage, rounded up.
+    pub fn cost(&self, usage: &TokenUsage) -> Money {
         let rates = self.rates(usage.input_tokens());
         let parts = [
             (usage.input, rates.input),
@@ -72,42 +83,42 @@ impl Price {
             (usage.audio_out, rates.audio_out),
         ];
         let total = parts.into_iter().fold(0_u128, |sum, (tokens, rate)| {
-            sum.saturating_add(product(tokens, rate))
+            sum.saturating_add(cost_in_millionths(tokens, rate))
         });
-        money(total).plus(self.tools(usage.tool_requests))
+        money(total).plus(self.tool_cost(usage.tool_requests))
     }
 
-    /// The most that so many input tokens can cost.
-    pub fn worst_input(&self, tokens: u64) -> Money {
-        let reached = self
+    /// The highest possible cost of this many input tokens.
+    pub fn max_input_cost(&self, tokens: u64) -> Money {
+        let applicable = self
             .tiers
             .iter()
             .filter(|tier| tier.above < tokens)
-            .map(|tier| self.in_tier(tier));
-        let dearest = reached
-            .chain([self.base()])
-            .map(|rates| rates.dearest_input())
+            .map(|tier| self.tier_rates(tier));
+        let highest = applicable
+            .chain([self.base_rates()])
+            .map(|rates| rates.highest_input_rate())
             .max()
             .unwrap_or_default();
-        money(product(tokens, dearest))
+        money(cost_in_millionths(tokens, highest))
     }
 
-    /// The most that so many output tokens can cost.
-    pub fn worst_output(&self, tokens: u64) -> Money {
-        money(product(tokens, self.dearest_output()))
+    /// The highest possible cost of this many output tokens.
+    pub fn max_output_cost(&self, tokens: u64) -> Money {
+        money(cost_in_millionths(tokens, self.highest_output_rate()))
     }
 
-    /// How many output tokens this much money pays for, at worst.
+    /// Output tokens that this much money pays for in the worst case.
     pub fn affordable_output(&self, money: Money) -> u64 {
-        match u128::from(self.dearest_output()) {
+        match u128::from(self.highest_output_rate()) {
             0 => u64::MAX,
-            dearest => u64::try_from(u128::from(money.0) * MILLION / dearest).unwrap_or(u64::MAX),
+            highest => u64::try_from(u128::from(money.0) * MILLION / highest).unwrap_or(u64::MAX),
         }
     }
 
-    /// What so many tools that the provider ran cost. One without a price costs what a thousand output tokens do, or
-    /// a cent if that is more: it must not be free.
-    pub fn tools(&self, requests: u64) -> Money {
+    /// The cost of tool uses by the provider. Without a price a use costs as much as a thousand
+    /// output tokens, or one cent if that is more: it must not be free.
+    pub fn tool_cost(&self, requests: u64) -> Money {
         const UNKNOWN: u64 = 10_000_000;
         let piece = self
             .tool_request
@@ -115,11 +126,12 @@ impl Price {
         Money(requests.saturating_mul(piece))
     }
 
-    /// Fills what is absent from another price of the same model, in proportion: whoever pays half of the listed
-    /// price for input pays half for what is cached, too.
+    /// Fills missing parts from another price of the same model, in proportion: an operator who
+    /// pays half of the listed input price pays half for cached input, too.
     #[must_use]
-    fn filled_from(mut self, listed: &Price) -> Price {
-        let (own_input, own_output) = (self.input, self.output);
+    fn with_defaults_from(mut self, listed: &Price) -> Price {
+        let own_input = self.input;
+        let own_output = self.output;
         let input = |listed_part: u64| proportion(listed_part, own_input, listed.input);
         let output = |listed_part: u64| proportion(listed_part, own_output, listed.output);
         self.cache_read = self.cache_read.or(listed.cache_read.map(input));
@@ -145,15 +157,15 @@ impl Price {
     }
 
     fn rates(&self, input_tokens: u64) -> Rates {
-        let reached = self
+        let applicable = self
             .tiers
             .iter()
             .filter(|tier| tier.above < input_tokens)
             .max_by_key(|tier| tier.above);
-        reached.map_or_else(|| self.base(), |tier| self.in_tier(tier))
+        applicable.map_or_else(|| self.base_rates(), |tier| self.tier_rates(tier))
     }
 
-    fn base(&self) -> Rates {
+    fn base_rates(&self) -> Rates {
         let cache_write_5m = self.cache_write_5m.unwrap_or(self.input);
         Rates {
             input: self.input,
@@ -166,29 +178,29 @@ impl Price {
         }
     }
 
-    fn in_tier(&self, tier: &Tier) -> Rates {
-        let base = self.base();
+    fn tier_rates(&self, tier: &Tier) -> Rates {
+        let base_rates = self.base_rates();
         let cache_write_5m = tier
             .cache_write_5m
-            .unwrap_or(tier.input.max(base.cache_write_5m));
+            .unwrap_or(tier.input.max(base_rates.cache_write_5m));
         Rates {
             input: tier.input,
             cache_read: tier.cache_read.unwrap_or(tier.input),
             cache_write_5m,
             cache_write_1h: tier
                 .cache_write_1h
-                .unwrap_or(cache_write_5m.max(base.cache_write_1h)),
-            audio_in: tier.input.max(base.audio_in),
+                .unwrap_or(cache_write_5m.max(base_rates.cache_write_1h)),
+            audio_in: tier.input.max(base_rates.audio_in),
             output: tier.output,
-            audio_out: tier.output.max(base.audio_out),
+            audio_out: tier.output.max(base_rates.audio_out),
         }
     }
 
-    /// In any tier: how long the input really was is known when it is too late.
-    fn dearest_output(&self) -> u64 {
-        let tiers = self.tiers.iter().map(|tier| self.in_tier(tier));
+    /// The maximum over all tiers: the real input length is known too late.
+    fn highest_output_rate(&self) -> u64 {
+        let tiers = self.tiers.iter().map(|tier| self.tier_rates(tier));
         tiers
-            .chain([self.base()])
+            .chain([self.base_rates()])
             .map(|rates| rates.output.max(rates.audio_out))
             .max()
             .unwrap_or_default()
@@ -196,7 +208,7 @@ impl Price {
 }
 
 impl Rates {
-    fn dearest_input(&self) -> u64 {
+    fn highest_input_rate(&self) -> u64 {
         self.input
             .max(self.cache_read)
             .max(self.cache_write_5m)
@@ -205,7 +217,7 @@ impl Rates {
     }
 }
 
-fn product(tokens: u64, rate: u64) -> u128 {
+fn cost_in_millionths(tokens: u64, rate: u64) -> u128 {
     u128::from(tokens) * u128::from(rate)
 }
 

@@ -20,13 +20,13 @@ fn sonnet() -> Price {
 
 #[test]
 fn every_kind_of_token_has_its_price_and_the_sum_is_rounded_up_once() {
-    let usage = Usage {
+    let usage = TokenUsage {
         input: 1,
         cache_read: 1,
         cache_write_5m: 1,
         output: 1,
         reasoning: 1,
-        ..Usage::default()
+        ..TokenUsage::default()
     };
     // 3000 + 300 + 3750 + 15000 + 15000 nano-dollars
     assert_eq!(sonnet().cost(&usage), Money(37_050));
@@ -36,23 +36,23 @@ fn every_kind_of_token_has_its_price_and_the_sum_is_rounded_up_once() {
         ..Price::default()
     };
     assert_eq!(
-        small.cost(&Usage {
+        small.cost(&TokenUsage {
             input: 1,
             output: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         Money(1)
     );
-    assert_eq!(small.cost(&Usage::default()), Money(0));
+    assert_eq!(small.cost(&TokenUsage::default()), Money(0));
 }
 
 #[test]
 fn a_long_input_moves_the_whole_call_to_its_tier() {
-    let usage = |input, cache_read| Usage {
+    let usage = |input, cache_read| TokenUsage {
         input,
         cache_read,
         output: 1000,
-        ..Usage::default()
+        ..TokenUsage::default()
     };
     assert_eq!(
         sonnet().cost(&usage(200_000, 0)),
@@ -62,7 +62,7 @@ fn a_long_input_moves_the_whole_call_to_its_tier() {
         sonnet().cost(&usage(200_001, 0)),
         Money(1_200_006_000 + 22_500_000)
     );
-    // What was read from a cache makes the input long, too; without a price of its own in the tier it costs as input.
+    // Cached input counts towards the threshold, too; without a price in the tier it costs as much as input.
     assert_eq!(
         sonnet().cost(&usage(1, 200_000)),
         Money(1_200_006_000 + 22_500_000)
@@ -76,39 +76,39 @@ fn what_has_no_price_of_its_own_is_not_free() {
         output: 4_000_000,
         ..Price::default()
     };
-    let cost = |usage: Usage| price.cost(&usage).0;
+    let cost = |usage: TokenUsage| price.cost(&usage).0;
     assert_eq!(
-        cost(Usage {
+        cost(TokenUsage {
             cache_write_1h: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         2
     );
     assert_eq!(
-        cost(Usage {
+        cost(TokenUsage {
             cache_read: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         2
     );
     assert_eq!(
-        cost(Usage {
+        cost(TokenUsage {
             audio_in: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         2
     );
     assert_eq!(
-        cost(Usage {
+        cost(TokenUsage {
             audio_out: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         4
     );
     assert_eq!(
-        cost(Usage {
+        cost(TokenUsage {
             tool_requests: 1,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         10_000_000
     );
@@ -122,14 +122,14 @@ fn a_huge_bill_stays_huge() {
         ..Price::default()
     };
     assert_eq!(
-        price.cost(&Usage {
+        price.cost(&TokenUsage {
             input: u64::MAX,
             output: u64::MAX,
-            ..Usage::default()
+            ..TokenUsage::default()
         }),
         Money::MAX
     );
-    assert_eq!(price.worst_output(u64::MAX), Money::MAX);
+    assert_eq!(price.max_output_cost(u64::MAX), Money::MAX);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn an_own_price_carries_the_rest_of_the_listed_one_with_it() {
         output: 7_500_000_000,
         ..Price::default()
     }
-    .filled_from(&sonnet());
+    .with_defaults_from(&sonnet());
     assert_eq!(half.cache_write_1h, Some(3_000_000_000));
     assert_eq!(half.cache_read, Some(150_000_000));
     assert_eq!(
@@ -150,7 +150,7 @@ fn an_own_price_carries_the_rest_of_the_listed_one_with_it() {
         cache_read: Some(7),
         ..half.clone()
     }
-    .filled_from(&sonnet());
+    .with_defaults_from(&sonnet());
     assert_eq!(said.cache_read, Some(7));
 }
 
@@ -201,7 +201,7 @@ fn any_price() -> impl Strategy<Value = Price> {
         )
 }
 
-fn any_usage() -> impl Strategy<Value = Usage> {
+fn any_usage() -> impl Strategy<Value = TokenUsage> {
     proptest::array::uniform8(prop_oneof![Just(0_u64), 0..1_000_000_u64]).prop_map(
         |[
             input,
@@ -212,7 +212,7 @@ fn any_usage() -> impl Strategy<Value = Usage> {
             output,
             reasoning,
             audio_out,
-        ]| Usage {
+        ]| TokenUsage {
             input,
             cache_read,
             cache_write_5m,
@@ -231,21 +231,21 @@ proptest! {
     fn affordable_output_is_the_exact_inverse_of_the_worst(price in any_price(), nanos in 0..1_000_000_000_000_u64) {
         let most = price.affordable_output(Money(nanos));
         if most != u64::MAX {
-            prop_assert!(price.worst_output(most) <= Money(nanos));
-            prop_assert!(price.worst_output(most + 1) > Money(nanos));
+            prop_assert!(price.max_output_cost(most) <= Money(nanos));
+            prop_assert!(price.max_output_cost(most + 1) > Money(nanos));
         } else {
-            prop_assert_eq!(price.worst_output(u64::MAX), Money::ZERO);
+            prop_assert_eq!(price.max_output_cost(u64::MAX), Money::ZERO);
         }
     }
 
     #[test]
     fn no_call_costs_more_than_the_worst_case(price in any_price(), usage in any_usage()) {
-        let worst = price.worst_input(usage.input_tokens()).plus(price.worst_output(usage.output_tokens()));
+        let worst = price.max_input_cost(usage.input_tokens()).plus(price.max_output_cost(usage.output_tokens()));
         prop_assert!(price.cost(&usage) <= worst);
     }
 
     #[test]
     fn the_worst_input_grows_with_the_input(price in any_price(), tokens in 0..500_000_u64, more in 0..500_000_u64) {
-        prop_assert!(price.worst_input(tokens) <= price.worst_input(tokens + more));
+        prop_assert!(price.max_input_cost(tokens) <= price.max_input_cost(tokens + more));
     }
 }

@@ -1,23 +1,26 @@
-//! The way of one call: route, body, policy, reservation, credential, provider, and back. A straight line; what a
-//! program may ask is decided before the first byte goes out.
+//! The model relay: handles one call from route to response (route, body, policy, budget
+//! reservation, credential, provider), with retries. Everything about the request is decided before
+//! the first byte is sent.
 
+mod api_errors;
 mod attempt;
-mod body;
-mod fault;
-mod flow;
+mod cost_ceiling;
 mod headers;
-mod own;
-mod passage;
-mod worst;
+mod local_routes;
+mod metered_body;
+mod request_body;
+mod response_stream;
 
-pub(crate) use body::read_out;
-pub(crate) use fault::{head_too_large, no_such_path, response as refusal, too_many_connections};
+pub(crate) use api_errors::{
+    head_too_large, no_such_path, response as refusal, too_many_connections,
+};
+pub(crate) use request_body::discard_body;
 
 use crate::{
-    catalogue::Target,
-    dialect::{Ask, Dialect, Fault, NoRoute, Route, ask, route},
-    line::Line,
-    session::{Kind, OpenError, Session},
+    catalogue::ModelTarget,
+    connections::ConnectionHandle,
+    dialect::{ApiError, Dialect, ParsedBody, Route, RouteError, parse_body, route},
+    session::{DoorKind, DoorSession, OpenError},
     token,
     upstream::Upstream,
 };
@@ -26,7 +29,7 @@ use bytes::Bytes;
 use http::{Request, Response, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use passage::Passage;
+use response_stream::ResponseStream;
 use std::{
     io,
     pin::Pin,
@@ -35,56 +38,56 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first pause before another try; each further one may be twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The first backoff delay; each further one doubles, with jitter.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// The body of an answer.
-pub(crate) enum Outgoing {
-    /// All of it.
+/// A response body.
+pub(crate) enum ResponseBody {
+    /// A complete body.
     Whole(Option<Bytes>),
-    /// As it comes.
-    Passage(Box<Passage>),
+    /// A streamed body.
+    Stream(Box<ResponseStream>),
 }
 
-/// A request that has been understood.
-struct Asked {
+/// A parsed request.
+struct ModelRequest {
     route: Route,
     head: Parts,
     body: Bytes,
-    ask: Ask,
+    parsed: ParsedBody,
     began: Instant,
-    /// When it has to be over, if that is limited.
+    /// Deadline, if there is one.
     end: Option<Instant>,
 }
 
-/// Why a try gave no answer, and what may be tried next.
-struct Failed {
-    fault: Fault,
-    next: Next,
+/// The error of an attempt, and whether to retry.
+struct AttemptError {
+    error: ApiError,
+    next: RetryDecision,
 }
 
-/// What may be tried next.
-enum Next {
-    /// Nothing: it would be refused again.
+/// What to try next.
+enum RetryDecision {
+    /// Nothing: it would fail again.
     Stop,
-    /// The same, after a pause; else another model.
+    /// The same model after a delay; then the next model.
     Again { after: Option<Duration> },
-    /// Another model.
+    /// The next model.
     Elsewhere,
 }
 
-/// Answers one request.
+/// Handles one request.
 pub(crate) async fn serve(
-    session: Arc<Session>,
-    line: Arc<Line>,
+    session: Arc<DoorSession>,
+    handle: Arc<ConnectionHandle>,
     request: Request<Incoming>,
-) -> Response<Outgoing> {
-    if !session.is_open() || !line.enter(&session.crowd) {
-        return refusal(None, &fault::ended());
+) -> Response<ResponseBody> {
+    if !session.is_open() || !handle.join(&session.connections) {
+        return refusal(None, &api_errors::ended());
     }
     let (head, mut body) = request.into_parts();
-    if token::is_anothers(&head, session.terms.token.as_ref()) {
-        session.denied(
+    if token::carries_foreign_token(&head, session.terms.token.as_ref()) {
+        session.record_denial(
             "token",
             "a token of another session",
             "token_listener_mismatch",
@@ -92,13 +95,14 @@ pub(crate) async fn serve(
         );
         return unauthorized_at(&head);
     }
-    // hyper lets the chunked length win over the other; nobody gets to argue about where the next request begins.
+    // hyper prefers the chunked length over Content-Length; closing the connection avoids request
+    // smuggling.
     let ambiguous = head.headers.contains_key(header::TRANSFER_ENCODING);
-    let asked = line.clone();
+    let ending = handle.clone();
     let mut response = tokio::select! {
         biased;
-        () = asked.asked() => refusal(None, &fault::ended()),
-        answered = answer_or_refuse(&session, line, head, &mut body) => answered,
+        () = ending.wait_ending() => refusal(None, &api_errors::ended()),
+        answered = answer_or_refuse(&session, handle, head, &mut body) => answered,
     };
     if ambiguous {
         response
@@ -108,122 +112,135 @@ pub(crate) async fn serve(
     response
 }
 
-/// One answer to every credential that is not good here, whatever is wrong with it.
-pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
+/// One response to every invalid credential, whatever is wrong with it.
+pub(crate) fn unauthorized_at(head: &Parts) -> Response<ResponseBody> {
     let route = route(&head.method, head.uri.path(), head.uri.query());
     refusal(
         route.ok().and_then(|route| route.dialect),
-        &fault::unauthorized(),
+        &api_errors::unauthorized(),
     )
 }
 
 async fn answer_or_refuse(
-    session: &Arc<Session>,
-    line: Arc<Line>,
+    session: &Arc<DoorSession>,
+    handle: Arc<ConnectionHandle>,
     head: Parts,
     body: &mut Incoming,
-) -> Response<Outgoing> {
-    match answer(session, line, head, body).await {
+) -> Response<ResponseBody> {
+    match answer(session, handle, head, body).await {
         Ok(response) => response,
-        Err((dialect, fault)) => {
-            body::read_out(body).await;
-            refusal(dialect, &fault)
+        Err((dialect, error)) => {
+            request_body::discard_body(body).await;
+            refusal(dialect, &error)
         }
     }
 }
 
-type Refusal = (Option<Dialect>, Fault);
+type RelayError = (Option<Dialect>, ApiError);
 
 async fn answer(
-    session: &Arc<Session>,
-    line: Arc<Line>,
+    session: &Arc<DoorSession>,
+    handle: Arc<ConnectionHandle>,
     head: Parts,
     body: &mut Incoming,
-) -> Result<Response<Outgoing>, Refusal> {
-    if let Some(own) = own::answer(session, &head) {
+) -> Result<Response<ResponseBody>, RelayError> {
+    if let Some(own) = local_routes::answer(session, &head) {
         return Ok(own);
     }
     let speaks = session.upstream.provider.dialect;
     let path = head.uri.path();
-    let route = route(&head.method, path, head.uri.query()).map_err(|none| match none {
-        NoRoute::NotFound => (Some(speaks), fault::no_such_path()),
-        NoRoute::WrongMethod => (Some(speaks), fault::wrong_method()),
+    let route = route(&head.method, path, head.uri.query()).map_err(|no_route| match no_route {
+        RouteError::NotFound => (Some(speaks), api_errors::no_such_path()),
+        RouteError::WrongMethod => (Some(speaks), api_errors::wrong_method()),
     })?;
     if route.dialect.is_some_and(|dialect| dialect != speaks) {
-        return Err((route.dialect, fault::other_dialect(speaks)));
+        return Err((route.dialect, api_errors::other_dialect(speaks)));
     }
-    let refused = |fault| (Some(speaks), fault);
-    // Held until the answer begins: so long the body may have to be sent again.
-    let (body, _room) = body::read(session, body).await.map_err(refused)?;
-    let ask =
-        ask(route.operation, &body).map_err(|bad| refused(fault::bad_body(&bad.to_string())))?;
-    if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
+    let refused = |error| (Some(speaks), error);
+    // Held until the response starts, because a retry may send the body again.
+    let (body, _room) = request_body::read(session, body).await.map_err(refused)?;
+    let parsed = parse_body(route.operation, &body)
+        .map_err(|bad| refused(api_errors::bad_body(&bad.to_string())))?;
+    if let (Some(named), Some((other, _))) = (&route.model, &parsed.model)
         && named != other
     {
-        return Err(refused(fault::bad_body(
+        return Err(refused(api_errors::bad_body(
             "it names another model than the path",
         )));
     }
     let began = Instant::now();
-    let end = (session.kind == Kind::Inference)
-        .then(|| began + session.doors.catalogue.bounds.inference_time);
-    let asked = Asked {
+    let end = (session.kind == DoorKind::Inference)
+        .then(|| began + session.doors.catalogue.limits.inference_timeout);
+    let model_request = ModelRequest {
         route,
         head,
         body,
-        ask,
+        parsed,
         began,
         end,
     };
-    carry_out(session, line, &asked).await.map_err(refused)
+    try_targets(session, handle, &model_request)
+        .await
+        .map_err(refused)
 }
 
-/// Tries each model that the name stands for, each as often as its provider allows.
-async fn carry_out(
-    session: &Arc<Session>,
-    line: Arc<Line>,
-    asked: &Asked,
-) -> Result<Response<Outgoing>, Fault> {
+/// Tries each model of the alias, with the retries of its provider.
+async fn try_targets(
+    session: &Arc<DoorSession>,
+    handle: Arc<ConnectionHandle>,
+    model_request: &ModelRequest,
+) -> Result<Response<ResponseBody>, ApiError> {
     let provider = &session.upstream.provider;
-    if asked.ask.priced_otherwise {
-        return Err(fault::priced_otherwise());
+    if model_request.parsed.priced_otherwise {
+        return Err(api_errors::priced_otherwise());
     }
-    let named = asked.ask.model.as_ref().map(|(model, _)| model.as_str());
-    let model = asked.route.model.as_deref().or(named);
+    let named = model_request
+        .parsed
+        .model
+        .as_ref()
+        .map(|(model, _)| model.as_str());
+    let model = model_request.route.model.as_deref().or(named);
     let targets = match model {
-        None if !asked.route.operation.is_free() => {
-            return Err(fault::bad_body("it names no model"));
+        None if !model_request.route.operation.is_free() => {
+            return Err(api_errors::bad_body("it names no model"));
         }
-        None => vec![Target {
+        None => vec![ModelTarget {
             provider: provider.name.clone(),
             model: String::new(),
         }],
         Some(model) => session.targets(model).ok_or_else(|| {
-            session.denied(
+            session.record_denial(
                 "model",
                 model,
                 "allow_models",
                 &format!("--allow-model '{model}'"),
             );
-            fault::model_refused()
+            api_errors::model_refused()
         })?,
     };
-    let (mut number, mut last) = (0, fault::no_such_path());
+    let mut number = 0;
+    let mut last = api_errors::no_such_path();
     for target in &targets {
         let upstream = match session.upstream_of(target).await {
-            Ok(upstream) if reaches_out(asked) && !upstream.provider.server_tools => {
-                let allow = "server_tools = true for the provider";
-                session.denied("tool", &upstream.provider.name, "server_tools", allow);
-                last = fault::server_tools_refused();
+            Ok(upstream)
+                if uses_provider_tools(model_request) && !upstream.provider.server_tools =>
+            {
+                let what = provider_tool_name(model_request);
+                let allow = format!(
+                    "server_tools = true under [provider.{}]",
+                    upstream.provider.name
+                );
+                session.record_denial("tool", what, "server_tools", &allow);
+                last = api_errors::server_tools_refused(what);
                 continue;
             }
             Ok(upstream) if upstream.provider.dialect == provider.dialect => upstream,
             Ok(_) => {
-                last = fault::other_dialect(provider.dialect);
+                last = api_errors::other_dialect(provider.dialect);
                 continue;
             }
             Err(OpenError::Secret(_)) => {
-                last = fault::no_credential();
+                last = api_errors::no_credential();
                 continue;
             }
             Err(_) => continue,
@@ -233,21 +250,21 @@ async fn carry_out(
             number += 1;
             let attempt = Attempt {
                 session,
-                line: &line,
-                asked,
+                handle: &handle,
+                model_request,
                 target,
                 upstream: &upstream,
                 number,
             };
-            let failed = match attempt.carry_out().await {
+            let failed = match attempt.run().await {
                 Ok(response) => return Ok(response),
                 Err(failed) => failed,
             };
-            last = failed.fault;
+            last = failed.error;
             match failed.next {
-                Next::Stop => return Err(last),
-                Next::Elsewhere => break,
-                Next::Again { after } => match pause(tries, after, &upstream) {
+                RetryDecision::Stop => return Err(last),
+                RetryDecision::Elsewhere => break,
+                RetryDecision::Again { after } => match pause(tries, after, &upstream) {
                     Some(pause) => tokio::time::sleep(pause).await,
                     None => break,
                 },
@@ -258,29 +275,35 @@ async fn carry_out(
     Err(last)
 }
 
-/// Whether the provider is to reach into the network by itself: to run a tool, or to fetch something.
-fn reaches_out(asked: &Asked) -> bool {
-    asked.ask.server_tools || asked.ask.fetches
+/// Whether the provider would use the network by itself: to run a tool, or to fetch a URL.
+fn uses_provider_tools(model_request: &ModelRequest) -> bool {
+    model_request.parsed.server_tools || model_request.parsed.fetches
 }
 
-/// How long to wait before the next try; none if there is to be no other.
+/// How it would use the network, for messages.
+fn provider_tool_name(model_request: &ModelRequest) -> &str {
+    let tool = model_request.parsed.server_tool.as_deref();
+    tool.unwrap_or("an address to fetch from")
+}
+
+/// Delay before the next attempt; `None` if there is none.
 fn pause(tries: u32, after: Option<Duration>, upstream: &Upstream) -> Option<Duration> {
     let provider = &upstream.provider;
     if tries >= provider.retries {
         return None;
     }
     match after {
-        // A provider that wants longer than anybody waits is not asked again.
-        Some(after) if after > provider.patience.retry_after => None,
+        // A provider that asks for a longer delay than configured is not called again.
+        Some(after) if after > provider.timeouts.max_retry_after => None,
         Some(after) => Some(after),
         None => {
-            let most = FIRST_PAUSE * 2u32.saturating_pow(tries.min(6));
+            let most = FIRST_RETRY_DELAY * 2u32.saturating_pow(tries.min(6));
             Some(most.mul_f64(jitter()))
         }
     }
 }
 
-/// Between 0 and 1, so that many who failed together do not come back together.
+/// Random factor between 0 and 1, so that failed clients do not retry at the same time.
 fn jitter() -> f64 {
     let mut bytes = [0; 4];
     let random = ring::rand::SystemRandom::new();
@@ -290,14 +313,14 @@ fn jitter() -> f64 {
     }
 }
 
-impl Outgoing {
-    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Outgoing {
+impl ResponseBody {
+    pub(crate) fn full(bytes: impl Into<Bytes>) -> ResponseBody {
         let bytes = bytes.into();
-        Outgoing::Whole((!bytes.is_empty()).then_some(bytes))
+        ResponseBody::Whole((!bytes.is_empty()).then_some(bytes))
     }
 }
 
-impl Body for Outgoing {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -306,24 +329,28 @@ impl Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
-            Outgoing::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Outgoing::Passage(passage) => Pin::new(passage.as_mut()).poll_frame(cx),
+            ResponseBody::Whole(bytes) => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            ResponseBody::Stream(response_stream) => {
+                Pin::new(response_stream.as_mut()).poll_frame(cx)
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Outgoing::Whole(bytes) => bytes.is_none(),
-            Outgoing::Passage(passage) => passage.is_end_stream(),
+            ResponseBody::Whole(bytes) => bytes.is_none(),
+            ResponseBody::Stream(response_stream) => response_stream.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Outgoing::Whole(bytes) => {
+            ResponseBody::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Outgoing::Passage(passage) => passage.size_hint(),
+            ResponseBody::Stream(response_stream) => response_stream.size_hint(),
         }
     }
 }

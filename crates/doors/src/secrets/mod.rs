@@ -1,23 +1,23 @@
-//! Where credentials come from: the encrypted store, a variable, a file, a vault. Read when a door opens, never shown.
+//! Secrets: reads credentials from the encrypted store, environment variables, files or a Vault. Read
+//! when a door opens, never shown.
 //!
 //! ```text
 //! STATE/secrets/            0700
 //!     NAME.secret           0600   version, nonce, AES-256-GCM of the value; bound to NAME
-//!     key                   0600   the master key, only where no better place is configured
+//!     key                   0600   the master key, only if no better source is configured
 //! ```
 
-mod folder;
-mod master;
-mod seal;
+mod encryption;
+mod master_key;
+mod store_dir;
 mod vault;
 
-pub use folder::Stored;
-pub use master::MasterKey;
+pub use master_key::MasterKey;
+pub use store_dir::StoredSecret;
 pub use vault::Vault;
 
 use crate::secret::Secret;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use folder::Folder;
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::{
     fs::{CWD, Mode, OFlags},
@@ -32,27 +32,28 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+use store_dir::StoreDir;
 use zeroize::Zeroizing;
 
-/// Where a credential comes from.
+/// Source of a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// The encrypted store, by name.
     Stored(String),
-    /// A variable of Airlock's own environment.
+    /// An environment variable of Airlock's own process.
     Variable(String),
     /// A file.
     File(PathBuf),
-    /// A field of a secret of the configured Vault (KV version 2).
+    /// A field of a secret in the configured Vault (KV version 2).
     Vault {
         /// The path below the mount.
         path: String,
-        /// The field, `value` if not said.
+        /// The field, by default `value`.
         field: String,
     },
 }
 
-/// Why there is no credential. Never says what it is.
+/// Why a credential is not available. Never contains the credential.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SecretsError {
@@ -71,28 +72,28 @@ impl SecretsError {
     }
 }
 
-/// Finds credentials, and keeps those of the encrypted store.
+/// Reads credentials from their sources, and manages the encrypted store.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
-    /// The folder of the store; made when the first secret is kept.
+    /// The store's directory; created with the first secret.
     pub folder: PathBuf,
-    /// What the store is encrypted with.
+    /// Source of the encryption key.
     pub master: MasterKey,
-    /// The variables that the configuration names, as far as they are set.
+    /// The environment variables that the configuration names, if set.
     pub variables: BTreeMap<String, Secret>,
     /// The Vault, if one is configured.
     pub vault: Option<Vault>,
 }
 
 impl Secrets {
-    /// The credential, read now, and fit to be sent in a header.
+    /// Reads a credential and checks that it can be sent in a header.
     pub async fn find(&self, source: &KeySource) -> Result<Secret, SecretsError> {
         let found = self.read(source).await?;
         check_header(&found, source)?;
         Ok(found)
     }
 
-    /// The credential, read now, whatever it is for: it may have several lines.
+    /// Reads a secret for any use: it may have several lines.
     pub async fn read(&self, source: &KeySource) -> Result<Secret, SecretsError> {
         match source {
             KeySource::Vault { path, field } => {
@@ -110,7 +111,7 @@ impl Secrets {
         }
     }
 
-    /// What lies on this machine.
+    /// Reads a local source.
     fn local(&self, source: &KeySource) -> Result<Secret, SecretsError> {
         match source {
             KeySource::Stored(name) => self.stored(name),
@@ -123,7 +124,7 @@ impl Secrets {
         }
     }
 
-    /// A secret of the store.
+    /// Reads a secret of the store.
     pub fn stored(&self, name: &str) -> Result<Secret, SecretsError> {
         let id = check(name)?;
         let absent = || {
@@ -132,7 +133,7 @@ impl Secrets {
                 format!("keep it first: airlock secrets set {id}"),
             )
         };
-        let folder = Folder::open(&self.folder)?.ok_or_else(absent)?;
+        let folder = StoreDir::open(&self.folder)?.ok_or_else(absent)?;
         let sealed = folder.read(&id)?.ok_or_else(absent)?;
         let key = self.master.read(&folder)?.ok_or_else(|| {
             SecretsError::new(
@@ -140,19 +141,19 @@ impl Secrets {
                 format!("bring the key back, or set the secret anew: airlock secrets set {id}"),
             )
         })?;
-        seal::open(&key, &id, sealed)
+        encryption::open(&key, &id, sealed)
     }
 
-    /// Keeps a secret under a name, in place of any that was there.
+    /// Stores a secret under a name, replacing any existing one.
     pub fn set(&self, name: &str, value: &Secret) -> Result<(), SecretsError> {
         let id = check(name)?;
-        let folder = Folder::make(&self.folder)?;
+        let folder = StoreDir::make(&self.folder)?;
         let key = self.master.read_or_make(&folder)?;
-        folder.write(&id, &seal::seal(&key, &id, value)?)
+        folder.write(&id, &encryption::seal(&key, &id, value)?)
     }
 
-    /// A key of Airlock's own, made by random numbers when it is first asked for. One that is there and cannot be read is
-    /// not replaced: what was made with it would fit nothing any more.
+    /// One of Airlock's own keys, generated on first use. An existing key that cannot be read is
+    /// not replaced: whatever was made with it would become unusable.
     pub fn own_key(&self, name: &str) -> Result<Zeroizing<[u8; 32]>, SecretsError> {
         let id = check(name)?;
         if !self.list()?.iter().any(|stored| stored.name == id) {
@@ -168,8 +169,11 @@ impl Secrets {
                 Secret::new(text).map_err(|bad| SecretsError::new(bad.to_string(), "try again"))?;
             self.set(name, &text)?;
         }
-        let kept = self.stored(name)?;
-        let bytes = STANDARD.decode(kept.expose()).ok().map(Zeroizing::new);
+        let stored_key = self.stored(name)?;
+        let bytes = STANDARD
+            .decode(stored_key.expose())
+            .ok()
+            .map(Zeroizing::new);
         let key = bytes
             .and_then(|bytes| <[u8; 32]>::try_from(&bytes[..]).ok())
             .map(Zeroizing::new);
@@ -182,15 +186,15 @@ impl Secrets {
         })
     }
 
-    /// The names that are kept, and since when. No values.
-    pub fn list(&self) -> Result<Vec<Stored>, SecretsError> {
-        Folder::open(&self.folder)?.map_or_else(|| Ok(Vec::new()), |folder| folder.list())
+    /// Names and dates of the stored secrets; no values.
+    pub fn list(&self) -> Result<Vec<StoredSecret>, SecretsError> {
+        StoreDir::open(&self.folder)?.map_or_else(|| Ok(Vec::new()), |folder| folder.list())
     }
 
-    /// Forgets a secret; false if there was none.
+    /// Removes a secret; false if there was none.
     pub fn remove(&self, name: &str) -> Result<bool, SecretsError> {
         let id = check(name)?;
-        Folder::open(&self.folder)?.map_or(Ok(false), |folder| folder.remove(&id))
+        StoreDir::open(&self.folder)?.map_or(Ok(false), |folder| folder.remove(&id))
     }
 
     fn variable(&self, name: &str) -> Result<Secret, SecretsError> {
@@ -203,7 +207,7 @@ impl Secrets {
     }
 }
 
-/// What could end a header and begin another is no credential.
+/// A value that could end a header and start another is not a credential.
 fn check_header(secret: &Secret, source: &KeySource) -> Result<(), SecretsError> {
     secret.check_header().map_err(|bad| {
         let place = match source {
@@ -223,22 +227,23 @@ fn check(name: &str) -> Result<Id, SecretsError> {
     Id::new(name).map_err(|bad| SecretsError::new(bad.to_string(), "give the secret another name"))
 }
 
-/// Who may read and write a file with a secret in it.
+/// Who may read a file with a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guard {
-    /// Nobody but its owner.
+enum AllowedReaders {
+    /// Only its owner.
     Owner,
-    /// Also whoever is let in by root, as services get their credentials.
+    /// Also a group that root allows, as for service credentials.
     Service,
 }
 
-/// Where Docker, Podman and Kubernetes put secrets, readable by everyone in a container that is all ours.
+/// Where Docker, Podman and Kubernetes mount secrets, world-readable in a container that is all
+/// ours.
 const SERVICE_SECRETS: &str = "/run/secrets";
-/// More than any secret; a larger file is not one.
-const LONGEST_FILE: u64 = 64 << 10;
+/// Larger than any secret.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 fn file(path: &Path) -> Result<Secret, SecretsError> {
-    let bytes = guarded(path, Guard::Service)?;
+    let bytes = read_guarded_file(path, AllowedReaders::Service)?;
     Secret::new(bytes.to_vec()).map_err(|bad| {
         SecretsError::new(
             format!("`{}`: {bad}", path.display()),
@@ -247,59 +252,69 @@ fn file(path: &Path) -> Result<Secret, SecretsError> {
     })
 }
 
-/// The bytes of a file that only those read who should. Symbolic links are followed: the operator named it, and
-/// services put them there.
-fn guarded(path: &Path, guard: Guard) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
-    let shown = path.display();
+/// Reads a file after checking its permissions. Symbolic links are followed: the operator named the
+/// file, and services put them there.
+fn read_guarded_file(
+    path: &Path,
+    guard: AllowedReaders,
+) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
+    let display_path = path.display();
     let failed = |error: &dyn fmt::Display| {
         SecretsError::new(
-            format!("cannot read `{shown}`: {error}"),
+            format!("cannot read `{display_path}`: {error}"),
             "name a file that holds the secret alone",
         )
     };
-    // Not to be held up by a FIFO.
+    // O_NONBLOCK, so that opening a FIFO does not block.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
     let mut file = File::from(opened.map_err(|error| failed(&io::Error::from(error)))?);
-    let about = file.metadata().map_err(|error| failed(&error))?;
-    if !about.is_file() {
+    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    if !metadata.is_file() {
         return Err(failed(&"it is not a regular file"));
     }
-    if about.len() > LONGEST_FILE {
+    if metadata.len() > MAX_FILE_BYTES {
         return Err(failed(&"it is longer than 64 KiB"));
     }
-    if let Some(why) = exposed(
-        about.uid(),
-        about.mode(),
+    if let Some(why) = permission_problem(
+        metadata.uid(),
+        metadata.mode(),
         guard,
         path.starts_with(SERVICE_SECRETS),
     ) {
         return Err(SecretsError::new(
-            format!("`{shown}` {why}"),
-            format!("chmod 600 {shown}"),
+            format!("`{display_path}` {why}"),
+            format!("chmod 600 {display_path}"),
         ));
     }
-    read_whole(&mut file, about.len()).map_err(|error| failed(&error))
+    read_whole(&mut file, metadata.len()).map_err(|error| failed(&error))
 }
 
-/// Why a file is no place for a secret.
-fn exposed(owner: u32, mode: u32, guard: Guard, of_service: bool) -> Option<&'static str> {
+/// What is wrong with the permissions of a secret file.
+fn permission_problem(
+    owner: u32,
+    mode: u32,
+    guard: AllowedReaders,
+    of_service: bool,
+) -> Option<&'static str> {
     let by_root = owner == 0;
     if !by_root && owner != geteuid().as_raw() {
         return Some("belongs to somebody else");
     }
     match (mode & 0o777, guard) {
         (mode, _) if mode & 0o022 != 0 => Some("can be changed by others"),
-        (mode, Guard::Owner) if mode & 0o077 != 0 => Some("can be read by others"),
-        (mode, Guard::Service) if mode & 0o007 != 0 && !of_service => {
+        (mode, AllowedReaders::Owner) if mode & 0o077 != 0 => Some("can be read by others"),
+        (mode, AllowedReaders::Service) if mode & 0o007 != 0 && !of_service => {
             Some("can be read by everyone")
         }
-        (mode, Guard::Service) if mode & 0o070 != 0 && !by_root => Some("can be read by its group"),
+        (mode, AllowedReaders::Service) if mode & 0o070 != 0 && !by_root => {
+            Some("can be read by its group")
+        }
         _ => None,
     }
 }
 
-/// Into a buffer that never moves, so that no copy is left behind.
+/// Reads into a buffer that never moves, so that no copy is left behind.
 fn read_whole(file: &mut File, size: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(vec![0; size as usize]);
     file.read_exact(&mut bytes)?;

@@ -4,7 +4,7 @@ use std::{
     os::unix::fs::{PermissionsExt, symlink},
 };
 
-/// A fresh folder, gone afterwards.
+/// A temporary folder.
 struct Place(PathBuf);
 
 impl Place {
@@ -316,16 +316,16 @@ fn who_may_read_a_file_decides_whether_it_is_a_place_for_a_secret() {
     let me = geteuid().as_raw();
     let (root, stranger) = (0, 4_000_000);
     for (owner, mode, guard, of_service, good) in [
-        (me, 0o600, Guard::Owner, false, true),
-        (me, 0o400, Guard::Owner, false, true),
-        (root, 0o440, Guard::Owner, false, false),
-        (root, 0o440, Guard::Service, false, true),
-        (root, 0o444, Guard::Service, false, false),
-        (root, 0o444, Guard::Service, true, true),
-        (root, 0o666, Guard::Service, true, false),
-        (stranger, 0o600, Guard::Service, false, false),
+        (me, 0o600, AllowedReaders::Owner, false, true),
+        (me, 0o400, AllowedReaders::Owner, false, true),
+        (root, 0o440, AllowedReaders::Owner, false, false),
+        (root, 0o440, AllowedReaders::Service, false, true),
+        (root, 0o444, AllowedReaders::Service, false, false),
+        (root, 0o444, AllowedReaders::Service, true, true),
+        (root, 0o666, AllowedReaders::Service, true, false),
+        (stranger, 0o600, AllowedReaders::Service, false, false),
     ] {
-        let refused = exposed(owner, mode, guard, of_service);
+        let refused = permission_problem(owner, mode, guard, of_service);
         assert_eq!(
             refused.is_none(),
             good,

@@ -1,5 +1,5 @@
-//! HashiCorp Vault (or OpenBao), key-value engine version 2: one GET a secret, within bounds, no redirects, and the token
-//! only over verified TLS.
+//! Client of HashiCorp Vault (or OpenBao), key-value engine version 2: one GET per secret, with
+//! size and time limits, without redirects, and the token only over verified TLS.
 
 use super::{KeySource, SecretsError};
 use crate::{secret::Secret, tls};
@@ -18,31 +18,31 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
-/// Where a Vault is, and how to be let in.
+/// Address and authentication of a Vault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vault {
     /// Scheme and authority; no path.
     pub address: Uri,
-    /// Where the engine is mounted; usually `secret`.
+    /// Mount path of the engine; usually `secret`.
     pub mount: String,
-    /// Its token: a stored secret, a variable or a file.
+    /// Source of the token: a stored secret, an environment variable or a file.
     pub token: KeySource,
-    /// The namespace, for a Vault that has them.
+    /// The namespace, if the Vault has them.
     pub namespace: Option<String>,
-    /// The token may travel unencrypted.
+    /// Allows http://, which sends the token unencrypted.
     pub allow_plain_http: bool,
-    /// Certificates to trust instead of the system's.
+    /// CA certificates to trust instead of the system's.
     pub ca: Option<PathBuf>,
 }
 
-const LONGEST_ANSWER: usize = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there was no answer, before anybody knows what for.
-type Reason = Cow<'static, str>;
+/// Why a request failed.
+type FetchFailure = Cow<'static, str>;
 
 impl Vault {
-    /// One field of a secret.
+    /// Reads one field of a secret.
     pub(super) async fn fetch(
         &self,
         token: &Secret,
@@ -59,8 +59,8 @@ impl Vault {
                 hint,
             )
         };
-        let asked = tokio::time::timeout(PATIENCE, self.ask(token, path)).await;
-        let (status, body) = asked
+        let fetched = tokio::time::timeout(REQUEST_TIMEOUT, self.request_secret(token, path)).await;
+        let (status, body) = fetched
             .unwrap_or(Err(Cow::Borrowed("it took longer than 10 seconds")))
             .map_err(|why| {
                 failed(
@@ -95,7 +95,7 @@ impl Vault {
                 ));
             }
         }
-        let found = pick(&body, field).ok_or_else(|| {
+        let found = extract_field(&body, field).ok_or_else(|| {
             failed(
                 &format!("it has no text in the field `{}`", field.escape_debug()),
                 "name the field: { vault = \"PATH\", field = \"NAME\" }",
@@ -105,11 +105,11 @@ impl Vault {
             .map_err(|bad| failed(&bad.to_string(), "write it to the Vault anew"))
     }
 
-    async fn ask(
+    async fn request_secret(
         &self,
         token: &Secret,
         path: &str,
-    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Reason> {
+    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), FetchFailure> {
         let request = self.request(token, path)?;
         let host = self.address.host().unwrap_or_default();
         let plain = match self.address.scheme_str() {
@@ -135,13 +135,17 @@ impl Vault {
             .map_err(|_| Cow::Borrowed("its name cannot be verified"))?;
         let stream = TlsConnector::from(config).connect(name, socket).await;
         exchange(
-            stream.map_err(|error| told("no verified connection", &error))?,
+            stream.map_err(|error| with_cause("no verified connection", &error))?,
             request,
         )
         .await
     }
 
-    fn request(&self, token: &Secret, path: &str) -> Result<Request<Empty<bytes::Bytes>>, Reason> {
+    fn request(
+        &self,
+        token: &Secret,
+        path: &str,
+    ) -> Result<Request<Empty<bytes::Bytes>>, FetchFailure> {
         let bad = |_| Cow::Borrowed("no request can be made of its path, token or namespace");
         let mut secret = HeaderValue::from_bytes(token.expose())
             .map_err(|_| Cow::Borrowed("the token is no header"))?;
@@ -161,17 +165,17 @@ impl Vault {
     }
 }
 
-/// The operator named the host, so that it may be private; a metadata service it is not.
-async fn connect(host: &str, port: u16) -> Result<TcpStream, Reason> {
+/// The operator named the host, so private addresses are allowed; metadata services are not.
+async fn connect(host: &str, port: u16) -> Result<TcpStream, FetchFailure> {
     let host = host.trim_matches(['[', ']']);
     let addresses = tokio::net::lookup_host((host, port))
         .await
-        .map_err(|error| told("its name is unknown", &error))?;
+        .map_err(|error| with_cause("its name is unknown", &error))?;
     let mut last = Cow::Borrowed("its name has no address that may be dialled");
     for address in addresses.filter(|address| !address::is_metadata(address.ip())) {
         match TcpStream::connect(address).await {
             Ok(socket) => return Ok(socket),
-            Err(error) => last = told("no connection", &error),
+            Err(error) => last = with_cause("no connection", &error),
         }
     }
     Err(last)
@@ -180,7 +184,7 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, Reason> {
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Empty<bytes::Bytes>>,
-) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Reason> {
+) -> Result<(StatusCode, Zeroizing<Vec<u8>>), FetchFailure> {
     let broken = |error: hyper::Error| Cow::Owned(format!("the connection broke: {error}"));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
@@ -188,8 +192,8 @@ async fn exchange(
     let answer = async {
         let answer = sender.send_request(request).await.map_err(broken)?;
         let status = answer.status();
-        let mut body = Zeroizing::new(Vec::with_capacity(LONGEST_ANSWER));
-        let mut pieces = Limited::new(answer.into_body(), LONGEST_ANSWER);
+        let mut body = Zeroizing::new(Vec::with_capacity(MAX_RESPONSE_BYTES));
+        let mut pieces = Limited::new(answer.into_body(), MAX_RESPONSE_BYTES);
         while let Some(piece) = pieces.frame().await {
             let piece =
                 piece.map_err(|error| Cow::Owned(format!("its answer cannot be read: {error}")))?;
@@ -200,7 +204,7 @@ async fn exchange(
         }
         Ok((status, body))
     };
-    // Nobody else drives the connection; when it ends first, the answer says why.
+    // Both futures are polled here; if the connection ends first, the response says why.
     tokio::pin!(answer, connection);
     tokio::select! {
         biased;
@@ -209,12 +213,12 @@ async fn exchange(
     }
 }
 
-fn told(what: &str, error: &io::Error) -> Reason {
+fn with_cause(what: &str, error: &io::Error) -> FetchFailure {
     Cow::Owned(format!("{what}: {error}"))
 }
 
-/// Only the wanted field is made a text of its own; everything else stays in the body, which is wiped.
-fn pick(body: &[u8], field: &str) -> Option<Zeroizing<String>> {
+/// Only the wanted field is copied; everything else stays in the body, which is wiped.
+fn extract_field(body: &[u8], field: &str) -> Option<Zeroizing<String>> {
     #[derive(Deserialize)]
     struct Answer<'a> {
         #[serde(borrow)]

@@ -1,15 +1,15 @@
-//! Connections to a provider: where they may lead, how they are secured, and which are kept for the next call.
+//! Connections to a model provider: address checks, TLS, and the pool of idle connections.
 
-mod io;
-mod wire;
+mod http_connection;
+mod maybe_tls_stream;
 
-pub(crate) use io::Io;
-pub(crate) use wire::{NoAnswer, Piece, Wire};
+pub(crate) use http_connection::{HttpConnection, ResponseChunk, SendError};
+pub(crate) use maybe_tls_stream::MaybeTlsStream;
 
 use crate::{
     catalogue::Provider,
     dialect::Dialect,
-    scrub::Reflection,
+    scrub::CredentialPatterns,
     secret::{BadSecret, Secret},
     tls,
 };
@@ -29,60 +29,67 @@ use std::{
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 
-/// Connections that wait for the next call, at most.
-const MOST_IDLE: usize = 64;
-/// Providers hang up after a minute or so; a connection is not kept up to that.
-const LONGEST_IDLE: Duration = Duration::from_secs(50);
+/// Idle connections that are kept.
+const MAX_IDLE: usize = 64;
+/// Providers close idle connections after about a minute; stay below that.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
 
 /// A provider, ready to be called.
 pub(crate) struct Upstream {
     pub(crate) provider: Arc<Provider>,
-    /// The headers of every request, the credential among them.
+    /// Headers of every request, including the credential.
     headers: HeaderMap,
-    /// Finds the credential in what comes back.
-    reflection: Option<Reflection>,
-    /// Before every path: empty, or begins with a slash and does not end with one.
+    /// Finds the credential in responses.
+    patterns: Option<CredentialPatterns>,
+    /// Path prefix: empty, or with a leading and without a trailing slash.
     prefix: String,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     host: String,
     port: u16,
-    idle: Mutex<Vec<Wire>>,
+    idle: Mutex<Vec<IdleConnection>>,
+}
+
+/// An idle connection, reserved for the tenant that used it: a provider that sends one response too
+/// many would otherwise give it to another tenant.
+struct IdleConnection {
+    tenant: String,
+    connection: HttpConnection,
 }
 
 /// Why a provider cannot be used at all.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// Its address is no URL we can use.
+    /// Its base URL is invalid.
     #[error("the address of the provider `{provider}` cannot be used: {why}")]
     Base {
-        /// Which provider.
+        /// Name of the provider.
         provider: String,
-        /// Why.
+        /// What is wrong.
         why: &'static str,
     },
     /// Its credential cannot be sent.
     #[error("the credential of the provider `{provider}` cannot be used: {source}")]
     Key {
-        /// Which provider.
+        /// Name of the provider.
         provider: String,
-        /// Why.
+        /// The cause.
         source: BadSecret,
     },
-    /// Its certificates cannot be checked.
+    /// The CA certificates cannot be loaded.
     #[error("cannot set up TLS for the provider `{provider}`")]
     Tls {
-        /// Which provider.
+        /// Name of the provider.
         provider: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// Why there is no connection. The program is told the kind and nothing else.
+/// Why there is no connection. The program is told only the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoConnection {
-    /// The name leads nowhere, or nowhere that is allowed.
+pub(crate) enum ConnectError {
+    /// The name does not resolve to an allowed address.
     Address,
     Refused,
     Tls,
@@ -96,7 +103,7 @@ impl fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Puts the credential into place. Nothing is dialled.
+    /// Prepares headers and TLS. Nothing is dialled.
     pub(crate) fn new(
         provider: Arc<Provider>,
         key: Option<Secret>,
@@ -126,19 +133,17 @@ impl Upstream {
             .trim_end_matches(']')
             .to_owned();
         let port = base.port_u16().unwrap_or(if plain { 80 } else { 443 });
-        let tls = match plain {
-            true => None,
-            false => {
-                let config = tls::client_config(provider.ca.as_deref()).map_err(|error| {
-                    UpstreamError::Tls {
-                        provider: name.clone(),
-                        source: error.into(),
-                    }
+        let tls = if plain {
+            None
+        } else {
+            let config =
+                tls::client_config(provider.ca.as_deref()).map_err(|error| UpstreamError::Tls {
+                    provider: name.clone(),
+                    source: error.into(),
                 })?;
-                let server = ServerName::try_from(host.clone())
-                    .map_err(|_| bad("its host is not a name"))?;
-                Some((config, server))
-            }
+            let server =
+                ServerName::try_from(host.clone()).map_err(|_| bad("its host is not a name"))?;
+            Some((config, server))
         };
         let mut headers = HeaderMap::new();
         let host_header =
@@ -149,10 +154,10 @@ impl Upstream {
             USER_AGENT,
             HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))),
         );
-        let reflection = key
-            .map(|key| credential(&provider, key, &mut headers))
+        let patterns = key
+            .map(|key| insert_credential(&provider, key, &mut headers))
             .transpose()?;
-        // Both ways of writing it are common: with and without the version that our paths begin with.
+        // Base URLs are written with and without the version that our paths start with.
         let prefix = base
             .path()
             .trim_end_matches('/')
@@ -162,7 +167,7 @@ impl Upstream {
         Ok(Upstream {
             provider,
             headers,
-            reflection,
+            patterns,
             prefix,
             tls,
             host,
@@ -171,99 +176,108 @@ impl Upstream {
         })
     }
 
-    /// The headers of every request.
+    /// Headers of every request.
     pub(crate) fn headers(&self) -> HeaderMap {
         self.headers.clone()
     }
 
-    /// The path of a request.
+    /// The upstream path of a target.
     pub(crate) fn path(&self, target: &str) -> String {
         format!("{}{target}", self.prefix)
     }
 
-    /// What must never come back.
-    pub(crate) fn reflection(&self) -> Option<&Reflection> {
-        self.reflection.as_ref()
+    /// What must be redacted in responses.
+    pub(crate) fn patterns(&self) -> Option<&CredentialPatterns> {
+        self.patterns.as_ref()
     }
 
-    /// A connection that was kept, or a new one. The flag says which: a kept one may have died unnoticed.
-    pub(crate) async fn connect(&self) -> Result<(Wire, bool), NoConnection> {
-        while let Some(mut wire) = self.take_idle() {
-            if wire.is_ready().await {
-                return Ok((wire, true));
+    /// An idle connection of this tenant, or a new one. The flag says that it was idle: it may have
+    /// died unnoticed.
+    pub(crate) async fn connect(
+        &self,
+        tenant: &str,
+    ) -> Result<(HttpConnection, bool), ConnectError> {
+        while let Some(mut connection) = self.take_idle(tenant) {
+            if connection.is_ready().await {
+                return Ok((connection, true));
             }
         }
-        let dialled = timeout(self.provider.patience.connect, self.dial()).await;
-        Ok((dialled.map_err(|_| NoConnection::TimedOut)??, false))
+        let dialled = timeout(self.provider.timeouts.connect, self.dial()).await;
+        Ok((dialled.map_err(|_| ConnectError::TimedOut)??, false))
     }
 
-    /// Keeps a connection whose answer has been read to its end.
-    pub(crate) fn keep(&self, mut wire: Wire) {
-        wire.idle_since = Instant::now();
+    /// Keeps a connection whose response was read to its end, for the same tenant.
+    pub(crate) fn keep_idle(&self, mut connection: HttpConnection, tenant: &str) {
+        connection.idle_since = Instant::now();
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MOST_IDLE {
-            idle.push(wire);
+        // Evicts the oldest, so that connections of inactive tenants do not fill the pool.
+        if idle.len() == MAX_IDLE {
+            idle.remove(0);
         }
+        idle.push(IdleConnection {
+            tenant: tenant.to_owned(),
+            connection,
+        });
     }
 
-    /// The one used last: the others may then grow old and go.
-    fn take_idle(&self) -> Option<Wire> {
+    /// The most recently used: the others may then age out.
+    fn take_idle(&self, tenant: &str) -> Option<HttpConnection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let wire = idle.pop()?;
-        match wire.idle_since.elapsed() < LONGEST_IDLE {
-            true => Some(wire),
-            // Those below are older still.
-            false => {
-                idle.clear();
-                None
-            }
-        }
+        idle.retain(|idle_connection| {
+            idle_connection.connection.idle_since.elapsed() < MAX_IDLE_TIME
+        });
+        let last = idle
+            .iter()
+            .rposition(|idle_connection| idle_connection.tenant == tenant)?;
+        Some(idle.remove(last).connection)
     }
 
-    /// Resolves once, looks at every address, dials one that was looked at.
-    async fn dial(&self) -> Result<Wire, NoConnection> {
+    /// Resolves the name once and dials an allowed address.
+    async fn dial(&self) -> Result<HttpConnection, ConnectError> {
         let found = tokio::net::lookup_host((self.host.as_str(), self.port));
-        let found = found.await.map_err(|_| NoConnection::Address)?;
+        let found = found.await.map_err(|_| ConnectError::Address)?;
         let allowed: Vec<SocketAddr> = found.filter(|address| self.may_dial(address)).collect();
-        let mut failed = NoConnection::Address;
+        let mut failed = ConnectError::Address;
         for address in allowed {
             match TcpStream::connect(address).await {
                 Ok(stream) => return self.secure(stream).await,
-                Err(_) => failed = NoConnection::Refused,
+                Err(_) => failed = ConnectError::Refused,
             }
         }
         Err(failed)
     }
 
-    /// Decides on the address, not the name: a name may lead to the metadata service.
+    /// Decides on the address, not the name: a name may resolve to the metadata service.
     fn may_dial(&self, address: &SocketAddr) -> bool {
         let ip = address.ip();
         !address::is_metadata(ip) && (self.provider.allow_private || address::is_public(ip))
     }
 
-    async fn secure(&self, stream: TcpStream) -> Result<Wire, NoConnection> {
-        // Without it the small writes of a request wait for acknowledgements that wait for them.
+    async fn secure(&self, stream: TcpStream) -> Result<HttpConnection, ConnectError> {
+        // Without TCP_NODELAY the small writes of a request wait for delayed acknowledgements.
         stream
             .set_nodelay(true)
-            .map_err(|_| NoConnection::Refused)?;
+            .map_err(|_| ConnectError::Refused)?;
         let io = match &self.tls {
-            None => Io::Plain(stream),
+            None => MaybeTlsStream::Plain(stream),
             Some((config, server)) => {
                 let secured = TlsConnector::from(config.clone())
                     .connect(server.clone(), stream)
                     .await;
-                Io::Tls(Box::new(secured.map_err(|_| NoConnection::Tls)?))
+                MaybeTlsStream::Tls(Box::new(secured.map_err(|_| ConnectError::Tls)?))
             }
         };
-        Wire::new(io).await.map_err(|_| NoConnection::Refused)
+        HttpConnection::new(io)
+            .await
+            .map_err(|_| ConnectError::Refused)
     }
 }
 
-fn credential(
+fn insert_credential(
     provider: &Provider,
     key: Secret,
     headers: &mut HeaderMap,
-) -> Result<Reflection, UpstreamError> {
+) -> Result<CredentialPatterns, UpstreamError> {
     let bad = |source| UpstreamError::Key {
         provider: provider.name.clone(),
         source,
@@ -278,5 +292,5 @@ fn credential(
     let mut value = HeaderValue::from_bytes(&value).map_err(|_| bad(BadSecret::NotHeader))?;
     value.set_sensitive(true);
     headers.insert(name, value);
-    Ok(Reflection::new(&key))
+    Ok(CredentialPatterns::new(&key))
 }

@@ -1,85 +1,88 @@
 //! Backup and restore of a state folder, also of one that is in use.
 //!
 //! ```text
-//! backup.json            which form, which Airlock, which schema of the database
-//! state/airlock.db       as it was at one moment
-//! state/artifacts/…      versions are never changed: each is there as a whole or not at all
-//! state/audit/…          beginnings that end with a line
-//! state/ledger/…         the same, each line checked
+//! backup.json            archive format, version of Airlock, schema of the database
+//! state/airlock.db       a snapshot
+//! state/artifacts/…      versions are immutable: each is there completely or not at all
+//! state/audit/…          prefixes that end with a line
+//! state/ledger/…         the same, each line verified
 //! state/secrets/NAME.secret
 //! manifest.jsonl         path, size and SHA-256 of all of these, in this order
 //! ```
-//! The database is copied first. It knows how far ledger and audit were read; those are only added to, so what is copied
-//! later has all that the database knows of. Nothing may be retired meanwhile: both take `upkeep.lock`.
+//! The database is copied first. It knows how far ledger and audit were read; those are
+//! append-only, so what is copied later has everything that the database refers to. Nothing may be
+//! retired meanwhile: both take `upkeep.lock`.
 //!
-//! Not in it: the master key of the secrets, run records, sockets and locks, images (they are pulled or loaded again),
-//! layers of workspaces, audits and ledgers that were set aside (`audit-aside-…`, `ledger-aside-…`).
+//! Not in the archive: the master key of the secrets, run records, sockets and locks, images (they
+//! are pulled or loaded again), workspace layers, audits and ledgers that were set aside
+//! (`audit-aside-…`, `ledger-aside-…`).
 
-mod judge;
 mod read;
 mod restore;
 mod tar;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod write;
 
 pub use read::{Sink, check};
-pub use restore::{Waiting, examine, restore};
-pub use write::{Backup, Progress, backup};
+pub use restore::{PendingWork, examine, restore};
+pub use write::{Backup, BackupProgress, backup};
 
 use serde::{Deserialize, Serialize};
 use std::{io, path::PathBuf};
 
-/// The form of the archive.
+/// The version of the archive format.
 const FORMAT: u32 = 1;
-const ABOUT: &str = "backup.json";
+const INFO_FILE: &str = "backup.json";
 const MANIFEST: &str = "manifest.jsonl";
-const STATE: &str = "state/";
+const STATE_PREFIX: &str = "state/";
 const DATABASE: &str = "airlock.db";
 
-/// What of a state folder is in a backup.
+/// The parts of a state folder that are in a backup.
 const PARTS: [&str; 5] = [DATABASE, "artifacts", "audit", "ledger", "secrets"];
 
-/// What a backup says of itself.
+/// The description of a backup, in `backup.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct About {
-    /// The form of the archive.
+pub struct BackupInfo {
+    /// The version of the archive format.
     pub format: u32,
     /// The version of Airlock that made it.
     pub airlock: String,
-    /// The schema of its database; none if there was none.
+    /// The schema of its database; none without a database.
     pub schema: Option<i64>,
-    /// When it was made, in milliseconds since 1970.
+    /// The time of the backup in milliseconds since 1970.
     pub made_ms: u64,
 }
 
-/// What is in a backup, or was.
+/// The contents of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// What it says of itself.
+pub struct BackupReport {
+    /// The description.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub about: Option<About>,
-    /// Files of the state folder.
+    pub about: Option<BackupInfo>,
+    /// The number of files of the state folder.
     pub files: u64,
-    /// Their bytes.
+    /// The sum of their sizes.
     pub bytes: u64,
-    /// What does not fit together in ledger or audit, or could not be taken; it is in the backup as it was found.
+    /// Inconsistencies of ledger or audit, which are in the backup as they were, and files that
+    /// could not be copied.
     pub problems: Vec<String>,
-    /// What a restore held back.
+    /// The pending work that a restore held back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held: Option<store::copy::Held>,
 }
 
-/// Why there is no backup, or nothing was restored.
+/// Why a backup or restore failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// Something of the state folder.
+    /// A file of the state folder.
     #[error("cannot {verb} `{}`: {source}", path.display())]
     File {
         /// What was tried.
         verb: &'static str,
-        /// With what.
+        /// The path.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -88,18 +91,18 @@ pub enum BackupError {
     /// The database.
     #[error(transparent)]
     Database(#[from] store::DatabaseError),
-    /// Where the archive is written to.
+    /// The output of the archive.
     #[error("cannot write the backup: {0}")]
     Output(#[source] io::Error),
-    /// An archive that is not believed.
+    /// An invalid archive.
     #[error("this is no whole backup: {0}")]
     Archive(String),
-    /// A place that is taken.
+    /// A path that is in use.
     #[error("`{}` {why}", path.display())]
     Taken {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// By what.
+        /// The reason.
         why: &'static str,
     },
 }
@@ -124,15 +127,15 @@ impl BackupError {
     }
 }
 
-/// One line of the manifest.
+/// A line of the manifest.
 #[derive(Serialize)]
-struct Entry<'a> {
+struct ManifestEntry<'a> {
     path: &'a str,
     size: u64,
     sha256: String,
 }
 
-impl Entry<'_> {
+impl ManifestEntry<'_> {
     fn line(&self) -> String {
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');

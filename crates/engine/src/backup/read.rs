@@ -1,33 +1,33 @@
-//! Reads an archive that may come from anybody. It is believed when every entry is what the manifest at its end says, in
-//! the same order, and nothing else is there.
+//! Reads an untrusted archive. It is valid if every entry agrees with the manifest at its end, in
+//! the same order, and nothing else follows.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, PARTS, Report, STATE, hexadecimal,
-    tar::MODE,
+    BackupError, BackupInfo, BackupReport, FORMAT, INFO_FILE, MANIFEST, ManifestEntry, PARTS,
+    STATE_PREFIX, hexadecimal, tar::MODE,
 };
 use image::tar::{Input, Kind, Tar, TarError};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
-const LONGEST_ABOUT: u64 = 64 << 10;
-const LONGEST_PATH: usize = 1024;
-const LONGEST_NAME: usize = 255;
-const DEEPEST: usize = 8;
-const MOST_FILES: usize = 10_000_000;
-/// What writers of tar put behind the end to fill a record.
-const LONGEST_TAIL: usize = 64 << 10;
+const MAX_INFO_BYTES: u64 = 64 << 10;
+const MAX_PATH_BYTES: usize = 1024;
+const MAX_NAME_BYTES: usize = 255;
+const MAX_DEPTH: usize = 8;
+const MAX_FILES: usize = 10_000_000;
+/// The padding that tar writers put behind the end.
+const MAX_TAIL_BYTES: usize = 64 << 10;
 
-/// Where files go.
+/// The receiver of the files.
 pub trait Sink {
-    /// A file of the state folder begins; its path is below that, and has been checked.
+    /// Begins a file of the state folder; the path is relative to it and has been checked.
     fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError>;
-    /// The next bytes of it.
+    /// The next bytes of the file.
     fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError>;
-    /// It is whole.
+    /// The file is complete.
     fn end(&mut self) -> Result<(), BackupError>;
 }
 
-/// Keeps nothing.
+/// Discards everything.
 impl Sink for () {
     fn begin(&mut self, _: &str, _: u64) -> Result<(), BackupError> {
         Ok(())
@@ -42,56 +42,56 @@ impl Sink for () {
     }
 }
 
-/// Reads all of an archive into a sink. What the sink holds may be believed only if this succeeds.
-pub fn check(input: impl Input, sink: &mut impl Sink) -> Result<Report, BackupError> {
-    let mut reading = Reading {
+/// Reads an archive into a sink. The contents of the sink are valid only if this succeeds.
+pub fn check(input: impl Input, sink: &mut impl Sink) -> Result<BackupReport, BackupError> {
+    let mut reader = ArchiveReader {
         tar: Tar::new(input),
         manifest: Sha256::new(),
         length: 0,
         known: HashSet::new(),
-        report: Report::default(),
+        report: BackupReport::default(),
     };
-    reading.about()?;
-    while reading.entry(sink)? == Next::More {}
-    reading.tail()?;
-    Ok(reading.report)
+    reader.read_info()?;
+    while reader.read_entry(sink)? == NextEntry::More {}
+    reader.tail()?;
+    Ok(reader.report)
 }
 
 #[derive(PartialEq)]
-enum Next {
+enum NextEntry {
     More,
     Manifest,
 }
 
-struct Reading<R> {
+struct ArchiveReader<R> {
     tar: Tar<R>,
-    /// Of what the manifest must be.
+    /// The hash of the expected manifest.
     manifest: Sha256,
     length: u64,
-    /// The beginnings of hashes of paths.
+    /// Prefixes of the path hashes, to find duplicates.
     known: HashSet<[u8; 16]>,
-    report: Report,
+    report: BackupReport,
 }
 
-fn wrong<T>(what: impl Into<String>) -> Result<T, BackupError> {
+fn invalid<T>(what: impl Into<String>) -> Result<T, BackupError> {
     Err(BackupError::Archive(what.into()))
 }
 
-fn torn(error: TarError) -> BackupError {
+fn tar_error(error: TarError) -> BackupError {
     match error {
         TarError::Read(source) => BackupError::Archive(format!("it cannot be read: {source}")),
         other => BackupError::Archive(other.to_string()),
     }
 }
 
-impl<R: Input> Reading<R> {
-    /// The next entry's path and size: always a plain file.
+impl<R: Input> ArchiveReader<R> {
+    /// The path and size of the next entry, which must be a regular file.
     fn next(&mut self) -> Result<(String, u64), BackupError> {
-        let Some(header) = self.tar.next().map_err(torn)? else {
-            return wrong("it ends without a manifest");
+        let Some(header) = self.tar.next().map_err(tar_error)? else {
+            return invalid("it ends without a manifest");
         };
         let Ok(path) = String::from_utf8(header.path) else {
-            return wrong("a path is not UTF-8");
+            return invalid("a path is not UTF-8");
         };
         let shown = || {
             path.chars()
@@ -103,34 +103,34 @@ impl<R: Input> Reading<R> {
         match header.kind {
             Kind::File => {}
             Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => {
-                return wrong(format!("`{}` is not a plain file", shown()));
+                return invalid(format!("`{}` is not a plain file", shown()));
             }
         }
         if header.pieces.is_some() {
-            return wrong(format!("`{}` has holes", shown()));
+            return invalid(format!("`{}` has holes", shown()));
         }
         if header.mode != MODE {
-            return wrong(format!("`{}` has another mode than 0600", shown()));
+            return invalid(format!("`{}` has another mode than 0600", shown()));
         }
-        if self.known.len() >= MOST_FILES {
-            return wrong("it has too many files");
+        if self.known.len() >= MAX_FILES {
+            return invalid("it has too many files");
         }
         let mut name = [0; 16];
         name.copy_from_slice(&Sha256::digest(path.as_bytes())[..16]);
         if !self.known.insert(name) {
-            return wrong(format!("`{}` is there twice", shown()));
+            return invalid(format!("`{}` is there twice", shown()));
         }
         Ok((path, header.size))
     }
 
-    /// All contents of the entry, in pieces; their hash.
+    /// Passes the contents of the entry on, in parts; returns their hash.
     fn contents(
         &mut self,
         mut each: impl FnMut(&[u8]) -> Result<(), BackupError>,
     ) -> Result<[u8; 32], BackupError> {
         let mut hash = Sha256::new();
         loop {
-            let there = self.tar.contents().map_err(torn)?;
+            let there = self.tar.contents().map_err(tar_error)?;
             if there.is_empty() {
                 return Ok(hash.finalize().into());
             }
@@ -141,8 +141,8 @@ impl<R: Input> Reading<R> {
         }
     }
 
-    fn note(&mut self, path: &str, size: u64, hash: &[u8; 32]) {
-        let line = Entry {
+    fn add_to_manifest(&mut self, path: &str, size: u64, hash: &[u8; 32]) {
+        let line = ManifestEntry {
             path,
             size,
             sha256: hexadecimal(hash),
@@ -152,22 +152,22 @@ impl<R: Input> Reading<R> {
         self.length += line.len() as u64;
     }
 
-    fn about(&mut self) -> Result<(), BackupError> {
+    fn read_info(&mut self) -> Result<(), BackupError> {
         let (path, size) = self.next()?;
-        if path != ABOUT || size > LONGEST_ABOUT {
-            return wrong(format!("it does not begin with `{ABOUT}`"));
+        if path != INFO_FILE || size > MAX_INFO_BYTES {
+            return invalid(format!("it does not begin with `{INFO_FILE}`"));
         }
         let mut text = Vec::new();
         let hash = self.contents(|bytes| {
             text.extend_from_slice(bytes);
             Ok(())
         })?;
-        self.note(&path, size, &hash);
-        let Ok(about) = serde_json::from_slice::<About>(&text) else {
-            return wrong(format!("`{ABOUT}` does not say what it must"));
+        self.add_to_manifest(&path, size, &hash);
+        let Ok(about) = serde_json::from_slice::<BackupInfo>(&text) else {
+            return invalid(format!("`{INFO_FILE}` does not say what it must"));
         };
         if about.format != FORMAT {
-            return wrong(format!(
+            return invalid(format!(
                 "its form is {}, and this Airlock knows {FORMAT}",
                 about.format
             ));
@@ -176,53 +176,54 @@ impl<R: Input> Reading<R> {
             .schema
             .is_some_and(|schema| schema > store::copy::newest_schema())
         {
-            return wrong("a newer Airlock made it; restore it with that one");
+            return invalid("a newer Airlock made it; restore it with that one");
         }
         self.report.about = Some(about);
         Ok(())
     }
 
-    fn entry(&mut self, sink: &mut impl Sink) -> Result<Next, BackupError> {
+    fn read_entry(&mut self, sink: &mut impl Sink) -> Result<NextEntry, BackupError> {
         let (path, size) = self.next()?;
         if path == MANIFEST {
-            return self.manifest(size).map(|()| Next::Manifest);
+            return self.manifest(size).map(|()| NextEntry::Manifest);
         }
-        let below = placed(&path).map_err(BackupError::Archive)?;
+        let below = check_path(&path).map_err(BackupError::Archive)?;
         sink.begin(below, size)?;
         let hash = self.contents(|bytes| sink.write(bytes))?;
         sink.end()?;
-        self.note(&path, size, &hash);
+        self.add_to_manifest(&path, size, &hash);
         self.report.files += 1;
         self.report.bytes = self.report.bytes.saturating_add(size);
-        Ok(Next::More)
+        Ok(NextEntry::More)
     }
 
     fn manifest(&mut self, size: u64) -> Result<(), BackupError> {
         if size != self.length {
-            return wrong("its manifest tells of other files");
+            return invalid("its manifest tells of other files");
         }
         let hash = self.contents(|_| Ok(()))?;
         let wanted: [u8; 32] = std::mem::take(&mut self.manifest).finalize().into();
-        match hash == wanted {
-            true => Ok(()),
-            false => wrong("its manifest tells of other files, sizes or hashes"),
+        if hash == wanted {
+            Ok(())
+        } else {
+            invalid("its manifest tells of other files, sizes or hashes")
         }
     }
 
-    /// Nothing but zeros may follow.
+    /// Checks that only zeros follow.
     fn tail(&mut self) -> Result<(), BackupError> {
-        if self.tar.next().map_err(torn)?.is_some() {
-            return wrong("something follows its manifest");
+        if self.tar.next().map_err(tar_error)?.is_some() {
+            return invalid("something follows its manifest");
         }
-        let mut left = LONGEST_TAIL;
+        let mut left = MAX_TAIL_BYTES;
         loop {
-            let rest = self.tar.rest().map_err(torn)?;
+            let rest = self.tar.rest().map_err(tar_error)?;
             let count = rest.len();
             if count == 0 {
                 return Ok(());
             }
             if count > left || rest.iter().any(|byte| *byte != 0) {
-                return wrong("something follows its end");
+                return invalid("something follows its end");
             }
             left -= count;
             self.tar.skip_tail(count);
@@ -230,8 +231,8 @@ impl<R: Input> Reading<R> {
     }
 }
 
-/// The path below the state folder, if it is one that a backup may have.
-pub(super) fn placed(path: &str) -> Result<&str, String> {
+/// Checks a path of the archive; returns the part below the state folder.
+pub(super) fn check_path(path: &str) -> Result<&str, String> {
     let shown = || {
         path.chars()
             .take(200)
@@ -240,20 +241,20 @@ pub(super) fn placed(path: &str) -> Result<&str, String> {
             .to_string()
     };
     let bad = |why: &str| Err(format!("`{}` {why}", shown()));
-    let Some(below) = path.strip_prefix(STATE) else {
+    let Some(below) = path.strip_prefix(STATE_PREFIX) else {
         return bad("is not of a state folder");
     };
-    if path.len() > LONGEST_PATH {
+    if path.len() > MAX_PATH_BYTES {
         return bad("is too long");
     }
     let names: Vec<_> = below.split('/').collect();
     let is_odd = |name: &&str| {
         name.is_empty()
-            || name.len() > LONGEST_NAME
+            || name.len() > MAX_NAME_BYTES
             || name.starts_with('.')
             || name.chars().any(char::is_control)
     };
-    if names.len() > DEEPEST || names.iter().any(is_odd) {
+    if names.len() > MAX_DEPTH || names.iter().any(is_odd) {
         return bad("is no path that a backup has");
     }
     let fits = match names.as_slice() {
@@ -263,8 +264,9 @@ pub(super) fn placed(path: &str) -> Result<&str, String> {
         [part, _, ..] => PARTS.contains(part) && matches!(*part, "artifacts" | "audit"),
         _ => false,
     };
-    match fits {
-        true => Ok(below),
-        false => bad("does not belong into a state folder"),
+    if fits {
+        Ok(below)
+    } else {
+        bad("does not belong into a state folder")
     }
 }

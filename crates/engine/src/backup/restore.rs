@@ -1,8 +1,8 @@
-//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed. Where
-//! a disk is mounted nothing can take its place: there it is unpacked within, in `.restoring`, and moved up. Until that is
-//! gone nobody opens the folder as a state.
+//! Restores a state folder from an archive: unpacked beside the target and renamed into place once
+//! all of it is verified. A mount point cannot be replaced: there it is unpacked in `.restoring`
+//! within, and moved up. As long as `.restoring` exists, the folder is not opened as a state.
 
-use super::{BackupError, DATABASE, Report, Sink, check, judge};
+use super::{BackupError, BackupReport, DATABASE, Sink, check, verify};
 use crate::files;
 use image::tar::Input;
 use rustix::{
@@ -16,55 +16,57 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What becomes of jobs and notices that waited when the backup was made, and may have been dealt with since.
+/// What happens to jobs and notices that were pending at the time of the backup, and may have been
+/// processed since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// Jobs that must not run twice are ended, notices are given up.
+pub enum PendingWork {
+    /// Jobs that must not run twice are ended, and notices are dropped.
     Held,
-    /// All goes on.
+    /// All of them continue.
     Resumed,
 }
 
-/// Unpacks an archive into a folder that is empty or absent.
+/// Restores an archive into a folder that is empty or absent.
 pub fn restore(
     input: impl Input,
     state: &Path,
-    waiting: Waiting,
+    waiting: PendingWork,
     now_ms: u64,
-) -> Result<Report, BackupError> {
-    let (state, is_disk) = look(state)?;
-    let draft = Draft::new(&state, is_disk)?;
-    let mut unpacking = Unpacking {
+) -> Result<BackupReport, BackupError> {
+    let (state, is_mount_point) = check_target(state)?;
+    let draft = RestoreDraft::new(&state, is_mount_point)?;
+    let mut unpacker = Unpacker {
         folder: draft.folder()?,
         file: None,
     };
-    let mut report = check(input, &mut unpacking)?;
-    report.problems = judge::all(&draft.path, &report)?;
-    report.held = hold(&draft.path, &report, waiting, now_ms)?;
-    rustix::fs::syncfs(&unpacking.folder)
+    let mut report = check(input, &mut unpacker)?;
+    report.problems = verify::verify_state(&draft.path, &report)?;
+    report.held = hold_pending_work(&draft.path, &report, waiting, now_ms)?;
+    rustix::fs::syncfs(&unpacker.folder)
         .map_err(|error| BackupError::file("write", &state)(error.into()))?;
     draft.publish(&state)?;
     Ok(report)
 }
 
-/// Reads all of an archive, and judges its database as a restore would, in a folder of its own below this one. Nothing stays.
-pub fn examine(input: impl Input, scratch: &Path) -> Result<Report, BackupError> {
-    // Of one that is killed it stays, as with everybody's who works there.
-    let draft = Draft::at(
+/// Reads an archive and verifies its database as a restore would, in a temporary folder below
+/// `scratch`.
+pub fn examine(input: impl Input, scratch: &Path) -> Result<BackupReport, BackupError> {
+    // If the process is killed, the folder stays.
+    let draft = RestoreDraft::at(
         scratch.join(format!("airlock-check-{}", crate::fresh_id())),
         false,
     )?;
-    let mut database = OnlyDatabase(Unpacking {
+    let mut database = DatabaseOnly(Unpacker {
         folder: draft.folder()?,
         file: None,
     });
     let report = check(input, &mut database)?;
-    judge::database(&draft.path, &report)?;
+    verify::verify_database(&draft.path, &report)?;
     Ok(report)
 }
 
-/// Where it is behind all links, and whether a disk of its own; unless something is there that must not be lost.
-fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
+/// The canonical target and whether it is a mount point; refused if it is not empty.
+fn check_target(state: &Path) -> Result<(PathBuf, bool), BackupError> {
     let taken = |why| BackupError::Taken {
         path: state.to_owned(),
         why,
@@ -80,7 +82,7 @@ fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
         Err(error) => return Err(BackupError::file("open", state)(error)),
     };
     let failed = |error| BackupError::file("open", state)(error);
-    let is_disk = is_disk(&place).map_err(failed)?;
+    let is_mount_point = is_mount_point(&place).map_err(failed)?;
     for entry in fs::read_dir(&place).map_err(failed)? {
         let name = entry
             .map_err(|error| BackupError::file("open", state)(error))?
@@ -90,19 +92,20 @@ fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
                 "has `.restoring`: a restore is under way, or was killed",
             ));
         }
-        // Some file systems make it by themselves.
-        if !(is_disk && name == "lost+found") {
+        // Some file systems create it.
+        if !(is_mount_point && name == "lost+found") {
             return Err(taken("is not empty"));
         }
     }
-    Ok((place, is_disk))
+    Ok((place, is_mount_point))
 }
 
-/// Whether another folder cannot take its place: something is mounted there.
-fn is_disk(folder: &Path) -> io::Result<bool> {
+/// Whether another folder cannot replace it, since something is mounted there.
+fn is_mount_point(folder: &Path) -> io::Result<bool> {
     let found =
         |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
-    let (this, above) = (found(folder)?, found(&folder.join(".."))?);
+    let this = found(folder)?;
+    let above = found(&folder.join(".."))?;
     let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
     Ok(
         device(&this) != device(&above)
@@ -110,20 +113,20 @@ fn is_disk(folder: &Path) -> io::Result<bool> {
     )
 }
 
-/// Holds what waited, and leaves word for the first start, which writes it into the audit.
-fn hold(
+/// Holds pending work back, and leaves a file from which the first start writes an audit line.
+fn hold_pending_work(
     state: &Path,
-    report: &Report,
-    waiting: Waiting,
+    report: &BackupReport,
+    waiting: PendingWork,
     now_ms: u64,
 ) -> Result<Option<store::copy::Held>, BackupError> {
     let made = spec::Timestamp(report.about.as_ref().map_or(0, |about| about.made_ms)).to_string();
     let held = match (waiting, state.join(DATABASE).exists()) {
-        (Waiting::Held, true) => Some(store::copy::hold(state, &made, now_ms)?),
+        (PendingWork::Held, true) => Some(store::copy::hold(state, &made, now_ms)?),
         _ => None,
     };
     let about = match held {
-        // The second line is the moment of their ends, by which the first start finds them.
+        // The second line is the time at which the jobs ended, by which the first start finds them.
         Some(held) => format!(
             "backup of {made}; jobs={} notices={}\n{now_ms}",
             held.jobs, held.notices
@@ -140,15 +143,16 @@ fn hold(
     Ok(held)
 }
 
-/// The folder beside or within, which goes away unless its contents are about to be published.
-struct Draft {
+/// The temporary folder beside or within the target, which is removed unless its contents are about
+/// to be published.
+struct RestoreDraft {
     path: PathBuf,
     is_within: bool,
-    stays: bool,
+    keeps: bool,
 }
 
-impl Draft {
-    fn new(state: &Path, is_within: bool) -> Result<Draft, BackupError> {
+impl RestoreDraft {
+    fn new(state: &Path, is_within: bool) -> Result<RestoreDraft, BackupError> {
         let mut name = state.file_name().unwrap_or_default().to_owned();
         name.push(store::copy::RESTORING);
         let path = if is_within {
@@ -160,15 +164,15 @@ impl Draft {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
             made.map_err(BackupError::file("make", above))?;
         }
-        Draft::at(path, is_within)
+        RestoreDraft::at(path, is_within)
     }
 
-    fn at(path: PathBuf, is_within: bool) -> Result<Draft, BackupError> {
+    fn at(path: PathBuf, is_within: bool) -> Result<RestoreDraft, BackupError> {
         match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Draft {
+            Ok(()) => Ok(RestoreDraft {
                 path,
                 is_within,
-                stays: false,
+                keeps: false,
             }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(BackupError::Taken {
                 path,
@@ -184,14 +188,15 @@ impl Draft {
             .map_err(|error| BackupError::file("open", &self.path)(error.into()))
     }
 
-    /// Takes its place, if that is still empty.
+    /// Moves the folder into place, if the target is still empty.
     fn publish(mut self, state: &Path) -> Result<(), BackupError> {
-        let moved = match self.is_within {
-            true => self.move_up(state),
-            false => fs::rename(&self.path, state),
+        let moved = if self.is_within {
+            self.move_up(state)
+        } else {
+            fs::rename(&self.path, state)
         };
         moved.map_err(BackupError::file("put the restored folder at", state))?;
-        self.stays = true;
+        self.keeps = true;
         if let Some(above) = state.parent().filter(|above| !above.as_os_str().is_empty()) {
             File::open(above)
                 .and_then(|above| above.sync_all())
@@ -200,12 +205,13 @@ impl Draft {
         Ok(())
     }
 
-    /// One by one, the database last. Should it break off, `.restoring` stays and says that this is no state.
+    /// Moves the entries up one by one, the database last. If this is interrupted, `.restoring`
+    /// stays and marks the state as incomplete.
     fn move_up(&mut self, state: &Path) -> io::Result<()> {
         let names = fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name()));
         let mut names = names.collect::<io::Result<Vec<_>>>()?;
         names.sort_by_key(|name| name == "airlock.db");
-        self.stays = true;
+        self.keeps = true;
         names
             .iter()
             .try_for_each(|name| fs::rename(self.path.join(name), state.join(name)))?;
@@ -216,22 +222,22 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for RestoreDraft {
     fn drop(&mut self) {
-        if !self.stays {
-            // What stays is named when somebody tries again.
+        if !self.keeps {
+            // The next restore reports a folder that stays.
             _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Makes files beneath a handle, and never one that is there.
-struct Unpacking {
+/// Creates files beneath a handle, and never replaces one.
+struct Unpacker {
     folder: OwnedFd,
     file: Option<(File, String)>,
 }
 
-impl Unpacking {
+impl Unpacker {
     fn parent(&self, path: &str) -> io::Result<OwnedFd> {
         let mut folder = files::open(&self.folder, ".", OFlags::DIRECTORY)?;
         let Some((above, _)) = path.rsplit_once('/') else {
@@ -250,7 +256,7 @@ impl Unpacking {
     fn make(&self, path: &str) -> io::Result<File> {
         let parent = self.parent(path)?;
         let name = path.rsplit('/').next().unwrap_or(path);
-        // A file that a folder has to be made for, or the other way round, is refused by the kernel.
+        // If a path is both a file and a folder, the kernel refuses it.
         Ok(File::from(files::open(
             &parent,
             name,
@@ -259,7 +265,7 @@ impl Unpacking {
     }
 }
 
-impl Sink for Unpacking {
+impl Sink for Unpacker {
     fn begin(&mut self, path: &str, _: u64) -> Result<(), BackupError> {
         let file = self.make(path).map_err(BackupError::file("write", path))?;
         self.file = Some((file, path.to_owned()));
@@ -281,14 +287,15 @@ impl Sink for Unpacking {
     }
 }
 
-/// Of all files only the database is unpacked: the others are judged where they are restored.
-struct OnlyDatabase(Unpacking);
+/// Unpacks only the database.
+struct DatabaseOnly(Unpacker);
 
-impl Sink for OnlyDatabase {
+impl Sink for DatabaseOnly {
     fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError> {
-        match path == DATABASE {
-            true => self.0.begin(path, size),
-            false => Ok(()),
+        if path == DATABASE {
+            self.0.begin(path, size)
+        } else {
+            Ok(())
         }
     }
 

@@ -1,29 +1,29 @@
-//! Writes tar: plain files that only their owner may read, one after the other.
+//! Writes tar archives of regular files with mode 0600.
 
 use std::io::{self, Write};
 
 const BLOCK: usize = 512;
-/// Octal digits that fit; what is larger is written in GNU's binary form.
-const LARGEST_OCTAL: u64 = 1 << 33;
-const LONGEST_SHORT_NAME: usize = 100;
+/// The sizes that fit into octal digits; larger ones are written in GNU's binary form.
+const MAX_OCTAL_SIZE: u64 = 1 << 33;
+const MAX_SHORT_NAME: usize = 100;
 
 /// The mode of every entry.
 pub(super) const MODE: u16 = 0o600;
 
-/// The header of a file; its contents follow, then [`padding`].
+/// The header of a file; the contents follow, then [`padding`].
 pub(super) fn header(to: &mut impl Write, path: &str, size: u64) -> io::Result<()> {
-    if path.len() <= LONGEST_SHORT_NAME {
+    if path.len() <= MAX_SHORT_NAME {
         return to.write_all(&block(path.as_bytes(), size, b'0'));
     }
     let record = record("path", path);
     to.write_all(&block(b"long-name", record.len() as u64, b'x'))?;
     to.write_all(record.as_bytes())?;
     padding(to, record.len() as u64)?;
-    let short: Vec<u8> = path.bytes().take(LONGEST_SHORT_NAME).collect();
+    let short: Vec<u8> = path.bytes().take(MAX_SHORT_NAME).collect();
     to.write_all(&block(&short, size, b'0'))
 }
 
-/// What fills the last block of so many bytes.
+/// The padding of the last block of a file of this size.
 pub(super) fn padding(to: &mut impl Write, size: u64) -> io::Result<()> {
     let rest = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
     to.write_all(&[0; BLOCK][..rest as usize])
@@ -34,7 +34,7 @@ pub(super) fn end(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&[0; 2 * BLOCK])
 }
 
-/// A record of pax says how long it is, that number included.
+/// A pax record begins with its own length, including the digits of that length.
 fn record(name: &str, value: &str) -> String {
     let rest = name.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -51,12 +51,11 @@ fn block(name: &[u8], size: u64, kind: u8) -> [u8; BLOCK] {
     put(100, format!("{MODE:07o}").as_bytes());
     put(108, b"0000000");
     put(116, b"0000000");
-    match size < LARGEST_OCTAL {
-        true => put(124, format!("{size:011o}").as_bytes()),
-        false => {
-            put(124, &[0x80, 0, 0, 0]);
-            put(128, &size.to_be_bytes());
-        }
+    if size < MAX_OCTAL_SIZE {
+        put(124, format!("{size:011o}").as_bytes())
+    } else {
+        put(124, &[0x80, 0, 0, 0]);
+        put(128, &size.to_be_bytes());
     }
     put(136, b"00000000000");
     put(148, b"        ");
@@ -94,7 +93,7 @@ mod tests {
 
     #[test]
     fn sizes_beyond_octal_are_read_back() {
-        for size in [0, LARGEST_OCTAL - 1, LARGEST_OCTAL, 1 << 45] {
+        for size in [0, MAX_OCTAL_SIZE - 1, MAX_OCTAL_SIZE, 1 << 45] {
             let mut archive = Vec::new();
             header(&mut archive, "a", size).unwrap();
             assert_eq!(Tar::new(&archive[..]).next().unwrap().unwrap().size, size);

@@ -1,8 +1,8 @@
-//! Backups of folders that are in use, and archives that are not what they say.
+//! Backups of folders that are in use, and invalid archives.
 
 use super::*;
-use crate::usage::Books;
-use ::doors::ledger::{Call, Durability, Ledger, Outcome};
+use crate::usage::UsageProjection;
+use ::doors::ledger::{CallOutcome, Durability, Ledger, ModelCall};
 use spec::Money;
 use std::{
     fs,
@@ -30,10 +30,10 @@ impl Place {
         self.0.join(name)
     }
 
-    /// A state folder with something of everything.
+    /// A state folder with something in every part.
     fn state(&self) -> PathBuf {
         let state = self.at("state");
-        drop(Books::open(&state).unwrap());
+        drop(UsageProjection::open(&state).unwrap());
         spend(&state, "run-one", 3);
         for (path, text) in [
             ("artifacts/a/1/bytes", "first"),
@@ -66,21 +66,21 @@ fn spend(state: &Path, segment: &str, calls: usize) {
     for _ in 0..calls {
         let n = ledger
             .reserve(
-                &Call {
+                &ModelCall {
                     run: "one".into(),
-                    ..Call::default()
+                    ..ModelCall::default()
                 },
                 Money(7),
                 1,
             )
             .unwrap();
         ledger
-            .settle(n, &Outcome::unknown(Money(7), "complete"))
+            .settle(n, &CallOutcome::unknown(Money(7), "complete"))
             .unwrap();
     }
 }
 
-fn taken(state: &Path) -> (Vec<u8>, Report) {
+fn taken(state: &Path) -> (Vec<u8>, BackupReport) {
     let of = Backup {
         state,
         version: "0.0.0",
@@ -114,7 +114,7 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
     let state = place.state();
     let (archive, report) = taken(&state);
     let restored = place.at("restored");
-    let mut told = restore(&archive[..], &restored, Waiting::Held, 2).unwrap();
+    let mut told = restore(&archive[..], &restored, PendingWork::Held, 2).unwrap();
     assert_eq!(
         told.held.take(),
         Some(store::copy::Held {
@@ -133,7 +133,7 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
             "artifacts/a/1/about.json",
             "artifacts/a/1/bytes",
             "audit/audit.jsonl",
-            // Of whoever looked at it.
+            // The lock of a process that read it.
             "audit/server.lock",
             "ledger/run-one.jsonl",
             "restored",
@@ -155,7 +155,10 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
         (mode("."), mode("secrets"), mode("secrets/name.secret")),
         (0o700, 0o700, 0o600)
     );
-    assert_eq!(Books::open(&restored).unwrap().verify().unwrap(), []);
+    assert_eq!(
+        UsageProjection::open(&restored).unwrap().verify().unwrap(),
+        []
+    );
     assert!(!archive.windows(14).any(|bytes| bytes == b"the master key"));
     assert_eq!(files(&state.join("backup")), Vec::<String>::new());
 }
@@ -170,8 +173,8 @@ fn a_folder_that_is_in_use_is_backed_up_so_that_the_database_never_knows_more_th
             let mut count = 0;
             while !stop.load(Ordering::Relaxed) {
                 spend(&state, &format!("run-{count}"), 20);
-                // Somebody asks meanwhile, so that the database learns of it.
-                Books::open(&state).unwrap().refresh().unwrap();
+                // A query, so that the database reads it.
+                UsageProjection::open(&state).unwrap().refresh().unwrap();
                 count += 1;
             }
         });
@@ -180,7 +183,7 @@ fn a_folder_that_is_in_use_is_backed_up_so_that_the_database_never_knows_more_th
             assert_eq!(report.problems, Vec::<String>::new());
             let restored = place.at(&format!("restored-{round}"));
             assert_eq!(
-                restore(&archive[..], &restored, Waiting::Held, 2)
+                restore(&archive[..], &restored, PendingWork::Held, 2)
                     .unwrap()
                     .problems,
                 Vec::<String>::new()
@@ -200,7 +203,7 @@ fn a_ledger_that_was_changed_is_backed_up_as_it_is_and_named() {
     let (archive, report) = taken(&state);
     assert_eq!(report.problems.len(), 1);
     assert_eq!(
-        restore(&archive[..], &place.at("restored"), Waiting::Held, 2)
+        restore(&archive[..], &place.at("restored"), PendingWork::Held, 2)
             .unwrap()
             .problems
             .len(),
@@ -255,7 +258,7 @@ fn an_audit_is_looked_at_when_it_is_backed_up_and_when_it_is_restored() {
     let (archive, report) = taken(&state);
     assert_eq!(report.problems, Vec::<String>::new());
     assert!(
-        restore(&archive[..], &restored, Waiting::Held, 2)
+        restore(&archive[..], &restored, PendingWork::Held, 2)
             .unwrap()
             .problems
             .is_empty()
@@ -266,11 +269,11 @@ fn an_audit_is_looked_at_when_it_is_backed_up_and_when_it_is_restored() {
     fs::write(&file, text.replacen("run.accept", "run.refuse", 1)).unwrap();
     let (archive, report) = taken(&state);
     assert_eq!(report.problems.len(), 1, "{report:?}");
-    let told = restore(&archive[..], &place.at("tampered"), Waiting::Held, 2).unwrap();
+    let told = restore(&archive[..], &place.at("tampered"), PendingWork::Held, 2).unwrap();
     assert_eq!(told.problems, report.problems);
 }
 
-/// Somebody who reads so slowly that the audit is tidied while the backup goes on.
+/// A reader that is so slow that the audit is tidied during the backup.
 struct Slow<'a> {
     read: Vec<u8>,
     state: &'a Path,
@@ -338,11 +341,11 @@ fn no_file_of_the_audit_goes_while_a_backup_is_read() {
         (&[][..], true, before)
     );
     let restored = place.at("restored");
-    let told = restore(&slow.read[..], &restored, Waiting::Held, 2).unwrap();
+    let told = restore(&slow.read[..], &restored, PendingWork::Held, 2).unwrap();
     assert_eq!(told.problems, Vec::<String>::new());
     assert!(store::audit::verify(&restored, None).unwrap().lines >= 20);
     drop(store::audit::Audit::open(&restored).unwrap());
-    // Afterwards they do.
+    // Afterwards it may.
     tidy(&state);
     assert!(count() < before);
 }
@@ -354,7 +357,7 @@ fn names_that_no_reader_takes_are_left_out_and_named() {
     fs::write(state.join("audit/od\nd"), "x").unwrap();
     let (archive, report) = taken(&state);
     assert_eq!(report.problems.len(), 1, "{report:?}");
-    assert!(restore(&archive[..], &place.at("restored"), Waiting::Held, 2).is_ok());
+    assert!(restore(&archive[..], &place.at("restored"), PendingWork::Held, 2).is_ok());
 }
 
 #[test]
@@ -363,27 +366,27 @@ fn nothing_is_restored_over_something() {
     let state = place.state();
     let (archive, _) = taken(&state);
     assert!(matches!(
-        restore(&archive[..], &state, Waiting::Held, 2),
+        restore(&archive[..], &state, PendingWork::Held, 2),
         Err(BackupError::Taken { .. })
     ));
     let empty = place.at("empty");
     fs::create_dir(&empty).unwrap();
-    assert!(restore(&archive[..], &empty, Waiting::Held, 2).is_ok());
+    assert!(restore(&archive[..], &empty, PendingWork::Held, 2).is_ok());
     fs::create_dir(place.at("killed.restoring")).unwrap();
     assert!(matches!(
-        restore(&archive[..], &place.at("killed"), Waiting::Held, 2),
+        restore(&archive[..], &place.at("killed"), PendingWork::Held, 2),
         Err(BackupError::Taken { .. })
     ));
 }
 
-/// An archive by hand.
+/// An archive made by hand.
 struct Made(Vec<u8>, Vec<u8>);
 
 impl Made {
     fn new() -> Made {
         let mut made = Made(Vec::new(), Vec::new());
         made.file(
-            ABOUT,
+            INFO_FILE,
             br#"{"format":1,"airlock":"0","schema":null,"made_ms":0}"#,
         );
         made
@@ -400,7 +403,7 @@ impl Made {
         self.raw(path, bytes);
         let sha256 = hexadecimal(&sha2::Sha256::digest(bytes));
         self.1.extend(
-            Entry {
+            ManifestEntry {
                 path,
                 size: bytes.len() as u64,
                 sha256,
@@ -410,7 +413,7 @@ impl Made {
         );
     }
 
-    /// Of another kind, or with another mode.
+    /// Changes the header of an entry.
     fn changed(&mut self, path: &str, change: impl FnOnce(&mut [u8])) {
         let from = self.0.len();
         self.file(path, b"");
@@ -434,11 +437,11 @@ fn refusal(archive: &[u8]) -> String {
     let checked = examine(archive, &place.0)
         .err()
         .map(|error| error.to_string());
-    let refused = restore(archive, &place.at("state"), Waiting::Held, 2)
+    let refused = restore(archive, &place.at("state"), PendingWork::Held, 2)
         .expect_err("it is refused")
         .to_string();
     assert!(checked.is_none_or(|checked| checked == refused));
-    // Neither the folder nor its draft.
+    // Neither the folder nor its draft exists.
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
     refused
 }
@@ -450,7 +453,7 @@ fn the_control_is_restored() {
     made.file("state/artifacts/a/1/bytes", b"x");
     let archive = made.done();
     assert_eq!(
-        restore(&archive[..], &place.at("state"), Waiting::Held, 2)
+        restore(&archive[..], &place.at("state"), PendingWork::Held, 2)
             .unwrap()
             .files,
         1
@@ -528,7 +531,7 @@ fn what_the_manifest_does_not_say_is_refused() {
     assert!(refusal(&hidden.done()).contains("tells of other files"));
     let mut invented = Made::new();
     invented.1.extend(
-        Entry {
+        ManifestEntry {
             path: "state/artifacts/a",
             size: 1,
             sha256: "0".repeat(64),
@@ -568,14 +571,14 @@ fn a_backup_of_another_form_or_a_newer_airlock_is_refused() {
         ("", "does not say what it must"),
     ] {
         let mut made = Made(Vec::new(), Vec::new());
-        made.file(ABOUT, about.as_bytes());
+        made.file(INFO_FILE, about.as_bytes());
         assert!(refusal(&made.done()).contains(said), "{about}");
     }
     assert!(refusal(b"").contains("without a manifest"));
     refusal(&[7; 4096]);
 }
 
-/// Every byte counts: a backup in which one was changed is refused, wherever it is.
+/// A backup with one changed byte is refused, wherever it is.
 #[test]
 fn a_byte_that_was_changed_is_found() {
     let mut made = Made::new();
@@ -590,7 +593,7 @@ fn a_byte_that_was_changed_is_found() {
             unnoticed.push(at);
         }
     }
-    // What fills blocks, and what ends a checksum, says nothing.
+    // The padding of blocks and the byte behind a checksum have no meaning.
     let says_nothing =
         |at: &usize| whole[*at] == 0 && !at.is_multiple_of(512) || (154..156).contains(&(at % 512));
     let noticed = unnoticed
@@ -603,7 +606,7 @@ fn a_byte_that_was_changed_is_found() {
     }
 }
 
-/// Sees whether what is handed on is what may be.
+/// Checks that only permitted paths are passed on.
 #[derive(Default)]
 struct Seen {
     paths: std::collections::BTreeSet<String>,
@@ -664,7 +667,7 @@ proptest::proptest! {
                 *place = byte;
             }
         }
-        // As somebody would who wants to be believed.
+        // As an attacker would who fixes the checksums.
         for header in bytes.chunks_exact_mut(512).filter(|block| sums && block[257..262] == *b"ustar") {
             header[148..156].fill(b' ');
             let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();

@@ -1,12 +1,12 @@
-//! From a state folder to an archive.
+//! Writes a backup archive of a state folder.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, hexadecimal, read::placed,
-    tar,
+    BackupError, BackupInfo, BackupReport, FORMAT, INFO_FILE, MANIFEST, ManifestEntry,
+    STATE_PREFIX, hexadecimal, read::check_path, tar,
 };
 use crate::files;
 use ::fs::Dir;
-use doors::ledger::{self, Fault, Head, Reader};
+use doors::ledger::{self, Fault, Head, LedgerReader};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::{
@@ -19,22 +19,23 @@ use std::{
 use store::Upkeep;
 
 const BUFFER: usize = 256 << 10;
-/// Folders of artifacts: owner, name, version.
-const DEEPEST: usize = 6;
-/// Where copies of the database are made, beside it: the state folder's disk has room for what is there already.
+/// The depth of artifact folders: owner, name, version.
+const MAX_DEPTH: usize = 6;
+/// The folder for database copies, in the state folder: its disk has the space that the database
+/// takes already.
 const DRAFTS: &str = "backup";
 
-/// Told of each file.
-pub type Progress<'a> = &'a mut dyn FnMut(&str, u64);
+/// Called for each file.
+pub type BackupProgress<'a> = &'a mut dyn FnMut(&str, u64);
 
-/// What is copied from where.
+/// The source of a backup.
 #[derive(Debug)]
 pub struct Backup<'a> {
     /// The state folder.
     pub state: &'a Path,
-    /// The version of whoever makes it.
+    /// The version of Airlock.
     pub version: &'a str,
-    /// When.
+    /// The current time.
     pub now_ms: u64,
     /// Whether artifacts lie in the state folder.
     pub artifacts: bool,
@@ -44,48 +45,47 @@ pub struct Backup<'a> {
 pub fn backup(
     of: &Backup<'_>,
     to: impl Write,
-    progress: Progress<'_>,
-) -> Result<Report, BackupError> {
+    progress: BackupProgress<'_>,
+) -> Result<BackupReport, BackupError> {
     let state = of
         .state
         .canonicalize()
         .map_err(BackupError::file("open", of.state))?;
     let folder = open_folder(&state)?;
-    is_ours(&folder).map_err(BackupError::file("back up", &state))?;
+    check_owner(&folder).map_err(BackupError::file("back up", &state))?;
     let _nothing_goes = Upkeep::shared(&state).map_err(BackupError::file("lock", &state))?;
-    let draft = Draft::new(&state)?;
-    // First: what is copied after it has all that it knows of.
-    let schema = store::copy::copy(&state, &draft.path)?;
+    let copy = DatabaseCopy::new(&state)?;
+    // First: everything that is copied later has what the database refers to.
+    let schema = store::copy::copy(&state, &copy.path)?;
     let mut archive = Archive {
         to,
         manifest: Vec::new(),
-        report: Report::default(),
+        report: BackupReport::default(),
         progress,
     };
-    let about = About {
+    let about = BackupInfo {
         format: FORMAT,
         airlock: of.version.to_owned(),
         schema,
         made_ms: of.now_ms,
     };
-    archive.about(&about)?;
+    archive.write_info(&about)?;
     if schema.is_some() {
-        archive.file(&format!("{STATE}airlock.db"), &draft.file, None)?;
+        archive.file(&format!("{STATE_PREFIX}airlock.db"), &copy.file, None)?;
     }
-    drop(draft);
+    drop(copy);
     archive.audit(&state, &folder, schema)?;
     if of.artifacts {
-        archive.tree(&folder, "artifacts", &|_| Kind::Whole)?;
+        archive.tree(&folder, "artifacts", &|_| FilePart::Whole)?;
     }
     archive.ledger(&state)?;
-    archive.tree(
-        &folder,
-        "secrets",
-        &|name| match name.ends_with(".secret") {
-            true => Kind::Whole,
-            false => Kind::NotOurs,
-        },
-    )?;
+    archive.tree(&folder, "secrets", &|name| {
+        if name.ends_with(".secret") {
+            FilePart::Whole
+        } else {
+            FilePart::Skip
+        }
+    })?;
     archive.finish()
 }
 
@@ -95,39 +95,40 @@ fn open_folder(path: &Path) -> Result<OwnedFd, BackupError> {
         .map_err(|error| BackupError::file("open", path)(error.into()))
 }
 
-/// Before anything is made in it: what root leaves in another's folder, its owner cannot use.
-fn is_ours(folder: &OwnedFd) -> io::Result<()> {
-    let (owner, us) = (
-        rustix::fs::fstat(folder)?.st_uid,
-        rustix::process::geteuid().as_raw(),
-    );
-    match owner == us {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+/// Checked before anything is created in the folder: files of root in another user's folder would
+/// be unusable for that user.
+fn check_owner(folder: &OwnedFd) -> io::Result<()> {
+    let owner = rustix::fs::fstat(folder)?.st_uid;
+    let us = rustix::process::geteuid().as_raw();
+    if owner == us {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "it belongs to user {owner}, and you are {us}"
-        ))),
+        )))
     }
 }
 
-/// How much of a file is taken.
+/// How much of a file is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// All of it: it is never changed.
+enum FilePart {
+    /// All of it: the file is immutable.
     Whole,
-    /// Up to the last end of a line: it is added to.
+    /// Up to the last line end: the file is append-only.
     Lines,
     /// Nothing.
-    NotOurs,
+    Skip,
 }
 
-/// A file for the copy of the database. Its lock dies with its maker; who finds one that is free removes it.
-struct Draft {
+/// A copy of the database. Its lock ends with its owner; a copy without a lock is removed by the
+/// next backup.
+struct DatabaseCopy {
     path: PathBuf,
     file: File,
 }
 
-impl Draft {
-    fn new(state: &Path) -> Result<Draft, BackupError> {
+impl DatabaseCopy {
+    fn new(state: &Path) -> Result<DatabaseCopy, BackupError> {
         let folder = state.join(DRAFTS);
         let failed = BackupError::file("make a copy of the database in", &folder);
         let make = || {
@@ -135,7 +136,7 @@ impl Draft {
                 .recursive(true)
                 .mode(0o700)
                 .create(&folder)?;
-            // One at a time: nobody sweeps a file that is about to be locked.
+            // One at a time: a sweep must not remove a file before it is locked.
             let turn = File::open(&folder)?;
             rustix::fs::flock(&turn, FlockOperation::LockExclusive)?;
             sweep(&folder)?;
@@ -147,20 +148,20 @@ impl Draft {
             );
             let file = options.open(&path)?;
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-            Ok(Draft { path, file })
+            Ok(DatabaseCopy { path, file })
         };
         make().map_err(failed)
     }
 }
 
-impl Drop for Draft {
+impl Drop for DatabaseCopy {
     fn drop(&mut self) {
-        // Whoever comes next removes what is left.
+        // The next backup removes what is left.
         _ = fs::remove_file(&self.path);
     }
 }
 
-/// Removes what killed backups left.
+/// Removes the copies of killed backups.
 fn sweep(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -178,25 +179,30 @@ fn sweep(folder: &Path) -> io::Result<()> {
 struct Archive<'a, W> {
     to: W,
     manifest: Vec<u8>,
-    report: Report,
-    progress: Progress<'a>,
+    report: BackupReport,
+    progress: BackupProgress<'a>,
 }
 
 impl<W: Write> Archive<'_, W> {
-    fn about(&mut self, about: &About) -> Result<(), BackupError> {
+    fn write_info(&mut self, about: &BackupInfo) -> Result<(), BackupError> {
         let text = serde_json::to_vec(about).map_err(|error| BackupError::Output(error.into()))?;
-        self.entry(ABOUT, &text[..], text.len() as u64, Path::new(ABOUT))?;
+        self.entry(
+            INFO_FILE,
+            &text[..],
+            text.len() as u64,
+            Path::new(INFO_FILE),
+        )?;
         self.report.about = Some(about.clone());
         Ok(())
     }
 
-    /// A file, or so much of it.
+    /// Adds a file, or its first `size` bytes.
     fn file(&mut self, path: &str, file: &File, size: Option<u64>) -> Result<(), BackupError> {
         let found = file.metadata().map_err(BackupError::file("read", path))?;
         let size = size.unwrap_or(found.len());
         (self.progress)(path, size);
-        // Not from where others have read: the handle may be shared.
-        let from = BufReader::with_capacity(BUFFER, At { file, offset: 0 });
+        // By offset: the file position may be shared with other readers of the handle.
+        let from = BufReader::with_capacity(BUFFER, OffsetReader { file, offset: 0 });
         self.entry(path, from, size, Path::new(path))?;
         self.report.files += 1;
         self.report.bytes += size;
@@ -211,7 +217,9 @@ impl<W: Write> Archive<'_, W> {
         shown: &Path,
     ) -> Result<(), BackupError> {
         tar::header(&mut self.to, path, size).map_err(BackupError::Output)?;
-        let (mut from, mut hash, mut left) = (from, Sha256::new(), size);
+        let mut from = from;
+        let mut hash = Sha256::new();
+        let mut left = size;
         let mut buffer = vec![0; BUFFER.min(usize::try_from(size).unwrap_or(BUFFER)).max(1)];
         while left > 0 {
             let most = buffer
@@ -234,40 +242,42 @@ impl<W: Write> Archive<'_, W> {
         tar::padding(&mut self.to, size).map_err(BackupError::Output)?;
         let sha256 = hexadecimal(&hash.finalize());
         self.manifest
-            .extend_from_slice(Entry { path, size, sha256 }.line().as_bytes());
+            .extend_from_slice(ManifestEntry { path, size, sha256 }.line().as_bytes());
         Ok(())
     }
 
-    /// As it is, also where lines do not follow from each other; that is named.
+    /// Adds the audit as it is; a broken hash chain is reported.
     fn audit(
         &mut self,
         state: &Path,
         folder: &OwnedFd,
         schema: Option<i64>,
     ) -> Result<(), BackupError> {
-        // Whoever verifies brings the database forward, which is not for a backup to do.
+        // With an older schema, verifying would migrate the database, which a backup must not do.
         if schema == Some(store::copy::newest_schema())
             && let Err(wrong) = store::audit::verify(state, None)
         {
-            self.report.problems.push(super::judge::told(state, &wrong));
+            self.report
+                .problems
+                .push(super::verify::describe(state, &wrong));
         }
         self.tree(
             folder,
             "audit",
             &|name| match name.rsplit_once('.').map(|(_, end)| end) {
-                Some("jsonl") => Kind::Lines,
-                Some("lock") => Kind::NotOurs,
-                _ => Kind::Whole,
+                Some("jsonl") => FilePart::Lines,
+                Some("lock") => FilePart::Skip,
+                _ => FilePart::Whole,
             },
         )
     }
 
-    /// The files below a folder, in the order of their names.
+    /// Adds the files below a folder, sorted by name.
     fn tree(
         &mut self,
         state: &OwnedFd,
         part: &str,
-        kind: &dyn Fn(&str) -> Kind,
+        kind: &dyn Fn(&str) -> FilePart,
     ) -> Result<(), BackupError> {
         let failed = BackupError::file("read", part);
         match files::open(state, part, OFlags::DIRECTORY) {
@@ -281,11 +291,12 @@ impl<W: Write> Archive<'_, W> {
         &mut self,
         folder: &OwnedFd,
         path: &str,
-        kind: &dyn Fn(&str) -> Kind,
+        kind: &dyn Fn(&str) -> FilePart,
         depth: usize,
     ) -> Result<(), BackupError> {
-        // A version of an artifact is two files: both, or it went meanwhile.
-        let (mut held, together) = (Vec::new(), path.starts_with("artifacts/"));
+        // An artifact version is two files: if one is missing, the version was removed meanwhile.
+        let mut held = Vec::new();
+        let together = path.starts_with("artifacts/");
         for name in names(folder).map_err(BackupError::file("list", path))? {
             let path = format!("{path}/{name}");
             let found = match rustix::fs::statat(folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
@@ -297,7 +308,7 @@ impl<W: Write> Archive<'_, W> {
                 found => found.map_err(|error| BackupError::file("read", &path)(error.into()))?,
             };
             match FileType::from_raw_mode(found.st_mode) {
-                FileType::Directory if depth < DEEPEST => {
+                FileType::Directory if depth < MAX_DEPTH => {
                     match files::open(folder, &name, OFlags::DIRECTORY) {
                         Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
                         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -305,15 +316,15 @@ impl<W: Write> Archive<'_, W> {
                     }
                 }
                 FileType::Directory => self.skip(format!("`{}` is too deep", path.escape_debug())),
-                FileType::RegularFile if kind(&name) != Kind::NotOurs => {
-                    // What no reader would take must not spoil the rest.
-                    if let Err(why) = placed(&format!("{STATE}{path}")) {
+                FileType::RegularFile if kind(&name) != FilePart::Skip => {
+                    // A path that the reader would refuse must not invalidate the archive.
+                    if let Err(why) = check_path(&format!("{STATE_PREFIX}{path}")) {
                         self.skip(why);
                         continue;
                     }
                     match files::open(folder, &name, OFlags::NONBLOCK) {
                         Ok(file) if together => held.push((path, File::from(file), kind(&name))),
-                        Ok(file) => self.taken(&path, &File::from(file), kind(&name))?,
+                        Ok(file) => self.add_part(&path, &File::from(file), kind(&name))?,
                         Err(error) if error.kind() == io::ErrorKind::NotFound && together => {
                             held.clear();
                             break;
@@ -322,20 +333,20 @@ impl<W: Write> Archive<'_, W> {
                         Err(error) => return Err(BackupError::file("open", path)(error)),
                     }
                 }
-                // Sockets and locks are of those who run.
+                // Sockets and locks belong to running processes.
                 _ => {}
             }
         }
         held.iter()
-            .try_for_each(|(path, file, kind)| self.taken(path, file, *kind))
+            .try_for_each(|(path, file, kind)| self.add_part(path, file, *kind))
     }
 
-    fn taken(&mut self, path: &str, file: &File, kind: Kind) -> Result<(), BackupError> {
+    fn add_part(&mut self, path: &str, file: &File, kind: FilePart) -> Result<(), BackupError> {
         let size = match kind {
-            Kind::Lines => Some(lines(file).map_err(BackupError::file("read", path))?),
-            Kind::Whole | Kind::NotOurs => None,
+            FilePart::Lines => Some(lines(file).map_err(BackupError::file("read", path))?),
+            FilePart::Whole | FilePart::Skip => None,
         };
-        self.file(&format!("{STATE}{path}"), file, size)
+        self.file(&format!("{STATE_PREFIX}{path}"), file, size)
     }
 
     fn skip(&mut self, why: String) {
@@ -344,7 +355,7 @@ impl<W: Write> Archive<'_, W> {
             .push(format!("not in the backup: {why}"));
     }
 
-    /// Every segment, as far as its lines follow from each other.
+    /// Adds every ledger segment, up to the last valid line.
     fn ledger(&mut self, state: &Path) -> Result<(), BackupError> {
         let folder = state.join(crate::usage::LEDGER);
         let segments = ledger::segments(&folder).map_err(BackupError::file("list", &folder))?;
@@ -355,7 +366,7 @@ impl<W: Write> Archive<'_, W> {
         for (name, (path, size)) in files {
             let file = File::open(&path).map_err(BackupError::file("open", path))?;
             self.file(
-                &format!("{STATE}{}/{name}", crate::usage::LEDGER),
+                &format!("{STATE_PREFIX}{}/{name}", crate::usage::LEDGER),
                 &file,
                 Some(size),
             )?;
@@ -363,7 +374,8 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    /// How much of each file of a segment is taken. One that was changed is taken as it is, and named.
+    /// How much of each file of a segment is copied. A damaged file is copied as it is, and
+    /// reported.
     fn segment(
         &mut self,
         paths: Vec<PathBuf>,
@@ -372,12 +384,12 @@ impl<W: Write> Archive<'_, W> {
         let mut head = Head::default();
         for path in paths {
             let file = File::open(&path).map_err(BackupError::file("open", &path))?;
-            let mut reader = Reader::new(
+            let mut reader = LedgerReader::new(
                 BufReader::with_capacity(BUFFER, &file),
                 Head { offset: 0, ..head },
             );
             let fault = loop {
-                match reader.next_row() {
+                match reader.next_record() {
                     Ok(Some(_)) => {}
                     Ok(None) | Err(Fault::Torn) => break None,
                     Err(fault) => break Some(fault),
@@ -403,7 +415,7 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Report, BackupError> {
+    fn finish(mut self) -> Result<BackupReport, BackupError> {
         let manifest = std::mem::take(&mut self.manifest);
         tar::header(&mut self.to, MANIFEST, manifest.len() as u64)
             .and_then(|()| self.to.write_all(&manifest))
@@ -416,12 +428,12 @@ impl<W: Write> Archive<'_, W> {
 }
 
 /// Reads by offset.
-struct At<'a> {
+struct OffsetReader<'a> {
     file: &'a File,
     offset: u64,
 }
 
-impl Read for At<'_> {
+impl Read for OffsetReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.offset)?;
         self.offset += count as u64;
@@ -429,7 +441,7 @@ impl Read for At<'_> {
     }
 }
 
-/// In order, without drafts and what else begins with a dot.
+/// The file names, sorted, without those that begin with a dot.
 fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::from_fd(folder).entries()? {
@@ -445,7 +457,7 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Bytes up to the last end of a line.
+/// The number of bytes up to the last line end.
 fn lines(file: &File) -> io::Result<u64> {
     let mut end = file.metadata()?.len();
     let mut buffer = vec![0; 64 << 10];

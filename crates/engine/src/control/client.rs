@@ -1,7 +1,9 @@
-//! Who asks: finds the socket of a run, and says why there is none.
+//! The client of a run's control socket.
 
-use super::{Answer, Ask, EXTENSION, LONGEST_LINE, PATIENCE, Told, by_handle};
-use crate::{doors::called, record};
+use super::{
+    ControlRequest, ControlResponse, EXTENSION, IO_TIMEOUT, MAX_LINE_BYTES, RuleInfo, by_handle,
+};
+use crate::{doors::door_file_name, record};
 use rustix::{
     fs::{Mode, OFlags},
     net::sockopt,
@@ -14,48 +16,52 @@ use std::{
     path::Path,
 };
 
-/// More rules than a line can tell of, at their longest, are no answer.
-const LONGEST_ANSWER: u64 = 16 * LONGEST_LINE;
+/// The longest response; a longer list of rules is not an answer.
+const MAX_RESPONSE_BYTES: u64 = 16 * MAX_LINE_BYTES;
 
 /// Why the rules of a run cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody knows it.
+    /// There is no such run.
     #[error("no run is called `{run}`, or it has ended")]
     NoSuchRun {
-        /// What it was called.
+        /// The id.
         run: Id,
-        /// Runs whose rules can be changed.
+        /// Runs with a control socket.
         others: Vec<String>,
     },
-    /// It has no egress door.
+    /// The run has no egress door.
     #[error("the run `{run}` has no egress door")]
     NoDoor {
         /// The run.
         run: Id,
     },
-    /// It was refused, or the door did not answer as one.
+    /// The request was refused, or the response was invalid.
     #[error("{}", .0.message)]
     Refused(ErrorInfo),
-    /// It could not be asked.
+    /// The socket could not be used.
     #[error("cannot ask the run `{run}`: {source}")]
     Unreached {
         /// The run.
         run: Id,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Asks a running run of this state folder, and waits for the answer: the rules as they stand then.
-pub fn ask(state: &Path, run: &Id, ask: &Ask) -> Result<Vec<Told>, ControlError> {
+/// Sends a request to a run of this state folder; returns the rules that hold then.
+pub fn send_request(
+    state: &Path,
+    run: &Id,
+    request: &ControlRequest,
+) -> Result<Vec<RuleInfo>, ControlError> {
     let unreached = |source| ControlError::Unreached {
         run: run.clone(),
         source,
     };
     let answer = match connect(state, run) {
-        Ok(stream) => exchange(stream, ask).map_err(unreached)?,
+        Ok(stream) => exchange(stream, request).map_err(unreached)?,
         Err(error) => return Err(absent(state, run, error)),
     };
     if answer.ok {
@@ -79,10 +85,12 @@ pub fn ask(state: &Path, run: &Id, ask: &Ask) -> Result<Vec<Told>, ControlError>
 fn connect(state: &Path, run: &Id) -> io::Result<UnixStream> {
     let state = File::open(state)?;
     let folder = open_at(&state, "doors", OFlags::DIRECTORY)?;
-    let socket = open_at(&folder, &called(run, EXTENSION), OFlags::PATH)?;
+    let socket = open_at(&folder, &door_file_name(run, EXTENSION), OFlags::PATH)?;
     let stream = UnixStream::connect(by_handle(&socket))?;
-    // Root asks for others: what they put there may lead to a run that is not theirs.
-    let (owner, own) = (state.metadata()?.uid(), folder.metadata()?.uid());
+    // Root may connect for other users: a symbolic link that they placed must not lead to another
+    // user's run.
+    let owner = state.metadata()?.uid();
+    let own = folder.metadata()?.uid();
     let answers = sockopt::socket_peercred(&stream)?.uid.as_raw();
     if (own, answers) != (owner, owner) {
         return Err(io::Error::new(
@@ -90,39 +98,40 @@ fn connect(state: &Path, run: &Id) -> io::Result<UnixStream> {
             "who answers is not the owner of the state folder",
         ));
     }
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     Ok(stream)
 }
 
-/// What is in a folder by this name, and not what it leads to.
+/// Opens a name in a folder without following a symbolic link.
 fn open_at(folder: &File, name: &str, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
 }
 
-fn exchange(mut stream: UnixStream, ask: &Ask) -> io::Result<Answer> {
-    let mut line = serde_json::to_vec(ask)?;
+fn exchange(mut stream: UnixStream, request: &ControlRequest) -> io::Result<ControlResponse> {
+    let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line)?;
     let mut answer = Vec::new();
     BufReader::new(stream)
-        .take(LONGEST_ANSWER)
+        .take(MAX_RESPONSE_BYTES)
         .read_until(b'\n', &mut answer)?;
-    match answer.is_empty() {
-        true => Err(io::Error::new(
+    if answer.is_empty() {
+        Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
             "it ended meanwhile",
-        )),
-        false => Ok(serde_json::from_slice(&answer)?),
+        ))
+    } else {
+        Ok(serde_json::from_slice(&answer)?)
     }
 }
 
-/// A socket that is not there, or at which nobody listens, means one of three things.
+/// A socket that does not exist or on which nobody listens has one of three causes.
 fn absent(state: &Path, run: &Id, error: io::Error) -> ControlError {
     let run = run.clone();
     match error.kind() {
-        io::ErrorKind::NotFound if record::lives(state, &run) => ControlError::NoDoor { run },
+        io::ErrorKind::NotFound if record::has_owner(state, &run) => ControlError::NoDoor { run },
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let others = others(state);
             ControlError::NoSuchRun { run, others }
@@ -131,7 +140,7 @@ fn absent(state: &Path, run: &Id, error: io::Error) -> ControlError {
     }
 }
 
-/// The runs of which somebody listens, and whose names can be told.
+/// The runs whose control socket answers and whose names are not hashed.
 fn others(state: &Path) -> Vec<String> {
     let Ok(folder) = File::open(state.join("doors")) else {
         return Vec::new();

@@ -1,6 +1,7 @@
-//! Our git folder in the state: `STATE/git/RUN`, locked for as long as its run goes on. What a crash leaves is swept; what
-//! could not be brought stays for [`KEPT_FOR`].
+//! The shadow folder in the state: `STATE/git/RUN`, locked while its run goes on. A sweep removes
+//! what a crash left; a folder with commits that could not be imported stays for [`RETENTION`].
 
+use super::{journal, resume};
 use crate::{files, workspaces};
 use ::git::snapshot::make_module;
 use rustix::{
@@ -12,28 +13,28 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-/// Where they are, in the state folder.
+/// The folder of shadow folders in the state.
 const FOLDERS: &str = "git";
-/// What of one is shown inside. The folder around it is nobody's but ours, and so is its lock.
+/// The part that is mounted. The folder around it and its lock are accessible to Airlock only.
 const SHOWN: &str = "git";
-/// What covers a folder that means nothing inside.
+/// An empty folder, to cover folders that mean nothing inside.
 const EMPTY: &str = "empty";
-/// Says that something in it was not brought.
-const KEPT: &str = "kept";
-/// How long that stays.
-const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Marks a folder with commits that were not imported.
+const KEPT_MARK: &str = "kept";
+/// How long such a folder stays.
+const RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC)
     .union(OFlags::NOFOLLOW);
 
-/// One of them, in use.
+/// A shadow folder in use.
 #[derive(Debug)]
 pub(super) struct GitFolder {
     folders: OwnedFd,
@@ -47,10 +48,10 @@ pub(super) struct GitFolder {
 impl GitFolder {
     pub(super) fn make(state: &Path, run: &Id) -> io::Result<GitFolder> {
         let folders = open_folders(state, true)?;
-        // What an earlier run of that name left may still be there.
+        // An earlier run of that name may have left its folder.
         let names = [run.to_string(), format!("{run}-{}", crate::fresh_id())];
         let made = names.into_iter().find_map(|name| {
-            let locked = begin(&folders, &name);
+            let locked = make_locked(&folders, &name);
             match locked {
                 Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => None,
                 locked => Some(locked.map(|locked| (name, locked))),
@@ -70,41 +71,76 @@ impl GitFolder {
         })
     }
 
-    /// Where the part is that the program sees.
+    /// Reopens the folder of a run that has ended, if it exists; first completes or undoes an
+    /// interrupted import.
+    pub(super) fn reopen(state: &Path, name: &str) -> io::Result<Option<GitFolder>> {
+        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let folders = match open_folders(state, false) {
+            Err(gone) if is_gone(&gone) => return Ok(None),
+            folders => folders?,
+        };
+        let locked = match files::open(&folders, name, FOLDER) {
+            Err(gone) if is_gone(&gone) => return Ok(None),
+            locked => locked?,
+        };
+        match rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::other(
+                    "its run has not ended, or somebody is at it",
+                ));
+            }
+            locked => locked?,
+        }
+        if rustix::fs::fstat(&locked)?.st_nlink == 0 {
+            return Ok(None);
+        }
+        journal::recover(locked.as_fd())?;
+        let shown = files::open(&locked, SHOWN, FOLDER)?;
+        Ok(Some(GitFolder {
+            folders,
+            name: name.to_owned(),
+            path: state.join(FOLDERS).join(name),
+            locked,
+            shown,
+        }))
+    }
+
+    /// The path of the mounted part.
     pub(super) fn shown(&self) -> PathBuf {
         self.path.join(SHOWN)
     }
 
-    /// A folder with nothing in it.
+    /// The path of the empty folder.
     pub(super) fn empty(&self) -> PathBuf {
         self.path.join(EMPTY)
     }
 
-    /// Where all of it is.
+    /// The path of the folder.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The git folder of one repository, made and given away where it is not there yet.
+    /// Creates the git folder of one repository and sets its owner.
     pub(super) fn place(&self, place: &str, owner: Option<(u32, u32)>) -> io::Result<OwnedFd> {
-        files::give(&self.shown, owner)?;
+        files::set_owner(&self.shown, owner)?;
         make_module(self.shown.as_fd(), place, owner)
     }
 
-    /// The same after the program ran, which may have put anything there.
+    /// Opens the git folder of one repository after the program ran, which may have put anything
+    /// there.
     pub(super) fn open(&self, place: &str) -> io::Result<OwnedFd> {
         let place = if place.is_empty() { "." } else { place };
         files::open(&self.shown, place, FOLDER)
     }
 
-    /// Writes a file that the program does not see in its git folder; its path.
+    /// Writes a file that the program does not see in the mounted part; returns its path.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
         write(&self.locked, name, bytes)?;
         Ok(self.path.join(name))
     }
 
-    /// A new folder that the program does not see, with these files; its path. Instead of what was there before.
-    pub(super) fn lay_out(&self, name: &str, all: &[(&str, &[u8])]) -> io::Result<PathBuf> {
+    /// Replaces a folder that the program does not see with these files; returns its path.
+    pub(super) fn write_input(&self, name: &str, all: &[(&str, &[u8])]) -> io::Result<PathBuf> {
         match workspaces::remove_tree(&self.locked, name.as_ref()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -119,18 +155,40 @@ impl GitFolder {
         Ok(self.path.join(name))
     }
 
-    /// Leaves it where it is, although nobody holds it any more.
-    pub(super) fn keep(self) -> io::Result<PathBuf> {
-        write(&self.locked, KEPT, b"")?;
-        Ok(self.path)
+    /// Opens a folder that was written with `write_input`.
+    pub(super) fn laid_out(&self, name: &str) -> io::Result<OwnedFd> {
+        files::open(&self.locked, name, FOLDER)
     }
 
+    /// Writes the entry of the folder to disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.folders)?)
+    }
+
+    /// The folder for the journal.
+    pub(super) fn journal(&self) -> BorrowedFd<'_> {
+        self.locked.as_fd()
+    }
+
+    /// Marks the folder and keeps it.
+    pub(super) fn keep(self) -> io::Result<PathBuf> {
+        match write(&self.locked, KEPT_MARK, b"") {
+            // It was marked by an earlier attempt.
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(self.path),
+        }
+    }
+
+    /// Removes the folder, unless its journal is open: then the next sweep completes it.
     pub(super) fn remove(self) -> io::Result<()> {
-        workspaces::remove_tree(&self.folders, self.name.as_ref())
+        match journal::is_open(self.journal()) {
+            true => Ok(()),
+            false => workspaces::remove_tree(&self.folders, self.name.as_ref()),
+        }
     }
 }
 
-/// Readable for whoever gets so far: only we pass the folder around it.
+/// World-readable: the folder around it is closed to other users.
 fn write(folder: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let mut file = File::from(files::open(folder, name, flags)?);
@@ -149,8 +207,8 @@ fn open_folders(state: &Path, make: bool) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(&path, FOLDER, Mode::empty())?)
 }
 
-/// A new folder, locked. A sweep may take it for a dead one's before it is.
-fn begin(folders: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+/// Creates and locks a folder. A sweep may remove it before it is locked.
+fn make_locked(folders: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     for _ in 0..16 {
         rustix::fs::mkdirat(folders, name, Mode::RWXU)?;
         let folder = match files::open(folders, name, FOLDER) {
@@ -165,7 +223,21 @@ fn begin(folders: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Err(Errno::AGAIN.into())
 }
 
-/// Removes what nobody holds any more and nobody wanted kept; says what could not be removed.
+/// The runs that have ended and whose folders have commits that were not imported.
+pub(super) fn kept(state: &Path) -> Vec<Id> {
+    let Ok(folders) = open_folders(state, false) else {
+        return Vec::new();
+    };
+    let names = workspaces::names_in(&folders).unwrap_or_default();
+    let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
+    let is_one = |id: &Id| {
+        let folder = files::open(&folders, id.as_str(), FOLDER);
+        folder.is_ok_and(|folder| is_kept(&folder))
+    };
+    ids.filter(is_one).collect()
+}
+
+/// Removes folders that nobody has locked and that need not be kept; returns errors.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
     let Ok(folders) = open_folders(state, false) else {
         return Vec::new();
@@ -192,17 +264,43 @@ fn sweep_one(folders: &OwnedFd, name: &OsStr) -> io::Result<()> {
     match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(()),
         Err(error) => Err(error.into()),
-        Ok(()) if is_kept(&folder) => Ok(()),
-        Ok(()) => workspaces::remove_tree(folders, name),
+        Ok(()) => {
+            journal::recover(folder.as_fd())?;
+            let was_kept =
+                rustix::fs::statat(&folder, KEPT_MARK, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+            if !was_kept && has_commits(&folder) {
+                write(&folder, KEPT_MARK, b"")?;
+            }
+            match is_kept(&folder) {
+                true => Ok(()),
+                false => workspaces::remove_tree(folders, name),
+            }
+        }
     }
 }
 
+/// Whether a killed run left objects that were not imported. The host's objects are elsewhere.
+fn has_commits(folder: &OwnedFd) -> bool {
+    let names = |path: &str| -> Vec<OsString> {
+        let listed = files::open(folder, format!("{SHOWN}/{path}"), FOLDER);
+        listed
+            .and_then(|folder| workspaces::names_in(&folder))
+            .unwrap_or_default()
+    };
+    let is_object = |name: &OsString| name.len() == 2;
+    // Whatever refers to them: a branch, a stash, a detached HEAD, a rebase in progress.
+    resume::places(folder).iter().any(|place| {
+        let of = |path: &str| names(&format!("./{place}/{path}"));
+        !of("objects/pack").is_empty() || of("objects").iter().any(is_object)
+    })
+}
+
 fn is_kept(folder: &OwnedFd) -> bool {
-    let Ok(mark) = rustix::fs::statat(folder, KEPT, AtFlags::SYMLINK_NOFOLLOW) else {
+    let Ok(mark) = rustix::fs::statat(folder, KEPT_MARK, AtFlags::SYMLINK_NOFOLLOW) else {
         return false;
     };
     let now = crate::record::now().0 / 1000;
-    now.saturating_sub(mark.st_mtime as u64) < KEPT_FOR.as_secs()
+    now.saturating_sub(mark.st_mtime as u64) < RETENTION.as_secs()
 }
 
 #[cfg(test)]
@@ -215,6 +313,19 @@ mod tests {
         std::fs::create_dir_all(&state).unwrap();
         let make = |name: &str| GitFolder::make(&state, &Id::new(name).unwrap()).unwrap();
         let (held, kept, dead) = (make("held"), make("kept"), make("dead"));
+        // The commits of this run are not on the host yet; a folder without commits is not kept.
+        let (killed, idle) = (make("killed"), make("idle"));
+        let write = |folder: &GitFolder, below: &str| {
+            let path = folder.shown().join(below);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+            folder.path().to_owned()
+        };
+        let (killed_at, idle_at) = (
+            write(&killed, "objects/ab/cd"),
+            write(&idle, "refs/remotes/x"),
+        );
+        drop((killed, idle));
         let again = make("held");
         assert_ne!(again.path(), held.path());
         again.remove().unwrap();
@@ -223,6 +334,7 @@ mod tests {
         drop(dead);
         assert_eq!(sweep(&state), Vec::<String>::new());
         assert!(held.path().exists() && kept.exists() && !path.exists());
+        assert!(killed_at.join(KEPT_MARK).exists() && !idle_at.exists());
         held.remove().unwrap();
         std::fs::remove_dir_all(state).unwrap();
     }

@@ -1,51 +1,52 @@
-//! After the program: what it committed arrives in the host's repository, or nothing does.
+//! Imports the program's commits into the host's repository after the run, completely or not at
+//! all.
 
 use super::{
-    Hold, Repository,
-    boxes::{Order, told},
-    in_words,
+    FilesLocation, Repository, ShadowRepository, describe,
+    journal::Journal,
+    ref_update::{Import, RefUpdateResult, RewrittenRef, UpdateCandidates, host_now},
+    report::{ImportOutcome, note, path_of, report},
+    risk::RiskCheck,
+    sandboxes::{GitTask, InputFiles, export_input, verify_input},
+    verification::Verification,
 };
-use crate::{Inner, making::internal};
-use ::git::{Bounds, GitError, Head, Listing, Pack, Plan, RefMap, escape, import, refs};
-use sandbox::native::protect;
-use spec::{GitImport, GitLeft, GitRef, Id, ProtectedNames};
+use crate::{Inner, provision::internal};
+use ::git::{
+    Bounds, GitError, Head, Listing, ObjectId, Pack, Plan, RefMap,
+    import::{self, Placed},
+    refs,
+};
+use spec::{GitImport, GitLeft, Id};
 use std::{
-    collections::BTreeSet,
-    ffi::OsStr,
     io,
-    os::{fd::AsFd, unix::ffi::OsStrExt},
-    path::Path,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
-/// Commands that one note names.
-const MOST_COMMANDS: usize = 3;
-/// Paths to beware of that a result names.
-const MOST_TOUCHED: usize = 100;
-
-/// Brings what is new in each repository, submodules first, and gives the folder back: removed, or kept where something
-/// could not be brought.
-pub(crate) async fn settle(
+/// Imports each repository, submodules first, and releases the shadow folder: it is removed, or
+/// kept if something could not be imported. Where the program's changes were applied to the folder,
+/// references without a conflict are updated; otherwise everything stays under `refs/airlock/`.
+pub(crate) async fn import_commits(
     engine: &Arc<Inner>,
     run: &Id,
-    hold: Hold,
+    shadow: ShadowRepository,
     ran: bool,
+    files: FilesLocation<'_>,
 ) -> (Vec<GitImport>, Vec<String>) {
-    let (mut imports, mut notes) = (Vec::new(), Vec::new());
+    let (mut imports, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
     if ran {
-        for repository in hold.repositories.iter().rev() {
-            match bring(engine, run, &hold, repository).await {
+        for repository in shadow.repositories.iter().rev() {
+            match import_repository(engine, run, &shadow, repository, files).await {
                 Ok(None) => {}
-                Ok(Some(import)) => {
-                    notes.extend(note(&hold, repository, &import));
+                Ok(Some((import, note))) => {
+                    notes.extend(note);
                     imports.push(import);
                 }
                 Err(why) => {
-                    let what = match repository.place.as_str() {
-                        "" => ".git".to_owned(),
-                        place => escape(&format!(".git/{place}")),
-                    };
+                    let what = path_of(repository);
                     let left = GitLeft { what, why };
+                    failed.get_or_insert(left.clone());
                     imports.push(GitImport {
                         path: left.what.clone(),
                         not_brought: vec![left],
@@ -55,11 +56,13 @@ pub(crate) async fn settle(
             }
         }
     }
-    let folder = hold.folder;
-    let failed = imports
-        .iter()
-        .find(|import| import.refs.is_empty() && !import.not_brought.is_empty());
-    let given_back = match failed.and_then(|import| import.not_brought.first()) {
+    notes.extend(release_folder(shadow, failed.as_ref()));
+    (imports, notes)
+}
+
+fn release_folder(shadow: ShadowRepository, failed: Option<&GitLeft>) -> Vec<String> {
+    let (folder, mut notes) = (shadow.folder, Vec::new());
+    let given_back = match failed {
         None => folder.remove(),
         Some(left) => {
             let kept = folder.path().display().to_string();
@@ -73,231 +76,243 @@ pub(crate) async fn settle(
     if let Err(error) = given_back {
         notes.push(format!("the git folder of the run: {error}"));
     }
-    (imports, notes)
+    notes
 }
 
-/// One repository; none if nothing in it is new.
-async fn bring(
+/// The program's references and objects, checked as far as that is possible without git.
+pub(super) struct CheckedExport {
+    listing: Listing,
+    pub(super) plan: Plan,
+    pack: Pack,
+    /// The output of task A, and the offset of the pack in it.
+    output: Vec<u8>,
+    at: usize,
+    pub(super) candidates: UpdateCandidates,
+}
+
+impl CheckedExport {
+    fn bytes(&self) -> &[u8] {
+        &self.output[self.at..]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.plan.refs.is_empty() && !self.candidates.moves_head()
+    }
+}
+
+/// Writes the input folder of a task into the shadow folder.
+pub(super) fn write_input(
+    shadow: &ShadowRepository,
+    input: &InputFiles,
+    more: &[(&str, &[u8])],
+) -> Result<PathBuf, String> {
+    let files = input
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+    let files: Vec<_> = files.chain(more.iter().copied()).collect();
+    let made = shadow.folder.write_input("told", &files);
+    made.map_err(|error| error.to_string())
+}
+
+/// A unique name that git ignores.
+pub(super) fn fresh_draft() -> String {
+    format!("airlock-{}", crate::fresh_id())
+}
+
+/// Imports one repository; returns the report and a note, or none if nothing is new.
+async fn import_repository(
     engine: &Arc<Inner>,
     run: &Id,
-    hold: &Hold,
+    shadow: &ShadowRepository,
     repository: &Repository,
-) -> Result<Option<GitImport>, String> {
-    if is_untouched(hold, repository) {
+    files: FilesLocation<'_>,
+) -> Result<Option<(GitImport, Option<String>)>, String> {
+    let is_applied = matches!(files, FilesLocation::Applied(_));
+    if is_untouched(shadow, repository, is_applied) {
         return Ok(None);
     }
-    let format = repository.snapshot.format;
-    let (folder, empty) = (hold.folder.shown(), hold.folder.empty());
-    let order = |told| Order {
+    let (folder, empty) = (shadow.folder.shown(), shadow.folder.empty());
+    let task = |input| GitTask {
         engine,
         repository,
         folder: &folder,
         empty: &empty,
-        told,
+        input,
     };
-    let lay_out = |files: Vec<(&'static str, Vec<u8>)>, more: &[(&str, &[u8])]| {
-        let files = files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
-        let files: Vec<_> = files.chain(more.iter().copied()).collect();
-        hold.folder
-            .lay_out("told", &files)
-            .map_err(|error| error.to_string())
-    };
-    let output = order(lay_out(told(repository, None), &[])?)
+    let output = task(write_input(shadow, &export_input(repository), &[])?)
         .export()
         .await?;
-    let (output, read) = tokio::task::spawn_blocking({
-        let (head, before) = (
-            repository.snapshot.head.clone(),
-            repository.snapshot.refs.clone(),
-        );
-        move || {
-            let read = check(&output, format, &head, &before).map_err(|error| in_words(&error));
-            (output, read)
-        }
-    })
-    .await
-    .map_err(|error| internal(error.to_string()).message)?;
-    let (plan, pack, at) = read?;
-    if plan.refs.is_empty() {
+    let mut arrival = check(repository, output).await?;
+    if is_applied {
+        arrival.candidates = UpdateCandidates::new(repository, &arrival.listing, &arrival.plan);
+    }
+    if arrival.is_empty() {
         return Ok(None);
     }
-    let bytes = &output[at..];
-    let (name, index) = (pack.name(), pack.index());
+    let input = verify_input(repository, &arrival.plan, &arrival.candidates.pairs);
+    let (name, index) = (arrival.pack.name(), arrival.pack.index());
     let [data, list] = ["pack", "idx"].map(|end| format!("objects/pack/{name}.{end}"));
-    let packed: Vec<(&str, &[u8])> = match pack.is_empty() {
+    let packed: Vec<(&str, &[u8])> = match arrival.pack.is_empty() {
         true => Vec::new(),
-        false => vec![(&data, bytes), (&list, &index)],
+        false => vec![(&data, arrival.bytes()), (&list, &index)],
     };
-    let changes = order(lay_out(told(repository, Some(&plan)), &packed)?)
-        .verify()
-        .await?;
-    let touches = touches(&changes, &hold.names).map_err(|error| in_words(&error))?;
-    let placed = place(hold, repository, run, (&pack, bytes), &plan)?;
-    let report = report(repository, &plan, placed, (&pack, bytes));
-    Ok(Some(GitImport { touches, ..report }))
+    let said = task(write_input(shadow, &input, &packed)?).verify().await?;
+    let format = repository.snapshot.format;
+    let facts = shadow.rights.act(|| {
+        let worktree = repository.worktree.as_deref().unwrap_or(Path::new(""));
+        let risk = RiskCheck::new(&shadow.names, worktree, shadow.workspace.as_fd());
+        Ok(Verification::parse(
+            &said,
+            &arrival.candidates.pairs,
+            format,
+            &risk,
+        ))
+    });
+    let facts = facts
+        .map_err(|error| error.to_string())?
+        .map_err(|error| describe(&error))?;
+    let import = Import {
+        engine,
+        run,
+        shadow,
+        repository,
+        arrival: &arrival,
+        facts: &facts,
+    };
+    let (placed, moved) = place_and_update(import, files).await?;
+    let outcome = ImportOutcome {
+        repository,
+        plan: &arrival.plan,
+        candidates: &arrival.candidates,
+        facts: &facts,
+        size: (arrival.pack.len(), arrival.bytes().len()),
+        placed,
+        moved,
+        kept_by: matches!(files, FilesLocation::Kept).then_some(run),
+        inside: arrival.listing.head.as_ref(),
+        now: host_now(shadow, repository),
+    };
+    let import = report(&outcome);
+    let note = note(&outcome, &import);
+    Ok(Some((import, note)))
 }
 
-/// Whether the program's references are what they were. What cannot be read is for the box to say.
-fn is_untouched(hold: &Hold, repository: &Repository) -> bool {
+/// Places the pack and the references under `refs/airlock/`, and updates what may be updated.
+async fn place_and_update(
+    import: Import<'_>,
+    files: FilesLocation<'_>,
+) -> Result<(Placed, Option<RefUpdateResult>), String> {
+    let (shadow, repository) = (import.shadow, import.repository);
+    let decision = match files {
+        FilesLocation::Applied(is_applied) => Some(import.decide(is_applied)?),
+        FilesLocation::Live | FilesLocation::Kept => None,
+    };
+    let (draft, pack) = (fresh_draft(), import.arrival.pack.name());
+    shadow
+        .folder
+        .sync()
+        .map_err(|error| format!("cannot write its journal: {error}"))?;
+    let journal = Journal::begin(shadow.folder.journal(), &repository.host, &draft, &pack);
+    let journal = journal.map_err(|error| format!("cannot write its journal: {error}"))?;
+    let common = repository.host.common.as_fd();
+    let before = decision.as_ref().map(|decision| import.before(decision));
+    let before = before.unwrap_or_default();
+    let placed = place(&import, &before, &draft);
+    let moved = match (decision, &placed) {
+        (Some(decision), Ok(placed)) => {
+            let placed = (placed, before.as_slice());
+            Some(import.carry_out(decision, placed, &journal).await)
+        }
+        _ => None,
+    };
+    if moved
+        .as_ref()
+        .is_some_and(|moved| moved.half_done.is_some())
+    {
+        return placed.map(|placed| (placed, moved));
+    }
+    // From here on the references keep the objects; without them `git gc` may remove them.
+    let let_go = || Ok(import::let_go(common, &pack));
+    let let_go = shadow.rights.act(let_go).map_err(|error| error.to_string());
+    let closed = let_go.and_then(|let_go| let_go.map_err(|error| describe(&error)));
+    let closed = closed.and_then(|()| journal.close().map_err(|error| error.to_string()));
+    // The first error says more.
+    let placed = placed?;
+    closed.map(|()| (placed, moved))
+}
+
+/// Whether the program's references are unchanged. If they cannot be read, task A decides.
+pub(super) fn is_untouched(
+    shadow: &ShadowRepository,
+    repository: &Repository,
+    is_staged: bool,
+) -> bool {
     let snapshot = &repository.snapshot;
-    let Ok(folder) = hold.folder.open(&repository.place) else {
+    let Ok(folder) = shadow.folder.open(&repository.place) else {
         return false;
     };
     let head = refs::read_head(folder.as_fd(), snapshot.format);
     let now = RefMap::read(folder.as_fd(), snapshot.format);
     match (head, now) {
-        (Ok(head), Ok(now)) => import::is_same(&snapshot.head, &snapshot.refs, &head, &now),
+        (Ok(head), Ok(now)) => {
+            import::is_same(&snapshot.head, &snapshot.refs, &head, &now)
+                && (!is_staged || head == snapshot.head)
+        }
         _ => false,
     }
 }
 
-/// Reads what box A printed: the list, what is new in it, and the pack with the place at which it begins.
-fn check(
-    output: &[u8],
-    format: ::git::ObjectFormat,
-    head: &Head,
-    before: &RefMap,
-) -> Result<(Plan, Pack, usize), GitError> {
-    let (listing, rest) = Listing::parse(output, format)?;
-    let plan = listing.plan(head, before)?;
-    let pack = Pack::check(rest, format, &Bounds::DEFAULT)?;
-    plan.check(&pack)?;
-    Ok((plan, pack, output.len() - rest.len()))
+/// Parses and checks the output of task A on a blocking thread: the references, what is new, and
+/// the pack.
+async fn check(repository: &Repository, output: Vec<u8>) -> Result<CheckedExport, String> {
+    let snapshot = &repository.snapshot;
+    let format = snapshot.format;
+    let (head, before): (Head, RefMap) = (snapshot.head.clone(), snapshot.refs.clone());
+    let read = move || -> Result<CheckedExport, GitError> {
+        let (listing, rest) = Listing::parse(&output, format)?;
+        let plan = listing.plan(&head, &before)?;
+        let pack = Pack::check(rest, format, &Bounds::DEFAULT)?;
+        plan.check(&pack)?;
+        let at = output.len() - rest.len();
+        Ok(CheckedExport {
+            listing,
+            plan,
+            pack,
+            output,
+            at,
+            candidates: UpdateCandidates::default(),
+        })
+    };
+    tokio::task::spawn_blocking(read)
+        .await
+        .map_err(|error| internal(error.to_string()).message)?
+        .map_err(|error| describe(&error))
 }
 
-/// Protected names that new commits change, places where another repository is to lie, and symbolic links: git or an editor
-/// would obey what lies there, or write elsewhere, once the commits are taken over.
-fn touches(changes: &[u8], names: &ProtectedNames) -> Result<Vec<String>, GitError> {
-    let all = import::parse_changes(changes)?.into_iter();
-    let risky = all.filter(|change| {
-        let path = Path::new(OsStr::from_bytes(change.path));
-        change.is_new_gitlink || change.is_new_link || protect::find(path, names).is_some()
-    });
-    let paths: BTreeSet<_> = risky
-        .map(|change| escape(&String::from_utf8_lossy(change.path)))
-        .collect();
-    Ok(paths.into_iter().take(MOST_TOUCHED).collect())
-}
-
-/// As the owner of the folder, and only if the repository is still the one that the program's was made from.
-fn place(
-    hold: &Hold,
-    repository: &Repository,
-    run: &Id,
-    (pack, bytes): (&Pack, &[u8]),
-    plan: &Plan,
-) -> Result<Vec<String>, String> {
+/// Places the pack as the owner of the folder, if the repository is still the one that was
+/// shadowed.
+fn place(import: &Import<'_>, before: &[RewrittenRef], draft: &str) -> Result<Placed, String> {
+    let (repository, arrival) = (import.repository, import.arrival);
     let common = repository.host.common.as_fd();
-    let put = || -> io::Result<Result<Vec<String>, GitError>> {
+    let planned = arrival.plan.refs.iter();
+    let mut refs: Vec<(String, ObjectId)> = planned
+        .map(|planned| (planned.below.clone(), planned.new.clone()))
+        .collect();
+    refs.extend(before.iter().map(|one| (one.below.clone(), one.id.clone())));
+    let put = || -> io::Result<Result<Placed, GitError>> {
         let here = rustix::fs::fstat(common)?;
         let there = rustix::fs::stat(&repository.host.path)?;
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino) {
             return Err(io::Error::other("the repository was replaced meanwhile"));
         }
         let known = RefMap::read(common, repository.snapshot.format);
-        let placed = known.and_then(|known| {
-            import::place(common, run.as_str(), Some((pack, bytes)), plan, &known)
-        });
-        Ok(placed)
+        Ok(known.and_then(|known| {
+            import::place_pack(common, &arrival.pack, arrival.bytes())?;
+            import::place_refs(common, import.run.as_str(), &refs, &known, draft)
+        }))
     };
-    hold.rights
-        .act(put)
+    let placed = import.shadow.rights.act(put);
+    placed
         .map_err(|error| error.to_string())?
-        .map_err(|error| in_words(&error))
-}
-
-fn report(
-    repository: &Repository,
-    plan: &Plan,
-    placed: Vec<String>,
-    (pack, bytes): (&Pack, &[u8]),
-) -> GitImport {
-    let refs = plan
-        .refs
-        .iter()
-        .zip(placed)
-        .map(|(planned, placed)| GitRef {
-            name: planned.name.clone(),
-            old: planned.old.as_ref().map(ToString::to_string),
-            new: planned.new.to_string(),
-            placed,
-        });
-    let left = plan.left.iter().map(|(what, why)| GitLeft {
-        what: what.clone(),
-        why: why.clone(),
-    });
-    GitImport {
-        path: match repository.place.as_str() {
-            "" => ".git".to_owned(),
-            place => escape(&format!(".git/{place}")),
-        },
-        objects: pack.len() as u64,
-        bytes: bytes.len() as u64,
-        refs: refs.collect(),
-        touches: Vec::new(),
-        not_brought: left.collect(),
-    }
-}
-
-/// What arrived, with the command that takes it over.
-fn note(hold: &Hold, repository: &Repository, import: &GitImport) -> Option<String> {
-    let format = repository.snapshot.format;
-    let now = hold.rights.act(|| {
-        let head = refs::read_head(repository.host.git.as_fd(), format).ok();
-        let refs = RefMap::read(repository.host.common.as_fd(), format);
-        Ok((head, refs.unwrap_or_default()))
-    });
-    let (head, now) = now.unwrap_or_default();
-    if let Some(first) = import.touches.first() {
-        let placed = &import.refs.first()?.placed;
-        return Some(format!(
-            "git: the program's commits have arrived under `{placed}`, but change what git or your tools obey, `{first}` \
-             for one: read them before you take them over"
-        ));
-    }
-    let is_open = |one: &&GitRef| matches!(&head, Some(Head::Branch(name)) if *name == one.name);
-    let (open, others): (Vec<_>, Vec<_>) = import.refs.iter().partition(is_open);
-    let commands = open
-        .into_iter()
-        .chain(others)
-        .map(|one| command(one, head.as_ref(), &now));
-    let shown: Vec<_> = commands.take(MOST_COMMANDS).collect();
-    let more = import.refs.len().saturating_sub(shown.len());
-    let more = match more {
-        0 => String::new(),
-        more => format!(" and {more} more, see `git for-each-ref refs/airlock`"),
-    };
-    let path = match repository.place.as_str() {
-        "" => String::new(),
-        place => format!(" in `{}`", escape(place)),
-    };
-    let list = shown.join(", ");
-    (!shown.is_empty()).then(|| {
-        format!("git{path}: the program's commits have arrived; take them over with {list}{more}")
-    })
-}
-
-/// The one command that makes a reference the user's own.
-fn command(one: &GitRef, head: Option<&Head>, now: &RefMap) -> String {
-    let placed = &one.placed;
-    let known = now.direct.get(&one.name).map(ToString::to_string);
-    let is_open = matches!(head, Some(Head::Branch(name)) if *name == one.name);
-    let branch = one.name.strip_prefix("refs/heads/");
-    let tag = one.name.strip_prefix("refs/tags/");
-    match (branch, tag) {
-        (Some(_), _) if is_open && known == one.old => format!("`git reset {placed}`"),
-        (Some(_), _) if is_open => format!("`git merge --autostash {placed}`"),
-        // Under its own name it would stand before another one of the user's.
-        (Some(name), _) if now.direct.contains_key(&format!("refs/tags/{name}")) => {
-            format!("`git log {placed}`")
-        }
-        (None, Some(name)) if now.direct.contains_key(&format!("refs/heads/{name}")) => {
-            format!("`git log {placed}`")
-        }
-        (Some(name), _) if known.is_none() => format!("`git branch {name} {placed}`"),
-        (Some(name), _) => format!("`git fetch . {placed}:refs/heads/{name}`"),
-        (None, Some(name)) => format!("`git tag {name} {placed}`"),
-        (None, None) if one.name == "refs/stash" => format!("`git stash apply {placed}`"),
-        (None, None) => format!("`git log {placed}`"),
-    }
+        .map_err(|error| describe(&error))
 }

@@ -1,26 +1,39 @@
-//! The repository of a mounted workspace. The program gets a git folder of ours over the host's, which it neither sees nor
-//! changes; what it commits arrives there afterwards, checked, under `refs/airlock/RUN/`.
+//! The git repository of a mounted workspace. The program works on a shadow repository that is
+//! mounted over the host's `.git`, which it neither sees nor changes. Its commits are verified and
+//! imported under `refs/airlock/RUN/` afterwards. Where the program's changes were applied to the
+//! folder, branches, index and `HEAD` are updated too, if nothing conflicts.
 //!
 //! ```text
 //! prepare ─ host's .git read as its owner ─ folder in the state ─ mounts ──▶ the program runs
-//! settle  ─ anything new? ─ box A: list and pack ─ own check, own index ─ box B: fsck, connected? ─ placed as the owner
+//! settle  ─ anything new? ─ export: list and pack ─ own check, own index ─ verify: fsck ─ imported as the owner
+//! staged  ─ what may move? ─ index: merge ─ locks ─ compare ─ decided ─ index, references, HEAD
 //! ```
 //!
-//! Git itself runs in boxes only. Whatever fails leaves the host's repository as it was, and our folder where it is.
+//! Git itself runs in sandboxes only. A failure leaves the host's repository as it was, and the
+//! shadow repository where it is; the next command completes or undoes what a crash interrupted
+//! (`journal.rs`).
 
-mod boxes;
 mod folder;
 mod import;
-mod look;
+mod journal;
+mod ref_update;
+mod report;
+mod repository_scan;
+mod resume;
+mod risk;
+mod sandboxes;
+mod verification;
 
 pub(crate) use folder::sweep;
-pub(crate) use import::settle;
-pub(crate) use look::look;
+pub(crate) use import::import_commits;
+pub(crate) use repository_scan::protect_repository_paths;
+pub use resume::{BroughtCommits, KeptCommits};
+pub(crate) use resume::{bring, discard, kept};
 
-use crate::{Rights, making::open_regular};
+use crate::{FileAccess, provision::open_regular};
 use ::git::{
     Config, GitError, ObjectFolder,
-    snapshot::{DotGit, GitFolders, Snapshot, lent},
+    snapshot::{self, DotGit, GitFolders, Snapshot, lent},
 };
 use folder::GitFolder;
 use rustix::fs::{Mode, OFlags};
@@ -35,58 +48,62 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where a repository is mounted inside.
+/// The mount point of a repository.
 const DOT_GIT: &str = "/workspace/.git";
-/// Where it is mounted if `.git` is a file, which then leads there.
-const BESIDE: &str = "/airlock-git";
-/// Bytes of a user's configuration.
-const MOST_CONFIG: u64 = 1 << 20;
+/// The mount point if `.git` is a file, which then points there.
+const SEPARATE_GIT_DIR: &str = "/airlock-git";
+/// The largest configuration file of a user.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// One repository of a run: that of the workspace, or of a submodule.
+/// One repository of a run: the workspace's own, or a submodule.
 #[derive(Debug)]
 pub(crate) struct Repository {
-    /// Below our git folder; empty for the workspace's own.
+    /// The path below the shadow folder; empty for the workspace's own.
     place: String,
+    /// The path of its worktree in the workspace, if it is known.
+    worktree: Option<PathBuf>,
     host: GitFolders,
     snapshot: Snapshot,
 }
 
-/// What stands for the repository of a workspace while a program runs.
+/// The shadow repositories of a workspace while a program runs.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct ShadowRepository {
     folder: GitFolder,
-    rights: Rights,
+    rights: FileAccess,
     repositories: Vec<Repository>,
-    /// Which names are protected in the workspace.
+    /// The workspace folder, as it was opened.
+    workspace: OwnedFd,
+    /// The protected names of the workspace.
     names: ProtectedNames,
 }
 
-/// A mount, and what must turn out to be there.
-struct Shown {
+/// A mount, and the inode that must be there.
+struct VerifiedMount {
     mount: Mount,
     id: FileId,
 }
 
-/// What a workspace gets.
-enum Prepared {
-    /// Nothing of ours: it has no repository, or its protection is another's.
+/// How a workspace's repository is made available.
+enum GitAccess {
+    /// Not at all: there is no repository, or another protection applies.
     Nothing,
-    /// A git folder of ours.
-    Ours(Box<Hold>, Vec<Shown>),
-    /// Its own, read-only, and the reason.
-    ReadOnly(Vec<Shown>, String),
-    /// What protects a file `.git` anyway, and the reason why it is no more.
+    /// As a shadow repository.
+    Ours(Box<ShadowRepository>, Vec<VerifiedMount>),
+    /// The host's own, read-only, with the reason.
+    ReadOnly(Vec<VerifiedMount>, String),
+    /// Not mounted: `.git` is a protected file anyway; with the reason.
     AsItIs(String),
 }
 
-/// Gives the box a git folder of its own if its workspace has a repository. What cannot be read or is of a kind that is
-/// not handled is shown read-only; the notes say so.
+/// Prepares a shadow repository if the workspace has a repository. One that cannot be read or is
+/// not supported is mounted read-only; the notes say so.
 pub(crate) async fn prepare(
     state: &Path,
     id: &Id,
     sandbox: &mut SandboxSpec,
     notes: &mut Vec<String>,
-) -> io::Result<Option<Hold>> {
+) -> io::Result<Option<ShadowRepository>> {
     let lifted = |path: &spec::WorkspacePath| path.as_path() == Path::new(".git");
     let Some(workspace) = sandbox.workspace.clone() else {
         return Ok(None);
@@ -100,24 +117,24 @@ pub(crate) async fn prepare(
     let (state, id, names) = (state.to_owned(), id.clone(), sandbox.protected.clone());
     let prepared =
         tokio::task::spawn_blocking(move || prepare_now(&state, &id, &workspace, names)).await;
-    let (hold, mounts) = match prepared.map_err(io::Error::other)?? {
-        Prepared::Nothing => return Ok(None),
-        Prepared::Ours(hold, mounts) => (Some(*hold), mounts),
-        Prepared::ReadOnly(mounts, why) => {
+    let (shadow, mounts) = match prepared.map_err(io::Error::other)?? {
+        GitAccess::Nothing => return Ok(None),
+        GitAccess::Ours(shadow, mounts) => (Some(*shadow), mounts),
+        GitAccess::ReadOnly(mounts, why) => {
             notes.push(format!("`.git` is read-only inside: {why}"));
             (None, mounts)
         }
-        Prepared::AsItIs(why) => {
+        GitAccess::AsItIs(why) => {
             notes.push(format!("the repository is not shown inside: {why}"));
             return Ok(None);
         }
     };
-    for Shown { mount, id } in mounts {
+    for VerifiedMount { mount, id } in mounts {
         sandbox.add_own(&mount.host, id);
         sandbox.git.insert(mount.host.clone(), id);
         sandbox.mounts.push(mount);
     }
-    Ok(hold)
+    Ok(shadow)
 }
 
 fn prepare_now(
@@ -125,24 +142,24 @@ fn prepare_now(
     id: &Id,
     workspace: &Path,
     names: ProtectedNames,
-) -> io::Result<Prepared> {
+) -> io::Result<GitAccess> {
     let opened = open_folder(workspace)?;
-    let rights = Rights::of_owner(opened.as_fd())?;
+    let rights = FileAccess::of_owner(opened.as_fd())?;
     let user = rights
         .user()
         .map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
     let read = rights.act(|| Ok(read_repositories(&opened, workspace, user)))?;
     let (repositories, is_folder) = match read {
-        Ok(None) => return Ok(Prepared::Nothing),
+        Ok(None) => return Ok(GitAccess::Nothing),
         Ok(Some(read)) => read,
         Err(why) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let Ok(own) = crate::files::open(&opened, ".git", flags) else {
-                return Ok(Prepared::AsItIs(in_words(&why)));
+                return Ok(GitAccess::AsItIs(describe(&why)));
             };
             let id = id_of(&own)?;
-            let shown = show_as(workspace.join(".git"), id, DOT_GIT, Access::ReadOnly)?;
-            return Ok(Prepared::ReadOnly(vec![shown], in_words(&why)));
+            let shown = mount_as(workspace.join(".git"), id, DOT_GIT, Access::ReadOnly)?;
+            return Ok(GitAccess::ReadOnly(vec![shown], describe(&why)));
         }
     };
     let folder = GitFolder::make(state, id)?;
@@ -150,11 +167,12 @@ fn prepare_now(
         let place = folder.place(&repository.place, rights.user())?;
         repository.snapshot.write(place.as_fd(), rights.user())?;
     }
+    resume::write_start(&folder, (workspace, &opened), &names, &repositories)?;
     let base = match is_folder {
         true => DOT_GIT,
-        false => BESIDE,
+        false => SEPARATE_GIT_DIR,
     };
-    let mut mounts = show(
+    let mut mounts = shadow_mounts(
         &folder.shown(),
         &folder.empty(),
         base,
@@ -162,16 +180,38 @@ fn prepare_now(
         Access::ReadWrite,
     )?;
     if !is_folder {
-        let file = folder.write("dot-git", format!("gitdir: {BESIDE}\n").as_bytes())?;
+        let file = folder.write(
+            "dot-git",
+            format!("gitdir: {SEPARATE_GIT_DIR}\n").as_bytes(),
+        )?;
         mounts.push(mount(file, DOT_GIT, Access::ReadOnly)?);
     }
-    let hold = Hold {
+    let shadow = ShadowRepository {
         folder,
         rights,
         repositories,
+        workspace: opened,
         names,
     };
-    Ok(Prepared::Ours(Box::new(hold), mounts))
+    Ok(GitAccess::Ours(Box::new(shadow), mounts))
+}
+
+impl ShadowRepository {
+    /// Has git leave alone what it does not know and the program cannot remove: `clean` and `stash -u` would try. Only
+    /// before the program runs.
+    pub(crate) fn exclude(&self, paths: &[PathBuf]) -> io::Result<()> {
+        for repository in &self.repositories {
+            let Some(worktree) = &repository.worktree else {
+                continue;
+            };
+            let below = paths
+                .iter()
+                .filter_map(|path| path.strip_prefix(worktree).ok());
+            let place = self.folder.open(&repository.place)?;
+            snapshot::exclude(place.as_fd(), below, self.rights.user())?;
+        }
+        Ok(())
+    }
 }
 
 fn open_folder(path: &Path) -> io::Result<OwnedFd> {
@@ -185,7 +225,8 @@ fn id_of(file: &OwnedFd) -> io::Result<FileId> {
     Ok(FileId { device, inode })
 }
 
-/// The repository and its submodules, and whether `.git` is a folder. A submodule of a kind that is not handled is left out.
+/// The repository and its submodules, and whether `.git` is a folder. Unsupported submodules are
+/// left out.
 fn read_repositories(
     workspace: &OwnedFd,
     path: &Path,
@@ -200,13 +241,17 @@ fn read_repositories(
     let modules = host.modules();
     let mut all = vec![Repository {
         place: String::new(),
+        worktree: Some(PathBuf::new()),
         snapshot: Snapshot::read(&host, &identity, user)?,
         host,
     }];
     for (place, host) in modules {
         if let Ok(snapshot) = Snapshot::read(&host, &identity, user) {
+            let worktree = snapshot.settings.worktree.as_ref();
+            let worktree = worktree.and_then(|tree| below(&host.path.join(tree), path));
             all.push(Repository {
                 place,
+                worktree,
                 host,
                 snapshot,
             });
@@ -215,22 +260,44 @@ fn read_repositories(
     Ok(Some((all, is_folder)))
 }
 
-/// Our git folder at `base`, and in it, read-only, the objects that it borrows.
-fn show(
+/// The path of a folder relative to the workspace; none if it is elsewhere.
+fn below(folder: &Path, workspace: &Path) -> Option<PathBuf> {
+    let (folder, workspace) = (folder.canonicalize().ok()?, workspace.canonicalize().ok()?);
+    let below = folder.strip_prefix(workspace).ok()?;
+    (!below.as_os_str().is_empty()).then(|| below.to_owned())
+}
+
+/// Whether the folder has all of these paths, relative to the workspace, as the program left them:
+/// its change was applied, or neither side changed the file.
+pub(crate) type AppliedCheck<'a> = dyn Fn(&[PathBuf]) -> io::Result<bool> + Sync + 'a;
+
+/// Where the files are that belong to the program's commits.
+#[derive(Clone, Copy)]
+pub(crate) enum FilesLocation<'a> {
+    /// In the folder, where the program wrote them.
+    Live,
+    /// In a layer, until its owner commits it.
+    Kept,
+    /// In the folder, as far as they could be applied.
+    Applied(&'a AppliedCheck<'a>),
+}
+
+/// The mounts of the shadow folder at `base`, and of the host's object folders below it, read-only.
+fn shadow_mounts(
     folder: &Path,
     empty: &Path,
     base: &str,
     repositories: &[Repository],
     access: Access,
-) -> io::Result<Vec<Shown>> {
+) -> io::Result<Vec<VerifiedMount>> {
     let mut mounts = vec![mount(folder.to_owned(), base, access)?];
     for repository in repositories {
         for (number, objects) in repository.snapshot.objects.iter().enumerate() {
             let inside = Path::new(base).join(&repository.place).join(lent(number));
             let has_info = has_info(&objects.path);
-            mounts.push(show_objects(objects, &inside)?);
+            mounts.push(mount_objects(objects, &inside)?);
             if number == 0 && repository.snapshot.objects.len() > 1 && has_info {
-                // It names places that are not there inside, of which git would complain.
+                // Its alternates name paths that do not exist inside, and git would complain.
                 mounts.push(mount(
                     empty.to_owned(),
                     inside.join("info"),
@@ -246,26 +313,26 @@ fn has_info(objects: &Path) -> bool {
     fs::symlink_metadata(objects.join("info")).is_ok_and(|found| found.is_dir())
 }
 
-/// Something of our own in the state.
-fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<Shown> {
+/// A mount of a file or folder in the state.
+fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<VerifiedMount> {
     let found = fs::metadata(&host)?;
     let (device, inode) = (found.dev(), found.ino());
-    show_as(host, FileId { device, inode }, inside, access)
+    mount_as(host, FileId { device, inode }, inside, access)
 }
 
-/// Objects of the host's, read-only.
-fn show_objects(objects: &ObjectFolder, inside: impl AsRef<Path>) -> io::Result<Shown> {
+/// A read-only mount of the host's objects.
+fn mount_objects(objects: &ObjectFolder, inside: impl AsRef<Path>) -> io::Result<VerifiedMount> {
     let (device, inode) = (objects.device, objects.inode);
     let id = FileId { device, inode };
-    show_as(objects.path.clone(), id, inside, Access::ReadOnly)
+    mount_as(objects.path.clone(), id, inside, Access::ReadOnly)
 }
 
-fn show_as(
+fn mount_as(
     host: PathBuf,
     id: FileId,
     inside: impl AsRef<Path>,
     access: Access,
-) -> io::Result<Shown> {
+) -> io::Result<VerifiedMount> {
     let inside =
         InsidePath::new(inside.as_ref()).map_err(|why| io::Error::other(why.to_string()))?;
     let mount = Mount {
@@ -273,10 +340,10 @@ fn show_as(
         inside,
         access,
     };
-    Ok(Shown { mount, id })
+    Ok(VerifiedMount { mount, id })
 }
 
-/// Who commits, by the configuration of that user: only his name and address are taken from it.
+/// The user's git configuration, of which only name and address are used for commits.
 fn identity(user: u32) -> Config {
     let Some(home) = home_of(user) else {
         return Config::default();
@@ -285,7 +352,7 @@ fn identity(user: u32) -> Config {
     for name in [".config/git/config", ".gitconfig"] {
         let mut text = Vec::new();
         let read = open_regular(&home.join(name))
-            .and_then(|file| file.take(MOST_CONFIG).read_to_end(&mut text));
+            .and_then(|file| file.take(MAX_CONFIG_BYTES).read_to_end(&mut text));
         if read.is_ok() {
             all.entries.extend(Config::parse(&text).identity().entries);
         }
@@ -297,14 +364,14 @@ fn home_of(user: u32) -> Option<PathBuf> {
     let accounts = fs::read_to_string("/etc/passwd").ok()?;
     let home = accounts.lines().find_map(|line| {
         let fields: Vec<_> = line.split(':').collect();
-        let is_him = fields.get(2)?.parse() == Ok(user);
-        is_him.then(|| PathBuf::from(fields.get(5).copied().unwrap_or_default()))
+        let is_user = fields.get(2)?.parse() == Ok(user);
+        is_user.then(|| PathBuf::from(fields.get(5).copied().unwrap_or_default()))
     })?;
     home.is_absolute().then_some(home)
 }
 
-/// With its cause, on one line.
-fn in_words(error: &GitError) -> String {
+/// The error with its cause, on one line.
+fn describe(error: &GitError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),

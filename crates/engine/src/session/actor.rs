@@ -1,22 +1,27 @@
-//! The task of a session: it owns the box. Whoever wants something of the box asks here.
+//! The task of a session, which owns the sandbox. All requests for the sandbox are commands to this
+//! task.
 
 use super::{
-    Book, Exec, LeftBehind, MOST_OUTPUT, MOST_RUNNING, MOST_WAITING, Session, SessionEnd,
-    SessionState, SessionStatus, Shared, conflict,
-    exec::{self, Beginning},
+    COMMAND_QUEUE_LENGTH, Exec, MAX_OUTPUT_BYTES, MAX_RUNNING, OrphanPipes, Session, SessionData,
+    SessionEnd, SessionState, SessionStatus, Shared, conflict,
+    exec::{self, StartedProgram},
 };
 use crate::{
-    doors::Opened,
-    driver::blank,
-    feed::Budget,
-    making::{LONGEST_START, Making, Standing, environment, injected, internal, leave, take_in},
-    origin::Origin,
+    disk_space,
+    doors::OpenDoors,
+    driver::blank_result,
+    file_locks::LockWatch,
+    outcome::{ACCOUNTING_INTERVAL, StopReason, cpu_left, first_cpu_check},
+    output_log::LogBudget,
     pool,
+    provision::{
+        ExecutionEnd, Provisioned, Provisioner, START_TIMEOUT, environment, internal,
+        note_held_back, release_sandbox, secret_variables,
+    },
     record::{self, Record},
-    room,
-    streams::{Streams, connect_pipes, input_pipe},
+    rootfs::RootSource,
+    stdio::{Streams, connect_pipes, input_pipe},
     terminal,
-    verdict::{COUNTED_EVERY, cpu_left, first_look},
 };
 use sandbox::{Counters, Program, Sandbox, SandboxError};
 use spec::{
@@ -34,84 +39,89 @@ use tokio::{
     task::JoinSet,
 };
 
-/// How long programs may take to have their last word written down once the box is gone.
-const LONGEST_LAST_WORD: Duration = Duration::from_secs(5);
-/// How long a paused box is let go, so that a program in it can die.
-const LONGEST_RELEASE: Duration = Duration::from_millis(800);
-/// What a terminal is taken for, unless the caller says.
-const TERMINAL: &str = "xterm-256color";
+/// The timeout for the tasks of programs to finish once the sandbox is gone.
+const PROGRAMS_FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a paused sandbox is thawed so that a killed program in it can exit.
+const THAW_TIMEOUT: Duration = Duration::from_millis(800);
+/// The default value of TERM.
+const DEFAULT_TERM: &str = "xterm-256color";
 
-/// The exit status of what could not be started for a reason of ours.
-const REFUSED: u8 = 125;
+/// The exit status of a program that Airlock could not start.
+const EXIT_NOT_STARTED: u8 = 125;
 
-type Answer<T> = oneshot::Sender<Result<T, ErrorInfo>>;
+type ReplySender<T> = oneshot::Sender<Result<T, ErrorInfo>>;
 
-/// What is asked of the task.
+/// A command to the session's task.
 #[derive(Debug)]
-pub(super) enum Order {
-    Start(Box<ExecRequest>, Answer<Exec>),
-    Pause(Answer<()>),
-    Resume(Answer<()>),
-    /// Stop for as long as the workspace is copied, whoever else pauses or resumes meanwhile.
-    Hold(Answer<()>),
-    /// The end of that.
-    LetGo(Answer<()>),
-    /// What the whole box has used.
-    Count(oneshot::Sender<Counters>),
-    /// A program of a paused box is to die: nothing dies while it is stopped.
-    Release(Exec),
+pub(super) enum SessionCommand {
+    Start(Box<ExecRequest>, ReplySender<Exec>),
+    Pause(ReplySender<()>),
+    Resume(ReplySender<()>),
+    /// Freezes the sandbox for a copy of the workspace, independently of pause and resume.
+    FreezeForCopy(ReplySender<()>),
+    /// Ends the freeze for a copy.
+    ThawAfterCopy(ReplySender<()>),
+    /// Reads the counters of the sandbox.
+    ReadCounters(oneshot::Sender<Counters>),
+    /// Lets a killed program in a paused sandbox exit: a frozen process cannot.
+    ThawUntilExit(Exec),
     /// A program has ended.
     Ended,
 }
 
-/// The task.
-pub(super) struct Actor {
+/// The state of the task.
+pub(super) struct SessionActor {
     shared: Arc<Shared>,
-    making: Making,
-    origin: Origin,
-    opened: Opened,
+    provisioner: Provisioner,
+    root: RootSource,
+    opened: OpenDoors,
     records: Vec<Record>,
     sandbox: Box<dyn Sandbox>,
-    orders: mpsc::Receiver<Order>,
+    commands: mpsc::Receiver<SessionCommand>,
     ending: watch::Receiver<Option<SessionEnd>>,
     programs: JoinSet<()>,
-    /// Copies that are being made of it: it stands still for them.
-    holds: usize,
-    born: Instant,
-    next_look: Instant,
-    next_room: Instant,
-    /// When it is looked next what a box at work has used.
-    next_count: Instant,
+    /// The copies that are being made, for which the sandbox is frozen.
+    copies_under_way: usize,
+    created: Instant,
+    next_cpu_check: Instant,
+    next_disk_check: Instant,
+    /// The next sample of the CPU time while programs run.
+    next_accounting: Instant,
+    locks: LockWatch,
     result: RunResult,
 }
 
-/// From nothing to nothing. An engine that closes, or a caller who is gone before it stands, ends it.
-pub(super) async fn live(
-    mut making: Making,
+/// Runs a session from provisioning to release. Ends early if the engine closes or the caller drops
+/// the request.
+pub(super) async fn run_session(
+    mut provisioner: Provisioner,
     mut spec: SessionSpec,
     cancel: watch::Sender<bool>,
     mut closing: watch::Receiver<bool>,
     mut ready: oneshot::Sender<Result<Session, ErrorInfo>>,
 ) {
-    let mut result = blank(&making.id, &making.spec);
-    let stood = {
-        let standing = stand(&mut making, &mut result);
-        tokio::pin!(standing);
+    let mut result = blank_result(&provisioner.id, &provisioner.spec);
+    let outcome = {
+        let provisioned = provision(&mut provisioner, &mut result);
+        tokio::pin!(provisioned);
         tokio::select! {
-            stood = &mut standing => stood,
-            () = closes(&mut closing) => { cancel.send_replace(true); standing.await }
-            () = ready.closed() => { cancel.send_replace(true); standing.await }
+            outcome = &mut provisioned => outcome,
+            () = engine_closed(&mut closing) => { cancel.send_replace(true); provisioned.await }
+            () = ready.closed() => { cancel.send_replace(true); provisioned.await }
         }
     };
-    let mut actor = match stood {
-        Ok(standing) => {
-            // They lie in the workspace by now. Kept in memory, too, they would be there for as long as the session.
-            (making.spec.inputs, spec.run.inputs) = (Vec::new(), Vec::new());
-            Actor::new(making, spec, standing, result)
+    let mut actor = match outcome {
+        Ok(provisioned) => {
+            // The inputs are in the workspace by now and need not stay in memory for the whole
+            // session.
+            (provisioner.spec.inputs, spec.run.inputs) = (Vec::new(), Vec::new());
+            SessionActor::new(provisioner, spec, provisioned, result)
         }
         Err(error) => {
-            making.settle_workspace(false, &mut result).await;
-            // Nobody may be there to hear it.
+            provisioner
+                .finish_workspace(ExecutionEnd::NeverRan, &mut result)
+                .await;
+            // The caller may be gone.
             return drop(ready.send(Err(error)));
         }
     };
@@ -119,57 +129,65 @@ pub(super) async fn live(
         shared: actor.shared.clone(),
     };
     let why = match ready.send(Ok(session)) {
-        Ok(()) => actor.attend(&mut closing).await,
+        Ok(()) => actor.run(&mut closing).await,
         Err(_) => SessionEnd::Asked,
     };
     actor.finish(why).await;
 }
 
-async fn stand(making: &mut Making, result: &mut RunResult) -> Result<Standing, ErrorInfo> {
-    let mut standing = making.stand(result).await?;
-    match making
-        .furnish(&mut *standing.sandbox, &standing.opened, result)
+async fn provision(
+    provisioner: &mut Provisioner,
+    result: &mut RunResult,
+) -> Result<Provisioned, ErrorInfo> {
+    let mut provisioned = provisioner.provision(result).await?;
+    match provisioner
+        .start_doors_and_inputs(&mut *provisioned.sandbox, &provisioned.opened, result)
         .await
     {
-        // Listeners that are not ours: nobody serves there.
-        Ok(_) => Ok(standing),
+        // Nobody serves the listeners that are not doors.
+        Ok(_) => Ok(provisioned),
         Err(error) => {
-            standing.sandbox.end().await;
-            standing.opened.close(result).await;
-            take_in(result, standing.sandbox.give_workspace_back().await);
-            leave(standing.sandbox, standing.records).await;
+            provisioned.sandbox.end().await;
+            provisioned.opened.close(result).await;
+            note_held_back(result, provisioned.sandbox.give_workspace_back().await);
+            release_sandbox(provisioned.sandbox, provisioned.records).await;
             Err(error)
         }
     }
 }
 
-async fn closes(closing: &mut watch::Receiver<bool>) {
-    // An error is the end of the last clone of the engine.
+async fn engine_closed(closing: &mut watch::Receiver<bool>) {
+    // An error means that the last clone of the engine was dropped.
     _ = closing.wait_for(|closing| *closing).await;
 }
 
-/// Waits until somebody wants the session to end.
-async fn asked(ending: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
+/// Waits for a request to end the session.
+async fn end_requested(ending: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
     let why = ending
         .wait_for(|ending| ending.is_some())
         .await
         .map(|why| *why);
-    // Its sender lives as long as the session.
+    // The sender lives as long as the session.
     why.ok().flatten().unwrap_or(SessionEnd::Asked)
 }
 
-impl Actor {
-    fn new(making: Making, spec: SessionSpec, standing: Standing, mut result: RunResult) -> Actor {
-        let Standing {
-            origin,
+impl SessionActor {
+    fn new(
+        provisioner: Provisioner,
+        spec: SessionSpec,
+        provisioned: Provisioned,
+        mut result: RunResult,
+    ) -> SessionActor {
+        let Provisioned {
+            root,
             opened,
             records,
             sandbox,
-        } = standing;
-        result.notes.extend(making.told_secrets());
-        let (orders, received) = mpsc::channel(MOST_WAITING);
+        } = provisioned;
+        result.notes.extend(provisioner.secret_notes());
+        let (commands, received) = mpsc::channel(COMMAND_QUEUE_LENGTH);
         let (ending, is_ending) = watch::channel(None);
-        let (now, born) = (record::now(), Instant::now());
+        let (now, created) = (record::now(), Instant::now());
         let state = SessionState {
             status: SessionStatus::Ready,
             is_asked_to_pause: false,
@@ -186,72 +204,79 @@ impl Actor {
             denials: Vec::new(),
             learned: Vec::new(),
             workspace: None,
+            not_applied: None,
             notes: result.notes.clone(),
         };
         let workspace = sandbox.workspace().try_clone_to_owned().ok();
-        let book = Book {
+        let data = SessionData {
             state,
             cpu_ms: Arc::default(),
-            box_cpu: Duration::ZERO,
+            sandbox_cpu: Duration::ZERO,
             own_cpu: Duration::ZERO,
             execs: Vec::new(),
             started: 0,
             ended_cpu_us: 0,
             largest_bytes: 0,
-            used: born,
+            used: created,
             copies: 0,
+            applies: None,
             workspace,
+            limit: None,
         };
         let shared = Shared {
-            id: making.id.clone(),
+            id: provisioner.id.clone(),
             spec,
-            orders,
+            commands,
             status: watch::Sender::new(SessionStatus::Ready),
             ending,
             owner: sandbox.owner_inside(),
-            feeds: Budget::of(
-                making.engine.feeds.owner(making.spec.owner.as_ref()),
-                MOST_OUTPUT,
+            log_budget: LogBudget::of(
+                provisioner
+                    .engine
+                    .log_budget
+                    .owner(provisioner.spec.owner.as_ref()),
+                MAX_OUTPUT_BYTES,
             ),
-            left_behind: LeftBehind::default(),
-            book: Mutex::new(book),
+            orphan_pipes: OrphanPipes::default(),
+            data: Mutex::new(data),
         };
-        Actor {
-            next_look: born + first_look(&making.spec.sandbox.limits),
-            next_room: born,
-            next_count: born + COUNTED_EVERY,
+        SessionActor {
+            next_cpu_check: created + first_cpu_check(&provisioner.spec.sandbox.limits),
+            next_disk_check: created,
+            next_accounting: created + ACCOUNTING_INTERVAL,
+            locks: LockWatch::of_session(&*sandbox),
             shared: Arc::new(shared),
-            making,
-            origin,
+            provisioner,
+            root,
             opened,
             records,
             sandbox,
-            orders: received,
+            commands: received,
             ending: is_ending,
             programs: JoinSet::new(),
-            holds: 0,
-            born,
+            copies_under_way: 0,
+            created,
             result,
         }
     }
 
-    /// Does what it is asked, until something ends the session.
-    async fn attend(&mut self, closing: &mut watch::Receiver<bool>) -> SessionEnd {
+    /// Handles commands and timers until something ends the session.
+    async fn run(&mut self, closing: &mut watch::Receiver<bool>) -> SessionEnd {
         let mut ending = self.ending.clone();
-        let (folders, most) = self.making.own_folders();
-        let overflow = room::until_they_take(&folders, most);
+        let (folders, most) = self.provisioner.own_mount_limits();
+        let overflow = disk_space::wait_until_exceeded(&folders, most);
         tokio::pin!(overflow);
         loop {
             while self.programs.try_join_next().is_some() {}
             let due = self.due();
             tokio::select! {
-                why = asked(&mut ending) => return why,
-                () = closes(closing) => return SessionEnd::Asked,
-                Some(order) = self.orders.recv() => self.obey(order, closing).await,
+                why = end_requested(&mut ending) => return why,
+                () = engine_closed(closing) => return SessionEnd::Asked,
+                Some(command) = self.commands.recv() => self.handle(command, closing).await,
                 _ = self.sandbox.progress() => return SessionEnd::Lost,
-                () = &mut overflow => return self.disk_is_spent(),
+                () = &mut overflow => return self.end_by_disk(),
                 () = tokio::time::sleep_until(due.into()) => {
-                    if let Some(why) = self.overdue() {
+                    if let Some(why) = self.overdue().await {
                         return why;
                     }
                 }
@@ -259,166 +284,181 @@ impl Actor {
         }
     }
 
-    /// When to look next.
+    /// The time of the next check.
     fn due(&self) -> Instant {
-        let (spec, book) = (&self.shared.spec, self.shared.book());
-        let lifetime = self.born + spec.lifetime;
-        let mut due = lifetime.min(self.next_look);
-        if self.making.fills_state() {
-            due = due.min(self.next_room);
+        let spec = &self.shared.spec;
+        let data = self.shared.data();
+        let lifetime = self.created + spec.lifetime;
+        let mut due = lifetime.min(self.next_cpu_check);
+        if !self.shared.is_paused() {
+            due = due.min(self.locks.due(data.running() > 0));
         }
-        if book.running() > 0 {
-            due = due.min(self.next_count);
+        if self.provisioner.fills_state() {
+            due = due.min(self.next_disk_check);
         }
-        // Whoever is at work says when he has finished.
-        if book.is_at_work() {
+        if data.running() > 0 {
+            due = due.min(self.next_accounting);
+        }
+        // A busy session is not idle: its end of work sends a command.
+        if data.is_at_work() {
             due
         } else {
-            due.min(book.used + spec.idle)
+            due.min(data.used + spec.idle)
         }
     }
 
-    fn overdue(&mut self) -> Option<SessionEnd> {
-        let (spec, now) = (&self.shared.spec, Instant::now());
-        if now >= self.born + spec.lifetime {
+    async fn overdue(&mut self) -> Option<SessionEnd> {
+        let spec = &self.shared.spec;
+        let now = Instant::now();
+        if now >= self.created + spec.lifetime {
             return Some(SessionEnd::Lifetime);
         }
-        if now >= self.next_count {
-            self.next_count = now + COUNTED_EVERY;
+        if now >= self.next_accounting {
+            self.next_accounting = now + ACCOUNTING_INTERVAL;
             self.count();
         }
-        if now >= self.next_look {
+        if now >= self.next_cpu_check {
             self.count();
-            let own_cpu = self.shared.book().own_cpu;
-            match cpu_left(&*self.sandbox, own_cpu, &self.making.spec.sandbox.limits) {
-                Some(left) => self.next_look = now + left,
-                None => {
-                    self.result.limits_hit.insert(LimitName::CpuTime);
-                    return Some(SessionEnd::Limit);
-                }
+            let own_cpu = self.shared.data().own_cpu;
+            match cpu_left(
+                &*self.sandbox,
+                own_cpu,
+                &self.provisioner.spec.sandbox.limits,
+            ) {
+                Some(left) => self.next_cpu_check = now + left,
+                None => return Some(self.end_by_limit(LimitName::CpuTime, StopReason::CpuTime)),
             }
         }
-        if self.making.fills_state() && now >= self.next_room {
-            self.next_room = now + room::LOOK;
-            if room::is_short(&self.making.engine.state) {
-                return Some(self.disk_is_spent());
+        if self.provisioner.fills_state() && now >= self.next_disk_check {
+            self.next_disk_check = now + disk_space::CHECK_INTERVAL;
+            if disk_space::is_short(&self.provisioner.engine.state) {
+                return Some(self.end_by_disk());
             }
         }
-        let book = self.shared.book();
-        (!book.is_at_work() && now >= book.used + spec.idle).then_some(SessionEnd::Idle)
+        if now >= self.locks.due(true) && self.locks.is_over(&*self.sandbox).await {
+            return Some(self.end_by_limit(LimitName::Memory, StopReason::FileLocks));
+        }
+        let data = self.shared.data();
+        (!data.is_at_work() && now >= data.used + spec.idle).then_some(SessionEnd::Idle)
     }
 
-    fn disk_is_spent(&mut self) -> SessionEnd {
-        self.result.limits_hit.insert(LimitName::Disk);
-        // Its programs end by it, and say so.
-        self.shared.book().state.limits_hit.insert(LimitName::Disk);
+    fn end_by_disk(&mut self) -> SessionEnd {
+        self.end_by_limit(LimitName::Disk, StopReason::Disk)
+    }
+
+    fn end_by_limit(&mut self, name: LimitName, limit: StopReason) -> SessionEnd {
+        self.result.limits_hit.insert(name);
+        let mut data = self.shared.data();
+        // The programs report this limit as the cause of their end.
+        data.state.limits_hit.insert(name);
+        data.limit = Some(limit);
         SessionEnd::Limit
     }
 
-    /// Whoever asked may be gone: then nobody hears the answer.
-    async fn obey(&mut self, order: Order, closing: &mut watch::Receiver<bool>) {
-        match order {
-            Order::Start(request, answer) => {
+    /// The caller may be gone: then nobody receives the reply.
+    async fn handle(&mut self, command: SessionCommand, closing: &mut watch::Receiver<bool>) {
+        match command {
+            SessionCommand::Start(request, reply) => {
                 let mut ending = self.ending.clone();
                 let started = tokio::select! {
                     started = self.start(*request) => started,
-                    _ = asked(&mut ending) => Err(super::gone("the session ends")),
-                    () = closes(closing) => Err(super::gone("the engine closes")),
+                    _ = end_requested(&mut ending) => Err(super::session_gone("the session ends")),
+                    () = engine_closed(closing) => Err(super::session_gone("the engine closes")),
                 };
-                _ = answer.send(started);
+                _ = reply.send(started);
             }
-            Order::Pause(answer) => _ = answer.send(self.pause().await),
-            Order::Resume(answer) => _ = answer.send(self.resume().await),
-            Order::Hold(answer) => _ = answer.send(self.hold().await),
-            Order::LetGo(answer) => _ = answer.send(self.let_go().await),
-            Order::Count(answer) => _ = answer.send(self.sandbox.counters()),
-            Order::Release(exec) => self.release(exec).await,
-            Order::Ended => self.count(),
+            SessionCommand::Pause(reply) => _ = reply.send(self.pause().await),
+            SessionCommand::Resume(reply) => _ = reply.send(self.resume().await),
+            SessionCommand::FreezeForCopy(reply) => _ = reply.send(self.freeze_for_copy().await),
+            SessionCommand::ThawAfterCopy(reply) => _ = reply.send(self.thaw_after_copy().await),
+            SessionCommand::ReadCounters(reply) => _ = reply.send(self.sandbox.counters()),
+            SessionCommand::ThawUntilExit(exec) => self.thaw_until_exit(exec).await,
+            SessionCommand::Ended => self.count(),
         }
     }
 
-    fn set(&self, status: SessionStatus) {
-        self.shared.book().state.status = status;
+    fn set_status(&self, status: SessionStatus) {
+        self.shared.data().state.status = status;
         self.shared.status.send_replace(status);
     }
 
     async fn pause(&mut self) -> Result<(), ErrorInfo> {
-        if self.shared.book().state.is_asked_to_pause {
+        if self.shared.data().state.is_asked_to_pause {
             return Err(conflict("the session is paused", "resume it"));
         }
         self.stop().await?;
-        // What it holds stays as it is from here on: whoever asks need not wait for the next look.
+        // The usage does not change from here on, so it need not wait for the next sample.
         self.count();
-        self.shared.book().state.is_asked_to_pause = true;
+        self.shared.data().state.is_asked_to_pause = true;
         Ok(())
     }
 
     async fn resume(&mut self) -> Result<(), ErrorInfo> {
-        if !self.shared.book().state.is_asked_to_pause {
+        if !self.shared.data().state.is_asked_to_pause {
             return Err(conflict(
                 "the session is not paused",
                 "there is nothing to resume",
             ));
         }
-        if self.holds == 0 {
-            self.go_on().await?;
+        if self.copies_under_way == 0 {
+            self.thaw().await?;
         }
-        self.shared.book().state.is_asked_to_pause = false;
+        self.shared.data().state.is_asked_to_pause = false;
         Ok(())
     }
 
-    async fn hold(&mut self) -> Result<(), ErrorInfo> {
+    async fn freeze_for_copy(&mut self) -> Result<(), ErrorInfo> {
         self.stop().await?;
-        self.holds += 1;
+        self.copies_under_way += 1;
         Ok(())
     }
 
-    async fn let_go(&mut self) -> Result<(), ErrorInfo> {
-        self.holds = self.holds.saturating_sub(1);
-        if self.holds > 0 || self.shared.book().state.is_asked_to_pause {
+    async fn thaw_after_copy(&mut self) -> Result<(), ErrorInfo> {
+        self.copies_under_way = self.copies_under_way.saturating_sub(1);
+        if self.copies_under_way > 0 || self.shared.data().state.is_asked_to_pause {
             return Ok(());
         }
-        let gone_on = self.go_on().await;
-        // What stays stopped can at least be resumed.
-        self.shared.book().state.is_asked_to_pause = gone_on.is_err();
+        let gone_on = self.thaw().await;
+        // A sandbox that stays frozen can at least be resumed.
+        self.shared.data().state.is_asked_to_pause = gone_on.is_err();
         gone_on
     }
 
     async fn stop(&mut self) -> Result<(), ErrorInfo> {
         if !self.shared.is_paused() {
             self.sandbox.freeze().await.map_err(|error| error.info())?;
-            self.set(SessionStatus::Paused);
+            self.set_status(SessionStatus::Paused);
         }
         Ok(())
     }
 
-    async fn go_on(&mut self) -> Result<(), ErrorInfo> {
+    async fn thaw(&mut self) -> Result<(), ErrorInfo> {
         if self.shared.is_paused() {
             self.sandbox.thaw().await.map_err(|error| error.info())?;
-            self.set(SessionStatus::Ready);
+            self.set_status(SessionStatus::Ready);
         }
         Ok(())
     }
 
-    /// Lets a paused box go for as long as it takes a program to die of the signal that waits for it.
-    async fn release(&mut self, exec: Exec) {
+    /// Thaws a paused sandbox until a killed program has exited.
+    async fn thaw_until_exit(&mut self, exec: Exec) {
         if !self.shared.is_paused() || self.sandbox.thaw().await.is_err() {
             return;
         }
-        _ = tokio::time::timeout(LONGEST_RELEASE, exec.wait()).await;
+        _ = tokio::time::timeout(THAW_TIMEOUT, exec.wait()).await;
         if let Err(error) = self.sandbox.freeze().await {
             let note = format!(
                 "it goes on, because it could not be stopped again: {}",
                 error.info().message
             );
-            self.shared.book().state.notes.push(note);
-            self.set(SessionStatus::Ready);
-            self.shared.book().state.is_asked_to_pause = false;
+            self.shared.data().state.notes.push(note);
+            self.set_status(SessionStatus::Ready);
+            self.shared.data().state.is_asked_to_pause = false;
         }
     }
 
     async fn start(&mut self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
-        if self.shared.book().state.is_asked_to_pause {
+        if self.shared.data().state.is_asked_to_pause {
             return Err(conflict("the session is paused", "resume it first"));
         }
         if self.shared.is_paused() {
@@ -427,18 +467,18 @@ impl Actor {
                 "ask again in a moment",
             ));
         }
-        if self.shared.book().running() >= MOST_RUNNING {
+        if self.shared.data().running() >= MAX_RUNNING {
             return Err(ErrorInfo {
                 code: ErrorCode::QuotaExceeded,
                 message: format!(
-                    "{MOST_RUNNING} programs are under way in this session, and no more can be"
+                    "{MAX_RUNNING} programs are under way in this session, and no more can be"
                 ),
                 hint: Some("wait for one of them, or end one".to_owned()),
             });
         }
         let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
-        let mut connected = self.connect(&request).await?;
-        let inside = connected.streams.inside;
+        let mut connection = self.connect(&request).await?;
+        let inside = connection.streams.inside;
         let held = request
             .tty
             .map(|_| inside[0].try_clone())
@@ -447,61 +487,65 @@ impl Actor {
         let program = self.program(&request)?;
         let before = self.sandbox.counters().oom_kills;
         let started =
-            tokio::time::timeout(LONGEST_START, self.sandbox.start(&program, inside)).await;
+            tokio::time::timeout(START_TIMEOUT, self.sandbox.start(&program, inside)).await;
         let late = |_| internal("the program was not started in time".to_owned());
         let process = match started.map_err(late)? {
             Ok(process) => process,
-            // That it is not there, or cannot be run, is what came of it: a result like any other.
-            Err(error) if error.exit_status() != REFUSED => return Ok(self.never(request, &error)),
+            // A missing command, or one that cannot be executed, is an ordinary result.
+            Err(error) if error.exit_status() != EXIT_NOT_STARTED => {
+                return Ok(self.not_started(request, &error));
+            }
             Err(error) => {
-                // A limit may be why.
+                // A limit may be the cause.
                 self.count();
                 return Err(error.info());
             }
         };
         let id = self.next_id();
-        let beginning = Beginning {
+        let started = StartedProgram {
             id,
             request,
             process,
-            stdout: connected.streams.stdout,
-            stderr: connected.streams.stderr.take(),
+            stdout: connection.streams.stdout,
+            stderr: connection.streams.stderr.take(),
             held,
-            input: connected.input,
-            window: connected.window,
+            input: connection.input,
+            window: connection.window,
             oom_kills: before,
         };
-        let (exec, attending) = exec::begin(&self.shared, &self.making.engine.state, beginning);
-        self.programs.spawn(attending);
-        self.shared.book().add(exec.clone());
+        let (exec, monitor) = exec::monitor(&self.shared, &self.provisioner.engine.state, started);
+        self.programs.spawn(monitor);
+        self.shared.data().add(exec.clone());
         Ok(exec)
     }
 
     fn next_id(&self) -> String {
-        let mut book = self.shared.book();
-        book.state.barriers = self.sandbox.barriers();
-        book.started += 1;
-        book.started.to_string()
+        let mut data = self.shared.data();
+        data.state.barriers = self.sandbox.barriers();
+        data.started += 1;
+        data.started.to_string()
     }
 
-    /// One that ended before it began.
-    fn never(&self, request: ExecRequest, error: &SandboxError) -> Exec {
-        let exec = exec::never(self.next_id(), request, error);
-        self.shared.book().add(exec.clone());
+    /// A program that could not be started.
+    fn not_started(&self, request: ExecRequest, error: &SandboxError) -> Exec {
+        let exec = exec::not_started(self.next_id(), request, error);
+        self.shared.data().add(exec.clone());
         exec
     }
 
     fn program(&self, request: &ExecRequest) -> Result<Program, ErrorInfo> {
-        let mut env = environment(&self.making.id, &self.making.spec);
+        let mut env = environment(&self.provisioner.id, &self.provisioner.spec);
         if request.tty.is_some() {
-            env.entry("TERM".into()).or_insert_with(|| TERMINAL.into());
+            env.entry("TERM".into())
+                .or_insert_with(|| DEFAULT_TERM.into());
         }
         env.extend(request.env.iter().cloned());
-        env.extend(injected(
-            &self.making.engine.doors.secrets,
-            &self.making.spec,
+        env.extend(secret_variables(
+            &self.provisioner.engine.doors.secrets,
+            &self.provisioner.spec,
         )?);
-        let (directory, terminal) = (request.directory.clone(), request.tty.is_some());
+        let directory = request.directory.clone();
+        let terminal = request.tty.is_some();
         Ok(Program {
             argv: request.command.clone(),
             env,
@@ -510,7 +554,7 @@ impl Actor {
         })
     }
 
-    async fn connect(&mut self, request: &ExecRequest) -> Result<Connected, ErrorInfo> {
+    async fn connect(&mut self, request: &ExecRequest) -> Result<ConnectedStreams, ErrorInfo> {
         let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
         let Some(size) = request.tty else {
             let (input, theirs) = request
@@ -520,7 +564,7 @@ impl Actor {
                 .map_err(broken)?
                 .unzip();
             let streams = connect_pipes(theirs).map_err(broken)?;
-            return Ok(Connected {
+            return Ok(ConnectedStreams {
                 streams,
                 input,
                 window: None,
@@ -531,7 +575,7 @@ impl Actor {
             .open_terminal()
             .await
             .map_err(|error| error.info())?;
-        let parts = terminal::take_apart(ours, size).map_err(broken)?;
+        let parts = terminal::split_terminal(ours, size).map_err(broken)?;
         let inside: io::Result<[OwnedFd; 3]> = (|| {
             Ok([
                 parts.inside.try_clone()?,
@@ -544,42 +588,44 @@ impl Actor {
             stdout: parts.shown,
             stderr: None,
         };
-        let (input, window) = (Some(parts.terminal.input), Some(parts.terminal.window));
-        Ok(Connected {
+        let input = Some(parts.terminal.input);
+        let window = Some(parts.terminal.window);
+        Ok(ConnectedStreams {
             streams,
             input,
             window,
         })
     }
 
-    /// Writes down what the box has used so far.
+    /// Samples the usage of the sandbox.
     fn count(&self) {
         let counters = self.sandbox.counters();
-        self.shared.book().tally(&counters);
+        self.shared.data().update_usage(&counters);
     }
 
-    /// The box first: what is then read, counted and released cannot change any more.
+    /// Ends the sandbox first, so that output, counters and workspace cannot change while they are
+    /// read.
     async fn finish(mut self, why: SessionEnd) {
         self.shared.ending.send_if_modified(|ending| {
             let first = ending.is_none();
             *ending = ending.or(Some(why));
             first
         });
-        // Nobody is started any more, and nobody waits for an answer in vain.
-        self.orders.close();
-        while self.orders.try_recv().is_ok() {}
+        // No more programs are started, and waiting callers get an error.
+        self.commands.close();
+        while self.commands.try_recv().is_ok() {}
         if self.shared.is_paused() {
-            // What stays stopped is ended all the same, as far as the kernel lets us.
+            // A frozen sandbox is ended all the same, as far as the kernel permits.
             _ = self.sandbox.thaw().await;
         }
-        let native = self.making.spec.sandbox.backend == Backend::Native;
-        // A container's counters go with it.
+        let native = self.provisioner.spec.sandbox.backend == Backend::Native;
+        // A container's counters are gone with the container.
         let before = (!native).then(|| self.sandbox.counters());
         match self.sandbox.end().await {
             Some(gone) => {
-                let mut book = self.shared.book();
-                book.ended_cpu_us += gone.cpu_us;
-                book.largest_bytes = book.largest_bytes.max(gone.peak_bytes);
+                let mut data = self.shared.data();
+                data.ended_cpu_us += gone.cpu_us;
+                data.largest_bytes = data.largest_bytes.max(gone.peak_bytes);
             }
             None => {
                 let note = "the kernel has not ended every process of the sandbox yet";
@@ -587,47 +633,62 @@ impl Actor {
             }
         }
         let last_words = async { while self.programs.join_next().await.is_some() {} };
-        if tokio::time::timeout(LONGEST_LAST_WORD, last_words)
+        if tokio::time::timeout(PROGRAMS_FINISH_TIMEOUT, last_words)
             .await
             .is_err()
         {
             self.programs.shutdown().await;
-            self.shared.book().execs.iter().for_each(Exec::give_up);
+            self.shared.data().execs.iter().for_each(Exec::give_up);
         }
         let counters = before.unwrap_or_else(|| self.sandbox.counters());
-        self.result.limits_hit.extend(super::hit(&counters));
-        let (folders, most) = self.making.own_folders();
-        if self.sandbox.scratch_is_full() || room::take(&folders, most).await {
+        self.result
+            .limits_hit
+            .extend(super::limits_hit_by(&counters));
+        let (folders, most) = self.provisioner.own_mount_limits();
+        if self.sandbox.scratch_is_full() || disk_space::exceeds(&folders, most).await {
             self.result.limits_hit.insert(LimitName::Disk);
         }
         let usage = {
-            let mut book = self.shared.book();
-            book.tally(&counters);
-            book.workspace = None;
-            book.state.usage.clone()
+            let mut data = self.shared.data();
+            data.update_usage(&counters);
+            data.workspace = None;
+            data.state.usage.clone()
         };
         self.result.usage = usage;
-        self.give_back(why).await;
+        self.release_all(why).await;
     }
 
-    /// As at the end of a run: doors, workspace, box, record.
-    async fn give_back(mut self, why: SessionEnd) {
+    /// Releases everything in the order of a run: doors, workspace, sandbox, record.
+    async fn release_all(mut self, why: SessionEnd) {
         self.opened.close(&mut self.result).await;
-        take_in(&mut self.result, self.sandbox.give_workspace_back().await);
+        note_held_back(&mut self.result, self.sandbox.give_workspace_back().await);
         self.result
             .notes
-            .extend(leave(self.sandbox, self.records).await);
-        self.making.settle_workspace(true, &mut self.result).await;
-        drop(self.origin);
-        pool::refill(&self.making.engine);
-        let mut book = self.shared.book();
-        let noted = std::mem::take(&mut book.state.notes);
+            .extend(release_sandbox(self.sandbox, self.records).await);
+        let applies = self.shared.data().applies;
+        let spec = &mut self.provisioner.spec;
+        spec.apply_changes = applies.unwrap_or(spec.apply_changes);
+        let end = match why {
+            SessionEnd::Lost => ExecutionEnd::Lost,
+            _ => ExecutionEnd::Ended,
+        };
+        self.provisioner
+            .finish_workspace(end, &mut self.result)
+            .await;
+        // A session has no result that could fail, so the error becomes a note.
+        let not_applied = self.result.error.take();
+        let message = not_applied.as_ref().map(|error| error.message.clone());
+        self.result.notes.extend(message);
+        drop(self.root);
+        pool::refill(&self.provisioner.engine);
+        let mut data = self.shared.data();
+        let noted = std::mem::take(&mut data.state.notes);
         let result = self.result;
         let (more, known): (Vec<_>, Vec<_>) = noted
             .into_iter()
             .partition(|note| !result.notes.contains(note));
         drop(known);
-        book.state = SessionState {
+        data.state = SessionState {
             status: SessionStatus::Ended,
             is_asked_to_pause: false,
             ended: Some(why),
@@ -637,17 +698,18 @@ impl Actor {
             denials: result.denials,
             learned: result.learned,
             workspace: result.workspace,
+            not_applied,
             notes: result.notes.into_iter().chain(more).collect(),
-            ..book.state.clone()
+            ..data.state.clone()
         };
-        drop(book);
+        drop(data);
         self.shared.status.send_replace(SessionStatus::Ended);
     }
 }
 
-/// The streams of a program that is about to start, and our ends of them.
-struct Connected {
+/// The program's streams, and the engine's ends of them.
+struct ConnectedStreams {
     streams: Streams,
     input: Option<tokio::net::unix::pipe::Sender>,
-    window: Option<terminal::Window>,
+    window: Option<terminal::TerminalWindow>,
 }

@@ -1,18 +1,20 @@
-//! A program of a session, and the task that attends it: what it writes is read for ever into its feed, whoever looks.
+//! A program of a session and the task that monitors it. Its output is read into an output log,
+//! whether or not there is a reader.
 //!
-//! It has ended when its first process has, and what was written by then is in the feed; the feed ends there, too. What
-//! somebody who was left behind writes to the same pipe later is read and thrown away: a full pipe would stop him, a closed
-//! one kill him. Whoever wants his output starts him as a program of its own.
+//! A program ends with its first process; the output up to then is in the log, and the log ends
+//! there. What an orphaned process writes to the pipe afterwards is read and discarded: a full pipe
+//! would block it, and a closed one would kill it with SIGPIPE. To keep such output, start the
+//! process as a program of its own.
 
-use super::{SessionEnd, SessionStatus, Shared, actor::Order};
+use super::{SessionEnd, SessionStatus, Shared, actor::SessionCommand};
 use crate::{
     denials,
-    driver::blank,
-    feed::Feed,
+    driver::blank_result,
+    outcome::{ProgramEnd, SIGKILL, SIGTERM, StopReason, TIMEOUT_GRACE, classify},
+    output_log::OutputLog,
     record,
-    streams::Reading,
-    terminal::Window,
-    verdict::{Ending, GRACE, SIGKILL, SIGTERM, Stopped, judge},
+    stdio::OutputReader,
+    terminal::TerminalWindow,
 };
 use sandbox::{Ended, Process, SandboxError};
 use spec::{
@@ -33,140 +35,150 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
 };
 
-/// What is kept of each stream at least and at most, whatever the session's own limit is.
-const FEWEST_KEPT: u64 = 4 << 20;
-const MOST_KEPT: u64 = 64 << 20;
-/// Signals that wait to be sent; who sends more at once sends some in vain. Ends never do.
-const MOST_SIGNALS: usize = 64;
-/// Of what was typed, what is known to tell what is sent again from what is not.
-const MOST_KNOWN: usize = 4096;
-/// How long nobody may type before what is still missing is taken for missing. What comes with an order is typed behind
-/// the answer to it.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a watcher may take for its last words. One that goes on watching those who were left behind has none.
-const LONGEST_LAST_WORD: Duration = Duration::from_millis(100);
-/// How long the kernel may take to end a program for good.
-const LONGEST_DEATH: Duration = Duration::from_secs(5);
-/// How long the session's task may take to answer.
-const LONGEST_ANSWER: Duration = Duration::from_secs(1);
+/// The least and the most bytes of each stream that are kept, whatever the session's limit is.
+const MIN_LOG_BYTES: u64 = 4 << 20;
+const MAX_LOG_BYTES: u64 = 64 << 20;
+/// The capacity of the signal queue; further signals are dropped. SIGKILL is never dropped.
+const SIGNAL_QUEUE_LENGTH: usize = 64;
+/// The most recent bytes of standard input that are kept, to recognize a repeated write.
+const MAX_RECENT_BYTES: usize = 4096;
+/// The time without a write after which a missing part of the input is reported. Input that comes
+/// with a command is written behind the reply to it.
+const GAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout for the last denials. A listener that also watches orphaned processes has no end.
+const DENIALS_TIMEOUT: Duration = Duration::from_millis(100);
+/// The timeout for the kernel to end a killed program.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout for a reply of the session's task.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
 const SIGCONT: i32 = 18;
 
-/// A program of a session, under way or ended. Cheap to clone; all clones are the same program.
+/// A program of a session, running or ended. Cheap to clone; all clones are the same program.
 #[derive(Clone, Debug)]
 pub struct Exec {
-    shared: Arc<Common>,
+    shared: Arc<ExecShared>,
 }
 
-/// What came of a program of a session.
+/// The result of a program of a session.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names are those of a run's result")]
 pub struct ExecResult {
+    /// The status.
     pub status: Status,
+    /// The exit code, if the program exited by itself.
     pub exit_code: Option<i32>,
+    /// The signal that killed the program.
     pub signal: Option<i32>,
+    /// The exit status of the command line for this result.
     pub exit_status: u8,
+    /// The error, if the program was stopped or could not start.
     pub error: Option<ErrorInfo>,
+    /// The end time.
     pub ended_at: Timestamp,
+    /// The wall time.
     pub duration_ms: u64,
+    /// The CPU time.
     pub cpu_ms: u64,
-    /// Whether the feed has forgotten something of a stream.
+    /// Whether the log has dropped bytes of a stream.
     pub truncated: Truncated,
+    /// The limits that the program hit.
     pub limits_hit: BTreeSet<LimitName>,
+    /// What the program was denied.
     pub denials: Vec<Denial>,
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Common {
+struct ExecShared {
     id: String,
     request: ExecRequest,
     started_at: Timestamp,
-    feed: Feed,
+    log: OutputLog,
     done: watch::Sender<Option<ExecResult>>,
-    /// That it shall end, and how long it has to do so by itself: the shortest time that anybody gave.
+    /// The grace, once somebody asked for the end: the shortest of all requests.
     stop: watch::Sender<Option<Duration>>,
     signals: mpsc::Sender<i32>,
-    input: tokio::sync::Mutex<Input>,
+    input: tokio::sync::Mutex<StdinState>,
     input_is_over: watch::Sender<bool>,
-    /// How much was typed. Changes only with the input locked.
+    /// The bytes written to standard input. Changes only with the input locked.
     typed: watch::Sender<u64>,
-    window: Mutex<Option<Window>>,
-    /// The beginning of each stream, as much of it as was asked for.
+    window: Mutex<Option<TerminalWindow>>,
+    /// The first bytes of each stream, as many as were requested.
     beginnings: [Mutex<Vec<u8>>; 2],
 }
 
-/// A program's standard input.
+/// The standard input of a program.
 #[derive(Debug, Default)]
-struct Input {
-    /// None once nothing more can be typed.
-    keys: Option<pipe::Sender>,
-    newest: Newest,
+struct StdinState {
+    /// None once the input is closed.
+    pipe: Option<pipe::Sender>,
+    recent: RecentInput,
 }
 
-/// The end of what was typed.
+/// The most recent bytes of the input.
 #[derive(Debug, Default)]
-struct Newest(VecDeque<u8>);
+struct RecentInput(VecDeque<u8>);
 
-/// Why something was not typed.
+/// Why a write to standard input failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotTyped {
-    /// Something is missing before it.
+pub enum StdinError {
+    /// Bytes before it are missing.
     #[error("what comes before is missing: {typed} bytes were typed")]
-    Ahead {
-        /// How much was typed.
+    Gap {
+        /// The offset of the input.
         typed: u64,
     },
-    /// Somebody else typed something else there.
+    /// Other bytes were written at that offset.
     #[error("something else was typed there: {typed} bytes were typed")]
-    Other {
-        /// How much was typed.
+    Mismatch {
+        /// The offset of the input.
         typed: u64,
     },
-    /// The program has ended, or its input has.
+    /// The program or its input has ended.
     #[error("the program reads nothing any more")]
-    Over,
+    Closed,
 }
 
-/// A program's standard input, to see what nobody has read of it, also when the program is gone. While this is held, the input
-/// does not end.
+/// The standard input of a program, to count its unread bytes even after the program is gone. While
+/// it is held, the input does not end.
 #[derive(Debug)]
-pub struct Unread(OwnedFd);
+pub struct UnreadInput(OwnedFd);
 
-impl Unread {
-    /// How many bytes nobody has read, if that can be told.
+impl UnreadInput {
+    /// The number of unread bytes, if it is known.
     pub fn bytes(&self) -> Option<u64> {
         rustix::io::ioctl_fionread(&self.0).ok()
     }
 }
 
 impl Exec {
-    /// Its identifier, unique within its session.
+    /// The id, unique within the session.
     pub fn id(&self) -> &str {
         &self.shared.id
     }
 
-    /// What was asked for.
+    /// The request.
     pub fn request(&self) -> &ExecRequest {
         &self.shared.request
     }
 
-    /// When it was started.
+    /// The start time.
     pub fn started_at(&self) -> Timestamp {
         self.shared.started_at
     }
 
-    /// What it writes. A terminal writes to standard output only.
-    pub fn output(&self) -> &Feed {
-        &self.shared.feed
+    /// The output log. A terminal writes to standard output only.
+    pub fn output(&self) -> &OutputLog {
+        &self.shared.log
     }
 
-    /// What is kept of the beginning of a stream, which is not kept here any longer.
+    /// Takes the first bytes of a stream that were kept.
     pub fn take_beginning(&self, stream: Stream) -> Vec<u8> {
-        std::mem::take(&mut *self.beginning(stream))
+        std::mem::take(&mut *self.started(stream))
     }
 
-    fn beginning(&self, stream: Stream) -> MutexGuard<'_, Vec<u8>> {
+    fn started(&self, stream: Stream) -> MutexGuard<'_, Vec<u8>> {
         let place = if stream == Stream::Stdout { 0 } else { 1 };
         self.shared.beginnings[place]
             .lock()
@@ -174,17 +186,17 @@ impl Exec {
     }
 
     fn keep_beginning(&self, stream: Stream, bytes: &[u8]) {
-        let mut kept = self.beginning(stream);
+        let mut kept = self.started(stream);
         let room = self.shared.request.beginning.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// What came of it, once it has ended and its output is complete.
+    /// The result, once the program has ended and its output is complete.
     pub fn result(&self) -> Option<ExecResult> {
         self.shared.done.borrow().clone()
     }
 
-    /// Waits for its end.
+    /// Waits for the result.
     pub async fn wait(&self) -> ExecResult {
         let mut done = self.shared.done.subscribe();
         let ended = done
@@ -192,27 +204,28 @@ impl Exec {
             .await
             .ok()
             .and_then(|done| done.clone());
-        // Its sender lives as long as this does.
-        ended.unwrap_or_else(|| unseen(self.shared.started_at))
+        // The sender lives as long as this does.
+        ended.unwrap_or_else(|| lost_result(self.shared.started_at))
     }
 
-    /// Types something; waits while the program does not read. An error once it cannot any more.
-    pub async fn write(&self, bytes: &[u8]) -> Result<(), NotTyped> {
+    /// Writes to standard input; waits while the program does not read. Fails once the input is
+    /// closed.
+    pub async fn write(&self, bytes: &[u8]) -> Result<(), StdinError> {
         self.write_from(None, bytes).await
     }
 
-    /// The same for what begins at this offset of all that is typed, or where that ends now. What was typed already is
-    /// passed over: whoever does not know how much of it arrived sends it again. What is not the same is refused, as far
-    /// back as what was typed is still known.
-    pub async fn write_from(&self, offset: Option<u64>, bytes: &[u8]) -> Result<(), NotTyped> {
+    /// Writes at an offset of the input, or at its end. Bytes that were written already are
+    /// skipped, so that a caller that does not know how much arrived can repeat a write. A repeated
+    /// write with other bytes is refused, as far back as they are remembered.
+    pub async fn write_from(&self, offset: Option<u64>, bytes: &[u8]) -> Result<(), StdinError> {
         let mut done = self.shared.done.subscribe();
         let mut input = self.shared.input.lock().await;
-        let typed = self.typed();
+        let typed = self.input_offset();
         let known = typed
             .checked_sub(offset.unwrap_or(typed))
-            .ok_or(NotTyped::Ahead { typed })?;
-        if !input.newest.agrees(known, bytes) {
-            return Err(NotTyped::Other { typed });
+            .ok_or(StdinError::Gap { typed })?;
+        if !input.recent.agrees(known, bytes) {
+            return Err(StdinError::Mismatch { typed });
         }
         let rest = usize::try_from(known)
             .ok()
@@ -221,43 +234,43 @@ impl Exec {
         if rest.is_empty() && known > 0 {
             return Ok(());
         }
-        if *self.shared.input_is_over.borrow() || input.keys.is_none() {
-            return Err(NotTyped::Over);
+        if *self.shared.input_is_over.borrow() || input.pipe.is_none() {
+            return Err(StdinError::Closed);
         }
         let written = tokio::select! {
-            written = input.type_all(rest, &self.shared.typed) => written.map_err(|_| NotTyped::Over),
-            _ = done.wait_for(Option::is_some) => Err(NotTyped::Over),
+            written = input.write_all(rest, &self.shared.typed) => written.map_err(|_| StdinError::Closed),
+            _ = done.wait_for(Option::is_some) => Err(StdinError::Closed),
         };
-        // Somebody may have ended the input while we wrote.
+        // The input may have been closed during the write.
         if written.is_err() || *self.shared.input_is_over.borrow() {
-            input.keys = None;
+            input.pipe = None;
         }
         written
     }
 
-    /// Waits until all that comes before this offset is typed, as long as somebody types.
-    pub async fn reached(&self, offset: u64) -> Result<(), NotTyped> {
+    /// Waits until everything before this offset is written, as long as writes go on.
+    pub async fn wait_for_offset(&self, offset: u64) -> Result<(), StdinError> {
         let mut typed = self.shared.typed.subscribe();
         while *typed.borrow_and_update() < offset {
-            // Whoever is at it may get there.
+            // A write in progress may get there.
             drop(self.shared.input.lock().await);
-            if self.typed() >= offset {
+            if self.input_offset() >= offset {
                 break;
             }
             if *self.shared.input_is_over.borrow() {
-                return Err(NotTyped::Over);
+                return Err(StdinError::Closed);
             }
-            let more = tokio::time::timeout(LONGEST_PAUSE, typed.changed()).await;
-            more.map_err(|_| NotTyped::Ahead {
-                typed: self.typed(),
+            let more = tokio::time::timeout(GAP_TIMEOUT, typed.changed()).await;
+            more.map_err(|_| StdinError::Gap {
+                typed: self.input_offset(),
             })?
-            .map_err(|_| NotTyped::Over)?;
+            .map_err(|_| StdinError::Closed)?;
         }
         Ok(())
     }
 
-    /// What nobody has read of what is typed; not of a terminal, nor of an input that is over.
-    pub async fn unread(&self) -> Option<Unread> {
+    /// The unread bytes of the input; none for a terminal, or for a closed input.
+    pub async fn unread_input(&self) -> Option<UnreadInput> {
         if self
             .shared
             .window
@@ -269,28 +282,28 @@ impl Exec {
         }
         let input = self.shared.input.lock().await;
         input
-            .keys
+            .pipe
             .as_ref()?
             .as_fd()
             .try_clone_to_owned()
             .ok()
-            .map(Unread)
+            .map(UnreadInput)
     }
 
-    /// How much was typed until now.
-    pub fn typed(&self) -> u64 {
+    /// The offset of the input: all bytes written so far.
+    pub fn input_offset(&self) -> u64 {
         *self.shared.typed.borrow()
     }
 
-    /// Nothing more will be typed. What is being typed arrives first.
+    /// Closes the input, after a write in progress.
     pub fn close_input(&self) {
         self.shared.input_is_over.send_replace(true);
         if let Ok(mut input) = self.shared.input.try_lock() {
-            input.keys = None;
+            input.pipe = None;
         }
     }
 
-    /// Changes the size of its terminal.
+    /// Sets the size of the terminal.
     pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
         let window = self
             .shared
@@ -301,28 +314,28 @@ impl Exec {
         window.as_ref().ok_or_else(none)?.resize(size)
     }
 
-    /// Sends a signal to its process group; SIGKILL is the same as to stop it without grace.
+    /// Sends a signal to the process group; SIGKILL is the same as a stop without grace.
     pub fn signal(&self, number: i32) {
         match number {
             SIGKILL => self.ask_to_stop(Duration::ZERO),
-            // One that has ended hears nothing.
+            // A program that has ended gets no signal.
             _ => _ = self.shared.signals.try_send(number),
         }
     }
 
-    /// Ends it: SIGTERM, after `grace` SIGKILL. Waits until it is gone.
+    /// Sends SIGTERM, and SIGKILL after `grace`; waits for the result.
     pub async fn stop(&self, grace: Duration) -> ExecResult {
         self.ask_to_stop(grace);
         self.wait().await
     }
 
-    /// For one whose task is no more.
+    /// Sets the result of a program whose task was aborted.
     pub(super) fn give_up(&self) {
-        let common = &self.shared;
-        common.feed.end();
-        common.done.send_if_modified(|done| {
+        let exec_shared = &self.shared;
+        exec_shared.log.end();
+        exec_shared.done.send_if_modified(|done| {
             let unknown = done.is_none();
-            done.get_or_insert_with(|| unseen(record::now()));
+            done.get_or_insert_with(|| lost_result(record::now()));
             unknown
         });
     }
@@ -334,16 +347,16 @@ impl Exec {
     }
 }
 
-impl Input {
-    /// Counts what has arrived as it does: whoever types may be gone in the middle of it.
-    async fn type_all(&mut self, mut bytes: &[u8], typed: &watch::Sender<u64>) -> io::Result<()> {
-        let keys = self.keys.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+impl StdinState {
+    /// Counts bytes as they are written: the caller may drop the future in the middle of it.
+    async fn write_all(&mut self, mut bytes: &[u8], typed: &watch::Sender<u64>) -> io::Result<()> {
+        let pipe = self.pipe.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         while !bytes.is_empty() {
-            let count = keys.write(bytes).await?;
+            let count = pipe.write(bytes).await?;
             if count == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            self.newest.add(&bytes[..count]);
+            self.recent.add(&bytes[..count]);
             typed.send_modify(|typed| *typed += count as u64);
             bytes = &bytes[count..];
         }
@@ -351,15 +364,15 @@ impl Input {
     }
 }
 
-impl Newest {
+impl RecentInput {
     fn add(&mut self, bytes: &[u8]) {
         self.0
-            .extend(&bytes[bytes.len().saturating_sub(MOST_KNOWN)..]);
-        let over = self.0.len().saturating_sub(MOST_KNOWN);
+            .extend(&bytes[bytes.len().saturating_sub(MAX_RECENT_BYTES)..]);
+        let over = self.0.len().saturating_sub(MAX_RECENT_BYTES);
         self.0.drain(..over);
     }
 
-    /// Whether what begins so many bytes before the end is what was typed there.
+    /// Whether bytes that begin `known` bytes before the end equal what was written there.
     fn agrees(&self, known: u64, bytes: &[u8]) -> bool {
         let known = usize::try_from(known).unwrap_or(usize::MAX);
         let passed_over = bytes
@@ -372,28 +385,29 @@ impl Newest {
     }
 }
 
-/// What a program begins with.
-pub(super) struct Beginning {
+/// A started program and its streams.
+pub(super) struct StartedProgram {
     pub(super) id: String,
     pub(super) request: ExecRequest,
     pub(super) process: Process,
     pub(super) stdout: pipe::Receiver,
     pub(super) stderr: Option<pipe::Receiver>,
-    /// The program's end of its terminal: held open, so that what it shows ends with the program and not before.
+    /// The program's end of its terminal, held open so that the terminal ends with the program and
+    /// not before.
     pub(super) held: Option<OwnedFd>,
     pub(super) input: Option<pipe::Sender>,
-    pub(super) window: Option<Window>,
-    /// Processes of the box killed for memory before it began.
+    pub(super) window: Option<TerminalWindow>,
+    /// The OOM kills in the sandbox before the start.
     pub(super) oom_kills: Option<u64>,
 }
 
-/// A program that runs, and the task that attends it.
-pub(super) fn begin(
+/// The handle of a started program, and the future that monitors it.
+pub(super) fn monitor(
     session: &Arc<Shared>,
     state: &Path,
-    beginning: Beginning,
+    started: StartedProgram,
 ) -> (Exec, impl Future<Output = ()> + Send + use<>) {
-    let Beginning {
+    let StartedProgram {
         id,
         request,
         mut process,
@@ -403,23 +417,23 @@ pub(super) fn begin(
         input,
         window,
         oom_kills,
-    } = beginning;
+    } = started;
     let limits = &session.spec.run.sandbox.limits;
-    let (signals, to_send) = mpsc::channel(MOST_SIGNALS);
-    let common = Common {
+    let (signals, to_send) = mpsc::channel(SIGNAL_QUEUE_LENGTH);
+    let exec_shared = ExecShared {
         id,
         started_at: record::now(),
-        feed: Feed::within(
-            &session.feeds,
-            limits.output.0.clamp(FEWEST_KEPT, MOST_KEPT),
+        log: OutputLog::within(
+            &session.log_budget,
+            limits.output.0.clamp(MIN_LOG_BYTES, MAX_LOG_BYTES),
             state,
         ),
         done: watch::Sender::default(),
         stop: watch::Sender::default(),
         signals,
-        input: tokio::sync::Mutex::new(Input {
-            keys: input,
-            newest: Newest::default(),
+        input: tokio::sync::Mutex::new(StdinState {
+            pipe: input,
+            recent: RecentInput::default(),
         }),
         input_is_over: watch::Sender::new(!request.stdin),
         typed: watch::Sender::new(0),
@@ -427,7 +441,7 @@ pub(super) fn begin(
         beginnings: Default::default(),
         request,
     };
-    let wall_time = common
+    let wall_time = exec_shared
         .request
         .timeout
         .map_or(limits.wall_time.0, |time| time.min(limits.wall_time.0));
@@ -436,22 +450,22 @@ pub(super) fn begin(
         ..limits.clone()
     };
     let exec = Exec {
-        shared: Arc::new(common),
+        shared: Arc::new(exec_shared),
     };
     let (ended, has_ended) = watch::channel(false);
     let streams = [(Stream::Stdout, Some(stdout)), (Stream::Stderr, stderr)];
-    let reads = streams.into_iter().filter_map(|(stream, pipe)| {
-        let reading = Reading::new(pipe?, has_ended.clone());
+    let outputs = streams.into_iter().filter_map(|(stream, pipe)| {
+        let reader = OutputReader::new(pipe?, has_ended.clone());
         let (read, is_read) = oneshot::channel();
         let session = held.is_none().then(|| session.clone());
-        tokio::spawn(read_into(exec.clone(), stream, reading, read, session));
+        tokio::spawn(read_into(exec.clone(), stream, reader, read, session));
         Some(is_read)
     });
-    let reads = reads.collect();
-    // Nobody waits for them one by one.
+    let outputs = outputs.collect();
+    // Nobody waits for single denials.
     let (events, _) = mpsc::channel(1);
-    let denials = denials::collect(process.take_denials(), events, has_ended, LONGEST_LAST_WORD);
-    let attending = Attending {
+    let denials = denials::collect(process.take_denials(), events, has_ended, DENIALS_TIMEOUT);
+    let monitor = ProgramMonitor {
         exec: exec.clone(),
         session: session.clone(),
         process,
@@ -459,36 +473,37 @@ pub(super) fn begin(
         limits,
         oom_kills,
         ended,
-        reads,
+        outputs,
         denials: tokio::spawn(denials),
         _held: held,
         began: Instant::now(),
     };
-    (exec, attending.attend())
+    (exec, monitor.run())
 }
 
-/// Reads to the end of the program; then for whoever was left behind, as long as the session lives and has room.
+/// Reads a stream to the end of the program; then drains it for orphaned processes, as long as the
+/// session allows.
 async fn read_into(
     exec: Exec,
     stream: Stream,
-    mut reading: Reading,
+    mut reader: OutputReader,
     read: oneshot::Sender<()>,
     session: Option<Arc<Shared>>,
 ) {
     let mut buffer = vec![0; 64 << 10];
-    while let count @ 1.. = reading.next(&mut buffer).await {
+    while let count @ 1.. = reader.next(&mut buffer).await {
         exec.keep_beginning(stream, &buffer[..count]);
         buffer = exec.output().append_from(stream, buffer, count).await;
     }
     drop((buffer, exec));
-    // The task that waits for it may be gone.
+    // The waiting task may be gone.
     _ = read.send(());
-    if let Some(session) = session.filter(|_| !reading.is_over()) {
-        session.left_behind.drain(&session, reading).await;
+    if let Some(session) = session.filter(|_| !reader.is_over()) {
+        session.orphan_pipes.drain(&session, reader).await;
     }
 }
 
-struct Attending {
+struct ProgramMonitor {
     exec: Exec,
     session: Arc<Shared>,
     process: Process,
@@ -496,26 +511,27 @@ struct Attending {
     limits: Limits,
     oom_kills: Option<u64>,
     ended: watch::Sender<bool>,
-    reads: Vec<oneshot::Receiver<()>>,
-    denials: tokio::task::JoinHandle<denials::Collected>,
+    outputs: Vec<oneshot::Receiver<()>>,
+    denials: tokio::task::JoinHandle<denials::DenialReport>,
     _held: Option<OwnedFd>,
     began: Instant,
 }
 
-impl Attending {
-    async fn attend(mut self) {
-        let ending = match self.watch().await {
-            Ok(ended) => self.told(ended, None),
+impl ProgramMonitor {
+    async fn run(mut self) {
+        let end = match self.watch().await {
+            Ok(ended) => self.program_end(ended, None),
             Err(stopped) => {
                 let ended = self.stop(stopped).await;
-                self.told(ended, Some(stopped))
+                self.program_end(ended, Some(stopped))
             }
         };
-        self.conclude(ending).await;
+        self.conclude(end).await;
     }
 
-    /// Waits for the end of the program, or for a reason to bring it about. While the session is paused, its clock stops.
-    async fn watch(&mut self) -> Result<Option<Ended>, Stopped> {
+    /// Waits for the end of the program, or for a reason to stop it. While the session is paused,
+    /// the wall clock stops.
+    async fn watch(&mut self) -> Result<Option<Ended>, StopReason> {
         let mut status = self.session.status.subscribe();
         let mut stop = self.exec.shared.stop.subscribe();
         let mut left = (!self.exec.request().background).then_some(self.limits.wall_time.0);
@@ -524,9 +540,9 @@ impl Attending {
             let since = Instant::now();
             tokio::select! {
                 ended = self.process.ended() => return Ok(ended),
-                Ok(_) = stop.wait_for(Option::is_some) => return Err(Stopped::Cancelled),
+                Ok(_) = stop.wait_for(Option::is_some) => return Err(StopReason::Cancelled),
                 () = tokio::time::sleep(left.unwrap_or_default()), if left.is_some() && !paused => {
-                    return Err(Stopped::WallTime);
+                    return Err(StopReason::WallTime);
                 }
                 Some(number) = self.signals.recv() => self.process.signal(number),
                 Ok(()) = status.changed() => {}
@@ -541,9 +557,9 @@ impl Attending {
         }
     }
 
-    /// Asks it to end, and sees to it. In a paused session it could not do so by itself.
-    async fn stop(&mut self, stopped: Stopped) -> Option<Ended> {
-        // Who has no time at all is not asked: he would be said to have died of the asking.
+    /// Stops the program. In a paused session it could not react to SIGTERM.
+    async fn stop(&mut self, stopped: StopReason) -> Option<Ended> {
+        // Without a grace no SIGTERM is sent: the result would name that signal.
         let at_once = self
             .exec
             .shared
@@ -552,51 +568,40 @@ impl Attending {
             .is_some_and(|grace| grace.is_zero());
         if !self.session.is_paused() && !at_once {
             self.process.signal(SIGTERM);
-            // Whoever was stopped hears it only then.
+            // A stopped process (SIGSTOP) handles SIGTERM only after SIGCONT.
             self.process.signal(SIGCONT);
             let mut stop = self.exec.shared.stop.subscribe();
-            let own = (stopped == Stopped::WallTime).then_some(GRACE);
+            let own = (stopped == StopReason::WallTime).then_some(TIMEOUT_GRACE);
             tokio::select! {
                 biased;
                 ended = self.process.ended() => return ended,
-                () = out_of_patience(&mut stop, own) => {}
+                () = grace_expired(&mut stop, own) => {}
             }
         }
         self.process.signal(SIGKILL);
         if self.session.is_paused() {
-            // With the session's end it ends as well.
+            // At the latest it ends with the session.
             _ = self
                 .session
-                .orders
-                .send(Order::Release(self.exec.clone()))
+                .commands
+                .send(SessionCommand::ThawUntilExit(self.exec.clone()))
                 .await;
         }
-        tokio::time::timeout(LONGEST_DEATH, self.process.ended())
+        tokio::time::timeout(KILL_TIMEOUT, self.process.ended())
             .await
             .ok()
             .flatten()
     }
 
-    /// What is known of the end. Whoever ends with his session is told what that ended by.
-    fn told(&self, ended: Option<Ended>, stopped: Option<Stopped>) -> Ending {
+    /// The end of the program. If the session ended it, the reason is the session's.
+    fn program_end(&self, ended: Option<Ended>, stopped: Option<StopReason>) -> ProgramEnd {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
             SessionEnd::Asked
             | SessionEnd::Idle
             | SessionEnd::Lifetime
-            | SessionEnd::ServerStopped => Some(Stopped::Cancelled),
-            SessionEnd::Limit => Some(
-                match self
-                    .session
-                    .book()
-                    .state
-                    .limits_hit
-                    .contains(&LimitName::Disk)
-                {
-                    true => Stopped::Disk,
-                    false => Stopped::CpuTime,
-                },
-            ),
+            | SessionEnd::ServerStopped => Some(StopReason::Cancelled),
+            SessionEnd::Limit => self.session.data().limit,
             SessionEnd::Lost => None,
         });
         let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);
@@ -608,12 +613,12 @@ impl Attending {
             alone,
         }) = ended
         else {
-            return Ending {
+            return ProgramEnd {
                 stopped,
-                ..Ending::default()
+                ..ProgramEnd::default()
             };
         };
-        Ending {
+        ProgramEnd {
             status: Some(status),
             stopped,
             cpu_us,
@@ -622,43 +627,47 @@ impl Attending {
         }
     }
 
-    /// Whether memory ran out while it ran: then a kill that nobody asked for was the kernel's.
-    async fn ran_out_of_memory(&self, ending: &Ending) -> bool {
-        if ending.stopped.is_some() || ending.status.is_none_or(|status| status & 0x7f != SIGKILL) {
+    /// Whether memory ran out: then a SIGKILL that nobody sent was the OOM killer's.
+    async fn ran_out_of_memory(&self, end: &ProgramEnd) -> bool {
+        if end.stopped.is_some() || end.status.is_none_or(|status| status & 0x7f != SIGKILL) {
             return false;
         }
-        let (answer, counted) = oneshot::channel();
+        let (reply, counted) = oneshot::channel();
         let asked = async {
-            self.session.orders.send(Order::Count(answer)).await.ok()?;
+            self.session
+                .commands
+                .send(SessionCommand::ReadCounters(reply))
+                .await
+                .ok()?;
             counted.await.ok()
         };
-        let counters = tokio::time::timeout(LONGEST_ANSWER, asked)
+        let counters = tokio::time::timeout(REPLY_TIMEOUT, asked)
             .await
             .ok()
             .flatten();
         counters.is_some_and(|counters| counters.oom_kills > self.oom_kills)
     }
 
-    /// The output first: whoever has the result has all of it.
-    async fn conclude(self, ending: Ending) {
-        let oom = self.ran_out_of_memory(&ending).await;
+    /// Waits for the output first: a caller that has the result can read all of it.
+    async fn conclude(self, end: ProgramEnd) {
+        let oom = self.ran_out_of_memory(&end).await;
         self.ended.send_replace(true);
-        for read in self.reads {
-            // A reader that is gone has read all that it will.
+        for read in self.outputs {
+            // A reader that is gone has read everything.
             _ = read.await;
         }
-        let common = &self.exec.shared;
-        common.feed.end();
+        let exec_shared = &self.exec.shared;
+        exec_shared.log.end();
         let denials = self.denials.await.unwrap_or_default();
-        let mut result = blank(&self.session.id, &self.session.spec.run);
-        let [stdout, stderr] = common.feed.oldest().map(|oldest| oldest > 0);
+        let mut result = blank_result(&self.session.id, &self.session.spec.run);
+        let [stdout, stderr] = exec_shared.log.oldest().map(|oldest| oldest > 0);
         if stdout || stderr {
             result.limits_hit.insert(LimitName::Output);
         }
         if oom {
             result.limits_hit.insert(LimitName::Memory);
         }
-        judge(&ending, oom, &self.limits, &mut result);
+        classify(&end, oom, &self.limits, &mut result);
         let result = ExecResult {
             status: result.status,
             exit_code: result.exit_code,
@@ -667,32 +676,32 @@ impl Attending {
             error: result.error,
             ended_at: record::now(),
             duration_ms: self.began.elapsed().as_millis() as u64,
-            cpu_ms: ending.cpu_us / 1000,
+            cpu_ms: end.cpu_us / 1000,
             truncated: Truncated { stdout, stderr },
             limits_hit: result.limits_hit,
             denials: denials.list,
             notes: denials.note.into_iter().collect(),
         };
         {
-            let mut book = self.session.book();
-            book.used = Instant::now();
-            book.ended_cpu_us += ending.cpu_us;
-            book.largest_bytes = book.largest_bytes.max(ending.peak_bytes);
+            let mut data = self.session.data();
+            data.used = Instant::now();
+            data.ended_cpu_us += end.cpu_us;
+            data.largest_bytes = data.largest_bytes.max(end.peak_bytes);
         }
-        common
+        exec_shared
             .window
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        common.done.send_replace(Some(result));
+        exec_shared.done.send_replace(Some(result));
         self.exec.close_input();
-        // The session may be over.
-        _ = self.session.orders.try_send(Order::Ended);
+        // The session may have ended.
+        _ = self.session.commands.try_send(SessionCommand::Ended);
     }
 }
 
-/// Until the shortest time is over that anybody gives it.
-async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Option<Duration>) {
+/// Waits until the shortest grace is over.
+async fn grace_expired(stop: &mut watch::Receiver<Option<Duration>>, own: Option<Duration>) {
     let began = Instant::now();
     loop {
         let grace = stop
@@ -708,23 +717,25 @@ async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Opti
     }
 }
 
-/// A program that is not there or cannot be run, as it is found afterwards.
-pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> Exec {
-    let (at, (signals, _)) = (record::now(), mpsc::channel(1));
-    let (status, exit_status) = (Status::NotStarted, error.exit_status());
+/// A program that does not exist or cannot be executed.
+pub(super) fn not_started(id: String, request: ExecRequest, error: &SandboxError) -> Exec {
+    let at = record::now();
+    let (signals, _) = mpsc::channel(1);
+    let status = Status::NotStarted;
+    let exit_status = error.exit_status();
     let result = ExecResult {
         status,
         exit_status,
         error: Some(error.info()),
-        ..unseen(at)
+        ..lost_result(at)
     };
-    let feed = Feed::new(0);
-    feed.end();
-    let common = Common {
+    let log = OutputLog::new(0);
+    log.end();
+    let exec_shared = ExecShared {
         id,
         request,
         started_at: at,
-        feed,
+        log,
         done: watch::Sender::new(Some(result)),
         stop: watch::Sender::default(),
         signals,
@@ -735,18 +746,18 @@ pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> E
         window: Mutex::new(None),
     };
     Exec {
-        shared: Arc::new(common),
+        shared: Arc::new(exec_shared),
     }
 }
 
 /// The result of a program whose task failed.
-fn unseen(at: Timestamp) -> ExecResult {
+fn lost_result(at: Timestamp) -> ExecResult {
     ExecResult {
         status: Status::Lost,
         exit_code: None,
         signal: None,
         exit_status: 125,
-        error: Some(crate::making::internal(
+        error: Some(crate::provision::internal(
             "the program's task failed".to_owned(),
         )),
         ended_at: at,
@@ -765,9 +776,9 @@ mod tests {
 
     #[test]
     fn what_is_sent_again_is_told_from_what_is_not() {
-        let mut newest = Newest::default();
-        newest.add(b"one ");
-        newest.add(b"two");
+        let mut recent = RecentInput::default();
+        recent.add(b"one ");
+        recent.add(b"two");
         for (known, bytes, agrees) in [
             (7, &b"one two"[..], true),
             (7, b"one", true),
@@ -777,14 +788,14 @@ mod tests {
             (3, b"ten", false),
             (1, b"x", false),
         ] {
-            assert_eq!(newest.agrees(known, bytes), agrees, "{known} {bytes:?}");
+            assert_eq!(recent.agrees(known, bytes), agrees, "{known} {bytes:?}");
         }
-        newest.add(&[b'x'; 2 * MOST_KNOWN]);
-        assert!(newest.0.len() == MOST_KNOWN && newest.0.capacity() < 4 * MOST_KNOWN);
-        let (all, known) = ([b'x'; 3 * MOST_KNOWN], 2 * MOST_KNOWN as u64);
-        assert!(newest.agrees(known, &all) && newest.agrees(known + 7, b"forgotten"));
+        recent.add(&[b'x'; 2 * MAX_RECENT_BYTES]);
+        assert!(recent.0.len() == MAX_RECENT_BYTES && recent.0.capacity() < 4 * MAX_RECENT_BYTES);
+        let (all, known) = ([b'x'; 3 * MAX_RECENT_BYTES], 2 * MAX_RECENT_BYTES as u64);
+        assert!(recent.agrees(known, &all) && recent.agrees(known + 7, b"forgotten"));
         let mut other = all;
-        other[2 * MOST_KNOWN - 1] = b'y';
-        assert!(!newest.agrees(known, &other), "the last one that was typed");
+        other[2 * MAX_RECENT_BYTES - 1] = b'y';
+        assert!(!recent.agrees(known, &other), "the last one that was typed");
     }
 }

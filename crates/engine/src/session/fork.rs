@@ -1,25 +1,25 @@
-//! A session made from another one: the same box, with a copy of its workspace.
+//! Forks a session: a new session with a copy of the workspace.
 
-use super::{Session, Shared, actor::Order, conflict};
+use super::{Session, Shared, actor::SessionCommand, conflict};
 use crate::{
     Engine,
-    making::internal,
-    tree::{Copied, CopyBounds},
+    provision::internal,
+    tree::{CopyLimits, CopyReport},
 };
 use spec::{ErrorCode, ErrorInfo, SessionSpec};
 use std::{sync::Arc, time::Instant};
 use tokio::sync::oneshot;
 
-/// Names that a copy has at most.
-const MOST_ENTRIES: usize = 1_000_000;
-/// Folders within folders that a copy has at most.
-const DEEPEST: usize = 64;
-/// What was left out and is told by name.
-const MOST_TOLD: usize = 32;
+/// The most names in a copy.
+const MAX_ENTRIES: usize = 1_000_000;
+/// The greatest depth of a copy.
+const MAX_DEPTH: usize = 64;
+/// The most skipped names that are listed.
+const MAX_LISTED: usize = 32;
 
 impl Engine {
-    /// Makes a session like this one, with a copy of its workspace. The original is stopped meanwhile, if it can be; a note
-    /// says so if it could not.
+    /// Creates a session with a copy of this session's workspace. The original is frozen meanwhile
+    /// if possible; otherwise a note says so.
     pub async fn fork_session(
         &self,
         of: &Session,
@@ -35,15 +35,17 @@ impl Engine {
         }
         of.touch();
         of.workspace()?;
-        let (engine, of) = (self.clone(), of.clone());
+        let engine = self.clone();
+        let of = of.clone();
         let (ready, copy) = oneshot::channel();
-        // In a task of its own: whoever does not wait must not leave the original stopped, nor a copy that nobody knows.
+        // In a task of its own: a caller that drops the future must not leave the original frozen,
+        // or the copy unowned.
         tokio::spawn(async move {
             let opened = engine.open_session(spec).await;
-            // The copy ends with the engine, so this task must not hold it.
+            // The copy ends with the engine, so this task must not hold a clone.
             drop(engine);
             let filled = match opened {
-                Ok(copy) => fill(&of, &copy)
+                Ok(copy) => copy_workspace(&of, &copy)
                     .await
                     .map_err(|error| (Some(copy.clone()), error))
                     .map(|()| copy),
@@ -52,7 +54,7 @@ impl Engine {
             let unwanted = match filled {
                 Ok(copy) => ready.send(Ok(copy)).err().and_then(Result::ok),
                 Err((copy, error)) => {
-                    // Nobody may be there to hear it.
+                    // The caller may be gone.
                     _ = ready.send(Err(error));
                     copy
                 }
@@ -66,40 +68,40 @@ impl Engine {
     }
 }
 
-/// A session that is being copied, or filled: it is not idle meanwhile.
-struct Copying(Arc<Shared>);
+/// Marks a session as being copied or filled, so that it is not idle.
+struct CopyGuard(Arc<Shared>);
 
-impl Copying {
-    fn begin(session: &Session) -> Copying {
-        session.shared.book().copies += 1;
-        Copying(session.shared.clone())
+impl CopyGuard {
+    fn begin(session: &Session) -> CopyGuard {
+        session.shared.data().copies += 1;
+        CopyGuard(session.shared.clone())
     }
 }
 
-impl Drop for Copying {
+impl Drop for CopyGuard {
     fn drop(&mut self) {
         {
-            let mut book = self.0.book();
-            book.copies = book.copies.saturating_sub(1);
-            book.used = Instant::now();
+            let mut data = self.0.data();
+            data.copies = data.copies.saturating_sub(1);
+            data.used = Instant::now();
         }
-        // So that its task looks when it is idle from now on. With more orders than fit it does so anyway.
-        _ = self.0.orders.try_send(Order::Ended);
+        // Makes the task recompute its idle timeout. A full queue does so anyway.
+        _ = self.0.commands.try_send(SessionCommand::Ended);
     }
 }
 
-async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
-    let _both = [Copying::begin(of), Copying::begin(copy)];
-    // Its own stop, not a pause: one that is asked for meanwhile stays.
-    let stopped = of.ask(Order::Hold).await;
-    let copied = copied(of, copy).await;
+async fn copy_workspace(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
+    let _both = [CopyGuard::begin(of), CopyGuard::begin(copy)];
+    // A freeze of its own and not a pause: a pause that is requested meanwhile stays.
+    let stopped = of.ask(SessionCommand::FreezeForCopy).await;
+    let copied = copy_tree(of, copy).await;
     if stopped.is_ok() {
-        // One that has ended meanwhile does not go on, and need not.
-        _ = of.ask(Order::LetGo).await;
+        // An ended session need not be thawed.
+        _ = of.ask(SessionCommand::ThawAfterCopy).await;
     }
     let copied = copied?;
-    let mut book = copy.shared.book();
-    let notes = &mut book.state.notes;
+    let mut data = copy.shared.data();
+    let notes = &mut data.state.notes;
     if let Err(error) = stopped {
         notes.push(format!(
             "the workspace was copied while programs could change it: {}",
@@ -118,14 +120,15 @@ async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
     Ok(())
 }
 
-async fn copied(of: &Session, copy: &Session) -> Result<Copied, ErrorInfo> {
-    let (from, to) = (of.tree()?, copy.tree()?);
-    let bytes = copy.shared.spec.run.sandbox.limits.disk.0;
-    let bounds = CopyBounds {
-        entries: MOST_ENTRIES,
+async fn copy_tree(of: &Session, copy: &Session) -> Result<CopyReport, ErrorInfo> {
+    let from = of.tree()?;
+    let to = copy.tree()?;
+    let bytes = copy.shared.spec.run.sandbox.workspace_bytes();
+    let bounds = CopyLimits {
+        entries: MAX_ENTRIES,
         bytes,
-        depth: DEEPEST,
-        told: MOST_TOLD,
+        depth: MAX_DEPTH,
+        listed: MAX_LISTED,
     };
     let done = tokio::task::spawn_blocking(move || from.copy_into(&to, bounds)).await;
     let done = done.map_err(|error| internal(error.to_string()))?;
@@ -155,11 +158,11 @@ mod tests {
             .unwrap();
         spec.idle = Duration::from_millis(300);
         let session = engine.open_session(spec).await.unwrap();
-        let copying = Copying::begin(&session);
-        session.ask(Order::Hold).await.unwrap();
+        let guard = CopyGuard::begin(&session);
+        session.ask(SessionCommand::FreezeForCopy).await.unwrap();
         let early = tokio::time::timeout(Duration::from_secs(2), session.ended()).await;
         assert!(early.is_err(), "it ended in the middle");
-        drop(copying);
+        drop(guard);
         let ended = tokio::time::timeout(Duration::from_secs(20), session.ended())
             .await
             .unwrap();

@@ -1,11 +1,11 @@
-//! Jobs that a program in the box carries out: the reference agent, told what the job says, or a program of the caller's that
-//! keeps to the contract of `/job`.
+//! Jobs that a program in the sandbox carries out: the reference agent with a model, or a program
+//! of the caller's that implements the `/job` contract.
 
 use super::{
-    Said,
-    bench::Bench,
-    command::{self, Followed},
-    folder::{INSIDE, JobFolder},
+    ProgramOutput,
+    command::{self, FollowedOutput},
+    execution::JobExecution,
+    job_folder::{INSIDE, JobFolder},
 };
 use crate::{Exec, contract};
 use serde_json::{Value, json};
@@ -15,22 +15,22 @@ use spec::{
 };
 use std::{ffi::OsString, time::Duration};
 
-/// What is kept of each stream of a program.
-const MOST_SAID: usize = 262_144;
-/// What the agent may print: its contract allows no more.
-const MOST_PRINTED: usize = 1 << 20;
-/// What of its last words is told of an agent that failed.
-const LAST_WORDS: u64 = 400;
+/// The bytes of each stream that are kept.
+const MAX_OUTPUT_BYTES: usize = 262_144;
+/// The longest answer of the agent: its contract allows no more.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// The end of stderr that is quoted when the agent failed.
+const LAST_STDERR_BYTES: u64 = 400;
 
-impl Bench<'_> {
+impl JobExecution<'_> {
     fn fail(&mut self, code: &str, message: impl Into<String>) {
         self.result =
             std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, message);
     }
 
-    fn out_of_time(&mut self) {
-        let told = self.out_of_time_told();
-        self.fail("timeout", told);
+    fn fail_by_timeout(&mut self) {
+        let message = self.timeout_message();
+        self.fail("timeout", message);
     }
 
     async fn start(&mut self, request: ExecRequest) -> Option<Exec> {
@@ -38,7 +38,7 @@ impl Bench<'_> {
         match self.session.exec(ExecRequest { timeout, ..request }).await {
             Ok(exec) => Some(exec),
             Err(error) => {
-                self.fail(super::code_of(error.code), super::told(&error));
+                self.fail(super::code_of(error.code), super::message_with_hint(&error));
                 None
             }
         }
@@ -49,9 +49,9 @@ fn words(texts: &[&str]) -> Vec<OsString> {
     texts.iter().map(OsString::from).collect()
 }
 
-/// Runs the reference agent; its answer is the job's.
-pub(super) async fn infer(bench: &mut Bench<'_>) {
-    let grants = &bench.session.spec().run.grants;
+/// Runs the reference agent; its answer is the result of the job.
+pub(super) async fn run_agent(execution: &mut JobExecution<'_>) {
+    let grants = &execution.session.spec().run.grants;
     if grants.llm.is_none() {
         let message = match grants.inference {
             None => "the job needs a model, and no door leads to one: grant --llm",
@@ -60,7 +60,7 @@ pub(super) async fn infer(bench: &mut Bench<'_>) {
                  your own that does"
             }
         };
-        return bench.fail("inference_unavailable", message);
+        return execution.fail("inference_unavailable", message);
     }
     let command = words(&["python3", "/job/airlock-agent", "task"]);
     let request = ExecRequest {
@@ -68,30 +68,30 @@ pub(super) async fn infer(bench: &mut Bench<'_>) {
         stdin: true,
         ..ExecRequest::default()
     };
-    let task = task(bench.job).to_string();
-    let Some(exec) = bench.start(request).await else {
+    let task = task(execution.job).to_string();
+    let Some(exec) = execution.start(request).await else {
         return;
     };
-    // One that does not read it ends without an answer, and says so itself.
+    // An agent that does not read its task ends without an answer and reports that.
     let typing = async {
         _ = exec.write(task.as_bytes()).await;
         exec.close_input();
     };
     let (_, printed) = tokio::join!(
         typing,
-        command::follow(&exec, &[Stream::Stdout], MOST_PRINTED)
+        command::follow(&exec, &[Stream::Stdout], MAX_ANSWER_BYTES)
     );
     let ended = exec.wait().await;
-    bench.said = Said::of(&exec, ended.exit_code);
+    execution.program_output = ProgramOutput::of(&exec, ended.exit_code);
     match (ended.status, ended.exit_code) {
-        (Status::TimedOut, _) => bench.out_of_time(),
-        (Status::Succeeded | Status::Failed, Some(code)) => answer(bench, &exec, printed, code),
+        (Status::TimedOut, _) => execution.fail_by_timeout(),
+        (Status::Succeeded | Status::Failed, Some(code)) => answer(execution, &exec, printed, code),
         (_, _) => {
             let why = ended
                 .error
                 .as_ref()
-                .map_or_else(|| ended.status.name().to_owned(), super::told);
-            bench.fail(
+                .map_or_else(|| ended.status.name().to_owned(), super::message_with_hint);
+            execution.fail(
                 "agent_failed",
                 format!("the agent ended without an answer: {why}"),
             );
@@ -99,14 +99,14 @@ pub(super) async fn infer(bench: &mut Bench<'_>) {
     }
 }
 
-fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
+fn answer(execution: &mut JobExecution<'_>, exec: &Exec, printed: FollowedOutput, code: i32) {
     let read = contract::read(Contract::Task, &printed.bytes, printed.too_much, code);
     let fields = match read {
         Ok(Some(Json::Object(fields))) => fields,
-        Ok(_) => return bench.fail("agent_failed", "the agent printed no answer"),
+        Ok(_) => return execution.fail("agent_failed", "the agent printed no answer"),
         Err(violation) => {
-            let last = last_words(exec);
-            return bench.fail(
+            let last = last_stderr(exec);
+            return execution.fail(
                 "agent_failed",
                 format!("the agent gave no answer: {violation}{last}"),
             );
@@ -119,36 +119,38 @@ fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
     };
     if code != 0 {
         let error = text(fields.get("error"));
-        return bench.fail(
+        return execution.fail(
             "agent_failed",
             format!("the agent did not complete the job: {error}"),
         );
     }
     let mut answer = text(fields.get("result"));
-    let too_much = answer.len() > bench.room;
-    answer.truncate(answer.floor_char_boundary(bench.room));
-    bench.result.final_answer = Some(answer);
+    let too_much = answer.len() > execution.room;
+    answer.truncate(answer.floor_char_boundary(execution.room));
+    execution.result.final_answer = Some(answer);
     if too_much {
-        let most = bench.room;
-        bench.fail(
+        let most = execution.room;
+        execution.fail(
             "constraint_violation",
             format!("the answer is longer than the {most} bytes of max_output_bytes"),
         );
     }
 }
 
-/// The end of what the agent said on stderr, for whoever looks for the reason.
-fn last_words(exec: &Exec) -> String {
-    let feed = exec.output();
-    let from = feed.lengths()[1].saturating_sub(LAST_WORDS);
-    let bytes = feed.read(Stream::Stderr, from, LAST_WORDS as usize).bytes;
+/// The last bytes that the agent wrote to stderr, for the error message.
+fn last_stderr(exec: &Exec) -> String {
+    let log = exec.output();
+    let from = log.lengths()[1].saturating_sub(LAST_STDERR_BYTES);
+    let bytes = log
+        .read(Stream::Stderr, from, LAST_STDERR_BYTES as usize)
+        .bytes;
     match String::from_utf8_lossy(&bytes).trim() {
         "" => String::new(),
         last => format!("; its last words: {}", last.escape_debug()),
     }
 }
 
-/// The task that the reference agent is given.
+/// The task document for the reference agent.
 fn task(job: &StepJob) -> Value {
     let mut task =
         json!({ "task_id": job.job_id.as_str(), "prompt": prompt(job), "max_iterations": 0 });
@@ -167,7 +169,7 @@ fn task(job: &StepJob) -> Value {
     task
 }
 
-/// What the job says, part by part; what it does not say is left out.
+/// The prompt, with a section for each part of the job that is set.
 fn prompt(job: &StepJob) -> String {
     let context = &job.context;
     let list = |items: &[String]| {
@@ -203,9 +205,10 @@ fn prompt(job: &StepJob) -> String {
     let prompt: Vec<_> = parts
         .map(|(title, text)| format!("# {title}\n{}\n", text.trim_end()))
         .collect();
-    match prompt.is_empty() {
-        true => "Say that the job has no task.".to_owned(),
-        false => prompt.join("\n"),
+    if prompt.is_empty() {
+        "Say that the job has no task.".to_owned()
+    } else {
+        prompt.join("\n")
     }
 }
 
@@ -225,16 +228,17 @@ fn advice(action: &StepAction) -> String {
     }
 }
 
-/// Runs a program of the caller's. What came of the job is in its file, which is read once the box is gone.
-pub(super) async fn run_program(bench: &mut Bench<'_>, argv: &[OsString]) {
+/// Runs the caller's program. The result of the job is in its file, which is read once the sandbox
+/// is gone.
+pub(super) async fn run_program(execution: &mut JobExecution<'_>, argv: &[OsString]) {
     let job = format!("{INSIDE}/job.json");
     let result = format!("{INSIDE}/result.json");
-    let direct = bench.job.mode == ExecutionMode::DirectSteps;
+    let direct = execution.job.mode == ExecutionMode::DirectSteps;
     let mut env = vec![
         ("SBA_JOB_PATH", job.as_str()),
         ("SBA_RESULT_PATH", result.as_str()),
         ("SBA_WORKSPACE", spec::WORKSPACE),
-        ("SBA_EXECUTION_MODE", bench.job.mode.name()),
+        ("SBA_EXECUTION_MODE", execution.job.mode.name()),
     ];
     env.extend(direct.then_some(("SBA_DIRECT_STEPS", "1")));
     let env = env
@@ -246,33 +250,38 @@ pub(super) async fn run_program(bench: &mut Bench<'_>, argv: &[OsString]) {
         env,
         ..ExecRequest::default()
     };
-    let Some(exec) = bench.start(request).await else {
+    let Some(exec) = execution.start(request).await else {
         return;
     };
     let ended = exec.wait().await;
-    bench.said = Said::of(&exec, ended.exit_code);
-    let told = |error: &Option<ErrorInfo>| error.as_ref().map(super::told).unwrap_or_default();
+    execution.program_output = ProgramOutput::of(&exec, ended.exit_code);
+    let message = |error: &Option<ErrorInfo>| {
+        error
+            .as_ref()
+            .map(super::message_with_hint)
+            .unwrap_or_default()
+    };
     match ended.status {
         Status::Succeeded | Status::Failed => {}
-        Status::TimedOut => bench.out_of_time(),
-        Status::NotStarted => bench.fail("start_failed", told(&ended.error)),
-        Status::OomKilled => bench.fail("oom_killed", told(&ended.error)),
+        Status::TimedOut => execution.fail_by_timeout(),
+        Status::NotStarted => execution.fail("start_failed", message(&ended.error)),
+        Status::OomKilled => execution.fail("oom_killed", message(&ended.error)),
         Status::Lost | Status::Cancelled | Status::Queued | Status::Running => {
-            bench.fail(
+            execution.fail(
                 "lost",
-                format!("the program ended with its box: {}", told(&ended.error)),
+                format!("the program ended with its box: {}", message(&ended.error)),
             );
         }
     }
 }
 
-impl Said {
-    fn of(exec: &Exec, exit_code: Option<i32>) -> Said {
-        let feed = exec.output();
+impl ProgramOutput {
+    fn of(exec: &Exec, exit_code: Option<i32>) -> ProgramOutput {
+        let log = exec.output();
         let first = |stream| {
             let mut bytes = Vec::new();
-            while bytes.len() < MOST_SAID {
-                let piece = feed.read(stream, bytes.len() as u64, MOST_SAID - bytes.len());
+            while bytes.len() < MAX_OUTPUT_BYTES {
+                let piece = log.read(stream, bytes.len() as u64, MAX_OUTPUT_BYTES - bytes.len());
                 if piece.bytes.is_empty() || piece.from != bytes.len() as u64 {
                     break;
                 }
@@ -280,13 +289,14 @@ impl Said {
             }
             bytes
         };
-        let lengths = feed.lengths();
-        let (stdout, stderr) = (first(Stream::Stdout), first(Stream::Stderr));
+        let lengths = log.lengths();
+        let stdout = first(Stream::Stdout);
+        let stderr = first(Stream::Stderr);
         let truncated = spec::Truncated {
             stdout: lengths[0] > stdout.len() as u64,
             stderr: lengths[1] > stderr.len() as u64,
         };
-        Said {
+        ProgramOutput {
             stdout,
             stderr,
             truncated,
@@ -295,11 +305,12 @@ impl Said {
     }
 }
 
-/// What a program of the caller's left in `/job`, once its box is gone. What was known to be wrong before stays so.
+/// Reads the result that the caller's program left in `/job`, once the sandbox is gone. An earlier
+/// failure takes precedence.
 pub(super) fn read_result(
     folder: &JobFolder,
     job: &StepJob,
-    said: &Said,
+    program_output: &ProgramOutput,
     known: StepsResult,
 ) -> StepsResult {
     let read = folder.result().and_then(|bytes| {
@@ -317,7 +328,7 @@ pub(super) fn read_result(
         },
         (Err(_), Some(_)) => known,
         (Err(why), None) => known.failed("schema_validation", why),
-        (Ok(read), None) => match (read.status, said.exit_code) {
+        (Ok(read), None) => match (read.status, program_output.exit_code) {
             (StepStatus::Success, Some(code @ 1..)) => read.failed(
                 "schema_validation",
                 format!("/job/result.json says `success`, but the program exited with {code}"),

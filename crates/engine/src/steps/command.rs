@@ -1,25 +1,29 @@
-//! A program of the box: started, followed, and stopped where it writes or takes more than it may.
+//! Steps that run a program in the sandbox, with its output limit and timeout.
 
 use super::{
-    bench::{Bench, Done, Failure},
-    files::{self, Wrong, checked},
+    execution::{JobExecution, StepFailure, StepOutcome},
+    files::{self, FileStepError, check_path},
 };
 use crate::{Exec, tree::EntryKind};
 use spec::{ExecRequest, Status, Stream};
 use std::{path::Path, time::Duration};
 
-/// What a program gets to end by itself once it is to end.
+/// The grace between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// What a program wrote to one or both of its streams.
-pub(super) struct Followed {
+/// The output of one or both streams of a program.
+pub(super) struct FollowedOutput {
     pub(super) bytes: Vec<u8>,
     pub(super) too_much: bool,
 }
 
-pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -> Done {
-    if let Some(wrong) = wrong_folder(bench, cwd).await {
-        return Done::from(Err(wrong));
+pub(super) async fn run(
+    execution: &JobExecution<'_>,
+    argv: &[String],
+    cwd: Option<&str>,
+) -> StepOutcome {
+    if let Some(wrong) = check_working_folder(execution, cwd).await {
+        return StepOutcome::from(Err(wrong));
     }
     let request = ExecRequest {
         command: argv.iter().map(Into::into).collect(),
@@ -30,33 +34,35 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
                 cwd.into()
             }
         }),
-        timeout: Some(bench.time_left().max(Duration::from_millis(1))),
+        timeout: Some(execution.time_left().max(Duration::from_millis(1))),
         ..ExecRequest::default()
     };
-    let exec = match bench.session.exec(request).await {
+    let exec = match execution.session.exec(request).await {
         Ok(exec) => exec,
         Err(error) => {
-            return Done {
-                failure: Some(Failure::Lost(super::told(&error))),
-                ..Done::default()
+            return StepOutcome {
+                failure: Some(StepFailure::Lost(super::message_with_hint(&error))),
+                ..StepOutcome::default()
             };
         }
     };
-    let Followed { bytes, too_much } =
-        follow(&exec, &[Stream::Stdout, Stream::Stderr], bench.room).await;
+    let FollowedOutput { bytes, too_much } =
+        follow(&exec, &[Stream::Stdout, Stream::Stderr], execution.room).await;
     let ended = exec.wait().await;
     let failure = match ended.status {
-        _ if too_much => Some(Failure::TooMuch),
+        _ if too_much => Some(StepFailure::TooMuch),
         Status::Succeeded => None,
-        Status::TimedOut => Some(Failure::TimedOut),
-        Status::Failed => Some(Failure::failed(match ended.signal {
+        Status::TimedOut => Some(StepFailure::TimedOut),
+        Status::Failed => Some(StepFailure::failed(match ended.signal {
             Some(signal) => format!("the program was killed by signal {signal}"),
             None => format!(
                 "the program exited with {}",
                 ended.exit_code.unwrap_or_default()
             ),
         })),
-        Status::Lost => Some(Failure::Lost("the program is lost with its box".to_owned())),
+        Status::Lost => Some(StepFailure::Lost(
+            "the program is lost with its box".to_owned(),
+        )),
         Status::NotStarted
         | Status::OomKilled
         | Status::Cancelled
@@ -65,14 +71,14 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
             let why = ended
                 .error
                 .as_ref()
-                .map_or_else(|| ended.status.name().to_owned(), super::told);
-            Some(Failure::failed(why))
+                .map_or_else(|| ended.status.name().to_owned(), super::message_with_hint);
+            Some(StepFailure::failed(why))
         }
     };
     let exit_code = match ended.status {
         Status::TimedOut => None,
         _ if too_much => None,
-        // What it would have been nobody knows, unless it said so itself.
+        // The exit status of a cancelled program is only known if it exited by itself.
         Status::Cancelled => ended.exit_code,
         _ => Some(
             ended
@@ -81,7 +87,7 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
         ),
     };
     let output = Some(String::from_utf8_lossy(&bytes).into_owned());
-    Done {
+    StepOutcome {
         exit_code,
         output,
         failure,
@@ -89,45 +95,50 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
     }
 }
 
-/// Where a program starts must be a folder of the workspace. What becomes of it afterwards cannot harm: it is the box
-/// that holds the program, not this.
-async fn wrong_folder(bench: &Bench<'_>, cwd: Option<&str>) -> Option<Wrong> {
+/// Checks that the working folder is a folder of the workspace. A later change of it is harmless:
+/// containment is the sandbox's and not this check's.
+async fn check_working_folder(
+    execution: &JobExecution<'_>,
+    cwd: Option<&str>,
+) -> Option<FileStepError> {
     let cwd = cwd?.to_owned();
-    if let Err(wrong) = checked(&cwd) {
+    if let Err(wrong) = check_path(&cwd) {
         return Some(wrong);
     }
-    let tree = bench.session.tree().ok()?;
+    let tree = execution.session.tree().ok()?;
     let looked = tokio::task::spawn_blocking(move || match tree.stat(Path::new(&cwd)) {
         Ok(found) => match found.kind {
             EntryKind::Folder => None,
-            EntryKind::Link => Some(files::by_link(&cwd)),
+            EntryKind::Link => Some(files::link_error(&cwd)),
             EntryKind::File | EntryKind::Special => {
                 Some(format!("`{}` is not a folder", cwd.escape_debug()).into())
             }
         },
-        Err(error) => Some(files::told(&error)),
+        Err(error) => Some(files::step_error(&error)),
     });
     looked
         .await
         .unwrap_or_else(|broken| Some(broken.to_string().into()))
 }
 
-/// Takes what a program writes, until it has ended or has written more than `room`; then it is stopped.
-pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> Followed {
-    let (feed, mut bytes, mut seen) = (exec.output(), Vec::new(), [0; 2]);
+/// Collects the output of a program until it ends; stops it if it writes more than `room` bytes.
+pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> FollowedOutput {
+    let log = exec.output();
+    let mut bytes = Vec::new();
+    let mut seen = [0; 2];
     loop {
-        let more = feed.grown(seen).await;
+        let more = log.wait_for_more(seen).await;
         for stream in streams {
             let place = usize::from(*stream == Stream::Stderr);
             loop {
-                let piece = feed.read(*stream, seen[place], 64 << 10);
-                // What the feed has forgotten was more than it keeps, and that is more than any room.
+                let piece = log.read(*stream, seen[place], 64 << 10);
+                // A gap means more output than the log keeps, which is more than any limit.
                 let forgotten = piece.from > seen[place];
                 if forgotten || bytes.len() + piece.bytes.len() > room {
                     bytes.extend(piece.bytes);
                     bytes.truncate(room + 1);
                     exec.stop(GRACE).await;
-                    return Followed {
+                    return FollowedOutput {
                         bytes,
                         too_much: true,
                     };
@@ -140,13 +151,13 @@ pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> Foll
             }
         }
         if !more {
-            return Followed {
+            return FollowedOutput {
                 bytes,
                 too_much: false,
             };
         }
-        // Of a stream that is not asked for, only that it grew is taken note of.
-        let lengths = feed.lengths();
+        // For a stream that is not collected, only its length is tracked.
+        let lengths = log.lengths();
         for (place, stream) in [Stream::Stdout, Stream::Stderr].iter().enumerate() {
             if !streams.contains(stream) {
                 seen[place] = lengths[place];

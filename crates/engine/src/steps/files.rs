@@ -1,44 +1,44 @@
-//! Steps on files: read, write and list, by handle and beneath the workspace.
+//! File steps: read, write and list, by handle and beneath the workspace.
 
-use super::bench::{OVER, Until};
-use crate::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
+use super::execution::{StepBudget, TIME_IS_OVER};
+use crate::tree::{EntryKind, MAX_LISTED, Tree, TreeError, WorkspaceEntry};
 use std::{
     io::{BufRead, BufReader},
     path::{Component, Path, PathBuf},
 };
 
-/// Names that one step lists or looks at.
-pub(super) const MOST_NAMES: usize = 10_000;
-const DEEPEST: usize = 64;
+/// The most names that one step visits.
+pub(super) const MAX_NAMES: usize = 10_000;
+const MAX_DEPTH: usize = 64;
 
-/// Why something cannot be done with files.
+/// Why a file step failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct FileStepError {
     pub(super) why: String,
-    /// The path that leads out of the workspace, if it is that.
+    /// The path, if it leads out of the workspace.
     pub(super) outside: Option<String>,
 }
 
-impl From<String> for Wrong {
-    fn from(why: String) -> Wrong {
-        Wrong { why, outside: None }
+impl From<String> for FileStepError {
+    fn from(why: String) -> FileStepError {
+        FileStepError { why, outside: None }
     }
 }
 
-impl Wrong {
-    fn outside(path: String, how: &str) -> Wrong {
-        Wrong {
+impl FileStepError {
+    fn outside(path: String, how: &str) -> FileStepError {
+        FileStepError {
             why: format!("path escapes workspace: `{path}` {how}"),
             outside: Some(path),
         }
     }
 }
 
-const BY_LINK: &str = "leads through a symbolic link, which nobody follows";
+const LINK_REASON: &str = "leads through a symbolic link, which nobody follows";
 
-/// Of a path that is a link: nobody follows it, so that it does not matter where it leads.
-pub(super) fn by_link(path: &str) -> Wrong {
-    Wrong::outside(shown(path), BY_LINK)
+/// The error for a symbolic link, which is never followed, wherever it leads.
+pub(super) fn link_error(path: &str) -> FileStepError {
+    FileStepError::outside(shown(path), LINK_REASON)
 }
 
 fn shown(path: &str) -> String {
@@ -48,47 +48,51 @@ fn shown(path: &str) -> String {
         .collect()
 }
 
-/// An error of the workspace, in words.
-pub(super) fn told(error: &TreeError) -> Wrong {
+/// Converts an error of the workspace.
+pub(super) fn step_error(error: &TreeError) -> FileStepError {
     match error {
         TreeError::Link { path }
         | TreeError::Kind {
             path,
             what: "a symbolic link",
             ..
-        } => Wrong::outside(path.clone(), BY_LINK),
-        other => Wrong::from(match std::error::Error::source(other) {
+        } => FileStepError::outside(path.clone(), LINK_REASON),
+        other => FileStepError::from(match std::error::Error::source(other) {
             Some(cause) => format!("{other}: {cause}"),
             None => other.to_string(),
         }),
     }
 }
 
-/// A path that by its words alone does not leave the workspace.
-pub(super) fn checked(path: &str) -> Result<&Path, Wrong> {
+/// Checks that a path does not leave the workspace lexically.
+pub(super) fn check_path(path: &str) -> Result<&Path, FileStepError> {
     let given = Path::new(path);
     if given.is_absolute() && !given.starts_with(spec::WORKSPACE) {
-        return Err(Wrong::outside(shown(path), "lies outside /workspace"));
+        return Err(FileStepError::outside(
+            shown(path),
+            "lies outside /workspace",
+        ));
     }
-    match given.components().any(|part| part == Component::ParentDir) {
-        true => Err(Wrong::outside(shown(path), "contains `..`")),
-        false => Ok(given),
+    if given.components().any(|part| part == Component::ParentDir) {
+        Err(FileStepError::outside(shown(path), "contains `..`"))
+    } else {
+        Ok(given)
     }
 }
 
-/// The same, of a path that leads through no link either. What is made of it afterwards is refused where it is opened; this is
-/// for the words.
-fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, Wrong> {
-    let clean = checked(path)?;
+/// Also checks that a path is no symbolic link and leads through none. This is for the error
+/// message; the open call refuses links in any case.
+fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, FileStepError> {
+    let clean = check_path(path)?;
     match tree.stat(clean) {
-        Ok(found) if found.kind == EntryKind::Link => Err(by_link(path)),
-        Err(error @ TreeError::Link { .. }) => Err(told(&error)),
+        Ok(found) if found.kind == EntryKind::Link => Err(link_error(path)),
+        Err(error @ TreeError::Link { .. }) => Err(step_error(&error)),
         Ok(_) | Err(_) => Ok(clean),
     }
 }
 
-/// Writes a file whole; one that is there keeps its permissions.
-pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, Wrong> {
+/// Writes a whole file; an existing file keeps its permissions.
+pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, FileStepError> {
     let path = without_links(tree, path)?;
     let mode = tree
         .stat(path)
@@ -102,22 +106,24 @@ pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, Wr
         file.write(content.as_bytes())?;
         file.publish()
     });
-    let written = written.map_err(|error| told(&error))?;
+    let written = written.map_err(|error| step_error(&error))?;
     Ok(format!("wrote {} bytes", written.size_bytes))
 }
 
-/// Lines of a file, both ends included, as they are. More than there is room for is cut one byte behind it.
+/// Reads lines `first` to `last` of a file. The result is at most one byte longer than the output
+/// limit.
 pub(super) fn read(
     tree: &Tree,
     path: &str,
     (first, last): (u64, u64),
-    until: &Until,
-) -> Result<String, Wrong> {
+    until: &StepBudget,
+) -> Result<String, FileStepError> {
     let (file, _) = tree
         .open(without_links(tree, path)?)
-        .map_err(|error| told(&error))?;
-    let (mut reader, mut bytes, mut line) =
-        (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
+        .map_err(|error| step_error(&error))?;
+    let mut reader = BufReader::with_capacity(64 << 10, file);
+    let mut bytes = Vec::new();
+    let mut line = 1;
     while line <= last && bytes.len() <= until.room {
         let piece = reader
             .fill_buf()
@@ -137,8 +143,9 @@ pub(super) fn read(
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
-pub(super) fn list(tree: &Tree, path: &str, until: &Until) -> Result<String, Wrong> {
+/// Lists everything below a folder, sorted, one name per line; folders end with a slash. A
+/// truncated list says so.
+pub(super) fn list(tree: &Tree, path: &str, until: &StepBudget) -> Result<String, FileStepError> {
     let mut output = String::new();
     let more = walk(
         tree,
@@ -162,57 +169,59 @@ pub(super) fn list(tree: &Tree, path: &str, until: &Until) -> Result<String, Wro
 /// A path on one line.
 pub(super) fn name(path: &Path) -> String {
     let text = path.to_string_lossy();
-    match text.contains(char::is_control) {
-        true => text.escape_debug().to_string(),
-        false => text.into_owned(),
+    if text.contains(char::is_control) {
+        text.escape_debug().to_string()
+    } else {
+        text.into_owned()
     }
 }
 
-/// Looks at everything below a folder, sorted, until `visit` has enough; says why something was left out.
+/// Visits everything below a folder, sorted, until `visit` returns false; returns why entries were
+/// left out.
 pub(super) fn walk(
     tree: &Tree,
     top: &Path,
-    until: &Until,
-    visit: &mut dyn FnMut(&Path, &Entry) -> bool,
-) -> Result<Option<String>, Wrong> {
+    until: &StepBudget,
+    visit: &mut dyn FnMut(&Path, &WorkspaceEntry) -> bool,
+) -> Result<Option<String>, FileStepError> {
     let top = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
-    let mut open: Vec<(PathBuf, Entry)> = Vec::new();
-    let mut left_out = fill(tree, top, &mut open).map_err(|error| told(&error))?;
+    let mut open: Vec<(PathBuf, WorkspaceEntry)> = Vec::new();
+    let mut left_out = fill(tree, top, &mut open).map_err(|error| step_error(&error))?;
     let mut count = 0;
     while let Some((path, entry)) = open.pop() {
         count += 1;
-        if count > MOST_NAMES {
-            return Ok(Some(format!("more than {MOST_NAMES} names")));
+        if count > MAX_NAMES {
+            return Ok(Some(format!("more than {MAX_NAMES} names")));
         }
         if until.is_over() {
-            return Ok(Some(OVER.to_owned()));
+            return Ok(Some(TIME_IS_OVER.to_owned()));
         }
         if !visit(&path, &entry) {
             return Ok(left_out);
         }
         if entry.kind == EntryKind::Folder {
-            if path.components().count() >= DEEPEST {
-                left_out = Some(format!("folders deeper than {DEEPEST}"));
+            if path.components().count() >= MAX_DEPTH {
+                left_out = Some(format!("folders deeper than {MAX_DEPTH}"));
                 continue;
             }
-            // It may have gone meanwhile, or be nobody's to read.
+            // The folder may have been removed, or be unreadable.
             match fill(tree, &path, &mut open) {
                 Ok(more) => left_out = left_out.or(more),
                 Err(TreeError::Missing { .. }) => {}
-                Err(error) => left_out = Some(told(&error).why),
+                Err(error) => left_out = Some(step_error(&error).why),
             }
         }
     }
     Ok(left_out)
 }
 
-/// Puts what is in a folder on the stack, so that the first name comes off first.
+/// Pushes the entries of a folder on the stack, so that the first name is popped first.
 fn fill(
     tree: &Tree,
     folder: &Path,
-    open: &mut Vec<(PathBuf, Entry)>,
+    open: &mut Vec<(PathBuf, WorkspaceEntry)>,
 ) -> Result<Option<String>, TreeError> {
-    let listing = tree.list(folder, None, MOST_LISTED.min(MOST_NAMES))?;
+    let listing = tree.list(folder, None, MAX_LISTED.min(MAX_NAMES))?;
     let found = listing
         .entries
         .into_iter()
@@ -228,5 +237,5 @@ fn fill(
     }));
     Ok(listing
         .more
-        .then(|| format!("more than {MOST_NAMES} names in a folder")))
+        .then(|| format!("more than {MAX_NAMES} names in a folder")))
 }

@@ -1,38 +1,40 @@
-//! Jobs of steps, carried out from outside: no guarantee rests on code inside, and any image will do.
+//! Jobs of steps, executed from outside of the sandbox: no guarantee depends on code inside, and
+//! any image works.
 //!
 //! ```text
-//! job.json ─ read_job ─ admit ─ box ─┬─ direct steps: programs in the box, files by handle, one after the other ─┐
-//!                                    ├─ airlock-agent with a model, told what the job says ────────────────────┼─ result
-//!                                    └─ the caller's own command, which finds /job and writes /job/result.json ─┘
+//! job.json ─ read_job ─ admit ─ sandbox ─┬─ direct steps: programs inside, files by handle, in order ─────────┐
+//!                                        ├─ airlock-agent with a model, prompted by the job ─────────────────┼─ result
+//!                                        └─ the caller's program, which reads /job and writes its result.json ─┘
 //! ```
 //!
-//! Whatever happens, there is a whole result.
+//! Every job has a complete result, whatever fails.
 
 mod agent;
-mod bench;
 mod command;
-mod denied;
+mod denials;
 mod diff;
+mod execution;
 mod files;
-mod folder;
+mod job_folder;
 mod patch;
 mod search;
 
-pub(crate) use folder::sweep;
+pub(crate) use job_folder::sweep;
 
 use crate::{
-    Engine, Session, SessionEnd, SessionKept,
-    files::Bounds,
-    keep::Keeper,
-    making::until_cancelled,
-    verdict::{SIGKILL, SIGTERM},
+    Engine, Session, SessionArtifacts, SessionEnd, SessionState,
+    artifacts::ArtifactCollector,
+    files::CollectLimits,
+    outcome::{SIGKILL, SIGTERM},
+    provision::until_cancelled,
 };
-use bench::Bench;
-use folder::JobFolder;
+use execution::JobExecution;
+use job_folder::JobFolder;
 use spec::{
     ArtifactRef, BadJob, Barrier, Denial, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource,
     Json, LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction,
-    StepArtifact, StepJob, StepsResult, Time, Truncated, Usage, WorkspacePath,
+    StepArtifact, StepJob, StepStatus, StepsResult, Time, Truncated, Usage, WorkspaceChanges,
+    WorkspacePath,
 };
 use std::{
     collections::{BTreeSet, HashSet},
@@ -43,28 +45,29 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// How long a box may take longer than its job: to be made, and to be cleared away.
-const SPARE: Duration = Duration::from_secs(120);
-/// Steps of one job that search: each has patterns, and compiling one costs time and memory.
-const MOST_SEARCHES: usize = 64;
-/// How often it is looked whether a program began that is to end.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-/// How long a step that is killed may take to be gone.
-const LONGEST_LAST_STEP: Duration = Duration::from_secs(2);
-/// Artifacts that a result names.
-const MOST_ARTIFACTS: usize = 1000;
+/// The time beyond that of the job for creating and releasing its sandbox.
+const LIFETIME_MARGIN: Duration = Duration::from_secs(120);
+/// The most search steps of a job: each compiles patterns, which costs time and memory.
+const MAX_SEARCHES: usize = 64;
+/// The interval at which a terminating job looks for new programs.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The timeout for a killed step to finish.
+const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most artifacts that a result names.
+const MAX_ARTIFACTS: usize = 1000;
 
-/// Who carries a job out.
+/// Who executes a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum JobRunner {
     /// Airlock itself: the steps, or its reference agent.
-    Own,
-    /// A program of the caller's in the box, which finds the job at `/job/job.json` and writes `/job/result.json`.
+    BuiltIn,
+    /// The caller's program in the sandbox, which reads `/job/job.json` and writes
+    /// `/job/result.json`.
     Program(Vec<OsString>),
 }
 
-/// Reads a job. What is refused is told as the result that it has. Whoever starts it may say how it is carried out. Takes its
-/// time: patterns are compiled.
+/// Parses and validates a job. The error is the result of a refused job. `mode` overrides how it is
+/// executed. Compiles patterns, which takes time.
 pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Box<StepsResult>> {
     let refused = |job_id: String, why: String| {
         Box::new(
@@ -79,7 +82,8 @@ pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Bo
         ));
     }
     let document: Json = serde_json::from_slice(bytes).map_err(|error| {
-        let (line, column) = (error.line(), error.column());
+        let line = error.line();
+        let column = error.column();
         refused(
             String::new(),
             format!(
@@ -91,11 +95,11 @@ pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Bo
     job.map_err(|bad| refused(claimed_id(&document), bad.to_string()))
 }
 
-/// Patterns are part of what is checked before anything is carried out.
+/// Validates the patterns before anything is executed.
 fn check_patterns(job: &StepJob) -> Result<(), BadJob> {
     let searches = |step: &&spec::Step| matches!(step.action, StepAction::SearchFiles { .. });
-    if job.steps.iter().filter(searches).count() > MOST_SEARCHES {
-        let why = format!("has more than {MOST_SEARCHES} steps that search");
+    if job.steps.iter().filter(searches).count() > MAX_SEARCHES {
+        let why = format!("has more than {MAX_SEARCHES} steps that search");
         return Err(BadJob {
             field: "steps".to_owned(),
             why,
@@ -124,7 +128,7 @@ fn check_patterns(job: &StepJob) -> Result<(), BadJob> {
         })
 }
 
-/// What a job that is not taken says that it is called, as far as that can be repeated.
+/// The id of a refused job, as far as it can be repeated.
 fn claimed_id(document: &Json) -> String {
     match document {
         Json::Object(fields) => match fields.get("job_id") {
@@ -135,7 +139,7 @@ fn claimed_id(document: &Json) -> String {
     }
 }
 
-/// The box that a job gets: what the caller grants, narrowed to what the job may use.
+/// The spec of a job's sandbox: the caller's grants, narrowed to what the job may use.
 pub fn admit(
     policy: &Policy,
     mut request: RunRequest,
@@ -156,7 +160,7 @@ pub fn admit(
     if request.task_id.is_none() {
         request.task_id = job.task_id.as_ref().map(ToString::to_string);
     }
-    let lifetime = Some(runtime + SPARE);
+    let lifetime = Some(runtime + LIFETIME_MARGIN);
     let session = SessionRequest {
         run: request,
         idle: lifetime,
@@ -181,7 +185,7 @@ pub fn admit(
     Ok(spec)
 }
 
-/// Only the models that the job may use, and only at the door that it names.
+/// Narrows the grants to the job's models and to the door that it names.
 fn narrow_models(spec: &mut SessionSpec, job: &StepJob) {
     let run = &mut spec.run;
     let gone = match job.inference.source {
@@ -204,7 +208,7 @@ fn narrow_models(spec: &mut SessionSpec, job: &StepJob) {
     }
 }
 
-/// The failure code of an error of ours.
+/// The failure code of an engine error.
 fn code_of(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::InvalidSpec => "invalid_spec",
@@ -220,89 +224,106 @@ fn code_of(code: ErrorCode) -> &'static str {
         ErrorCode::BudgetExceeded => "budget_exceeded",
         ErrorCode::QuotaExceeded => "quota_exceeded",
         ErrorCode::ContractViolated => "contract_violated",
+        ErrorCode::WorkspaceConflict => "workspace_conflict",
         ErrorCode::Conflict => "conflict",
         ErrorCode::Lost => "lost",
         ErrorCode::Internal => "internal",
     }
 }
 
-fn told(error: &ErrorInfo) -> String {
+fn message_with_hint(error: &ErrorInfo) -> String {
     match &error.hint {
         Some(hint) => format!("{}; {hint}", error.message),
         None => error.message.clone(),
     }
 }
 
-/// What came of a job, and what a program that carried it out said meanwhile.
+/// The outcome of a job, and the output of the program that executed it.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Carried {
+pub struct JobOutcome {
+    /// The result.
     pub result: StepsResult,
-    pub said: Said,
-    /// Behind which it was carried out; none if it never was.
+    /// The output of the program that executed the job.
+    pub program_output: ProgramOutput,
+    /// The barriers that were in force; none if it never started.
     pub barriers: Vec<Barrier>,
-    /// Of its box, from its beginning to its end.
+    /// The usage of its sandbox, from start to end.
     pub usage: Usage,
+    /// The limits that were hit.
     pub limits_hit: BTreeSet<LimitName>,
-    /// What its doors, the boxes of its programs and we refused.
+    /// What its doors, the sandboxes of its programs, and Airlock denied.
     pub denials: Vec<Denial>,
+    /// The changes of its workspace, as of a run.
+    pub workspace: Option<WorkspaceChanges>,
+    /// Why not all of its changes could be applied, where that was requested.
+    pub not_applied: Option<ErrorInfo>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
 }
 
-/// What a program wrote, the beginning of it, and how it exited. Steps have their own outputs.
+/// The first bytes that a program wrote, and its exit code. Steps have outputs of their own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of a run's result")]
-pub struct Said {
+pub struct ProgramOutput {
+    /// The first bytes of standard output.
     pub stdout: Vec<u8>,
+    /// The first bytes of standard error.
     pub stderr: Vec<u8>,
+    /// Which streams were longer.
     pub truncated: Truncated,
+    /// The exit code, if the program exited by itself.
     pub exit_code: Option<i32>,
 }
 
-impl From<StepsResult> for Carried {
-    fn from(result: StepsResult) -> Carried {
-        let (said, barriers, usage, limits_hit, denials) = Default::default();
-        Carried {
+impl From<StepsResult> for JobOutcome {
+    fn from(result: StepsResult) -> JobOutcome {
+        let (program_output, barriers, usage, limits_hit, denials) = Default::default();
+        let (workspace, not_applied, notes) = Default::default();
+        JobOutcome {
             result,
-            said,
+            program_output,
             barriers,
             usage,
             limits_hit,
             denials,
+            workspace,
+            not_applied,
+            notes,
         }
     }
 }
 
-/// What others want of it.
-pub struct Wishes {
-    /// That its end comes.
+/// How a caller controls a job.
+pub struct JobControl {
+    /// Cancels the job.
     pub cancelled: watch::Receiver<bool>,
-    /// That its program brings its end about within a time.
+    /// Terminates the job with a grace for its programs.
     pub terminated: watch::Receiver<Option<Duration>>,
-    /// That what is done with its files waits for a place.
-    pub places: Places,
+    /// Limits concurrent file operations.
+    pub file_slots: FileSlots,
 }
 
-/// Gives a place among what is done with files at a time, which is held meanwhile; none while all are taken.
-pub type Places = Arc<dyn Fn() -> Option<Box<dyn Send>> + Send + Sync>;
+/// Takes a slot for a file operation, which is held meanwhile; none if all are taken.
+pub type FileSlots = Arc<dyn Fn() -> Option<Box<dyn Send>> + Send + Sync>;
 
 impl Engine {
-    /// Carries a job out in a box of its own, and clears that away; `document` is the job as it was given, for a
-    /// program that wants to read it. `begun` hears of the box as soon as it stands. Becomes `cancelled` once the first
-    /// wish says so; and once the second does, after the program that runs has had so long to end by itself. To be awaited
-    /// to its end: whoever lets go of it leaves the box to its lifetime, and the folder of the job to the next sweep.
-    pub async fn carry_out(
+    /// Executes a job in a sandbox of its own and releases that; `document` is the job as it was
+    /// given, for a program that reads it. `begun` is called with the session once it is ready. On
+    /// a cancellation the job becomes `cancelled` at once, on a termination after the grace of its
+    /// programs. The future must be awaited to its end: dropping it leaves the sandbox to its
+    /// lifetime, and the job folder to the next sweep.
+    pub async fn run_job(
         &self,
         spec: SessionSpec,
         job: &StepJob,
         document: &[u8],
-        carrier: Carrier,
-        wishes: Wishes,
+        runner: JobRunner,
+        control: JobControl,
         begun: impl FnOnce(&Session),
-    ) -> Carried {
+    ) -> JobOutcome {
         let blank = StepsResult::of(job.job_id.as_str());
-        if carrier == Carrier::Own && job.mode == ExecutionMode::DirectSteps {
+        if runner == JobRunner::BuiltIn && job.mode == ExecutionMode::DirectSteps {
             return self
-                .carry_out_in(spec, job, None, carrier, wishes, begun)
+                .run_job_in(spec, job, None, runner, control, begun)
                 .await;
         }
         if spec
@@ -310,7 +331,7 @@ impl Engine {
             .sandbox
             .mounts
             .iter()
-            .any(|mount| mount.inside.as_path().starts_with(folder::INSIDE))
+            .any(|mount| mount.inside.as_path().starts_with(job_folder::INSIDE))
         {
             return blank
                 .failed(
@@ -319,11 +340,9 @@ impl Engine {
                 )
                 .into();
         }
-        let (state, run, document) = (
-            self.inner.state.clone(),
-            spec.run.clone(),
-            document.to_owned(),
-        );
+        let state = self.inner.state.clone();
+        let run = spec.run.clone();
+        let document = document.to_owned();
         let make = move || JobFolder::make(&state, &run, &document);
         let made = tokio::task::spawn_blocking(make)
             .await
@@ -339,24 +358,25 @@ impl Engine {
                     .into();
             }
         };
-        let carried = self
-            .carry_out_in(spec, job, Some(&folder), carrier, wishes, begun)
+        let outcome = self
+            .run_job_in(spec, job, Some(&folder), runner, control, begun)
             .await;
-        // What cannot be removed now, a sweep removes.
+        // A sweep removes what cannot be removed now.
         _ = tokio::task::spawn_blocking(move || folder.remove()).await;
-        carried
+        outcome
     }
 
-    async fn carry_out_in(
+    async fn run_job_in(
         &self,
         spec: SessionSpec,
         job: &StepJob,
         folder: Option<&JobFolder>,
-        carrier: Carrier,
-        wishes: Wishes,
+        runner: JobRunner,
+        control: JobControl,
         begun: impl FnOnce(&Session),
-    ) -> Carried {
-        let (mut cancelled, terminated) = (wishes.cancelled.clone(), wishes.terminated.clone());
+    ) -> JobOutcome {
+        let mut cancelled = control.cancelled.clone();
+        let terminated = control.terminated.clone();
         let result = StepsResult::of(job.job_id.as_str());
         let mounts = match folder.map(JobFolder::mount).transpose() {
             Ok(mount) => mount.into_iter().collect(),
@@ -368,108 +388,142 @@ impl Engine {
         };
         let session = match opened {
             Ok(session) => session,
-            Err(error) => return result.failed(code_of(error.code), told(&error)).into(),
+            Err(error) => {
+                return result
+                    .failed(code_of(error.code), message_with_hint(&error))
+                    .into();
+            }
         };
         begun(&session);
-        let mut bench = Bench::new(session.clone(), job, result, wishes);
-        let cut_short = {
-            let working = work(&mut bench, &carrier);
+        let mut execution = JobExecution::new(session.clone(), job, result, control);
+        let is_cut_short = {
+            let working = work(&mut execution, &runner);
             tokio::pin!(working);
-            let is_cut = tokio::select! {
+            let is_cut_short = tokio::select! {
                 () = &mut working => false,
                 () = terminate(&session, terminated.clone()) => true,
                 () = until_cancelled(&mut cancelled) => true,
             };
-            if is_cut {
-                // What was under way is told of with what it had written; where it does not end it is left away.
+            if is_cut_short {
+                // The output of the running step is part of the result; a step that does not end is
+                // left out.
                 session.execs().iter().for_each(|exec| exec.signal(SIGKILL));
-                _ = tokio::time::timeout(LONGEST_LAST_STEP, working).await;
+                _ = tokio::time::timeout(LAST_STEP_TIMEOUT, working).await;
             }
-            is_cut || terminated.borrow().is_some()
+            is_cut_short || terminated.borrow().is_some()
         };
-        let Bench {
+        execution.is_cut_short |= is_cut_short;
+        self.conclude_job(&session, folder, &runner, execution)
+            .await
+    }
+
+    /// Collects the artifacts, ends the session, and composes the outcome of a job.
+    async fn conclude_job(
+        &self,
+        session: &Session,
+        folder: Option<&JobFolder>,
+        runner: &JobRunner,
+        execution: JobExecution<'_>,
+    ) -> JobOutcome {
+        let JobExecution {
+            job,
             mut result,
-            said,
-            mut denied,
-            is_cut,
+            program_output,
+            mut denial_list,
+            is_cut_short,
             ..
-        } = bench;
-        if cut_short || is_cut {
+        } = execution;
+        if is_cut_short {
             result = result.failed("cancelled", "the job was cancelled");
         }
         let keep = session.spec().run.keep;
-        let kept = match keep {
-            true => self
-                .keep_of_session(&session, Vec::new())
+        let kept = if keep {
+            self.keep_session_artifacts(session, Vec::new())
                 .await
-                .unwrap_or_default(),
-            false => SessionKept::default(),
+                .unwrap_or_default()
+        } else {
+            SessionArtifacts::default()
         };
         let ended = session.end().await;
-        if let (Carrier::Program(_), Some(folder)) = (&carrier, folder) {
-            result = agent::read_result(folder, job, &said, result);
+        if let (JobRunner::Program(_), Some(folder)) = (runner, folder) {
+            result = agent::read_result(folder, job, &program_output, result);
         }
         if let Some(folder) = folder {
             result.inference_used = Some(ended.usage.llm.calls > 0);
             if keep {
                 name_artifacts(
                     &mut result,
-                    self.keep_of_job(&session, folder).await,
+                    self.keep_job_artifacts(session, folder).await,
                     "/job/",
                 );
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
-        let has = |limit| ended.limits_hit.contains(&limit);
-        let is_full = ended.ended == Some(SessionEnd::Limit)
-            && has(LimitName::Disk)
-            && !has(LimitName::CpuTime);
-        if is_full && folder.is_some() {
+        if folder.is_some() && has_ended_by_disk(&ended) {
             let most = session.spec().run.sandbox.limits.disk;
             let message = format!(
                 "what the job wrote to {} takes more than its limit `disk` ({most}), or fills the disk of the state folder",
-                folder::INSIDE
+                job_folder::INSIDE
             );
             result = result.failed("constraint_violation", message);
         }
-        let crate::SessionState {
+        let SessionState {
             barriers,
             usage,
             limits_hit,
             denials,
+            workspace,
+            not_applied,
+            mut notes,
             ..
         } = ended;
-        // By its doors; and of programs that were no step, or one that was cut short.
-        denied.add(denials);
-        denied.add(
+        let succeeded = result.status == StepStatus::Success;
+        if let Some(error) = not_applied.as_ref().filter(|_| succeeded) {
+            notes.retain(|note| *note != error.message);
+            result = result.failed(code_of(error.code), message_with_hint(error));
+        }
+        // Denials of the doors, and of programs that are no step or were cut short.
+        denial_list.add(denials);
+        denial_list.add(
             session
                 .execs()
                 .iter()
                 .filter_map(|exec| exec.result())
                 .flat_map(|result| result.denials),
         );
-        let denials = denied.into_list();
-        Carried {
+        let denials = denial_list.into_list();
+        JobOutcome {
             result,
-            said,
+            program_output,
             barriers,
             usage,
             limits_hit,
             denials,
+            workspace,
+            not_applied,
+            notes,
         }
     }
 
-    /// What lies in `/job/artifacts`, kept like that of a workspace.
-    async fn keep_of_job(&self, session: &Session, folder: &JobFolder) -> Vec<ArtifactRef> {
+    /// Stores the artifacts in `/job/artifacts`.
+    async fn keep_job_artifacts(&self, session: &Session, folder: &JobFolder) -> Vec<ArtifactRef> {
         let (Ok(handle), Ok(wanted)) =
             (folder.handle(), WorkspacePath::new(Path::new("artifacts")))
         else {
             return Vec::new();
         };
         let run = &session.spec().run;
-        let keeper = Keeper::of_session(&self.inner, session.id(), run);
+        let collector = ArtifactCollector::of_session(&self.inner, session.id(), run);
         let sandbox = run.sandbox.clone();
-        let collect = move || keeper.collect(&handle, &[wanted], Bounds::default(), &sandbox);
+        let collect = move || {
+            collector.collect(
+                &handle,
+                &[wanted],
+                CollectLimits::default(),
+                &sandbox,
+                &|| false,
+            )
+        };
         let collected = tokio::task::spawn_blocking(collect).await;
         collected
             .ok()
@@ -479,9 +533,15 @@ impl Engine {
     }
 }
 
-/// Adds what was kept to what the result names, or its reference to what it names already.
+/// Whether the disk limit ended the session.
+fn has_ended_by_disk(ended: &SessionState) -> bool {
+    let has = |limit| ended.limits_hit.contains(&limit);
+    ended.ended == Some(SessionEnd::Limit) && has(LimitName::Disk) && !has(LimitName::CpuTime)
+}
+
+/// Adds stored artifacts to the result, or their reference to an artifact that it names already.
 fn name_artifacts(result: &mut StepsResult, kept: Vec<ArtifactRef>, place: &str) {
-    for kept in kept.into_iter().take(MOST_ARTIFACTS) {
+    for kept in kept.into_iter().take(MAX_ARTIFACTS) {
         let path = format!("{place}{}", kept.name);
         let reference = Some(format!("{}@{}", kept.name, kept.version));
         let is_it = |known: &&mut StepArtifact| {
@@ -500,32 +560,33 @@ fn name_artifacts(result: &mut StepsResult, kept: Vec<ArtifactRef>, place: &str)
     }
 }
 
-/// Whether an agent that named an artifact, by its whole path or a part of it, meant this one.
+/// Whether an artifact that an agent named, by its whole path or a suffix of it, is this one.
 fn is_same(known: &str, path: &str) -> bool {
     Path::new(path).ends_with(known.trim_start_matches('/'))
 }
 
-/// Once somebody asks for it, asks the programs of the box to end by themselves, and waits as long as they have for that.
+/// On a termination request, sends SIGTERM to the programs and waits for their grace.
 async fn terminate(session: &Session, mut terminated: watch::Receiver<Option<Duration>>) {
-    // One who dropped the sender asks for nothing.
+    // A caller who dropped the sender asks for nothing.
     if terminated.wait_for(Option::is_some).await.is_err() {
         std::future::pending::<()>().await;
     }
-    let (asked, mut told) = (tokio::time::Instant::now(), HashSet::new());
+    let asked = tokio::time::Instant::now();
+    let mut told = HashSet::new();
     while asked.elapsed() < terminated.borrow().unwrap_or_default() {
         for exec in session.execs() {
             if exec.result().is_none() && told.insert(exec.id().to_owned()) {
                 exec.signal(SIGTERM);
             }
         }
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn work(bench: &mut Bench<'_>, carrier: &Carrier) {
-    match (carrier, bench.job.mode) {
-        (Carrier::Own, ExecutionMode::DirectSteps) => bench.carry_out().await,
-        (Carrier::Own, ExecutionMode::AgentInference) => agent::infer(bench).await,
-        (Carrier::Program(argv), _) => agent::run_program(bench, argv).await,
+async fn work(execution: &mut JobExecution<'_>, runner: &JobRunner) {
+    match (runner, execution.job.mode) {
+        (JobRunner::BuiltIn, ExecutionMode::DirectSteps) => execution.run_steps().await,
+        (JobRunner::BuiltIn, ExecutionMode::AgentInference) => agent::run_agent(execution).await,
+        (JobRunner::Program(argv), _) => agent::run_program(execution, argv).await,
     }
 }

@@ -1,9 +1,9 @@
-//! Applies a diff to a workspace: all of it or nothing. Everything is worked out in memory first; then every file is written
-//! without a name, and only when all of them are there do they get their names.
+//! Applies a unified diff to a workspace atomically: the result is computed in memory, then every
+//! file is written unnamed, and the files get their names once all of them are written.
 
 use super::{
-    diff::{self, Change, LARGEST_FILE, What},
-    files::{Wrong, checked, told},
+    diff::{self, FileOperation, FilePatch, MAX_FILE_BYTES},
+    files::{FileStepError, check_path, step_error},
 };
 use crate::tree::{EntryKind, Tree, TreeError, Upload};
 use std::{
@@ -12,26 +12,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What all files of a diff may have together.
-const MOST_BYTES: usize = 64 << 20;
+/// The most bytes of all files of a diff.
+const MAX_TOTAL_BYTES: usize = 64 << 20;
 
-/// A file as it is, or is to be; none if there is none.
+/// Contents and mode of a file; none if it does not exist.
 type Content = Option<(Vec<u8>, u32)>;
 
-struct Draft<'a> {
+struct PatchDraft<'a> {
     tree: &'a Tree,
-    /// As they were found, and as they are to be.
+    /// The old and the new contents.
     files: BTreeMap<PathBuf, (Content, Content)>,
     bytes: usize,
 }
 
-pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, Wrong> {
+pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, FileStepError> {
     let changes = diff::parse(text).map_err(|bad| bad.to_string())?;
-    // Names first: of a diff that would leave the workspace, nothing else is of interest.
+    // Paths first: a diff that leaves the workspace is refused for that.
     for path in changes.iter().flat_map(|change| change.what.paths()) {
-        checked(path)?;
+        check_path(path)?;
     }
-    let mut draft = Draft {
+    let mut draft = PatchDraft {
         tree,
         files: BTreeMap::new(),
         bytes: 0,
@@ -44,31 +44,33 @@ pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, Wrong> {
     Ok(lines.concat())
 }
 
-impl What {
+impl FileOperation {
     fn paths(&self) -> Vec<&str> {
         match self {
-            What::Modify(path) | What::Create(path) | What::Delete(path) => vec![path],
-            What::Rename { from, to } | What::Copy { from, to } => vec![from, to],
+            FileOperation::Modify(path)
+            | FileOperation::Create(path)
+            | FileOperation::Delete(path) => vec![path],
+            FileOperation::Rename { from, to } | FileOperation::Copy { from, to } => vec![from, to],
         }
     }
 }
 
-impl Draft<'_> {
-    /// Works out what becomes of one file; says so on one line.
-    fn change(&mut self, change: &Change<'_>) -> Result<String, Wrong> {
+impl PatchDraft<'_> {
+    /// Computes the change of one file; returns its line of output.
+    fn change(&mut self, change: &FilePatch<'_>) -> Result<String, FileStepError> {
         let line = match &change.what {
-            What::Modify(path) => {
-                let (old, mode) = self.there(path)?;
+            FileOperation::Modify(path) => {
+                let (old, mode) = self.existing(path)?;
                 self.put(path, &old, mode, change)?;
                 format!("changed {path}\n")
             }
-            What::Create(path) => {
-                self.not_there(path)?;
+            FileOperation::Create(path) => {
+                self.check_absent(path)?;
                 self.put(path, &[], 0o644, change)?;
                 format!("created {path}\n")
             }
-            What::Delete(path) => {
-                let (old, _) = self.there(path)?;
+            FileOperation::Delete(path) => {
+                let (old, _) = self.existing(path)?;
                 let left =
                     diff::apply(&old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
                 if !left.is_empty() {
@@ -77,16 +79,16 @@ impl Draft<'_> {
                 self.set(path, None)?;
                 format!("deleted {path}\n")
             }
-            What::Rename { from, to } => {
-                let (old, mode) = self.there(from)?;
-                self.not_there(to)?;
+            FileOperation::Rename { from, to } => {
+                let (old, mode) = self.existing(from)?;
+                self.check_absent(to)?;
                 self.set(from, None)?;
                 self.put(to, &old, mode, change)?;
                 format!("renamed {from} to {to}\n")
             }
-            What::Copy { from, to } => {
-                let (old, mode) = self.there(from)?;
-                self.not_there(to)?;
+            FileOperation::Copy { from, to } => {
+                let (old, mode) = self.existing(from)?;
+                self.check_absent(to)?;
                 self.put(to, &old, mode, change)?;
                 format!("copied {from} to {to}\n")
             }
@@ -94,7 +96,13 @@ impl Draft<'_> {
         Ok(line)
     }
 
-    fn put(&mut self, path: &str, old: &[u8], mode: u32, change: &Change<'_>) -> Result<(), Wrong> {
+    fn put(
+        &mut self,
+        path: &str,
+        old: &[u8],
+        mode: u32,
+        change: &FilePatch<'_>,
+    ) -> Result<(), FileStepError> {
         let new = diff::apply(old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
         let mode = match change.executable {
             Some(true) => mode | 0o111,
@@ -104,34 +112,34 @@ impl Draft<'_> {
         self.set(path, Some((new, mode)))
     }
 
-    fn set(&mut self, path: &str, content: Content) -> Result<(), Wrong> {
+    fn set(&mut self, path: &str, content: Content) -> Result<(), FileStepError> {
         self.bytes += content.as_ref().map_or(0, |(bytes, _)| bytes.len());
-        if self.bytes > MOST_BYTES {
+        if self.bytes > MAX_TOTAL_BYTES {
             return Err(format!(
-                "the files of the diff have more than {MOST_BYTES} bytes together"
+                "the files of the diff have more than {MAX_TOTAL_BYTES} bytes together"
             )
             .into());
         }
-        self.look(path)?.1 = content;
+        self.load(path)?.1 = content;
         Ok(())
     }
 
-    fn there(&mut self, path: &str) -> Result<(Vec<u8>, u32), Wrong> {
-        self.look(path)?
+    fn existing(&mut self, path: &str) -> Result<(Vec<u8>, u32), FileStepError> {
+        self.load(path)?
             .1
             .clone()
             .ok_or_else(|| format!("there is no `{}`", path.escape_debug()).into())
     }
 
-    fn not_there(&mut self, path: &str) -> Result<(), Wrong> {
-        match self.look(path)?.1 {
+    fn check_absent(&mut self, path: &str) -> Result<(), FileStepError> {
+        match self.load(path)?.1 {
             None => Ok(()),
             Some(_) => Err(format!("`{}` is there already", path.escape_debug()).into()),
         }
     }
 
-    /// A file as it is to be by now. Read once.
-    fn look(&mut self, path: &str) -> Result<&mut (Content, Content), Wrong> {
+    /// The old and new contents of a file, which is read once.
+    fn load(&mut self, path: &str) -> Result<&mut (Content, Content), FileStepError> {
         let clean: PathBuf = Path::new(path)
             .strip_prefix(spec::WORKSPACE)
             .unwrap_or(Path::new(path))
@@ -147,8 +155,8 @@ impl Draft<'_> {
             .ok_or_else(|| "a file is lost".to_owned().into())
     }
 
-    fn write(self) -> Result<(), Wrong> {
-        let words = |error: TreeError| told(&error);
+    fn write(self) -> Result<(), FileStepError> {
+        let words = |error: TreeError| step_error(&error);
         let changed: Vec<_> = self
             .files
             .iter()
@@ -175,17 +183,17 @@ impl Draft<'_> {
             })
         });
         removed.map_err(|error| {
-            done.iter().for_each(|path| self.put_back(path));
-            let Wrong { why, outside } = told(&error);
-            Wrong {
+            done.iter().for_each(|path| self.restore(path));
+            let FileStepError { why, outside } = step_error(&error);
+            FileStepError {
                 why: format!("{why}; what was changed before is as it was"),
                 outside,
             }
         })
     }
 
-    /// After a disk that is full, or a program inside that changes files meanwhile: as well as it can be done.
-    fn put_back(&self, path: &Path) {
+    /// Restores a file after a full disk or a concurrent change, as far as possible.
+    fn restore(&self, path: &Path) {
         let old = self.files.get(path).and_then(|(old, _)| old.as_ref());
         _ = match old {
             Some(content) => stage(self.tree, path, content)
@@ -203,22 +211,23 @@ fn stage(tree: &Tree, path: &Path, (bytes, mode): &(Vec<u8>, u32)) -> Result<Upl
     Ok(upload)
 }
 
-fn read(tree: &Tree, path: &Path) -> Result<Content, Wrong> {
+fn read(tree: &Tree, path: &Path) -> Result<Content, FileStepError> {
     match tree.stat(path) {
-        // A folder on the way is missing, too, or is none.
+        // A folder on the way is missing too, or is not a folder.
         Err(TreeError::Missing { .. }) => return Ok(None),
-        Err(error) => return Err(told(&error)),
+        Err(error) => return Err(step_error(&error)),
         Ok(found) if found.kind == EntryKind::Link => {
-            return Err(super::files::by_link(&path.to_string_lossy()));
+            return Err(super::files::link_error(&path.to_string_lossy()));
         }
         Ok(_) => {}
     }
-    let (file, entry) = tree.open(path).map_err(|error| told(&error))?;
+    let (file, entry) = tree.open(path).map_err(|error| step_error(&error))?;
     let mut bytes = Vec::new();
-    let read = file.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes);
+    let read = file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| format!("`{}` cannot be read: {error}", path.display()))?;
-    match bytes.len() > LARGEST_FILE {
-        true => Err(format!("`{}` has more than {LARGEST_FILE} bytes", path.display()).into()),
-        false => Ok(Some((bytes, entry.mode & 0o777))),
+    if bytes.len() > MAX_FILE_BYTES {
+        Err(format!("`{}` has more than {MAX_FILE_BYTES} bytes", path.display()).into())
+    } else {
+        Ok(Some((bytes, entry.mode & 0o777)))
     }
 }

@@ -1,9 +1,9 @@
-//! Looks for a pattern in the files of a workspace. Patterns are regular expressions that are matched in linear time, within
-//! bounds of their size and of the lines that they are tried on.
+//! Searches the files of a workspace for a regular expression, which is matched in linear time,
+//! with limits on pattern, line and file sizes.
 
 use super::{
-    bench::{OVER, Until},
-    files::{self, Wrong, checked, told, walk},
+    execution::{StepBudget, TIME_IS_OVER},
+    files::{self, FileStepError, check_path, step_error, walk},
 };
 use crate::tree::{EntryKind, Tree};
 use regex::bytes::{Regex, RegexBuilder};
@@ -12,22 +12,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How much memory a compiled pattern may take; with the bound of a line, this bounds the time of a match.
-const LARGEST_PATTERN: usize = 256 << 10;
-/// What of a line is looked at, in bytes.
-const LONGEST_LINE: usize = 64 << 10;
-/// What of a matching line is shown, in characters.
-const LONGEST_SHOWN: usize = 500;
-/// How large a file is looked at, and how much of all of them.
-const LARGEST_FILE: u64 = 16 << 20;
-const MOST_BYTES: u64 = 256 << 20;
-const MOST_MATCHES: usize = 10_000;
+/// The memory limit of a compiled pattern; with the line limit it bounds the time of a match.
+const MAX_PATTERN_BYTES: usize = 256 << 10;
+/// The bytes of a line that are searched.
+const MAX_LINE_BYTES: usize = 64 << 10;
+/// The characters of a matching line that are shown.
+const MAX_SHOWN_CHARACTERS: usize = 500;
+/// The largest file that is searched, and the most bytes of all files.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+const MAX_TOTAL_BYTES: u64 = 256 << 20;
+const MAX_MATCHES: usize = 10_000;
 
-/// A pattern of the caller's.
+/// Compiles the caller's pattern.
 pub(super) fn pattern(text: &str) -> Result<Regex, String> {
     let built = RegexBuilder::new(text)
-        .size_limit(LARGEST_PATTERN)
-        .dfa_size_limit(LARGEST_PATTERN)
+        .size_limit(MAX_PATTERN_BYTES)
+        .dfa_size_limit(MAX_PATTERN_BYTES)
         .build();
     built.map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => "is a pattern that is too large".to_owned(),
@@ -35,7 +35,7 @@ pub(super) fn pattern(text: &str) -> Result<Regex, String> {
     })
 }
 
-/// Which files: `*`, `?`, `**` and `{a,b}`; by name, or by path if there is a slash in it.
+/// A file filter: `*`, `?`, `**` and `{a,b}`; by path if it contains a slash, otherwise by name.
 #[derive(Debug)]
 pub(super) struct Glob {
     by_path: bool,
@@ -43,7 +43,9 @@ pub(super) struct Glob {
 }
 
 pub(super) fn glob(text: &str) -> Result<Glob, String> {
-    let (mut regex, mut open, mut rest) = (String::from("^(?:"), 0, text);
+    let mut regex = String::from("^(?:");
+    let mut open = 0;
+    let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let (length, part) = match first {
             '*' if rest.starts_with("**/") => (3, "(?:.*/)?".to_owned()),
@@ -77,7 +79,7 @@ pub(super) fn glob(text: &str) -> Result<Glob, String> {
 }
 
 impl Glob {
-    fn takes(&self, path: &Path) -> bool {
+    fn matches(&self, path: &Path) -> bool {
         use std::os::unix::ffi::OsStrExt;
         let name = if self.by_path {
             Some(path.as_os_str())
@@ -88,20 +90,20 @@ impl Glob {
     }
 }
 
-/// Matching lines, as `PATH:LINE:TEXT`. What is left out is said at the end.
+/// Searches files; returns matches as `PATH:LINE:TEXT`, with a last line if some were left out.
 pub(super) fn search(
     tree: &Tree,
     text: &str,
     path: &str,
     include: Option<&str>,
-    until: &Until,
-) -> Result<String, Wrong> {
+    until: &StepBudget,
+) -> Result<String, FileStepError> {
     let regex = pattern(text).map_err(|why| format!("the pattern {why}"))?;
     let glob = include
         .map(glob)
         .transpose()
         .map_err(|why| format!("the glob {why}"))?;
-    let top = checked(path)?;
+    let top = check_path(path)?;
     let inside = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
     let mut search = Search {
         tree,
@@ -112,18 +114,19 @@ pub(super) fn search(
         bytes: 0,
         left_out: None,
     };
-    let found = tree.stat(top).map_err(|error| told(&error))?;
+    let found = tree.stat(top).map_err(|error| step_error(&error))?;
     let more = match found.kind {
         EntryKind::File => {
-            search.look(inside);
+            search.search_file(inside);
             None
         }
-        EntryKind::Link => return Err(files::by_link(path)),
+        EntryKind::Link => return Err(files::link_error(path)),
         EntryKind::Folder | EntryKind::Special => walk(tree, top, until, &mut |path, entry| {
             let below: PathBuf = path.strip_prefix(inside).unwrap_or(path).to_owned();
-            if entry.kind == EntryKind::File && glob.as_ref().is_none_or(|glob| glob.takes(&below))
+            if entry.kind == EntryKind::File
+                && glob.as_ref().is_none_or(|glob| glob.matches(&below))
             {
-                return search.look(path);
+                return search.search_file(path);
             }
             true
         })?,
@@ -141,7 +144,7 @@ pub(super) fn search(
 struct Search<'a> {
     tree: &'a Tree,
     regex: Regex,
-    until: &'a Until,
+    until: &'a StepBudget,
     output: String,
     matches: usize,
     bytes: u64,
@@ -149,54 +152,54 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Looks into one file; false once there is enough.
-    fn look(&mut self, path: &Path) -> bool {
-        // One that went, or that nobody may read, has no match to show.
+    /// Searches one file; returns false once there is enough output.
+    fn search_file(&mut self, path: &Path) -> bool {
+        // A file that was removed or is unreadable has no match.
         let Ok((file, entry)) = self.tree.open(path) else {
             return true;
         };
-        if entry.size_bytes > LARGEST_FILE {
-            self.left_out = Some(format!("files of more than {LARGEST_FILE} bytes"));
+        if entry.size_bytes > MAX_FILE_BYTES {
+            self.left_out = Some(format!("files of more than {MAX_FILE_BYTES} bytes"));
             return true;
         }
         let mut bytes = Vec::new();
-        if file.take(LARGEST_FILE).read_to_end(&mut bytes).is_err() || is_binary(&bytes) {
+        if file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).is_err() || is_binary(&bytes) {
             return true;
         }
         self.bytes += bytes.len() as u64;
-        if self.bytes > MOST_BYTES {
-            self.left_out = Some(format!("more than {MOST_BYTES} bytes of files"));
+        if self.bytes > MAX_TOTAL_BYTES {
+            self.left_out = Some(format!("more than {MAX_TOTAL_BYTES} bytes of files"));
             return false;
         }
         let lines = bytes.split(|byte| *byte == b'\n').enumerate();
         lines
             .into_iter()
-            .all(|(number, line)| self.try_line(path, number + 1, line))
+            .all(|(number, line)| self.match_line(path, number + 1, line))
     }
 
-    fn try_line(&mut self, path: &Path, number: usize, line: &[u8]) -> bool {
+    fn match_line(&mut self, path: &Path, number: usize, line: &[u8]) -> bool {
         if self.until.is_over() {
-            self.left_out = Some(OVER.to_owned());
+            self.left_out = Some(TIME_IS_OVER.to_owned());
             return false;
         }
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.len() > LONGEST_LINE {
+        if line.len() > MAX_LINE_BYTES {
             self.left_out = Some(format!(
-                "lines of more than {LONGEST_LINE} bytes are looked at up to there"
+                "lines of more than {MAX_LINE_BYTES} bytes are looked at up to there"
             ));
         }
-        let line = &line[..line.len().min(LONGEST_LINE)];
+        let line = &line[..line.len().min(MAX_LINE_BYTES)];
         if !self.regex.is_match(line) {
             return true;
         }
         self.matches += 1;
-        if self.matches > MOST_MATCHES {
-            self.left_out = Some(format!("more than {MOST_MATCHES} matches"));
+        if self.matches > MAX_MATCHES {
+            self.left_out = Some(format!("more than {MAX_MATCHES} matches"));
             return false;
         }
         let text: String = String::from_utf8_lossy(line)
             .chars()
-            .take(LONGEST_SHOWN)
+            .take(MAX_SHOWN_CHARACTERS)
             .collect();
         self.output
             .push_str(&format!("{}:{number}:{text}\n", files::name(path)));

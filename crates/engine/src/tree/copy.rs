@@ -1,9 +1,10 @@
-//! Copies one workspace into another, by handles on both sides: links as links, special files not at all.
+//! Copies a workspace into another one, by handles on both sides: symbolic links are copied as
+//! links, special files not at all.
 
 use super::open_here;
 use crate::{
-    Rights,
-    files::{self, called, kind},
+    FileAccess,
+    files::{self, kind, kind_name},
     sparse,
 };
 use rustix::{
@@ -21,34 +22,34 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How much is copied at most.
+/// The limits of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyBounds {
-    /// Names, of whatever kind.
+pub struct CopyLimits {
+    /// The most entries.
     pub entries: usize,
-    /// Bytes of all files.
+    /// The most bytes of all files.
     pub bytes: u64,
-    /// Folders within folders.
+    /// The greatest depth.
     pub depth: usize,
-    /// What was left out and is told by name.
-    pub told: usize,
+    /// The most skipped entries that are listed.
+    pub listed: usize,
 }
 
-/// What came of copying.
+/// The result of a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// Names, of whatever kind.
+pub struct CopyReport {
+    /// The number of entries.
     pub entries: usize,
-    /// Bytes of all files.
+    /// The bytes of all files.
     pub bytes: u64,
-    /// What was left out, and why.
+    /// The skipped entries, and why.
     pub left_out: Vec<String>,
-    /// How much more was left out than is told.
+    /// The number of further skipped entries.
     pub more_left_out: usize,
 }
 
 /// A folder that is being copied.
-struct Level {
+struct OpenFolder {
     from: OwnedFd,
     names: Dir,
     to: OwnedFd,
@@ -56,38 +57,39 @@ struct Level {
     path: PathBuf,
 }
 
-struct Copying<'a> {
-    bounds: CopyBounds,
-    /// Those in the original.
-    rights: &'a Rights,
+struct TreeCopier<'a> {
+    bounds: CopyLimits,
+    /// The access rules of the original.
+    rights: &'a FileAccess,
     owner: Option<(u32, u32)>,
-    copied: Copied,
+    copied: CopyReport,
 }
 
-/// An error is one of the copy; what of the original cannot be read is left out and told.
+/// Copies a tree. Errors of the copy are returned; entries of the original that cannot be read are
+/// skipped and listed.
 pub(super) fn copy(
     from: &OwnedFd,
-    rights: &Rights,
+    rights: &FileAccess,
     to: &OwnedFd,
     owner: Option<(u32, u32)>,
-    bounds: CopyBounds,
-) -> io::Result<Copied> {
-    let mut copying = Copying {
+    bounds: CopyLimits,
+) -> io::Result<CopyReport> {
+    let mut copier = TreeCopier {
         bounds,
         rights,
         owner,
-        copied: Copied::default(),
+        copied: CopyReport::default(),
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let from = rights.act(|| open_here(from, ".".as_ref(), flags))?;
     let to = open_here(to, ".".as_ref(), flags)?;
-    let mut levels = vec![Level::new(from, to, PathBuf::new())?];
+    let mut levels = vec![OpenFolder::new(from, to, PathBuf::new())?];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.names.read() else {
             let level = levels.pop();
-            // The workspace itself is as its box made it.
+            // The workspace folder itself keeps its attributes.
             if let Some(level) = level.filter(|level| !level.path.as_os_str().is_empty()) {
-                copying.finish(&level.to, &level.seen)?;
+                copier.finish(&level.to, &level.seen)?;
             }
             continue;
         };
@@ -96,26 +98,27 @@ pub(super) fn copy(
         if name == "." || name == ".." {
             continue;
         }
-        if copying.copied.entries >= bounds.entries {
+        if copier.copied.entries >= bounds.entries {
             let why = format!("{} entries are copied, and no more", bounds.entries);
-            copying.leave_out(&level.path.join(&name), &why);
-            return Ok(copying.copied);
+            copier.leave_out(&level.path.join(&name), &why);
+            return Ok(copier.copied);
         }
         let depth = levels.len();
         let Some(level) = levels.last_mut() else {
             break;
         };
-        if let Some(next) = copying.one(level, &name, depth)? {
+        if let Some(next) = copier.copy_entry(level, &name, depth)? {
             levels.push(next);
         }
     }
-    Ok(copying.copied)
+    Ok(copier.copied)
 }
 
-impl Level {
-    fn new(from: OwnedFd, to: OwnedFd, path: PathBuf) -> io::Result<Level> {
-        let (seen, names) = (rustix::fs::fstat(&from)?, Dir::read_from(&from)?);
-        Ok(Level {
+impl OpenFolder {
+    fn new(from: OwnedFd, to: OwnedFd, path: PathBuf) -> io::Result<OpenFolder> {
+        let seen = rustix::fs::fstat(&from)?;
+        let names = Dir::read_from(&from)?;
+        Ok(OpenFolder {
             from,
             names,
             to,
@@ -125,19 +128,24 @@ impl Level {
     }
 }
 
-impl Copying<'_> {
+impl TreeCopier<'_> {
     fn leave_out(&mut self, path: &Path, why: &str) {
-        match self.copied.left_out.len() < self.bounds.told {
-            true => self
-                .copied
+        if self.copied.left_out.len() < self.bounds.listed {
+            self.copied
                 .left_out
-                .push(format!("`{}`: {why}", files::shown(path))),
-            false => self.copied.more_left_out += 1,
+                .push(format!("`{}`: {why}", files::display_path(path)))
+        } else {
+            self.copied.more_left_out += 1
         }
     }
 
-    /// Copies one entry; gives back the folder if it is one.
-    fn one(&mut self, level: &Level, name: &OsString, depth: usize) -> io::Result<Option<Level>> {
+    /// Copies one entry; returns the folder if it is one.
+    fn copy_entry(
+        &mut self,
+        level: &OpenFolder,
+        name: &OsString,
+        depth: usize,
+    ) -> io::Result<Option<OpenFolder>> {
         let path = level.path.join(name);
         self.copied.entries += 1;
         let looked = self
@@ -149,7 +157,7 @@ impl Copying<'_> {
             Err(error) => {
                 let why = match Errno::from_io_error(&error) {
                     Some(Errno::XDEV) => "is mounted there".to_owned(),
-                    _ => files::why_not(&error),
+                    _ => files::read_error(&error),
                 };
                 self.leave_out(&path, &why);
                 return Ok(None);
@@ -167,18 +175,23 @@ impl Copying<'_> {
             }
             FileType::Directory => self.folder(level, name, path),
             other => {
-                self.leave_out(&path, &format!("is {}", called(other)));
+                self.leave_out(&path, &format!("is {}", kind_name(other)));
                 Ok(None)
             }
         }
     }
 
-    fn folder(&mut self, level: &Level, name: &OsStr, path: PathBuf) -> io::Result<Option<Level>> {
+    fn folder(
+        &mut self,
+        level: &OpenFolder,
+        name: &OsStr,
+        path: PathBuf,
+    ) -> io::Result<Option<OpenFolder>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let from = match self.rights.act(|| open_here(&level.from, name, flags)) {
             Ok(from) => from,
             Err(error) => {
-                self.leave_out(&path, &files::why_not(&error));
+                self.leave_out(&path, &files::read_error(&error));
                 return Ok(None);
             }
         };
@@ -186,15 +199,21 @@ impl Copying<'_> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        Level::new(from, open_here(&level.to, name, flags)?, path).map(Some)
+        OpenFolder::new(from, open_here(&level.to, name, flags)?, path).map(Some)
     }
 
-    fn file(&mut self, level: &Level, name: &OsStr, seen: &Stat, path: &Path) -> io::Result<()> {
+    fn file(
+        &mut self,
+        level: &OpenFolder,
+        name: &OsStr,
+        seen: &Stat,
+        path: &Path,
+    ) -> io::Result<()> {
         let open = || files::open_seen(level.from.as_fd(), Path::new(name), seen);
         let opened = self
             .rights
             .act(open)
-            .map_err(|error| files::why_not(&error));
+            .map_err(|error| files::read_error(&error));
         let (from, size) = match opened {
             Ok(opened) => opened,
             Err(why) => {
@@ -215,7 +234,7 @@ impl Copying<'_> {
             self.leave_out(path, &why);
             return Ok(());
         }
-        let to = File::from(self.anew(level, name)?);
+        let to = File::from(self.create_anew(level, name)?);
         let holey = seen.st_blocks as u64 * 512 < size;
         self.copied.bytes += if holey {
             sparse::copy(&from, &to, size, &|| true)?
@@ -225,8 +244,8 @@ impl Copying<'_> {
         self.finish(&to, seen)
     }
 
-    /// A new file of this name, whatever had it.
-    fn anew(&self, level: &Level, name: &OsStr) -> io::Result<OwnedFd> {
+    /// Creates a file of this name, and replaces what has it.
+    fn create_anew(&self, level: &OpenFolder, name: &OsStr) -> io::Result<OwnedFd> {
         let make = || {
             files::open(
                 &level.to,
@@ -243,7 +262,7 @@ impl Copying<'_> {
         }
     }
 
-    fn link(&self, level: &Level, name: &OsStr, handle: &OwnedFd) -> io::Result<()> {
+    fn link(&self, level: &OpenFolder, name: &OsStr, handle: &OwnedFd) -> io::Result<()> {
         let target = rustix::fs::readlinkat(handle, "", Vec::new())?;
         let make = || rustix::fs::symlinkat(&target, &level.to, name);
         match make() {
@@ -256,7 +275,8 @@ impl Copying<'_> {
         let Some((user, group)) = self.owner else {
             return Ok(());
         };
-        let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+        let user = Some(Uid::from_raw(user));
+        let group = Some(Gid::from_raw(group));
         Ok(rustix::fs::chownat(
             &level.to,
             name,
@@ -266,7 +286,7 @@ impl Copying<'_> {
         )?)
     }
 
-    /// Permissions without set-id bits, owner, times.
+    /// Sets permissions without set-id bits, owner and times.
     fn finish(&self, file: impl AsFd, seen: &Stat) -> io::Result<()> {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(seen.st_mode & 0o777))?;
         let time = |seconds, nanoseconds: i64| Timespec {
@@ -278,11 +298,11 @@ impl Copying<'_> {
             last_modification: time(seen.st_mtime, seen.st_mtime_nsec as i64),
         };
         rustix::fs::futimens(&file, &times)?;
-        files::give(file, self.owner)
+        files::set_owner(file, self.owner)
     }
 }
 
-/// No more than the size that was seen, even if it grows. Shared where the file system can do that.
+/// Copies at most the size that was seen, even if the file grows; with reflinks where supported.
 fn fill(from: &File, to: &File, size: u64) -> io::Result<u64> {
     let mut done = 0;
     while done < size {

@@ -1,8 +1,8 @@
-//! Sums as comma-separated values (RFC 4180), for bills: whole numbers only, money in billionths of a dollar.
+//! Usage sums as CSV (RFC 4180) for billing: whole numbers only, money in billionths of a dollar.
 
 use super::{By, Total};
 
-/// What the columns behind the first are called.
+/// The column names behind the first.
 const COLUMNS: [&str; 12] = [
     "calls",
     "input_tokens",
@@ -18,7 +18,7 @@ const COLUMNS: [&str; 12] = [
     "may_change",
 ];
 
-/// The name of what sums are made by.
+/// The name of a grouping.
 pub fn name(by: By) -> &'static str {
     match by {
         By::Run => "run",
@@ -30,7 +30,7 @@ pub fn name(by: By) -> &'static str {
     }
 }
 
-/// All of them, a line each, behind one with the names of the columns.
+/// One line for each sum, behind a header line.
 pub fn csv(by: By, totals: &[Total]) -> String {
     let head = format!("{},{}\r\n", name(by), COLUMNS.join(","));
     totals.iter().fold(head, |text, total| text + &line(total))
@@ -56,19 +56,25 @@ fn line(total: &Total) -> String {
     format!("{},{}\r\n", cell(&total.key), cells.join(","))
 }
 
-/// Invisible characters that change how their neighbours are shown.
+/// Invisible characters that change how their neighbours are displayed.
 fn reorders(letter: char) -> bool {
     matches!(letter,
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}')
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}'
+            // Tags and variation selectors, which are not displayed at all.
+            | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Programs and tenants choose names: no spreadsheet shall take one for a formula, and no terminal for an order.
+/// Programs and tenants choose names: a spreadsheet must not take one for a formula, nor a terminal
+/// for a control sequence.
 fn cell(text: &str) -> String {
     let plain: String = text
         .chars()
-        .flat_map(|letter| match letter.is_control() || reorders(letter) {
-            true => letter.escape_default().collect::<Vec<_>>(),
-            false => vec![letter],
+        .flat_map(|letter| {
+            if letter.is_control() || reorders(letter) {
+                letter.escape_default().collect::<Vec<_>>()
+            } else {
+                vec![letter]
+            }
         })
         .collect();
     let guard = if plain.trim_start().starts_with(['=', '+', '-', '@']) {

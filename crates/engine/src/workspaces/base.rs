@@ -1,407 +1,390 @@
-//! What a layer is based on: a copy of the folder by handles, and a list of what was copied, by which it is seen later
-//! what the program changed and whether the folder itself has changed meanwhile. All of the copy belongs to whoever makes
-//! it, which is the folder's owner.
+//! The baseline of a layer: a list of the folder at the start, by which the program's changes and
+//! changes of the folder itself are found later.
+//!
+//! ```text
+//! KIND MODE VERSION COPY PATH [TARGET]      one line for each name
+//! ```
+//!
+//! A version is inode, size, mtime and ctime; `-` if there is no copy, and `=` if it was moved into
+//! the folder. In names, all bytes but printable ASCII are written as `%` and two hexadecimal
+//! digits.
 
-use super::tree::{self, Kind, MOST_DEPTH, MOST_ENTRIES, MOST_NAME_BYTES, Seen, Version};
-use crate::sparse;
-use rustix::{
-    fs::{Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT},
-    io::Errno,
-};
+use super::tree::{self, FileKind, FileState, MAX_DEPTH, MAX_PATH_BYTES, Version};
+use ::fs::{Dir, WalkBounds, WalkError};
+use rustix::fs::{FileType, OFlags};
 use sandbox::native::protect;
-use serde::{Deserialize, Serialize};
 use spec::{Hidden, Hide};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
+    fmt::Write as _,
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, Write},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::AsFd,
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
 };
 
-/// Bytes that are copied at most.
-pub(super) const MOST_BYTES: u64 = 16 << 30;
-/// How often a file may change while it is copied.
-const TRIES: usize = 3;
+/// The name of the list in a layer.
+const LIST_FILE: &str = "base";
+/// The most names, and their bytes together: the list is held in memory.
+const MAX_NAMES: usize = 1_000_000;
+const MAX_NAME_BYTES: usize = 128 << 20;
 
-/// The list's name in a layer.
-const LIST: &str = "base";
-
-/// One entry of the folder as it was.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
-    pub(super) mode: u32,
-    #[serde(with = "bytes", default, skip_serializing_if = "is_none")]
-    pub(super) target: OsString,
-    /// In the folder.
-    pub(super) base: Version,
-    /// In the layer.
-    pub(super) copy: Version,
-}
-
-/// Everything of the folder as it was, by path.
-pub(super) type Base = BTreeMap<PathBuf, Entry>;
-
-#[derive(Deserialize, Serialize)]
-struct Line {
-    #[serde(with = "bytes")]
-    path: OsString,
-    #[serde(flatten)]
-    entry: Entry,
-}
-
-/// Reads the list of a layer.
-pub(super) fn read(layer: impl AsFd) -> io::Result<Base> {
-    let file = tree::open(layer, LIST, OFlags::RDONLY)?;
-    let lines = BufReader::new(File::from(file)).lines();
-    lines
-        .map(|line| {
-            let Line { path, entry } = serde_json::from_str(&line?)?;
-            Ok((PathBuf::from(path), entry))
-        })
-        .collect()
-}
-
-/// Writes the list of a layer, all of it or nothing.
-pub(super) fn write(layer: impl AsFd, base: &Base) -> io::Result<()> {
-    let (layer, draft) = (layer.as_fd(), format!("{LIST}.new"));
-    let file = tree::open(
-        layer,
-        &draft,
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
-    )?;
-    let mut out = BufWriter::new(File::from(file));
-    for (path, entry) in base {
-        serde_json::to_writer(
-            &mut out,
-            &Line {
-                path: path.clone().into(),
-                entry: entry.clone(),
-            },
-        )?;
-        out.write_all(b"\n")?;
-    }
-    out.into_inner()?.sync_data()?;
-    Ok(rustix::fs::renameat(layer, &draft, layer, LIST)?)
-}
-
-/// Why a folder was not copied.
+/// Why a layer could not be created.
 #[derive(Debug)]
-pub(super) enum NotCopied {
-    /// It is too much of something.
+pub(super) enum CreateError {
+    /// The folder exceeds a limit.
     Bound(String),
-    /// There is no room for it.
+    /// There is not enough disk space, or quota.
     NoRoom(String),
-    /// Nobody waits for it any more.
+    /// It was cancelled.
     Cancelled,
-    /// It could not be done.
+    /// An I/O error.
     Io(PathBuf, io::Error),
 }
 
-/// Asked again and again while a folder is copied, with the bytes that the copy takes so far: an error ends it.
-pub(super) type Watch<'a> = &'a (dyn Fn(u64) -> Result<(), NotCopied> + Sync);
-
-/// A folder that was copied.
-#[derive(Debug)]
-pub(super) struct Copied {
-    pub(super) base: Base,
-    /// What it takes on the disk.
-    pub(super) room: u64,
-    /// What is not in it, although it could be read.
-    pub(super) hidden: Vec<PathBuf>,
+/// An entry of the folder at the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct BaselineEntry {
+    pub(super) kind: FileKind,
+    pub(super) mode: u32,
+    /// The target of a symbolic link.
+    pub(super) target: OsString,
+    /// The version in the folder.
+    pub(super) base: Version,
+    /// The version of the copy in the layer, if it was copied.
+    pub(super) copy: Version,
+    /// Whether it was moved from the layer into the folder: then it is not in the layer, but not
+    /// removed either.
+    pub(super) moved: bool,
 }
 
-/// Copies the folder `from` into the empty folder `to`.
-pub(super) fn copy(
-    from: BorrowedFd<'_>,
-    to: BorrowedFd<'_>,
-    hide: &Hide,
-    watch: Watch<'_>,
-) -> Result<Copied, NotCopied> {
-    let mut copying = Copying {
-        base: Base::new(),
-        bytes: 0,
-        name_bytes: 0,
-        room: 0,
-        hide,
-        hidden: Vec::new(),
-        watch,
+/// The entries by path.
+pub(super) type Baseline = BTreeMap<PathBuf, BaselineEntry>;
+
+/// Reads the list.
+pub(super) fn read(layer: impl AsFd) -> io::Result<Baseline> {
+    let file = tree::open(layer, LIST_FILE, OFlags::RDONLY)?;
+    let lines = BufReader::new(File::from(file)).lines();
+    let broken = || io::Error::new(io::ErrorKind::InvalidData, "the list is not whole");
+    lines.map(|line| parse(&line?).ok_or_else(broken)).collect()
+}
+
+/// Writes the list atomically.
+pub(super) fn write(layer: impl AsFd, base: &Baseline) -> io::Result<()> {
+    write_list(layer, base, false)
+}
+
+/// Writes the list atomically and durably.
+pub(super) fn write_lasting(layer: impl AsFd, base: &Baseline) -> io::Result<()> {
+    write_list(layer, base, true)
+}
+
+fn write_list(layer: impl AsFd, base: &Baseline, lasts: bool) -> io::Result<()> {
+    let (layer, draft) = (layer.as_fd(), format!("{LIST_FILE}.new"));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+    let mut file = File::from(tree::open(layer, &draft, flags)?);
+    let mut text = String::new();
+    for (path, entry) in base {
+        print(path, entry, &mut text);
+        if text.len() > 1 << 20 {
+            file.write_all(text.as_bytes())?;
+            text.clear();
+        }
+    }
+    file.write_all(text.as_bytes())?;
+    if lasts {
+        file.sync_all()?;
+    }
+    Ok(rustix::fs::renameat(layer, &draft, layer, LIST_FILE)?)
+}
+
+fn print(path: &Path, entry: &BaselineEntry, out: &mut String) {
+    let kind = match entry.kind {
+        FileKind::File => 'f',
+        FileKind::Folder => 'd',
+        FileKind::Link => 'l',
+        FileKind::Other => 'o',
     };
-    copying.all(from, to)?;
-    Ok(Copied {
-        base: copying.base,
-        room: copying.room,
-        hidden: copying.hidden,
+    _ = write!(out, "{kind} {:o} ", entry.mode);
+    print_version(&entry.base, out);
+    match entry.moved {
+        true => out.push_str("= "),
+        false => print_version(&entry.copy, out),
+    }
+    escape(path.as_os_str(), out);
+    if !entry.target.is_empty() {
+        out.push(' ');
+        escape(&entry.target, out);
+    }
+    out.push('\n');
+}
+
+fn print_version(version: &Version, out: &mut String) {
+    if *version == Version::default() {
+        out.push_str("- ");
+        return;
+    }
+    let (modified, changed) = (version.modified, version.changed);
+    _ = write!(
+        out,
+        "{},{},{},{},{},{} ",
+        version.inode, version.size, modified.0, modified.1, changed.0, changed.1
+    );
+}
+
+fn parse(line: &str) -> Option<(PathBuf, BaselineEntry)> {
+    let mut fields = line.split(' ');
+    let kind = match fields.next()? {
+        "f" => FileKind::File,
+        "d" => FileKind::Folder,
+        "l" => FileKind::Link,
+        "o" => FileKind::Other,
+        _ => return None,
+    };
+    let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
+    let base = parse_version(fields.next()?)?;
+    let copy = fields.next()?;
+    let moved = copy == "=";
+    let copy = match moved {
+        true => Version::default(),
+        false => parse_version(copy)?,
+    };
+    let path = PathBuf::from(unescape(fields.next()?)?);
+    let target = unescape(fields.next().unwrap_or_default())?;
+    let entry = BaselineEntry {
+        kind,
+        mode,
+        target,
+        base,
+        copy,
+        moved,
+    };
+    fields.next().is_none().then_some((path, entry))
+}
+
+fn parse_version(text: &str) -> Option<Version> {
+    if text == "-" {
+        return Some(Version::default());
+    }
+    let mut numbers = text.split(',');
+    let mut time = || Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?));
+    let (inode, size): (u64, u64) = time()?;
+    let mut time = || Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?));
+    let (modified, changed) = (time()?, time()?);
+    Some(Version {
+        inode,
+        size,
+        modified,
+        changed,
     })
 }
 
-struct Copying<'a> {
-    base: Base,
-    bytes: u64,
-    name_bytes: usize,
-    room: u64,
-    hide: &'a Hide,
-    hidden: Vec<PathBuf>,
-    watch: Watch<'a>,
+fn escape(name: &OsStr, out: &mut String) {
+    for &byte in name.as_bytes() {
+        match byte {
+            b'%' | 0..=b' ' | 127..=255 => _ = write!(out, "%{byte:02x}"),
+            plain => out.push(char::from(plain)),
+        }
+    }
 }
 
-/// A folder that is being copied.
-struct Level {
-    from: Dir,
-    to: OwnedFd,
-    path: PathBuf,
-    mode: u32,
+fn unescape(text: &str) -> Option<OsString> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    Some(OsString::from_vec(bytes))
 }
 
-impl Copying<'_> {
-    fn all(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), NotCopied> {
-        let failed = |path: &Path, source: io::Error| NotCopied::Io(path.to_owned(), source);
-        let found =
-            rustix::fs::fstat(from).map_err(|source| failed(Path::new("."), source.into()))?;
-        let top = listed(from).and_then(|from| self.level(from, to, PathBuf::new(), &found));
-        let mut levels = vec![top.map_err(|source| failed(Path::new("."), source))?];
-        while let Some(level) = levels.last_mut() {
-            (self.watch)(self.room)?;
-            let entry = level
-                .from
-                .read()
-                .transpose()
-                .map_err(|source| failed(&level.path, source.into()))?;
-            let Some(entry) = entry else {
-                let mode = Mode::from_raw_mode(level.mode);
-                rustix::fs::fchmod(&level.to, mode)
-                    .map_err(|source| failed(&level.path, source.into()))?;
-                levels.pop();
+/// A scan of the folder, before anything is copied.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    pub(super) base: Baseline,
+    /// The bytes of all files.
+    pub(super) bytes: u64,
+    /// The paths that are hidden from the program.
+    pub(super) hidden: Vec<PathBuf>,
+    /// The first path whose user or group is not mapped in the sandbox; empty for the folder
+    /// itself.
+    pub(super) foreign: Option<PathBuf>,
+}
+
+impl Survey {
+    /// The number of files that are larger, and the first of them.
+    pub(super) fn larger_than(&self, bytes: u64) -> Option<(usize, &Path)> {
+        let is_larger = |(_, entry): &(&PathBuf, &BaselineEntry)| {
+            entry.kind == FileKind::File && entry.base.size > bytes
+        };
+        let mut larger = self.base.iter().filter(is_larger);
+        let (first, _) = larger.next()?;
+        Some((1 + larger.count(), first))
+    }
+}
+
+/// Scans a folder, except for what is below `covered`, where the program sees something else.
+pub(super) fn survey(
+    folder: impl AsFd,
+    hide: &Hide,
+    covered: &BTreeSet<PathBuf>,
+    goes_on: &dyn Fn() -> Result<(), CreateError>,
+) -> Result<Survey, CreateError> {
+    let top = Dir::from_fd(folder);
+    let failed = |source| CreateError::Io(PathBuf::new(), source);
+    let found = top.status().map_err(failed)?;
+    let owner = (found.st_uid, found.st_gid);
+    let mapped = mapped_ids(owner);
+    let bounds = WalkBounds {
+        entries: MAX_NAMES,
+        depth: MAX_DEPTH,
+        path_bytes: MAX_PATH_BYTES,
+        ..WalkBounds::default()
+    };
+    let mut walk = top.walk(bounds).map_err(failed)?;
+    let (mut survey, mut entries, mut name_bytes) = (Survey::default(), Vec::new(), 0);
+    survey.foreign = (owner != mapped).then(PathBuf::new);
+    while let Some(next) = walk.next() {
+        goes_on()?;
+        let entry = match next {
+            Ok(entry) => entry,
+            Err(error) => {
+                survey.add_unreadable(error, &mut entries)?;
                 continue;
-            };
-            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                continue;
             }
-            let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
-            let path = level.path.join(&name);
-            self.count(&path, levels.len())?;
-            if let Some(level) = levels.last() {
-                let below = self.one(level, &name, &path);
-                // What stopped a file stops the rest, and has a better name.
-                let why = |source| {
-                    (self.watch)(self.room)
-                        .err()
-                        .unwrap_or_else(|| failed(&path, source))
-                };
-                levels.extend(below.map_err(why)?);
-            }
+        };
+        let Some(target) = read_target(&walk, &entry)? else {
+            continue;
+        };
+        name_bytes += entry.path.as_os_str().len() + target.len();
+        if name_bytes > MAX_NAME_BYTES {
+            return Err(CreateError::Bound(
+                "its names are too long together".to_owned(),
+            ));
         }
-        Ok(())
-    }
-
-    fn count(&self, path: &Path, depth: usize) -> Result<(), NotCopied> {
-        let too_much = if self.base.len() >= MOST_ENTRIES || self.name_bytes > MOST_NAME_BYTES {
-            format!(
-                "it has more than {MOST_ENTRIES} files and folders, or their names are too long together"
-            )
-        } else if self.bytes > MOST_BYTES {
-            format!("it is larger than {} GiB", MOST_BYTES >> 30)
-        } else if self.hidden.len() > protect::MAX_HIDDEN {
-            let most = protect::MAX_HIDDEN;
-            format!(
-                "it has more than {most} files that are to be hidden (`--hide none` hides fewer)"
-            )
-        } else if depth > MOST_DEPTH {
-            format!(
-                "`{}` is deeper than {MOST_DEPTH} folders",
-                path.to_string_lossy().escape_debug()
-            )
-        } else {
-            return Ok(());
-        };
-        Err(NotCopied::Bound(too_much))
-    }
-
-    fn level(&self, from: Dir, to: impl AsFd, path: PathBuf, found: &Stat) -> io::Result<Level> {
-        let to = tree::open(to, ".", OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(Level {
-            from,
-            to,
-            path,
-            mode: found.st_mode & 0o777,
-        })
-    }
-
-    /// Copies one entry; gives the folder to go on in.
-    fn one(&mut self, level: &Level, name: &OsStr, path: &Path) -> io::Result<Option<Level>> {
-        let seen = match level
-            .from
-            .fd()
-            .map_err(io::Error::from)
-            .and_then(|from| tree::see(from, name))
-        {
-            Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(closed) if closed.kind() == io::ErrorKind::PermissionDenied => Seen::default(),
-            seen => seen?,
-        };
-        let (from, to) = (level.from.fd()?, level.to.as_fd());
-        if self.hides(from, name, path, seen.kind) {
-            let copy = stand_in(to, name, seen.kind)?;
-            self.hidden.push(path.to_owned());
-            let (kind, mode, base) = (Kind::Other, seen.mode, seen.version);
-            let target = OsString::new();
-            let entry = Entry {
-                kind,
-                mode,
-                target,
-                base,
-                copy,
-            };
-            self.base.insert(path.to_owned(), entry);
-            return Ok(None);
+        if (entry.stat.st_uid, entry.stat.st_gid) != mapped && survey.foreign.is_none() {
+            survey.foreign = Some(entry.path.clone());
         }
-        let mut below = None;
-        let copied = match seen.kind {
-            Kind::File => self.file(from, to, name),
-            Kind::Folder => self.folder(from, to, name, path).map(|(entered, version)| {
-                below = Some(entered);
-                (version, version)
-            }),
-            Kind::Link => {
-                let target = seen.target.as_deref().unwrap_or_default();
-                Ok(rustix::fs::symlinkat(target, to, name).map(|()| Default::default())?)
-            }
-            Kind::Other => Err(io::ErrorKind::PermissionDenied.into()),
-        };
-        let (kind, (base, copy)) = match copied {
-            // It is there, but not for us: as good as hidden from the program.
-            Err(closed) if closed.kind() == io::ErrorKind::PermissionDenied => {
-                (Kind::Other, (seen.version, Version::default()))
-            }
-            copied => (seen.kind, copied?),
-        };
-        let target = seen.target.unwrap_or_default();
-        self.name_bytes += path.as_os_str().len() + target.len();
-        self.base.insert(
-            path.to_owned(),
-            Entry {
-                kind,
-                mode: seen.mode,
-                target,
-                base,
-                copy,
-            },
-        );
-        Ok(below)
-    }
-
-    fn hides(&self, from: BorrowedFd<'_>, name: &OsStr, path: &Path, kind: Kind) -> bool {
-        match self.hide.judge(path) {
+        let mut seen = FileState::of(&entry.stat, None);
+        let hides = match hide.judge(&entry.path) {
             Hidden::Yes => true,
             Hidden::No => false,
             Hidden::IfPrivateKey => {
-                kind == Kind::File && protect::holds_key(from, name).unwrap_or(true)
+                seen.kind == FileKind::File
+                    && walk
+                        .parent()
+                        .and_then(|parent| protect::holds_key(parent.as_fd(), entry.name()))
+                        .unwrap_or(true)
             }
-        }
-    }
-
-    fn folder(
-        &self,
-        from: BorrowedFd<'_>,
-        to: BorrowedFd<'_>,
-        name: &OsStr,
-        path: &Path,
-    ) -> io::Result<(Level, Version)> {
-        let from = tree::open(from, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let found = rustix::fs::fstat(&from)?;
-        // One that can be listed but not entered is as good as hidden: then nothing is made.
-        let from = listed(from)?;
-        rustix::fs::mkdirat(to, name, Mode::RWXU)?;
-        let to = tree::open(to, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok((
-            self.level(from, to, path.to_owned(), &found)?,
-            Version::of(&found),
-        ))
-    }
-
-    /// The versions of the file and of its copy.
-    fn file(
-        &mut self,
-        from: BorrowedFd<'_>,
-        to: BorrowedFd<'_>,
-        name: &OsStr,
-    ) -> io::Result<(Version, Version)> {
-        let source = File::from(tree::open(from, name, OFlags::RDONLY | OFlags::NONBLOCK)?);
-        let copy = File::from(tree::open(
-            to,
-            name,
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
-        )?);
-        for _ in 0..TRIES {
-            let before = rustix::fs::fstat(&source)?;
-            if tree::kind(&before) != Kind::File {
-                return Err(Errno::AGAIN.into());
+            Hidden::IfCredentials => {
+                seen.kind == FileKind::File
+                    && walk
+                        .parent()
+                        .and_then(|parent| protect::holds_credentials(parent.as_fd(), entry.name()))
+                        .unwrap_or(true)
             }
-            self.bytes += before.st_size as u64;
-            if self.bytes > MOST_BYTES {
-                // Said by whoever counts.
-                return Ok((Version::of(&before), Version::default()));
-            }
-            copy.set_len(0)?;
-            let goes_on = || (self.watch)(self.room).is_ok();
-            // If it was cut short: seen below by its version.
-            sparse::copy(&source, &copy, before.st_size as u64, &goes_on)?;
-            if Version::of(&rustix::fs::fstat(&source)?) == Version::of(&before) {
-                let made = self.finish(&copy, &before)?;
-                return Ok((Version::of(&before), made));
-            }
-        }
-        Err(io::Error::other("it changes while it is copied"))
-    }
-
-    fn finish(&mut self, copy: &File, found: &Stat) -> io::Result<Version> {
-        rustix::fs::fchmod(copy, Mode::from_raw_mode(found.st_mode & 0o777))?;
-        // Who builds by the age of files shall not build everything anew.
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: Timespec {
-                tv_sec: found.st_mtime as _,
-                tv_nsec: found.st_mtime_nsec as _,
-            },
         };
-        rustix::fs::futimens(copy, &times)?;
-        let made = rustix::fs::fstat(copy)?;
-        self.room += tree::room(&made);
-        Ok(Version::of(&made))
+        if hides {
+            survey.hide(&entry.path)?;
+            seen.kind = FileKind::Other;
+        }
+        if hides || covered.contains(&entry.path) {
+            walk.skip_dir();
+        }
+        if seen.kind == FileKind::File {
+            survey.bytes = survey.bytes.saturating_add(seen.version.size);
+        }
+        entries.push((entry.path, listed(&seen, target)));
+    }
+    survey.base = entries.into_iter().collect();
+    Ok(survey)
+}
+
+/// The user and group whose files a sandbox can change: root maps the owner of the folder, other
+/// users only themselves.
+fn mapped_ids(owner: (u32, u32)) -> (u32, u32) {
+    match rustix::process::geteuid() {
+        root if root.is_root() => owner,
+        user => (user.as_raw(), rustix::process::getegid().as_raw()),
     }
 }
 
-/// In the place of what is hidden: something of its kind with nothing in it, so that git does not take it for removed.
-fn stand_in(to: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> io::Result<Version> {
-    match kind {
-        Kind::Folder => rustix::fs::mkdirat(to, name, Mode::from_raw_mode(0o555))?,
-        _ => {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-            let made = tree::open(to, name, flags)?;
-            rustix::fs::fchmod(&made, Mode::empty())?;
+fn listed(seen: &FileState, target: OsString) -> BaselineEntry {
+    BaselineEntry {
+        kind: seen.kind,
+        mode: seen.mode,
+        target,
+        base: seen.version,
+        copy: Version::default(),
+        moved: false,
+    }
+}
+
+/// The target of a symbolic link, or empty; none if the entry is gone.
+fn read_target(
+    walk: &::fs::Walk,
+    entry: &::fs::WalkEntry,
+) -> Result<Option<OsString>, CreateError> {
+    if entry.kind() != FileType::Symlink {
+        return Ok(Some(OsString::new()));
+    }
+    let read = walk
+        .parent()
+        .and_then(|parent| parent.read_link(entry.name()));
+    match read {
+        Ok(target) => Ok(Some(target.into_os_string())),
+        Err(gone) if gone.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(CreateError::Io(entry.path.clone(), source)),
+    }
+}
+
+impl Survey {
+    fn hide(&mut self, path: &Path) -> Result<(), CreateError> {
+        if self.hidden.len() >= protect::MAX_HIDDEN {
+            let most = protect::MAX_HIDDEN;
+            return Err(CreateError::Bound(format!(
+                "it has more than {most} files that are to be hidden (`--hide none` hides fewer)"
+            )));
+        }
+        self.hidden.push(path.to_owned());
+        Ok(())
+    }
+
+    /// Treats an unreadable folder as hidden: the program has no other permissions.
+    fn add_unreadable(
+        &mut self,
+        error: WalkError,
+        entries: &mut [(PathBuf, BaselineEntry)],
+    ) -> Result<(), CreateError> {
+        let is_closed = |source: &io::Error| source.kind() == io::ErrorKind::PermissionDenied;
+        match error {
+            WalkError::Read { path, source } if is_closed(&source) => {
+                let last = entries.last_mut().filter(|(last, _)| *last == path);
+                if let Some((_, entry)) = last {
+                    entry.kind = FileKind::Other;
+                }
+                Ok(())
+            }
+            // It was removed meanwhile.
+            WalkError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            WalkError::Read { path, source } => Err(CreateError::Io(path, source)),
+            WalkError::TooDeep { path, depth } => Err(CreateError::Bound(format!(
+                "`{}` is deeper than {depth} folders",
+                path.to_string_lossy().escape_debug()
+            ))),
+            WalkError::TooMany { limit, .. } => Err(CreateError::Bound(format!(
+                "it has more than {limit} names"
+            ))),
         }
     }
-    Ok(tree::see(to, name)?.version)
 }
 
-fn listed(folder: impl AsFd) -> io::Result<Dir> {
-    Ok(Dir::new(tree::open(
-        folder,
-        ".",
-        OFlags::RDONLY | OFlags::DIRECTORY,
-    )?)?)
-}
-
-/// Names need not be text: each byte is written as the character of its number.
-pub(super) mod bytes {
+/// Serializes a name of any bytes: each byte as the character with its number.
+pub(crate) mod bytes {
     use super::{OsStr, OsStrExt, OsString, OsStringExt};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -426,8 +409,4 @@ pub(super) mod bytes {
             .map(OsString::from_vec)
             .map_err(|_| D::Error::custom("a name with characters that are no bytes"))
     }
-}
-
-fn is_none(target: &OsStr) -> bool {
-    target.is_empty()
 }

@@ -1,4 +1,5 @@
-//! What the ends of runs took out of mounted workspaces, kept in the state until its owner decides.
+//! Files that were removed from mounted workspaces at the end of runs, since host tools would obey
+//! them. They are held in the state until the user decides.
 
 use sandbox::native::protect::{self, HeldThing};
 use spec::Id;
@@ -9,22 +10,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One thing that was taken out.
+/// A held file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldEntry {
-    /// The run whose end took it out.
+    /// The run.
     pub run: String,
-    /// The folder it was in.
+    /// The workspace folder.
     pub workspace: PathBuf,
-    /// Where it was there.
+    /// The path in the workspace.
     pub path: PathBuf,
-    /// Why it did not stay.
+    /// The reason.
     pub why: spec::HoldReason,
-    /// Where it is now, if it could be kept and was not taken back.
+    /// The path of the held file, if it could be kept and was not put back.
     pub kept: Option<PathBuf>,
 }
 
-/// Everything that is held, or what one run's end took out.
+/// The held files of all runs, or of one.
 pub fn list(state: &Path, run: Option<&Id>) -> io::Result<Vec<HeldEntry>> {
     let lists = protect::held_lists(state)?.into_iter();
     let wanted = lists.filter(|(name, _)| run.is_none_or(|run| run.as_str() == name));
@@ -41,7 +42,7 @@ pub fn list(state: &Path, run: Option<&Id>) -> io::Result<Vec<HeldEntry>> {
     Ok(held.collect())
 }
 
-/// Puts one thing back where it was.
+/// Puts a held file back.
 pub fn take(state: &Path, run: &Id, path: &Path) -> io::Result<()> {
     let mut lists = protect::held_lists(state)?.into_iter();
     let things = lists.find(|(name, _)| name == run.as_str());
@@ -52,7 +53,7 @@ pub fn take(state: &Path, run: &Id, path: &Path) -> io::Result<()> {
     protect::take_back(state, run.as_str(), place, &things[place])
 }
 
-/// Forgets what one run's end took out.
+/// Removes the held files of a run.
 pub fn discard(state: &Path, run: &Id) -> io::Result<()> {
     protect::discard_held(state, run.as_str())
 }

@@ -1,4 +1,4 @@
-//! Whose rights count when root makes and commits layers, and how much room these may take.
+//! Whose credentials count when root creates and commits layers, and the quota of layers.
 
 use super::*;
 use std::{
@@ -17,7 +17,7 @@ fn is_root(why: &str) -> bool {
     true
 }
 
-fn give(path: impl AsRef<Path>) {
+fn set_owner(path: impl AsRef<Path>) {
     chown(path, Some(HIM.0), Some(HIM.1)).unwrap();
 }
 
@@ -25,7 +25,7 @@ fn set_mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A user's folder with files of root's, of which he may read one.
+/// A user's folder with files of root's, one of which the user may read.
 fn users_folder() -> Place {
     Place::new(|folder| {
         for below in ["d", "e", "closed"] {
@@ -36,7 +36,7 @@ fn users_folder() -> Place {
         }
         [folder.to_owned(), folder.join("d"), folder.join("d/own")]
             .iter()
-            .for_each(give);
+            .for_each(set_owner);
         set_mode(folder.join("d/secret"), 0o600);
         set_mode(folder.join("e/pub"), 0o644);
         set_mode(folder.join("closed"), 0o744);
@@ -49,7 +49,7 @@ fn what_the_folders_owner_cannot_read_or_change_no_commit_does_for_him() {
         return;
     }
     let mut place = users_folder();
-    // What he can read is there, and his.
+    // What the user can read is there, and belongs to the user.
     assert_eq!(fs::read(place.inside("e/pub")).unwrap(), b"e/pub");
     let copy = fs::metadata(place.inside("e/pub")).unwrap();
     assert_eq!(
@@ -91,7 +91,7 @@ fn what_the_folders_owner_cannot_read_or_change_no_commit_does_for_him() {
         fs::metadata(place.folder("e/pub")).unwrap().mode() & 0o777,
         0o644
     );
-    // What he may do was done, and is his.
+    // What the user may do was done, and belongs to the user.
     for path in ["d2", "d2/own", "new", "link"] {
         let made = fs::symlink_metadata(place.folder(path)).unwrap();
         assert_eq!((made.uid(), made.gid()), HIM, "{path}");
@@ -106,7 +106,7 @@ fn a_guess_at_a_file_that_cannot_be_read_is_not_told_right_or_wrong() {
     let place = users_folder();
     let told = |path: &str, guess: &str, mode| {
         fs::write(place.inside(path), guess).unwrap();
-        give(place.inside(path));
+        set_owner(place.inside(path));
         set_mode(place.inside(path), mode);
         let changes = diff(&place.state(), &id()).unwrap().changes;
         changes
@@ -130,7 +130,7 @@ fn in_roots_folder_too_what_another_closed_is_not_in_the_layer() {
     let place = Place::new(|folder| {
         for (name, mode) in [("private", 0o600), ("public", 0o644)] {
             fs::write(folder.join(name), name).unwrap();
-            give(folder.join(name));
+            set_owner(folder.join(name));
             set_mode(folder.join(name), mode);
         }
     });
@@ -168,15 +168,15 @@ fn the_layers_of_one_owner_take_so_much_together_and_no_more() {
             &|| false,
         )
     };
-    assert!(owned::sum(&place.state(), Some("key")).unwrap() >= 9000);
-    // What the program writes counts once its box is gone.
+    assert!(quota::sum(&place.state(), Some("key")).unwrap() >= 9000);
+    // What the program writes counts once its sandbox is gone.
     fs::write(place.inside("b"), vec![1; 90_000]).unwrap();
-    place.hold.as_ref().unwrap().diff().unwrap();
-    assert!(owned::sum(&place.state(), Some("key")).unwrap() >= 99_000);
+    place.handle.as_ref().unwrap().diff().unwrap();
+    assert!(quota::sum(&place.state(), Some("key")).unwrap() >= 99_000);
     drop(make("second", "key").unwrap());
-    owned::note(
+    quota::write_size(
         fs::File::open(place.inside("..")).unwrap(),
-        owned::MOST_OWNED_BYTES - 5000,
+        quota::MAX_OWNER_BYTES - 5000,
     )
     .unwrap();
     let refused = make("third", "key").unwrap_err();
@@ -193,6 +193,52 @@ fn the_layers_of_one_owner_take_so_much_together_and_no_more() {
         3,
         "nothing is left of the third"
     );
+}
+
+/// Runs one of these tests again as an ordinary user: root can read everything.
+fn as_ordinary_user(test: &str) {
+    let folder = std::env::temp_dir().join(format!("airlock-user-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    // The user may not be able to read the folder of this program.
+    fs::copy(std::env::current_exe().unwrap(), folder.join("tests")).unwrap();
+    let (uid, gid) = (HIM.0.to_string(), HIM.1.to_string());
+    let done = Command::new("setpriv")
+        .args(["--reuid", &uid, "--regid", &gid, "--clear-groups"])
+        .arg(folder.join("tests"))
+        .args(["--exact", test])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let output = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && output.contains("1 passed"),
+        "{output}"
+    );
+}
+
+#[test]
+fn a_folder_that_a_program_closed_counts_as_what_is_in_it() {
+    if rustix::process::geteuid().is_root() {
+        return as_ordinary_user(
+            "workspaces::tests::owner::a_folder_that_a_program_closed_counts_as_what_is_in_it",
+        );
+    }
+    let place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
+    fs::create_dir_all(place.inside("closed/within")).unwrap();
+    fs::write(place.inside("closed/within/b"), vec![1; 90_000]).unwrap();
+    set_mode(place.inside("closed/within"), 0);
+    set_mode(place.inside("closed"), 0o100);
+    place.handle.as_ref().unwrap().diff().unwrap();
+    let sum = quota::sum(&place.state(), Some("key")).unwrap();
+    assert!((90_000..200_000).contains(&sum), "{sum}");
+    // They are as the program left them.
+    let mode = |path| fs::metadata(place.inside(path)).unwrap().mode() & 0o7777;
+    assert_eq!(mode("closed"), 0o100);
+    assert_eq!(mode("closed/within"), 0);
+    for path in ["closed", "closed/within"] {
+        set_mode(place.inside(path), 0o700);
+    }
 }
 
 /// The place of the test below, in a mount namespace of its own.
@@ -306,36 +352,36 @@ fn a_program_hides_nothing_of_what_its_layer_takes() {
     if !is_root("only root looks into what its owner closed") {
         return;
     }
-    let place = Place::new(|folder| give(folder));
-    let hold = place.hold.as_ref().unwrap();
-    let noted = || owned::noted(&hold.folder);
+    let place = Place::new(|folder| set_owner(folder));
+    let handle = place.handle.as_ref().unwrap();
+    let noted = || quota::read_size(&handle.folder);
     fs::create_dir(place.inside("closed")).unwrap();
     fs::write(place.inside("closed/large"), vec![1; 1 << 20]).unwrap();
     for path in ["closed", "closed/large"] {
-        give(place.inside(path));
+        set_owner(place.inside(path));
     }
-    hold.diff().unwrap();
+    handle.diff().unwrap();
     let open = noted();
     assert!(
         (1 << 20..2 << 20).contains(&open),
         "the positive control: {open}"
     );
     set_mode(place.inside("closed"), 0);
-    assert_eq!(hold.diff().unwrap().unknown.len(), 1);
+    assert_eq!(handle.diff().unwrap().unknown.len(), 1);
     assert_eq!(noted(), open, "a folder that is closed");
-    owned::note(&hold.folder, 0).unwrap();
+    quota::write_size(&handle.folder, 0).unwrap();
     set_mode(place.inside(""), 0);
-    hold.diff().unwrap();
+    handle.diff().unwrap();
     assert_eq!(noted(), open, "its top, which is opened again");
     let mut deep = place.inside("deep");
-    for _ in 0..=tree::MOST_DEPTH {
+    for _ in 0..=tree::MAX_DEPTH {
         deep.push("d");
     }
     fs::create_dir_all(deep).unwrap();
-    hold.diff().unwrap();
+    handle.diff().unwrap();
     assert_eq!(
         noted(),
-        owned::MOST_OWNED_BYTES,
+        quota::MAX_OWNER_BYTES,
         "what is too deep counts as all he may have"
     );
     let refused = make(
@@ -354,28 +400,33 @@ fn a_program_hides_nothing_of_what_its_layer_takes() {
 
 #[test]
 fn layers_that_are_made_at_the_same_time_count_together() {
-    let begin = |owner| owned::Growing::begin(Path::new("/a/state"), Some(owner));
+    let begin = |owner| quota::LayerReservation::begin(Path::new("/a/state"), Some(owner));
     let (one, two, other) = (begin("key"), begin("key"), begin("other"));
     assert_eq!(
-        [one.to(5), two.to(7), one.to(6), other.to(1)],
+        [
+            one.grow_to(5),
+            two.grow_to(7),
+            one.grow_to(6),
+            other.grow_to(1)
+        ],
         [5, 12, 13, 1]
     );
-    one.stays();
+    one.mark_recorded();
     assert_eq!(
-        two.to(8),
+        two.grow_to(8),
         14,
         "made since, and not in the sum that was asked for before"
     );
     let three = begin("key");
     assert_eq!(
-        three.to(1),
+        three.grow_to(1),
         9,
         "what was written down by then is in its sum"
     );
     drop(two);
-    assert_eq!(three.to(2), 2, "given up");
+    assert_eq!(three.grow_to(2), 2, "given up");
     drop(three);
-    assert_eq!(begin("key").to(1), 1);
+    assert_eq!(begin("key").grow_to(1), 1);
 }
 
 #[test]
@@ -383,13 +434,16 @@ fn a_layer_that_cannot_be_looked_at_is_not_taken_for_nothing() {
     let place = Place::new(|_| {});
     let state = place.state().join("none yet");
     assert_eq!(
-        taken(&state, "key").unwrap(),
+        bytes_of_owner(&state, "key").unwrap(),
         0,
         "there is no folder of them"
     );
     let layer = state.join(LAYERS).join("broken");
     fs::create_dir_all(&layer).unwrap();
-    assert_eq!(taken(&state, "key").unwrap(), 0, "it is none yet");
-    fs::write(layer.join(ABOUT), "{").unwrap();
-    assert!(matches!(taken(&state, "key"), Err(LayerError::Io { .. })));
+    assert_eq!(bytes_of_owner(&state, "key").unwrap(), 0, "it is none yet");
+    fs::write(layer.join(INFO_FILE), "{").unwrap();
+    assert!(matches!(
+        bytes_of_owner(&state, "key"),
+        Err(LayerError::Io { .. })
+    ));
 }

@@ -1,7 +1,8 @@
-//! Layers of friendly and hostile trees: what is told of them, what is taken over, and what never is.
+//! Layers of friendly and hostile trees: what is reported, what is committed, and what never is.
 
-use super::*;
+use super::{create::make, *};
 use proptest::prelude::*;
+use spec::{ErrorCode, FileId, SandboxSpec};
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,13 +14,17 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+#[path = "apply_tests.rs"]
+mod apply;
 #[path = "owner_tests.rs"]
 mod owner;
+#[path = "times_tests.rs"]
+mod times;
 
-/// A folder, a state folder, and a layer between them.
+/// A folder, a state folder, and a layer.
 struct Place {
     root: PathBuf,
-    hold: Option<Hold>,
+    handle: Option<LayerHandle>,
 }
 
 impl Place {
@@ -28,9 +33,20 @@ impl Place {
     }
 
     fn allowing(allowed: &[&str], fill: impl FnOnce(&Path)) -> Place {
+        let mut place = Place::filled(fill);
+        let allowed: Vec<_> = allowed
+            .iter()
+            .map(|name| WorkspacePath::new(Path::new(name)).unwrap())
+            .collect();
+        place.handle = Some(place.make(&allowed).unwrap());
+        place
+    }
+
+    /// Without a layer.
+    fn filled(fill: impl FnOnce(&Path)) -> Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // In memory where that can be had: thousands of folders take a busy disk half a minute.
+        // In memory if possible: thousands of folders take a busy disk half a minute.
         let memory = Path::new("/dev/shm");
         let top = if memory.is_dir() {
             memory.to_owned()
@@ -41,16 +57,10 @@ impl Place {
         fs::create_dir_all(root.join("folder")).unwrap();
         fs::create_dir_all(root.join("state")).unwrap();
         fill(&root.join("folder"));
-        let mut place = Place { root, hold: None };
-        let allowed: Vec<_> = allowed
-            .iter()
-            .map(|name| WorkspacePath::new(Path::new(name)).unwrap())
-            .collect();
-        place.hold = Some(place.make(&allowed).unwrap());
-        place
+        Place { root, handle: None }
     }
 
-    fn make(&self, allowed: &[WorkspacePath]) -> Result<Hold, LayerError> {
+    fn make(&self, allowed: &[WorkspacePath]) -> Result<LayerHandle, LayerError> {
         let spec = self.spec(allowed);
         make(
             &self.state(),
@@ -84,15 +94,14 @@ impl Place {
         self.root.join("folder").join(path)
     }
 
-    /// What the program sees.
+    /// A path as the program sees it.
     fn inside(&self, path: &str) -> PathBuf {
         self.state().join("workspaces/layer/tree").join(path)
     }
 
-    /// The box is gone.
-    /// A child of another test may have a copy of the lock until it becomes another program.
+    /// Ends the sandbox. A child of another test may have a copy of the lock until it execs.
     fn end(&mut self) {
-        self.hold = None;
+        self.handle = None;
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while find(&self.state(), &id()).is_ok_and(|layer| layer.in_use) {
             assert!(std::time::Instant::now() < until, "nobody uses it");
@@ -101,7 +110,7 @@ impl Place {
     }
 
     fn changes(&self) -> Vec<String> {
-        let told = |change: &Change| format!("{:?} {}", change.what, shown(&change.path));
+        let told = |change: &LayerChange| format!("{:?} {}", change.what, shown(&change.path));
         diff(&self.state(), &id())
             .unwrap()
             .changes
@@ -110,11 +119,11 @@ impl Place {
             .collect()
     }
 
-    fn commit(&self, options: CommitOptions) -> Result<Committed, LayerError> {
+    fn commit(&self, options: CommitOptions) -> Result<CommitOutcome, LayerError> {
         commit(&self.state(), &id(), options)
     }
 
-    /// What stands against a commit, as `path: reason`.
+    /// What prevents a commit, as `path: reason`.
     fn against(&self) -> Vec<String> {
         match self.commit(CommitOptions::default()) {
             Err(LayerError::Refused { left }) => left
@@ -128,7 +137,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.hold = None;
+        self.handle = None;
         let parent = fs::File::open(self.root.parent().unwrap()).unwrap();
         let _ = tree::remove(&parent, self.root.file_name().unwrap());
     }
@@ -142,24 +151,28 @@ const PARTIAL: CommitOptions = CommitOptions {
     force: false,
     partial: true,
     keep: false,
+    only: Vec::new(),
+    exactly: false,
 };
 const FORCE: CommitOptions = CommitOptions {
     force: true,
     partial: false,
     keep: false,
+    only: Vec::new(),
+    exactly: false,
 };
 
 /// Everything in a tree: kind, permissions, contents or target.
-fn contents(top: &Path) -> BTreeMap<PathBuf, (Kind, u32, Vec<u8>)> {
+fn contents(top: &Path) -> BTreeMap<PathBuf, (FileKind, u32, Vec<u8>)> {
     let handle = fs::File::open(top).unwrap();
     let walked = tree::walk(&handle).unwrap();
-    let content = |(path, seen): (PathBuf, tree::Seen)| {
+    let content = |(path, seen): (PathBuf, tree::FileState)| {
         let bytes = match seen.kind {
-            Kind::File => fs::read(top.join(&path)).unwrap(),
-            Kind::Link => seen.target.unwrap().as_bytes().to_vec(),
-            Kind::Folder | Kind::Other => Vec::new(),
+            FileKind::File => fs::read(top.join(&path)).unwrap(),
+            FileKind::Link => seen.target.unwrap().as_bytes().to_vec(),
+            FileKind::Folder | FileKind::Other => Vec::new(),
         };
-        let mode = if seen.kind == Kind::Link {
+        let mode = if seen.kind == FileKind::Link {
             0
         } else {
             seen.mode
@@ -189,7 +202,7 @@ fn every_kind_of_change_is_told_and_taken_over() {
     assert_eq!(place.changes(), Vec::<String>::new());
     let at = |path: &str| place.inside(path);
     fs::write(at("changed"), "other--").unwrap();
-    // Written again as it was: no change.
+    // Written again with the same contents: no change.
     fs::write(at("same"), "same").unwrap();
     fs::set_permissions(at("mode"), fs::Permissions::from_mode(0o4755)).unwrap();
     fs::remove_dir_all(at("gone")).unwrap();
@@ -223,7 +236,7 @@ fn every_kind_of_change_is_told_and_taken_over() {
         (11, vec![], true)
     );
     assert_eq!(contents(&place.folder(".")), wanted);
-    // The bit that lends power stayed behind.
+    // The set-id bit was not committed.
     assert_eq!(
         fs::metadata(place.folder("mode")).unwrap().mode() & 0o7777,
         0o755
@@ -251,7 +264,7 @@ fn what_has_no_place_in_a_folder_is_named_and_left_out() {
         ("absolute", "/etc/passwd"),
         ("above", "../x"),
         ("d/above", "../../x"),
-        // Harmless to read, but `d/up` may be a link to the top.
+        // Harmless lexically, but `d/up` may be a link to the top.
         ("behind", "d/up/../.."),
     ] {
         symlink(target, place.inside(name)).unwrap();
@@ -448,7 +461,7 @@ fn what_changed_in_the_folder_meanwhile_is_a_conflict_unless_forced() {
     assert_eq!(fs::read(place.folder("calm")).unwrap(), b"calm");
     place.end();
     let forced = place.commit(FORCE).unwrap();
-    // Even force removes nothing that the program has not seen.
+    // Even `force` removes nothing that the program has not seen.
     assert_eq!(fs::read(place.folder("d/unseen")).unwrap(), b"of the user");
     assert_eq!(
         forced
@@ -489,14 +502,40 @@ fn a_link_in_the_folder_leads_no_commit_elsewhere() {
             force: true,
             partial: true,
             keep: true,
+            ..CommitOptions::default()
         })
         .unwrap();
     assert_eq!(fs::read(place.root.join("outside/x")).unwrap(), b"theirs");
     assert!(!place.root.join("outside/new").exists());
-    // The link itself was replaced by the file, which is what force means.
+    // The link itself was replaced by the file, as `force` means.
     assert_eq!(fs::read(place.folder("f")).unwrap(), b"evil");
     assert!(fs::symlink_metadata(place.folder("f")).unwrap().is_file());
     assert_eq!(forced.left.len(), 2, "{:?}", forced.left);
+}
+
+#[test]
+fn no_force_takes_a_link_that_leads_to_a_protected_name() {
+    let place = Place::new(|_| {});
+    symlink(".envrc", place.inside("m")).unwrap();
+    symlink("mine", place.inside(".github")).unwrap();
+    fs::write(place.inside(".envrc"), "named").unwrap();
+    let by_name = |name: &str| {
+        place.commit(CommitOptions {
+            force: true,
+            keep: true,
+            only: vec![name.into()],
+            ..CommitOptions::default()
+        })
+    };
+    for link in ["m", ".github"] {
+        assert!(
+            matches!(by_name(link), Err(LayerError::Refused { .. })),
+            "{link}"
+        );
+        assert!(fs::symlink_metadata(place.folder(link)).is_err(), "{link}");
+    }
+    by_name(".envrc").unwrap();
+    assert_eq!(fs::read(place.folder(".envrc")).unwrap(), b"named");
 }
 
 #[test]
@@ -541,7 +580,7 @@ fn a_tree_of_ten_thousand_folders_is_named_not_taken_over_and_removed() {
     let found = diff(&place.state(), &id()).unwrap();
     assert_eq!(
         (found.changes.len(), found.unknown.len()),
-        (tree::MOST_DEPTH, 1)
+        (tree::MAX_DEPTH, 1)
     );
     let against = place.against();
     assert_eq!(against.len(), 1);
@@ -563,7 +602,7 @@ fn a_tree_of_ten_thousand_folders_is_named_not_taken_over_and_removed() {
 fn names_without_end_are_a_bound_that_is_named() {
     let mut place = Place::new(|_| {});
     let target = "x/".repeat(2000);
-    for number in 0..=tree::MOST_NAME_BYTES / target.len() + 1 {
+    for number in 0..=tree::MAX_NAME_BYTES / target.len() + 1 {
         symlink(&target, place.inside(&number.to_string())).unwrap();
     }
     let against = place.against();
@@ -587,7 +626,7 @@ fn hard_links_become_files_of_their_own() {
 }
 
 #[test]
-fn a_commit_that_was_killed_can_be_asked_for_again() {
+fn changes_that_the_folder_has_already_are_no_conflict() {
     let mut place = Place::new(|folder| {
         fs::write(folder.join("a"), "a").unwrap();
         fs::write(folder.join("gone"), "gone").unwrap();
@@ -595,20 +634,19 @@ fn a_commit_that_was_killed_can_be_asked_for_again() {
     fs::write(place.inside("a"), "changed").unwrap();
     fs::write(place.inside("new"), "new").unwrap();
     fs::remove_file(place.inside("gone")).unwrap();
-    // As far as it came: one file in its place, one gone, a draft, and the base not yet brought up to it.
     fs::write(place.folder("a"), "changed").unwrap();
     fs::remove_file(place.folder("gone")).unwrap();
-    let layer = fs::File::open(place.inside("..")).unwrap();
-    fs::write(
-        place.folder(&commit::Commit::draft_name(&layer).unwrap()),
-        "half",
-    )
-    .unwrap();
+    let before = fs::metadata(place.folder("a")).unwrap();
     place.end();
     let again = place.commit(CommitOptions::default()).unwrap();
     assert_eq!((again.applied.len(), again.discarded), (3, true));
     let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
     assert_eq!(there, ["a", "new"].map(PathBuf::from));
+    let after = fs::metadata(place.folder("a")).unwrap();
+    assert_eq!(
+        (after.ino(), after.mtime_nsec()),
+        (before.ino(), before.mtime_nsec())
+    );
 }
 
 #[test]
@@ -750,7 +788,7 @@ enum Deed {
 }
 
 fn name() -> impl Strategy<Value = String> {
-    // Few names, so that deeds meet.
+    // Few names, so that operations collide.
     prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4)
         .prop_map(|parts| parts.join("/"))
 }
@@ -772,7 +810,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// Does it if it can be done.
+/// Does it if possible.
 fn act(top: &Path, deed: &Deed) {
     let removed = |path: &Path| match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),
@@ -784,7 +822,7 @@ fn act(top: &Path, deed: &Deed) {
         Deed::Link(path, target) => symlink(target, top.join(path)),
         Deed::Remove(path) => removed(&top.join(path)),
         Deed::Mode(path, mode) => match fs::symlink_metadata(top.join(path)) {
-            // What its owner can use: the rest is not looked into.
+            // What its owner can use: the rest is not checked.
             Ok(found) if !found.is_symlink() => {
                 let mode = mode | if found.is_dir() { 0o700 } else { 0o600 };
                 fs::set_permissions(top.join(path), fs::Permissions::from_mode(mode))
@@ -822,19 +860,19 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
         device: found.dev(),
         inode: found.ino(),
     };
-    let lay = |name: &str| {
+    let create_layer = |name: &str| {
         let mut spec = place.spec(&[]);
         spec.exact = Some([(folder.clone(), admitted)].into());
-        lay(
+        create_layer(
             &place.state(),
             &Id::new(name).unwrap(),
             &mut spec,
             None,
             &|| false,
         )
-        .map(|hold| (hold, spec))
+        .map(|handle| (handle, spec))
     };
-    let (hold, spec) = lay("same").unwrap();
+    let (handle, spec) = create_layer("same").unwrap();
     let tree = fs::metadata(spec.workspace.as_ref().unwrap()).unwrap();
     let tree = FileId {
         device: tree.dev(),
@@ -844,10 +882,10 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
         spec.admits(spec.workspace.as_ref().unwrap(), tree),
         "the layer itself may be shown"
     );
-    drop(hold);
+    drop(handle);
     fs::rename(&folder, &moved).unwrap();
     symlink("/usr", &folder).unwrap();
-    let refused = lay("other").unwrap_err();
+    let refused = create_layer("other").unwrap_err();
     assert!(matches!(refused, LayerError::Replaced { .. }), "{refused}");
     assert_eq!(refused.info().code, ErrorCode::PolicyDenied);
 }

@@ -51,6 +51,10 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("scheduling", []) => scheduling(),
         ("huge-pages", []) => huge_pages(),
         ("inotify", [count]) => inotify(count.parse().unwrap_or(0)),
+        ("file-locks", [count, seconds]) => {
+            file_locks(count.parse().unwrap_or(0), seconds.parse().unwrap_or(0))
+        }
+        ("uncounted", []) => uncounted(),
         _ => return None,
     }
     Some(())
@@ -807,6 +811,74 @@ fn scheduling() {
     _ = call!(libc::SYS_setpriority, 0, 0, -10);
     // Real time for the disk, the best of it.
     _ = call!(libc::SYS_ioprio_set, 1, 0, 1 << 13);
+    hold();
+}
+
+/// So many locks of parts of files, 1000 in each, held for so long.
+fn file_locks(count: u64, seconds: u64) {
+    let (write, set) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16);
+    for number in 0..count.div_ceil(1000) {
+        let name = text(&format!("/tmp/locked-{number}"));
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let Ok(file) = call!(libc::SYS_openat, libc::AT_FDCWD, &*name, flags, 0o600) else {
+            break;
+        };
+        // From the end: the kernel looks for a place from the beginning.
+        for place in (0..1000u64).rev() {
+            let lock = lock(write, set, 2 * place);
+            _ = call!(libc::SYS_fcntl, file, libc::F_SETLK, &lock[..]);
+        }
+    }
+    std::thread::sleep(std::time::Duration::from_secs(seconds));
+}
+
+/// A `struct flock` of one byte.
+fn lock(kind: i16, whence: i16, start: u64) -> [u8; 32] {
+    let mut lock = [0; 32];
+    lock[..2].copy_from_slice(&kind.to_ne_bytes());
+    lock[2..4].copy_from_slice(&whence.to_ne_bytes());
+    lock[8..16].copy_from_slice(&start.to_ne_bytes());
+    lock[16..24].copy_from_slice(&1u64.to_ne_bytes());
+    lock
+}
+
+/// What takes memory of the kernel that nobody counts, or hides what somebody would.
+fn uncounted() {
+    // Of the kernel's packet filter: accept everything.
+    let accept: [u8; 8] = [6, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
+    let mut program = [0; 16];
+    program[..2].copy_from_slice(&1u16.to_ne_bytes());
+    program[8..].copy_from_slice(&(accept.as_ptr() as u64).to_ne_bytes());
+    let option = |socket: i64, name: i32, value: &[u8]| {
+        call!(
+            libc::SYS_setsockopt,
+            socket,
+            libc::SOL_SOCKET,
+            name,
+            value,
+            value.len()
+        )
+    };
+    if let Ok(socket) = call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_DGRAM, 0) {
+        let attached = option(socket, libc::SO_ATTACH_FILTER, &program);
+        claim("a filter", attached);
+        _ = option(socket, libc::SO_REUSEPORT, &1i32.to_ne_bytes());
+        let chosen = option(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program);
+        claim("a choice by filter", chosen);
+    }
+    let here = libc::AT_FDCWD;
+    let flags = libc::O_RDWR | libc::O_CREAT;
+    if let Ok(file) = call!(libc::SYS_openat, here, c"/tmp/locked", flags, 0o600) {
+        let lock = lock(libc::F_WRLCK as i16, libc::SEEK_SET as i16, 0);
+        claim(
+            "a lock of an open file",
+            call!(libc::SYS_fcntl, file, libc::F_OFD_SETLK, &lock[..]),
+        );
+    }
+    let own_files = call!(libc::SYS_unshare, libc::CLONE_FILES);
+    claim("a table of files for a thread", own_files);
+    let shared = sys::clone_child(i64::from(libc::CLONE_FILES));
+    claim("a table of files for two", shared);
     hold();
 }
 

@@ -1,10 +1,9 @@
 //! Tools of the owner's that replace a protected file while the program runs.
 
-use super::{Host, PLAIN, Plant, Tools, make_ready, take_over, trusted, turned};
-use crate::{
-    Case, Outcome,
-    world::{Ground, each},
+use super::{
+    Form, Host, PLAIN, Plant, Tools, in_all_forms, make_ready, take_over, trusted, turned,
 };
+use crate::{Case, Outcome, world::Ground};
 
 pub(super) const CASES: &[Case] = &[
     turned("H65", "git config of the owner's during the run", |it| {
@@ -97,28 +96,21 @@ fn attacked(ground: &Ground<'_>, case: &Meanwhile) -> Outcome {
         host.program_on_bare_mount(case.then)?;
         return host.works(case.plant.after);
     }
-    let form = |copy_on_write| form(ground, &tools, case, copy_on_write);
-    each(
-        ground,
-        [
-            ("live".to_owned(), form(false)?),
-            ("reviewed".to_owned(), form(true)?),
-        ],
-    )
+    in_all_forms(ground, |form| meanwhile(ground, &tools, case, form))
 }
 
-fn form(ground: &Ground<'_>, tools: &Tools, case: &Meanwhile, copy_on_write: bool) -> Outcome {
+fn meanwhile(ground: &Ground<'_>, tools: &Tools, case: &Meanwhile, form: Form) -> Outcome {
     let host = Host::prepare(ground, tools, case.plant.before)?;
     let attack = format!(
         "{}\necho ready\ncat >/dev/null\n{}",
         case.plant.attack, case.then
     );
-    let held = ground.hold(host.request(&attack, copy_on_write))?;
+    let held = ground.hold(host.request(&attack, form))?;
     let worked = host.tool(case.owner);
     let report = held.finish()?;
     worked?;
     host.keep_notes(&report)?;
-    if copy_on_write {
+    if form == Form::Reviewed {
         take_over(ground, &report)?;
     }
     host.works(case.plant.after)

@@ -246,12 +246,14 @@ const AGENTS: Plant = Plant {
 };
 
 const MANAGERS: Plant = Plant {
-    attack: "mkdir -p .husky .lefthook .jj .sl .svn .bzr _darcs .pijul mise .mise .config/mise sub/.jj
+    attack: "mkdir -p .husky .lefthook .jj .sl .svn .bzr _darcs .pijul mise .mise .config/mise .fleet .vs sub/.jj
         for it in lefthook.yml .lefthook/x lefthook-local.yml .husky/pre-commit .pre-commit-config.yaml .jj/config .sl/config \
             .svn/x .bzr/branch.conf _darcs/prefs .pijul/config mise.toml mise.local.toml mise/config.toml .mise/config.toml .config/mise/config.toml .lfsconfig \
+            mise.production.toml .rvmrc .autoenv.zsh prek.toml hk.pkl captainhook.json .overcommit.yml all.code-workspace .fleet/x .vs/x \
             sub/.jj/config; do echo 'of the program' >$it; done",
     after: "finds lefthook.yml .lefthook/x lefthook-local.yml .husky/pre-commit .pre-commit-config.yaml .jj/config .sl/config \
             .svn/x .bzr/branch.conf _darcs/prefs .pijul/config mise.toml mise.local.toml mise/config.toml .mise/config.toml .config/mise/config.toml .lfsconfig \
+            mise.production.toml .rvmrc .autoenv.zsh prek.toml hk.pkl captainhook.json .overcommit.yml all.code-workspace .fleet/x .vs/x \
             sub/.jj/config",
     ..PLAIN
 };

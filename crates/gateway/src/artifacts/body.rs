@@ -1,6 +1,6 @@
-//! Bodies as streams, a piece at a time in both directions: no artifact is ever in memory as a whole.
+//! Streaming upload and download of artifacts; no artifact is in memory as a whole.
 
-use super::problem;
+use super::store_problem;
 use crate::{Problem, problem::Answer};
 use axum::body::Body;
 use bytes::Bytes;
@@ -15,10 +15,10 @@ use std::{
 use store::{Kept, Putting, Reading, StoreError};
 use tokio::sync::mpsc;
 
-/// A caller that sends nothing for so long has gone.
-const IDLE: Duration = Duration::from_secs(60);
+/// A client that sends nothing for this long is disconnected.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Keeps what comes, if all that was announced does and has the digest that was announced.
+/// Stores a body if its length and digest match what the client announced.
 pub(super) async fn receive(
     mut putting: Putting,
     mut body: Body,
@@ -35,7 +35,7 @@ pub(super) async fn receive(
                 None,
             )
         };
-        let Some(frame) = tokio::time::timeout(IDLE, body.frame())
+        let Some(frame) = tokio::time::timeout(READ_TIMEOUT, body.frame())
             .await
             .map_err(late)?
         else {
@@ -46,7 +46,7 @@ pub(super) async fn receive(
             continue;
         };
         size += bytes.len() as u64;
-        putting.write(bytes).await.map_err(problem)?;
+        putting.write(bytes).await.map_err(store_problem)?;
     }
     if announced.is_some_and(|announced| announced != size) {
         return Err(Problem::invalid(
@@ -54,10 +54,10 @@ pub(super) async fn receive(
             "send it again",
         ));
     }
-    putting.finish(expected).await.map_err(problem)
+    putting.finish(expected).await.map_err(store_problem)
 }
 
-/// What is still to be read, at the pace of whoever takes it. A damaged one ends without its end.
+/// Streams an artifact at the client's pace. If the content is damaged, the stream is cut off.
 pub(super) fn send(mut reading: Reading) -> Body {
     let (sender, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
@@ -67,18 +67,18 @@ pub(super) fn send(mut reading: Reading) -> Body {
             let Some(piece) = piece.transpose() else {
                 return;
             };
-            // Nobody takes it any more.
+            // The client is gone.
             if sender.send(piece).await.is_err() || last {
                 return;
             }
         }
     });
-    Body::new(Pieces(pieces))
+    Body::new(ArtifactBody(pieces))
 }
 
-struct Pieces(mpsc::Receiver<Result<Bytes, StoreError>>);
+struct ArtifactBody(mpsc::Receiver<Result<Bytes, StoreError>>);
 
-impl http_body::Body for Pieces {
+impl http_body::Body for ArtifactBody {
     type Data = Bytes;
     type Error = StoreError;
 

@@ -1,4 +1,4 @@
-//! What headers say of an artifact: its digest, its type, which part is wanted, and how an answer describes one.
+//! HTTP headers of artifacts: digest, content type, range, and the response headers.
 
 use crate::{Problem, problem::Answer};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -8,7 +8,7 @@ use store::{Kept, Part, Reading};
 const CHECKSUM: &str = "x-checksum-sha256";
 const REPR_DIGEST: &str = "repr-digest";
 
-/// The digest that the caller says its bytes have, in hexadecimal.
+/// The SHA-256 that the client announced, in hex.
 pub(super) fn expected_digest(headers: &HeaderMap) -> Answer<Option<String>> {
     let bad = |what: &str| {
         Problem::invalid(
@@ -30,7 +30,7 @@ pub(super) fn expected_digest(headers: &HeaderMap) -> Answer<Option<String>> {
     let Some(value) = headers.get(REPR_DIGEST) else {
         return Ok(None);
     };
-    let of = |member: &str| {
+    let sha256_member = |member: &str| {
         Some(
             member
                 .trim()
@@ -39,8 +39,12 @@ pub(super) fn expected_digest(headers: &HeaderMap) -> Answer<Option<String>> {
                 .to_owned(),
         )
     };
-    let text = value.to_str().unwrap_or_default().split(',').find_map(of);
-    // Digests of other kinds are no statement that we could check.
+    let text = value
+        .to_str()
+        .unwrap_or_default()
+        .split(',')
+        .find_map(sha256_member);
+    // Other digest algorithms are ignored.
     let Some(text) = text else { return Ok(None) };
     match STANDARD.decode(text) {
         Ok(bytes) if bytes.len() == 32 => Ok(Some(
@@ -50,7 +54,8 @@ pub(super) fn expected_digest(headers: &HeaderMap) -> Answer<Option<String>> {
     }
 }
 
-/// What the bytes are, if the caller says; curl says `application/x-www-form-urlencoded` of whatever it sends with -d.
+/// The content type that the client announced. Note that curl sends
+/// `application/x-www-form-urlencoded` with -d.
 pub(super) fn content_type(headers: &HeaderMap) -> Answer<Option<String>> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Ok(None);
@@ -64,8 +69,8 @@ pub(super) fn content_type(headers: &HeaderMap) -> Answer<Option<String>> {
     }
 }
 
-/// How long the body is, if the caller says.
-pub(super) fn length(headers: &HeaderMap) -> Option<u64> {
+/// The announced body length.
+pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers
         .get(header::CONTENT_LENGTH)?
         .to_str()
@@ -78,8 +83,8 @@ pub(super) fn etag(kept: &Kept) -> String {
     format!("\"{}\"", kept.sha256)
 }
 
-/// Whether a header names this version.
-pub(super) fn has(headers: &HeaderMap, name: HeaderName, etag: &str) -> bool {
+/// Whether the header lists this ETag.
+pub(super) fn matches_etag(headers: &HeaderMap, name: HeaderName, etag: &str) -> bool {
     let all = headers
         .get_all(name)
         .into_iter()
@@ -88,9 +93,9 @@ pub(super) fn has(headers: &HeaderMap, name: HeaderName, etag: &str) -> bool {
         .any(|one| matches!(one.trim(), "*") || one.trim() == etag)
 }
 
-/// The one part that is asked for; with anything else the whole is the right answer (RFC 9110, 14.2).
-pub(super) fn part(headers: &HeaderMap, etag: &str) -> Option<Part> {
-    if headers.contains_key(header::IF_RANGE) && !has(headers, header::IF_RANGE, etag) {
+/// The single requested range; anything else is answered with the whole content (RFC 9110, 14.2).
+pub(super) fn requested_range(headers: &HeaderMap, etag: &str) -> Option<Part> {
+    if headers.contains_key(header::IF_RANGE) && !matches_etag(headers, header::IF_RANGE, etag) {
         return None;
     }
     let text = headers
@@ -108,15 +113,18 @@ pub(super) fn part(headers: &HeaderMap, etag: &str) -> Option<Part> {
         ("", last) => Some(Part::Last(number(last)?)),
         (first, "") => Some(Part::From(number(first)?, None)),
         (first, last) => {
-            let (first, last) = (number(first)?, number(last)?);
+            let first = number(first)?;
+            let last = number(last)?;
             (first <= last).then_some(Part::From(first, Some(last)))
         }
     }
 }
 
-/// What it is, and that no browser may take it for a page of ours: whoever made it is not trusted.
-pub(super) fn describe(headers: &mut HeaderMap, reading: &Reading, partial: bool) {
-    let (kept, left) = (reading.kept(), reading.left());
+/// Sets the response headers, so that no browser renders the content as a page of this server: the
+/// artifact's author is not trusted.
+pub(super) fn set_response_headers(headers: &mut HeaderMap, reading: &Reading, partial: bool) {
+    let kept = reading.kept();
+    let left = reading.left();
     let mut set = |name: HeaderName, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(name, value);
@@ -148,7 +156,7 @@ pub(super) fn describe(headers: &mut HeaderMap, reading: &Reading, partial: bool
     }
 }
 
-/// The bytes of a path; none if its encoding is broken.
+/// Decodes percent-encoding; `None` if it is malformed.
 pub(crate) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

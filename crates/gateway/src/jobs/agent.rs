@@ -1,7 +1,8 @@
-//! Jobs whose program is an agent: a prompt, tools and a budget become the run of an agent in its sandbox.
+//! Agent jobs: a prompt, tools and a budget become a run of an agent in its sandbox.
 //!
-//! The task goes in as JSON, in `TASK_PAYLOAD`, or on standard input where it is too long for a variable; what comes out
-//! is a task result. The agent is the reference one, which every image with python3 can run, or a command of the user's.
+//! The task is JSON in `TASK_PAYLOAD`, or on standard input if it is too long for a variable; the
+//! result is a task result. The agent is the reference agent, which any image with python3 can run,
+//! or a command of the user.
 
 use crate::{
     Problem,
@@ -14,18 +15,18 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// The variable that has the task.
-const TASK: &str = "TASK_PAYLOAD";
-/// The longest task in a variable: the kernel takes 128 KiB of each, with its name.
-const LONGEST_VARIABLE: usize = 100 << 10;
-/// The longest task that the reference agent reads.
-const LONGEST_TASK: usize = 4 << 20;
-const MOST_ITERATIONS: u32 = 100;
-const MOST_MESSAGES: usize = 1000;
-const MOST_TOOLS: usize = 256;
-/// Where the reference agent lies, below `/workspace` and as it is started.
-const PLACE: &str = ".airlock/agent";
-const COMMAND: [&str; 3] = ["python3", "/workspace/.airlock/agent", "task"];
+/// The variable with the task.
+const TASK_VARIABLE: &str = "TASK_PAYLOAD";
+/// Maximum size of the task in a variable: Linux allows 128 KiB for a variable with its name.
+const MAX_VARIABLE_BYTES: usize = 100 << 10;
+/// Maximum task size of the reference agent.
+const MAX_TASK_BYTES: usize = 4 << 20;
+const MAX_ITERATIONS: u32 = 100;
+const MAX_MESSAGES: usize = 1000;
+const MAX_TOOLS: usize = 256;
+/// Path of the reference agent below `/workspace`, and its command.
+const AGENT_PATH: &str = ".airlock/agent";
+const AGENT_COMMAND: [&str; 3] = ["python3", "/workspace/.airlock/agent", "task"];
 
 /// An agent and what it shall do.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
@@ -72,7 +73,7 @@ struct Message {
     content: String,
 }
 
-/// A task as an agent reads it.
+/// The task document that an agent reads.
 #[derive(Serialize)]
 struct Task<'a> {
     task_id: &'a str,
@@ -90,7 +91,7 @@ struct Task<'a> {
 }
 
 impl AgentOrder {
-    /// The run that it is.
+    /// Converts to the run of the agent.
     pub(crate) fn into_run(self, job_id: &str) -> Answer<RunOrder> {
         self.check()?;
         let task = self.task(job_id)?;
@@ -100,22 +101,22 @@ impl AgentOrder {
         run.profile.get_or_insert_with(|| "agent".to_owned());
         run.llm.get_or_insert(Llm::Open(true));
         run.contract.get_or_insert_with(|| "task".to_owned());
-        match task.len() <= LONGEST_VARIABLE {
-            true => drop(run.env.insert(TASK.to_owned(), task)),
-            false => run.stdin = Some(task),
+        if task.len() <= MAX_VARIABLE_BYTES {
+            drop(run.env.insert(TASK_VARIABLE.to_owned(), task))
+        } else {
+            run.stdin = Some(task)
         }
-        run.command = match command.is_empty() {
-            false => command,
-            true => {
-                let text = Some(REFERENCE_AGENT.1.to_owned());
-                run.inputs.push(Input {
-                    name: PLACE.to_owned(),
-                    artifact: None,
-                    text,
-                    base64: None,
-                });
-                COMMAND.map(str::to_owned).to_vec()
-            }
+        run.command = if command.is_empty() {
+            let text = Some(REFERENCE_AGENT.1.to_owned());
+            run.inputs.push(Input {
+                name: AGENT_PATH.to_owned(),
+                artifact: None,
+                text,
+                base64: None,
+            });
+            AGENT_COMMAND.map(str::to_owned).to_vec()
+        } else {
+            command
         };
         Ok(run)
     }
@@ -135,7 +136,8 @@ impl AgentOrder {
                 "give an agent of your own as `agent.command`",
             );
         }
-        if run.env.contains_key(TASK) || run.stdin.is_some() || run.stdin_base64.is_some() {
+        if run.env.contains_key(TASK_VARIABLE) || run.stdin.is_some() || run.stdin_base64.is_some()
+        {
             let hint = "give what it shall do as `agent.prompt`, and files as `agent.run.inputs`";
             return refused(
                 "an agent has its task in `TASK_PAYLOAD` or on standard input",
@@ -155,12 +157,10 @@ impl AgentOrder {
         let many = self
             .tools
             .as_ref()
-            .is_some_and(|tools| tools.len() > MOST_TOOLS);
+            .is_some_and(|tools| tools.len() > MAX_TOOLS);
         if many
-            || self.context.len() > MOST_MESSAGES
-            || self
-                .max_iterations
-                .is_some_and(|most| most > MOST_ITERATIONS)
+            || self.context.len() > MAX_MESSAGES
+            || self.max_iterations.is_some_and(|max| max > MAX_ITERATIONS)
         {
             let hint = "there may be 256 tools, 1,000 messages of context and 100 iterations";
             return refused("the agent is given too much", hint);
@@ -168,7 +168,7 @@ impl AgentOrder {
         Ok(())
     }
 
-    /// What it reads.
+    /// The task as JSON.
     fn task(&self, job_id: &str) -> Answer<String> {
         let task = Task {
             task_id: self.run.task_id.as_deref().unwrap_or(job_id),
@@ -186,9 +186,10 @@ impl AgentOrder {
             )
         };
         let text = serde_json::to_string(&task).map_err(|_| too_long())?;
-        match text.len() <= LONGEST_TASK {
-            true => Ok(text),
-            false => Err(too_long()),
+        if text.len() <= MAX_TASK_BYTES {
+            Ok(text)
+        } else {
+            Err(too_long())
         }
     }
 }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     fn task(run: &RunOrder) -> Value {
-        serde_json::from_str(&run.env[TASK]).unwrap()
+        serde_json::from_str(&run.env[TASK_VARIABLE]).unwrap()
     }
 
     #[test]
@@ -215,7 +216,7 @@ mod tests {
             json!({ "prompt": "do", "model": "m", "tools": tools, "run": { "budget_usd": 1 } }),
         )
         .unwrap();
-        assert_eq!(made.command, COMMAND);
+        assert_eq!(made.command, AGENT_COMMAND);
         assert_eq!(
             (made.profile.as_deref(), made.contract.as_deref()),
             (Some("agent"), Some("task"))
@@ -270,7 +271,7 @@ mod tests {
             serde_json::from_str(&format!(r#"{{"prompt":"do","tools":{tools}}}"#)).unwrap();
         let made = order.into_run("job-1").unwrap();
         assert_eq!(
-            made.env[TASK],
+            made.env[TASK_VARIABLE],
             format!(r#"{{"task_id":"job-1","prompt":"do","tools":{tools}}}"#),
             "as it was written"
         );
@@ -278,12 +279,12 @@ mod tests {
 
     #[test]
     fn a_long_task_goes_in_on_standard_input() {
-        let prompt = "x".repeat(LONGEST_VARIABLE);
+        let prompt = "x".repeat(MAX_VARIABLE_BYTES);
         let made = run(json!({ "prompt": prompt })).unwrap();
-        assert!(!made.env.contains_key(TASK));
+        assert!(!made.env.contains_key(TASK_VARIABLE));
         let read: Value = serde_json::from_str(made.stdin.as_deref().unwrap()).unwrap();
         assert_eq!(read["prompt"], prompt);
-        assert!(run(json!({ "prompt": "x".repeat(LONGEST_TASK) })).is_err());
+        assert!(run(json!({ "prompt": "x".repeat(MAX_TASK_BYTES) })).is_err());
     }
 
     #[test]

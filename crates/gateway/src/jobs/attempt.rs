@@ -1,18 +1,18 @@
-//! One try of a job, from its turn to its end. It is a run like any other: written down before it starts, in the
-//! transaction that says that its job is under way, and with its end in the one that says what follows for the job.
+//! One attempt of a job. An attempt is a run: the transaction that marks its job as running also
+//! accepts the run, and the transaction that ends the run also decides what follows for the job.
 //!
-//! What must be sure before the program starts: if a job must not run twice, that it has started outlasts a power cut. One
-//! that is run again after a crash anyway need not wait for the disk.
+//! Before the program starts, the start of a job that must not run twice is committed to survive
+//! power loss. A job that is run again after a crash anyway does not wait for the disk.
 
-use super::{JobOrder, change, order, scheduler::Picked};
+use super::{JobOrder, change, scheduler::ClaimedJob, validate};
 use crate::{
     Gateway, Problem,
     problem::Answer,
     runs::{
         self,
-        live::{self, About, Live},
+        active::{self, ActiveRun, RunMeta},
     },
-    tenants::{Needs, What},
+    tenants::{ResourceDemand, WorkKind},
 };
 use http::StatusCode;
 use spec::{Day, Id, RunSpec};
@@ -24,97 +24,105 @@ use store::{
     served::{Accepted, DayUse, NewRun, Writing},
 };
 
-/// How long nothing is tried when something of the server's own stands in the way.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Pause after an internal error.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a job waits for what its tenant has none of now: as long as it has waited before, within these.
-const SHORTEST_WAIT: Duration = Duration::from_secs(60);
-const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
+/// Backoff of a job that waits for its tenant's quota: as long as it has waited so far, within
+/// these bounds.
+const MIN_QUOTA_WAIT: Duration = Duration::from_secs(60);
+const MAX_QUOTA_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// Between two looks whether the try before is gone.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// Poll interval while a previous attempt ends.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Carries the job whose turn it is through one try. Its slot is taken until this returns.
-pub(super) async fn carry_out(gateway: Gateway, picked: Picked) {
-    match begin(&gateway, &picked.id).await {
+/// Runs one attempt of a claimed job. Its slot is taken until this returns.
+pub(super) async fn run_attempt(gateway: Gateway, claimed: ClaimedJob) {
+    match begin(&gateway, &claimed.id).await {
         Ok(Some((live, task))) => {
-            drop(picked);
-            // A task that broke off has not written the end down; the job is not under way for ever.
+            drop(claimed);
+            // A task that panicked has not written the end of its run; the job must not stay
+            // running.
             if task.await.is_err() {
-                let mut result = live::lost(live.id.clone(), engine::now());
+                let mut result = active::lost_result(live.id.clone(), engine::now());
                 result.error = result.error.map(|error| spec::ErrorInfo {
                     message: "the run broke off".to_owned(),
                     ..error
                 });
-                live::conclude(&gateway, &live, result).await;
+                active::finish(&gateway, &live, result).await;
             }
         }
         Ok(None) => {}
         Err(problem) => {
-            crate::say(format_args!(
+            crate::log_warning(format_args!(
                 "airlock: a job cannot start now: {}",
-                problem.as_error()
+                problem.to_error_json()
             ));
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }
 
-/// Starts it; none if that is not its turn any more, or if it may not run at all, which is its end.
+/// Starts the attempt; `None` if the job is not due any more, or was rejected, which ends it.
 async fn begin(
     gateway: &Gateway,
     id: &str,
-) -> Answer<Option<(Arc<Live>, tokio::task::JoinHandle<()>)>> {
+) -> Answer<Option<(Arc<ActiveRun>, tokio::task::JoinHandle<()>)>> {
     let name = id.to_owned();
     let Some((row, order)) = gateway
-        .look_up(move |served| served.job_with_order(&name))
+        .query_database(move |database| database.job_with_order(&name))
         .await?
     else {
         return Ok(None);
     };
-    // Keys are read from the disk, and an order may be long.
-    let of = gateway.clone();
-    let asked = tokio::task::spawn_blocking(move || (admitted(&of, &row, &order), row)).await;
-    let (admitted, row) = asked.map_err(|_| crate::writer::busy())?;
+    // Blocking: keys are read from the database, and the job spec may be long.
+    let handle = gateway.clone();
+    let readmitted =
+        tokio::task::spawn_blocking(move || (readmit(&handle, &row, &order), row)).await;
+    let (admitted, row) = readmitted.map_err(|_| crate::db_writer::busy())?;
     let (spec, stdin) = match admitted {
         Ok(admitted) => admitted,
-        Err(Refused { problem, .. }) if problem.status().is_server_error() => return Err(*problem),
-        Err(refused) => return refuse(gateway, row, refused).await.map(|()| None),
+        Err(Rejection { problem, .. }) if problem.status().is_server_error() => {
+            return Err(*problem);
+        }
+        Err(refused) => return reject(gateway, row, refused).await.map(|()| None),
     };
-    let needs = Needs {
-        what: What::Job,
+    let needs = ResourceDemand {
+        what: WorkKind::Job,
         llm: spec.grants.llm.is_some(),
         storage: spec.sandbox.copy_on_write,
+        memory: 0,
     };
-    match gateway.may_begin(&row.tenant, needs).await {
+    match gateway.check_quota(&row.tenant, needs).await {
         Ok(()) => {}
         Err(problem) if is_quota(problem.code()) => {
-            return put_off(gateway, row, problem).await.map(|()| None);
+            return defer(gateway, row, problem).await.map(|()| None);
         }
         Err(problem) => return Err(problem),
     }
-    rest_is_gone(gateway, &row).await?;
+    wait_for_previous_attempt(gateway, &row).await?;
     let owner = crate::caller::owner_of(&row.tenant)?;
-    let live = Arc::new(Live::attempt(
+    let live = Arc::new(ActiveRun::attempt(
         gateway,
         engine::fresh_id(),
         &owner,
         (row.id.clone(), spec.task_id.clone()),
-        About::by(&row.key, &spec),
+        RunMeta::by(&row.key, &spec).with_stdin(stdin.as_ref().map_or(0, Vec::len)),
     ));
     let writer = if row.rerun {
         gateway.writer()
     } else {
-        gateway.durable()
+        gateway.durable_writer()
     };
-    let (of, listed, task) = (gateway.clone(), live.clone(), spec.task_id.clone());
+    let handle = gateway.clone();
+    let listed = live.clone();
+    let task = spec.task_id.clone();
     let written = writer
-        .write(move |writing| take(&of, writing, &row, &listed, task.as_ref()))
+        .write(move |transaction| claim(&handle, transaction, &row, &listed, task.as_ref()))
         .await;
     match written {
         Ok(Some(changed)) => {
-            change::after(gateway, &[changed]);
-            live::prune_now_and_then(gateway);
+            change::notify_changes(gateway, &[changed]);
+            active::prune_periodically(gateway);
             let task = runs::start(gateway, &live, spec, stdin);
             Ok(Some((live, task)))
         }
@@ -126,48 +134,50 @@ async fn begin(
     }
 }
 
-/// Waits until nothing of the try before is left. Its processes end with their server, but not at once, and what is left of
-/// them the engine sweeps at its opening; should that have failed it is swept now. A job never runs beside itself.
-async fn rest_is_gone(gateway: &Gateway, row: &JobRow) -> Answer<()> {
+/// Waits until nothing of the previous attempt is left. Its processes end with their server, but
+/// not at once; the engine sweeps leftovers when it opens, and once more here if that failed. Two
+/// attempts of a job never overlap.
+async fn wait_for_previous_attempt(gateway: &Gateway, row: &JobRow) -> Answer<()> {
     let Some(before) = row.run.as_deref().and_then(|run| Id::new(run).ok()) else {
         return Ok(());
     };
-    let end = tokio::time::Instant::now() + PAUSE;
-    // The record of one that ended in order is removed right behind its end; nobody tells when.
+    let end = tokio::time::Instant::now() + RETRY_PAUSE;
+    // The record of a finished run is removed shortly after its end, without a notification.
     while gateway.engine().may_be_left(&before) && tokio::time::Instant::now() < end {
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     if gateway.engine().may_be_left(&before) {
         let engine = gateway.engine().clone();
-        // What it could not remove is still there, which is asked next.
+        // Leftovers of the sweep are checked next.
         _ = tokio::task::spawn_blocking(move || engine.sweep()).await;
     }
-    match gateway.engine().may_be_left(&before) {
-        false => Ok(()),
-        true => Err(Problem::new(
+    if gateway.engine().may_be_left(&before) {
+        Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "internal",
             format!(
                 "something of the run `{before}` is left, and its job does not run beside itself"
             ),
             Some("see what `airlock sweep` says".to_owned()),
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// Why a job that was accepted may not run.
-struct Refused {
+/// Why an accepted job may not run.
+struct Rejection {
     status: &'static str,
     problem: Box<Problem>,
 }
 
-/// What it runs, with the rights that its key has now.
-fn admitted(
+/// Admits the job again, with the current rights of its key.
+fn readmit(
     gateway: &Gateway,
     row: &JobRow,
     order: &str,
-) -> Result<(RunSpec, Option<Vec<u8>>), Refused> {
-    let not_started = |problem| Refused {
+) -> Result<(RunSpec, Option<Vec<u8>>), Rejection> {
+    let not_started = |problem| Rejection {
         status: "not_started",
         problem: Box::new(problem),
     };
@@ -179,7 +189,7 @@ fn admitted(
         let title = "the key by which it was asked for was revoked or has expired";
         let hint = Some("ask for it again by another".to_owned());
         let problem = Problem::new(StatusCode::FORBIDDEN, "policy_denied", title, hint);
-        return Err(Refused {
+        return Err(Rejection {
             status: "cancelled",
             problem: Box::new(problem),
         });
@@ -187,109 +197,99 @@ fn admitted(
     let admit = || {
         caller.require(crate::Scope::Runs)?;
         let order: JobOrder = serde_json::from_str(order)
-            .map_err(|error| crate::wire::unreadable(&error.to_string()))?;
+            .map_err(|error| crate::wire::body_problem(&error.to_string()))?;
         let id = Id::new(&row.id).map_err(|_| Problem::not_found("job"))?;
-        order::admit(gateway, &caller, order, &id)
+        validate::admit(gateway, &caller, order, &id)
     };
     admit().map_err(not_started)
 }
 
-/// Whether something is refused because its tenant has none of it left.
+/// Whether the error code means that a quota is used up.
 pub(super) fn is_quota(code: &str) -> bool {
     matches!(code, "quota_exceeded" | "budget_exceeded")
 }
 
-/// Lets a job wait for what its tenant has none of now. Others go before it meanwhile: they may need none of that.
-async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()> {
+/// Defers a job until its tenant's quota allows it. Other jobs of the tenant may start before it.
+async fn defer(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()> {
     let now = engine::now();
     let waited = Duration::from_millis(now.0.saturating_sub(row.accepted_ms));
-    let pause = waited.clamp(SHORTEST_WAIT, LONGEST_WAIT).as_millis() as u64;
-    // With the day all of it begins anew, but for storage.
+    let pause = waited.clamp(MIN_QUOTA_WAIT, MAX_QUOTA_WAIT).as_millis() as u64;
+    // Daily quotas start again with the next day; storage does not.
     let due_ms = (now.0 + pause).min(Day::of(now).next().start().0);
-    let of = gateway.clone();
-    let written = gateway.writer().write(move |writing| {
+    let handle = gateway.clone();
+    let written = gateway.writer().write(move |transaction| {
         let before = row
             .error
             .as_ref()
-            .is_some_and(|error| problem.is_said_by(error));
-        // Whoever waits for long is told of once.
-        if writing.put_off_job(&row.id, due_ms, &problem.as_error())? && !before {
-            let (what, decision) = ("job.start", Decision::Refused);
+            .is_some_and(|error| problem.matches_error(error));
+        // A job that is deferred again for the same reason is audited once.
+        if transaction.put_off_job(&row.id, due_ms, &problem.to_error_json())? && !before {
             let entry = Entry {
-                what,
-                decision,
+                what: "job.start",
+                decision: Decision::Refused,
                 tenant: &row.tenant,
                 key: &row.key,
                 job: &row.id,
+                rule: problem.rule(),
                 ..Entry::default()
             };
-            change::note(
-                &of,
-                &Entry {
-                    rule: problem.rule(),
-                    ..entry
-                },
-            )?;
+            change::write_audit(&handle, &entry)?;
         }
         Ok(())
     });
     written.await
 }
 
-async fn refuse(gateway: &Gateway, row: JobRow, refused: Refused) -> Answer<()> {
-    let (of, at_ms) = (gateway.clone(), engine::now().0);
-    let written = gateway.durable().write(move |writing| {
-        let (error, rule) = (
-            refused.problem.as_error(),
-            refused.problem.rule().to_owned(),
-        );
+async fn reject(gateway: &Gateway, row: JobRow, refused: Rejection) -> Answer<()> {
+    let handle = gateway.clone();
+    let at_ms = engine::now().0;
+    let written = gateway.durable_writer().write(move |transaction| {
+        let error = refused.problem.to_error_json();
+        let rule = refused.problem.rule().to_owned();
         let end = End {
             status: refused.status,
             result: None,
             error: Some(&error),
             at_ms,
         };
-        let changes = writing.refuse_job(&row.id, &end)?;
-        let (what, decision) = ("job.start", Decision::Refused);
+        let changes = transaction.refuse_job(&row.id, &end)?;
         let entry = Entry {
-            what,
-            decision,
+            what: "job.start",
+            decision: Decision::Refused,
             tenant: &row.tenant,
             key: &row.key,
             job: &row.id,
+            rule: &rule,
             ..Entry::default()
         };
-        change::note(
-            &of,
-            &Entry {
-                rule: &rule,
-                ..entry
-            },
-        )?;
-        change::follow(&of, writing, &changes, at_ms)?;
+        change::write_audit(&handle, &entry)?;
+        change::record_changes(&handle, transaction, &changes, at_ms)?;
         Ok(changes)
     });
-    change::after(gateway, &written.await?);
+    change::notify_changes(gateway, &written.await?);
     Ok(())
 }
 
-/// The run is accepted and the job under way, both or neither. The run is listed before anybody can learn of it.
-fn take(
+/// Accepts the run and marks the job as running in one transaction. The run is registered before
+/// its id can be known to anybody.
+fn claim(
     gateway: &Gateway,
-    writing: &Writing<'_>,
+    transaction: &Writing<'_>,
     job: &JobRow,
-    live: &Arc<Live>,
+    live: &Arc<ActiveRun>,
     task: Option<&Id>,
 ) -> Result<Option<Change>, DatabaseError> {
-    let Some(_listing) = gateway.may_list() else {
+    let Some(_listing) = gateway.admission_permit() else {
         return Ok(None);
     };
-    let (jobs, at_ms) = (gateway.jobs(), engine::now().0);
-    let is_full = gateway.runs_full(&job.tenant).is_some();
-    if is_full || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
+    let jobs = gateway.jobs();
+    let at_ms = engine::now().0;
+    let is_full = gateway.runs_full(&job.tenant).is_some() || gateway.is_out_of_memory(&job.tenant);
+    if is_full || !transaction.start_job(&job.id, live.id.as_str(), &jobs.lease_owner, at_ms)? {
         return Ok(None);
     }
-    let (id, owner) = (live.id.as_str(), job.tenant.as_str());
+    let id = live.id.as_str();
+    let owner = job.tenant.as_str();
     let task = task.map(|task| task.as_str());
     let run = NewRun {
         id,
@@ -299,9 +299,9 @@ fn take(
         at_ms,
         promise: None,
     };
-    match writing.accept(&run, true)? {
+    match transaction.accept(&run, true)? {
         Accepted::New => {}
-        // A fresh name that is taken: none of it is written.
+        // A fresh id that exists already: the transaction is rolled back.
         Accepted::Before(_) | Accepted::OtherRequest | Accepted::NameTaken | Accepted::Full => {
             let why = "a run of a fresh name was there before".to_owned();
             return Err(DatabaseError::Place {
@@ -310,9 +310,9 @@ fn take(
             });
         }
     }
-    let day = gateway.days().count(owner, DayUse::RUN);
-    writing.add_to_day(owner, day, DayUse::RUN)?;
-    live::contain(gateway, writing, &run, live.about())?;
+    let day = gateway.daily_usage().count(owner, DayUse::RUN);
+    transaction.add_to_day(owner, day, DayUse::RUN)?;
+    active::add_container(gateway, transaction, &run, live.meta())?;
     let changed = Change {
         id: job.id.clone(),
         tenant: job.tenant.clone(),
@@ -321,7 +321,7 @@ fn take(
         webhook: job.webhook.clone(),
         moved: false,
     };
-    change::follow(gateway, writing, std::slice::from_ref(&changed), at_ms)?;
+    change::record_changes(gateway, transaction, std::slice::from_ref(&changed), at_ms)?;
     gateway.runs().add(live);
     Ok(Some(changed))
 }

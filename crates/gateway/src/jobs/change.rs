@@ -1,17 +1,17 @@
-//! What follows when a job changes. In the transaction that changes it: a line of the audit, and a notice for whoever wants
-//! to be told; so neither is ever missing. Behind it: whoever waits is woken.
+//! Consequences of a job state change. In the same transaction: audit entry and webhook notice, so
+//! that neither is ever missing. After the commit: waiters are notified.
 
 use super::{
-    PRUNED_EVERY,
-    show::Job,
-    webhook::{self, KeptWebhook},
+    PRUNE_EVERY,
+    view::Job,
+    webhook::{self, StoredWebhook},
 };
 use crate::{
     Gateway,
     problem::Answer,
     runs::{
         self,
-        live::{Ending, Live},
+        active::{ActiveRun, RunEndRecord},
     },
 };
 use spec::{ErrorCode, ErrorInfo, Status};
@@ -23,25 +23,27 @@ use store::{
     served::Writing,
 };
 
-/// Jobs that are cancelled in one transaction.
-const A_PAGE: u32 = 200;
+/// Jobs that are cancelled per transaction.
+const CANCEL_BATCH: u32 = 200;
 
-/// Writes a line of the audit; what it tells of is not done without.
-pub(crate) fn note(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
-    gateway.note(entry).map_err(|_| DatabaseError::Place {
-        path: gateway.state().to_owned(),
-        why: "the audit cannot be written".to_owned(),
-    })
+/// Writes an audit entry; if it fails, the transaction fails.
+pub(crate) fn write_audit(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
+    gateway
+        .write_audit(entry)
+        .map_err(|_| DatabaseError::Place {
+            path: gateway.state().to_owned(),
+            why: "the audit cannot be written".to_owned(),
+        })
 }
 
-/// What belongs into the transaction of these changes.
-pub(super) fn follow(
+/// Writes audit entries and webhook notices of changes, in their transaction.
+pub(super) fn record_changes(
     gateway: &Gateway,
-    writing: &Writing<'_>,
+    transaction: &Writing<'_>,
     changes: &[Change],
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
-    // What only waits for something else is nobody's decision.
+    // A job that only waits for something else is not audited.
     for change in changes.iter().filter(|change| !change.moved) {
         let (what, event) = match change.status.as_str() {
             "queued" => ("job.again", None),
@@ -49,13 +51,11 @@ pub(super) fn follow(
             _ => ("job.end", Some("final")),
         };
         let run = change.run.as_deref().unwrap_or_default();
-        let (tenant, job, about) = (
-            change.tenant.as_str(),
-            change.id.as_str(),
-            change.status.as_str(),
-        );
+        let tenant = change.tenant.as_str();
+        let job = change.id.as_str();
+        let about = change.status.as_str();
         let decision = Decision::Happened;
-        note(
+        write_audit(
             gateway,
             &Entry {
                 what,
@@ -68,34 +68,36 @@ pub(super) fn follow(
             },
         )?;
         if let Some(event) = event {
-            tell(gateway, writing, change, event, at_ms)?;
+            enqueue_webhook(gateway, transaction, change, event, at_ms)?;
         }
     }
     Ok(())
 }
 
-fn tell(
+fn enqueue_webhook(
     gateway: &Gateway,
-    writing: &Writing<'_>,
+    transaction: &Writing<'_>,
     change: &Change,
     event: &str,
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
-    let kept = change
+    let webhook = change
         .webhook
         .as_deref()
-        .and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
-    let Some(kept) = kept.filter(|kept| kept.events.iter().any(|wanted| wanted == event)) else {
+        .and_then(|text| serde_json::from_str::<StoredWebhook>(text).ok());
+    let Some(webhook) =
+        webhook.filter(|webhook| webhook.events.iter().any(|wanted| wanted == event))
+    else {
         return Ok(());
     };
-    let Some(row) = writing.job(&change.id)? else {
+    let Some(row) = transaction.job(&change.id)? else {
         return Ok(());
     };
-    let result = store::webhooks::result_of(writing, &change.id)?;
-    let body = Job::of(gateway, &row).whole(result.as_deref());
+    let result = store::webhooks::result_of(transaction, &change.id)?;
+    let body = Job::of(gateway, &row).to_json_with_result(result.as_deref());
     webhook::enqueue(
-        writing,
-        &kept,
+        transaction,
+        &webhook,
         &change.id,
         &change.tenant,
         event,
@@ -104,71 +106,69 @@ fn tell(
     )
 }
 
-/// What is done once they are committed.
-pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
+/// Notifies waiters after the commit.
+pub(super) fn notify_changes(gateway: &Gateway, changes: &[Change]) {
     let jobs = gateway.jobs();
     for change in changes {
-        jobs.tell(&change.id);
+        jobs.notify(&change.id);
         if !matches!(change.status.as_str(), "queued" | "running") {
             gateway.metrics().job(&change.status);
-            if jobs.ended.fetch_add(1, Ordering::Relaxed) % PRUNED_EVERY == PRUNED_EVERY - 1 {
+            if jobs.ended.fetch_add(1, Ordering::Relaxed) % PRUNE_EVERY == PRUNE_EVERY - 1 {
                 let gateway = gateway.clone();
-                tokio::spawn(async move { super::forget(&gateway).await });
+                tokio::spawn(async move { super::prune(&gateway).await });
             }
         }
     }
     jobs.wake();
-    jobs.behind.notify_one();
+    jobs.dependents_ready.notify_one();
 }
 
-/// Cancels all that have not ended, of every tenant; which of them waited. What runs is marked, so that it does not come back
-/// for another try, whoever ends it. Each page is one transaction, and what is accepted meanwhile comes behind the first.
+/// Cancels all unfinished jobs of every tenant; returns the ids of the queued ones. Running jobs
+/// are marked, so that they are not retried. Each page is one transaction, and jobs accepted
+/// meanwhile come after the first page.
 pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<String>> {
-    let (mut before, mut cancelled) = (None, Vec::new());
+    let mut before = None;
+    let mut cancelled = Vec::new();
     loop {
         let filter = JobFilter {
             open: true,
             before,
-            limit: A_PAGE,
+            limit: CANCEL_BATCH,
             ..JobFilter::default()
         };
         let page = gateway
-            .look_up(move |served| served.list_jobs(&filter))
+            .query_database(move |database| database.list_jobs(&filter))
             .await?;
         let is_last = page.before.is_none();
         before = page.before;
-        let (of, key, at_ms) = (gateway.clone(), key.to_owned(), engine::now().0);
-        let write = move |writing: &Writing<'_>| {
+        let handle = gateway.clone();
+        let key = key.to_owned();
+        let at_ms = engine::now().0;
+        let write = move |transaction: &Writing<'_>| {
             let mut all = Vec::new();
             for row in &page.rows {
-                let changes = match writing.cancel_job(&row.id, at_ms)? {
+                let changes = match transaction.cancel_job(&row.id, at_ms)? {
                     Cancelled::Queued(changes) => changes,
                     Cancelled::Running(_) => Vec::new(),
                     Cancelled::Before | Cancelled::Unknown => continue,
                 };
-                let (what, decision, rule) = ("job.cancel", Decision::Allowed, "admin");
                 let entry = Entry {
-                    what,
-                    decision,
-                    rule,
+                    what: "job.cancel",
+                    decision: Decision::Allowed,
+                    rule: "admin",
                     key: &key,
+                    tenant: &row.tenant,
+                    job: &row.id,
                     ..Entry::default()
                 };
-                note(
-                    &of,
-                    &Entry {
-                        tenant: &row.tenant,
-                        job: &row.id,
-                        ..entry
-                    },
-                )?;
-                follow(&of, writing, &changes, at_ms)?;
+                write_audit(&handle, &entry)?;
+                record_changes(&handle, transaction, &changes, at_ms)?;
                 all.extend(changes);
             }
             Ok(all)
         };
-        let changes = gateway.durable().write(write).await?;
-        after(gateway, &changes);
+        let changes = gateway.durable_writer().write(write).await?;
+        notify_changes(gateway, &changes);
         cancelled.extend(changes.into_iter().map(|change| change.id));
         if is_last {
             return Ok(cancelled);
@@ -176,22 +176,26 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
     }
 }
 
-/// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
-/// could be done. One that ended because the server does is not the job's end: that is decided as after a crash.
-pub(crate) async fn ended(gateway: &Gateway, live: &Live, ending: Ending) -> bool {
-    let (of, run, owner, at_ms) = (
-        gateway.clone(),
-        live.id.clone(),
-        live.owner.clone(),
-        engine::now().0,
-    );
-    let written = gateway.durable().write(move |writing| {
-        ending.write(writing, run.as_str(), &owner)?;
-        // It was text a moment ago.
-        let result = String::from_utf8_lossy(&ending.kept);
-        let (status, error) = match ending.interrupted {
-            true => (Status::Lost, Some(lost())),
-            false => (ending.status, ending.error.clone()),
+/// Writes the end of an attempt: run and job in one transaction, so that they never disagree.
+/// Returns whether it was written. A run that the shutdown ended does not end its job: that is
+/// decided as after a crash.
+pub(crate) async fn record_attempt_end(
+    gateway: &Gateway,
+    live: &ActiveRun,
+    ending: RunEndRecord,
+) -> bool {
+    let handle = gateway.clone();
+    let run = live.id.clone();
+    let owner = live.owner.clone();
+    let at_ms = engine::now().0;
+    let written = gateway.durable_writer().write(move |transaction| {
+        ending.write(transaction, run.as_str(), &owner)?;
+        // The bytes are valid UTF-8: they were serialized as text.
+        let result = String::from_utf8_lossy(&ending.stored);
+        let (status, error) = if ending.interrupted {
+            (Status::Lost, Some(lost_error()))
+        } else {
+            (ending.status, ending.error.clone())
         };
         let error = error
             .as_ref()
@@ -202,59 +206,59 @@ pub(crate) async fn ended(gateway: &Gateway, live: &Live, ending: Ending) -> boo
             error: error.as_deref(),
             at_ms,
         };
-        let changes = writing.end_job(run.as_str(), &end)?;
-        follow(&of, writing, &changes, at_ms)?;
+        let changes = transaction.end_job(run.as_str(), &end)?;
+        record_changes(&handle, transaction, &changes, at_ms)?;
         Ok(changes)
     });
     let written = written.await;
     if let Ok(changes) = &written {
-        after(gateway, changes);
+        notify_changes(gateway, changes);
     }
     written.is_ok()
 }
 
-/// A job whose try ended with its server, in the transaction that gives the run its end.
-pub(crate) fn abandoned(
+/// Ends the attempt that was lost with its server, in the transaction that ends the run.
+pub(crate) fn record_lost_attempt(
     gateway: &Gateway,
-    writing: &Writing<'_>,
+    transaction: &Writing<'_>,
     run: &str,
     result: Option<&str>,
 ) -> Result<(), DatabaseError> {
     let at_ms = engine::now().0;
-    let error = serde_json::to_string(&lost()).ok();
+    let error = serde_json::to_string(&lost_error()).ok();
     let end = End {
         status: Status::Lost.name(),
         result,
         error: error.as_deref(),
         at_ms,
     };
-    let changes = writing.end_job(run, &end)?;
-    follow(gateway, writing, &changes, at_ms)
+    let changes = transaction.end_job(run, &end)?;
+    record_changes(gateway, transaction, &changes, at_ms)
 }
 
-/// Those whose run has an end already, or is forgotten: as long as both are written together there is none, and should
-/// there be one all the same it does not stay under way for ever.
-pub(crate) fn settle(gateway: &Gateway) -> Result<(), DatabaseError> {
-    runs::live::settle(gateway)?;
-    let served = gateway.served();
-    let rest = served.abandoned_jobs(&gateway.jobs().boot)?;
+/// Settles running jobs of a previous server. A job whose run is already ended or forgotten should
+/// not exist, because both are written together; if there is one, it does not stay running.
+pub(crate) fn settle_unfinished(gateway: &Gateway) -> Result<(), DatabaseError> {
+    runs::active::settle_unfinished(gateway)?;
+    let database = gateway.database();
+    let rest = database.abandoned_jobs(&gateway.jobs().lease_owner)?;
     if !rest.is_empty() {
-        served.together_durably(|writing| {
+        database.together_durably(|transaction| {
             rest.iter()
-                .try_for_each(|job| abandoned(gateway, writing, &job.run, None))
+                .try_for_each(|job| record_lost_attempt(gateway, transaction, &job.run, None))
         })?;
     }
-    // Whoever starts a server may have said otherwise what tenants may have.
-    served.together(|writing| writing.look_again_at_jobs(engine::now().0))?;
-    served.prune_jobs(
+    // Quotas may have changed since the previous start.
+    database.together(|transaction| transaction.look_again_at_jobs(engine::now().0))?;
+    database.prune_jobs(
         engine::now().0,
         gateway.jobs().bounds.keep_jobs,
-        super::MOST_BYTES / 2,
+        super::MAX_BYTES / 2,
     )?;
     Ok(())
 }
 
-fn lost() -> ErrorInfo {
+fn lost_error() -> ErrorInfo {
     ErrorInfo {
         code: ErrorCode::Lost,
         message: "the server ended before the job did".to_owned(),

@@ -1,14 +1,14 @@
-//! What happens to a job, as server-sent events: its states, and between them what its runs send. The id of an event says
-//! how much was seen with it: `VERSION:RUN:SEEN`, the last as a run's own events have it; a run that was seen to its end has
-//! a `!` behind it.
+//! Server-sent events of a job: its states, and between them the events of its runs. An event id is
+//! `VERSION:RUN:SEEN`, whose last part is the position in the run's own events; `!` after the run
+//! means that its events are complete.
 
-use super::{routes::row, show::Job};
+use super::{routes::row, view::Job};
 use crate::{
     Caller, Gateway, Problem,
     path::Path,
     problem::Answer,
-    runs::events::{self as of_runs, Gone, KEEP_ALIVE, Reader},
-    stream,
+    runs::events::{self as run_events, Disconnected, EventWriter, KEEP_ALIVE},
+    streaming_body,
 };
 use axum::{extract::State, response::Response};
 use bytes::Bytes;
@@ -16,39 +16,39 @@ use http::HeaderMap;
 use std::str::FromStr;
 use tokio::sync::mpsc;
 
-/// How much a reader has seen.
+/// How far a reader is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct JobEventPosition {
     version: i64,
     /// The run whose events came last.
     run: String,
-    /// All of that.
-    whole: bool,
-    of_run: of_runs::Seen,
+    /// All events of that run were sent.
+    is_complete: bool,
+    run_position: run_events::EventPosition,
 }
 
-impl Seen {
-    /// What stands before a run's own id.
-    fn before(&self) -> String {
+impl JobEventPosition {
+    /// The part of the id before the position in the run.
+    fn id_prefix(&self) -> String {
         format!(
             "{}:{}{}:",
             self.version,
             self.run,
-            if self.whole { "!" } else { "" }
+            if self.is_complete { "!" } else { "" }
         )
     }
 
     fn id(&self) -> String {
-        self.before() + &self.of_run.id()
+        self.id_prefix() + &self.run_position.id()
     }
 }
 
-impl FromStr for Seen {
+impl FromStr for JobEventPosition {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Seen, ()> {
+    fn from_str(text: &str) -> Result<JobEventPosition, ()> {
         let mut parts = text.split(':');
-        let (Some(version), Some(run), Some(of_run), None) =
+        let (Some(version), Some(run), Some(run_position), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(());
@@ -58,14 +58,14 @@ impl FromStr for Seen {
             .ok()
             .filter(|version| *version >= 0)
             .ok_or(())?;
-        let (run, whole) = run
+        let (run, is_complete) = run
             .strip_suffix('!')
             .map_or((run, false), |run| (run, true));
-        Ok(Seen {
+        Ok(JobEventPosition {
             version,
             run: run.to_owned(),
-            whole,
-            of_run: of_run.parse()?,
+            is_complete,
+            run_position: run_position.parse()?,
         })
     }
 }
@@ -86,11 +86,11 @@ pub(crate) async fn events(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    let seen = match headers
+    let position = match headers
         .get("last-event-id")
         .map(|id| id.to_str().unwrap_or_default())
     {
-        None | Some("") => Seen::default(),
+        None | Some("") => JobEventPosition::default(),
         Some(id) => id.parse().map_err(|()| {
             Problem::invalid(
                 "this is no id of an event",
@@ -98,95 +98,109 @@ pub(crate) async fn events(
             )
         })?,
     };
-    let (to, body) = stream::body();
+    let (to, body) = streaming_body::body();
     tokio::spawn(async move {
-        // Whoever hung up is told nothing more.
-        _ = follow(&gateway, &row.id, seen, to).await;
+        // An error means that the client disconnected.
+        _ = send_job_events(&gateway, &row.id, position, to).await;
     });
-    Ok(of_runs::answer(body))
+    Ok(run_events::sse_response(body))
 }
 
-async fn follow(
+async fn send_job_events(
     gateway: &Gateway,
     id: &str,
-    mut seen: Seen,
+    mut position: JobEventPosition,
     to: mpsc::Sender<Bytes>,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     let mut changes = gateway.jobs().watch(id);
     loop {
         changes.borrow_and_update();
         let name = id.to_owned();
-        // Forgotten, or not to be had: the stream ends, and whoever wants more comes again.
-        let Ok(Some(row)) = gateway.look_up(move |served| served.job(&name)).await else {
+        // The job was forgotten or the database is unavailable: the stream ends, and the client may
+        // reconnect.
+        let Ok(Some(row)) = gateway
+            .query_database(move |database| database.job(&name))
+            .await
+        else {
             return Ok(());
         };
         let job = Job::of(gateway, &row);
-        if row.version > seen.version {
-            seen.version = row.version;
-            send(&to, &seen, "job", &job).await?;
+        if row.version > position.version {
+            position.version = row.version;
+            send(&to, &position, "job", &job).await?;
         }
-        if let Some(run) = unseen(&seen, &row.runs) {
-            if seen.run != *run {
-                (seen.run, seen.whole, seen.of_run) =
-                    (run.clone(), false, of_runs::Seen::default());
+        if let Some(run) = next_unseen_run(&position, &row.runs) {
+            if position.run != *run {
+                (position.run, position.is_complete, position.run_position) =
+                    (run.clone(), false, run_events::EventPosition::default());
             }
-            pass_on(gateway, &mut seen, to.clone()).await?;
-            // What has become of the job meanwhile?
+            send_run_events(gateway, &mut position, to.clone()).await?;
+            // The job may have changed meanwhile.
             continue;
         }
         if row.is_final() {
-            return send(&to, &seen, "end", &job).await;
+            return send(&to, &position, "end", &job).await;
         }
         tokio::select! {
-            () = to.closed() => return Err(Gone),
+            () = to.closed() => return Err(Disconnected),
             _ = changes.changed() => {}
             () = tokio::time::sleep(KEEP_ALIVE) => {
-                to.send(Bytes::from_static(b": still here\n\n")).await.map_err(|_| Gone)?;
+                to.send(Bytes::from_static(b": still here\n\n")).await.map_err(|_| Disconnected)?;
             }
         }
     }
 }
 
-/// The first run of which something was not seen.
-fn unseen<'a>(seen: &Seen, runs: &'a [String]) -> Option<&'a String> {
-    let place = runs.iter().position(|run| *run == seen.run);
-    match place {
-        Some(place) => runs.get(place + usize::from(seen.whole)),
+/// The first run with events that were not sent.
+fn next_unseen_run<'a>(position: &JobEventPosition, runs: &'a [String]) -> Option<&'a String> {
+    let index = runs.iter().position(|run| *run == position.run);
+    match index {
+        Some(index) => runs.get(index + usize::from(position.is_complete)),
         None => runs.first(),
     }
 }
 
-async fn send(to: &mpsc::Sender<Bytes>, seen: &Seen, event: &str, job: &Job) -> Result<(), Gone> {
+async fn send(
+    to: &mpsc::Sender<Bytes>,
+    position: &JobEventPosition,
+    event: &str,
+    job: &Job,
+) -> Result<(), Disconnected> {
     let text = format!(
         "id: {}\nevent: {event}\ndata: {}\n\n",
-        seen.id(),
-        job.text()
+        position.id(),
+        job.to_json()
     );
-    to.send(text.into()).await.map_err(|_| Gone)
+    to.send(text.into()).await.map_err(|_| Disconnected)
 }
 
-/// Everything of one run, until it has ended.
-async fn pass_on(gateway: &Gateway, seen: &mut Seen, to: mpsc::Sender<Bytes>) -> Result<(), Gone> {
-    let (before, of_run) = (seen.before(), seen.of_run);
-    (seen.whole, seen.of_run) = (true, of_runs::Seen::default());
-    let reader = Reader {
-        before,
-        at_end: Some(seen.id()),
-        seen: of_run,
-        hold: None,
+/// Sends all events of one run until it has ended.
+async fn send_run_events(
+    gateway: &Gateway,
+    position: &mut JobEventPosition,
+    to: mpsc::Sender<Bytes>,
+) -> Result<(), Disconnected> {
+    let id_prefix = position.id_prefix();
+    let run_position = position.run_position;
+    (position.is_complete, position.run_position) = (true, run_events::EventPosition::default());
+    let reader = EventWriter {
+        id_prefix,
+        final_id: Some(position.id()),
+        position: run_position,
+        guard: None,
         to,
     };
-    let run = seen.run.clone();
+    let run = position.run.clone();
     match gateway.runs().find(&run) {
-        Some(live) => of_runs::until_ended(&live, reader).await,
+        Some(live) => run_events::stream_until_ended(&live, reader).await,
         None => {
             let row = gateway
-                .look_up(move |served| served.run(&run))
+                .query_database(move |database| database.run(&run))
                 .await
                 .ok()
                 .flatten();
             match row.and_then(|row| row.result) {
-                Some(result) => of_runs::all(&result, reader).await,
+                Some(result) => run_events::replay_result(&result, reader).await,
                 // Runs are forgotten sooner than jobs.
                 None => Ok(()),
             }
@@ -201,15 +215,20 @@ mod tests {
     #[test]
     fn an_id_says_how_much_was_seen() {
         let text = "3:01ABC:1.0.5.0";
-        let seen: Seen = text.parse().unwrap();
+        let position: JobEventPosition = text.parse().unwrap();
         assert_eq!(
-            (seen.version, seen.run.as_str(), seen.whole),
+            (
+                position.version,
+                position.run.as_str(),
+                position.is_complete
+            ),
             (3, "01ABC", false)
         );
-        assert_eq!(seen.id(), text);
+        assert_eq!(position.id(), text);
         for text in ["0::0.0.0.0", "7:x!:0.0.0.0"] {
             assert_eq!(
-                text.parse::<Seen>().map(|seen| seen.id()),
+                text.parse::<JobEventPosition>()
+                    .map(|position| position.id()),
                 Ok(text.to_owned())
             );
         }
@@ -222,19 +241,19 @@ mod tests {
             "1:x:0.0.0.0:",
             "1:x:0",
         ] {
-            assert_eq!(text.parse::<Seen>(), Err(()), "{text}");
+            assert_eq!(text.parse::<JobEventPosition>(), Err(()), "{text}");
         }
     }
 
     #[test]
     fn runs_are_told_one_after_the_other() {
         let runs = ["a", "b"].map(str::to_owned);
-        let next = |run: &str, whole| {
-            unseen(
-                &Seen {
+        let next = |run: &str, is_complete| {
+            next_unseen_run(
+                &JobEventPosition {
                     run: run.to_owned(),
-                    whole,
-                    ..Seen::default()
+                    is_complete,
+                    ..JobEventPosition::default()
                 },
                 &runs,
             )

@@ -1,30 +1,31 @@
-//! Jobs: runs that outlast the server. Written down when they are accepted, run when their turn comes, and again after a
-//! crash, if that is what was asked for.
-
+//! Jobs: queued runs that survive a restart of the server. A job is stored when it is accepted,
+//! started by the scheduler, and run again after a crash if the request says so.
 //!
-//! | file | what of it |
+//! | file | contents |
 //! |---|---|
-//! | `order.rs` | what is checked of a request, at once and again at every start |
-//! | `routes.rs`, `events.rs`, `show.rs` | what clients ask and see |
-//! | `scheduler.rs`, `fair.rs` | whose turn it is |
-//! | `attempt.rs` | one try: from its turn to its end |
-//! | `change.rs`, `behind.rs` | what follows when a job changes: the audit, webhooks, whoever watches; jobs behind it |
-//! | `agent.rs`, `webhook.rs` | agents as runs, and whom to tell |
+//! | `validate.rs` | validation of a request, when accepted and again at each start |
+//! | `routes.rs`, `events.rs`, `view.rs` | HTTP routes, event stream, JSON view |
+//! | `scheduler.rs`, `fair_queue.rs` | which job starts next |
+//! | `attempt.rs` | one attempt, from its start to its end |
+//! | `change.rs`, `dependents.rs` | consequences of a state change: audit, webhooks, waiters, dependent jobs |
+//! | `agent.rs`, `webhook.rs` | agents as runs; webhook notifications |
 
 pub(crate) mod agent;
 mod attempt;
-mod behind;
 mod change;
+mod dependents;
 mod events;
-mod fair;
-mod order;
+mod fair_queue;
 mod routes;
 mod scheduler;
-mod show;
+mod validate;
+mod view;
 pub(crate) mod webhook;
 
-pub(crate) use behind::follow;
-pub(crate) use change::{abandoned, cancel_all, ended, note, settle};
+pub(crate) use change::{
+    cancel_all, record_attempt_end, record_lost_attempt, settle_unfinished, write_audit,
+};
+pub(crate) use dependents::propagate;
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 
@@ -43,33 +44,34 @@ use store::jobs::JobRoom;
 use tokio::sync::{Notify, watch};
 use utoipa::ToSchema;
 
-/// Bytes of all orders and results that are kept, and those of one tenant.
-const MOST_BYTES: u64 = 16 << 30;
-const MOST_BYTES_OF_ONE: u64 = MOST_BYTES / 4;
-/// Between two looks at the disk.
-const LOOK_AT_DISK: Duration = Duration::from_secs(1);
-/// Jobs that end between two looks for what is too old.
-const PRUNED_EVERY: u64 = 256;
+/// Limit of stored job specs and results in bytes, and the same for one tenant.
+const MAX_BYTES: u64 = 16 << 30;
+const MAX_BYTES_PER_TENANT: u64 = MAX_BYTES / 4;
+/// How long the result of a disk check is cached.
+const DISK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of finished jobs between two prunings.
+const PRUNE_EVERY: u64 = 256;
 
-/// What a server knows of jobs beside the database: never those that wait.
+/// In-memory state of jobs; queued jobs are only in the database.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     bounds: JobBounds,
-    /// How many run at once.
+    /// Maximum number of concurrently running jobs.
     slots: usize,
     /// Names this server in the leases of jobs.
-    boot: String,
-    /// Something has changed that the scheduler may have waited for.
+    lease_owner: String,
+    /// Wakes the scheduler.
     wake: Notify,
-    /// A job has ended, and others may come after it.
-    behind: Notify,
-    /// When the disk was last looked at, and whether it had room.
-    room: Mutex<Option<(Instant, bool)>>,
-    /// Whose turn it is, until the database says that they run; each with its tenant. At most as many as there are slots.
+    /// A job has ended, and dependents may follow.
+    dependents_ready: Notify,
+    /// Time and result of the last disk check.
+    disk_check: Mutex<Option<(Instant, bool)>>,
+    /// Jobs that are being started, with their tenants, until the database has them as running; at
+    /// most one per slot.
     starting: Mutex<HashMap<String, String>>,
-    /// How many slots each tenant has; those who have none are not among them.
-    taken: Mutex<HashMap<String, usize>>,
-    /// Jobs that somebody follows.
+    /// Slots in use per tenant; tenants without one are not in the map.
+    slots_by_tenant: Mutex<HashMap<String, usize>>,
+    /// Jobs with event readers.
     watched: Mutex<HashMap<String, watch::Sender<()>>>,
     ended: AtomicU64,
 }
@@ -81,12 +83,12 @@ impl Jobs {
         Jobs {
             bounds,
             slots,
-            boot: engine::fresh_id().to_string(),
+            lease_owner: engine::fresh_id().to_string(),
             wake: Notify::new(),
-            behind: Notify::new(),
-            room: Mutex::default(),
+            dependents_ready: Notify::new(),
+            disk_check: Mutex::default(),
             starting: Mutex::default(),
-            taken: Mutex::default(),
+            slots_by_tenant: Mutex::default(),
             watched: Mutex::default(),
             ended: AtomicU64::new(0),
         }
@@ -96,26 +98,26 @@ impl Jobs {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the scheduler look again.
+    /// Wakes the scheduler.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// How many are about to start.
+    /// Number of jobs that are being started.
     pub(crate) fn starting(&self) -> usize {
         Jobs::locked(&self.starting).len()
     }
 
-    /// How many more could run now.
-    fn free(&self) -> usize {
+    /// Number of free slots.
+    fn free_slots(&self) -> usize {
         self.slots
-            .saturating_sub(Jobs::locked(&self.taken).values().sum())
+            .saturating_sub(Jobs::locked(&self.slots_by_tenant).values().sum())
     }
 
-    /// Tells when the job changes.
+    /// Notifies when the job changes.
     fn watch(&self, id: &str) -> watch::Receiver<()> {
         let mut watched = Jobs::locked(&self.watched);
-        // Whoever stopped following is forgotten with the next who begins.
+        // Entries without readers are removed here.
         watched.retain(|_, changes| changes.receiver_count() > 0);
         watched
             .entry(id.to_owned())
@@ -123,7 +125,7 @@ impl Jobs {
             .subscribe()
     }
 
-    fn tell(&self, id: &str) {
+    fn notify(&self, id: &str) {
         if let Some(changes) = Jobs::locked(&self.watched).get(id) {
             changes.send_replace(());
         }
@@ -131,38 +133,38 @@ impl Jobs {
 }
 
 impl Gateway {
-    /// Whether the disk has room for what a job leaves, as of a moment ago.
-    fn has_room_for_jobs(&self) -> bool {
-        let mut room = Jobs::locked(&self.jobs().room);
-        match *room {
-            Some((at, had)) if at.elapsed() < LOOK_AT_DISK => had,
+    /// Whether the disk has space for the result of a job, cached briefly.
+    fn has_disk_space_for_jobs(&self) -> bool {
+        let mut disk_check = Jobs::locked(&self.jobs().disk_check);
+        match *disk_check {
+            Some((at, had)) if at.elapsed() < DISK_CHECK_INTERVAL => had,
             _ => {
-                let has = self.has_room().is_ok();
-                *room = Some((Instant::now(), has));
+                let has = self.check_disk_space().is_ok();
+                *disk_check = Some((Instant::now(), has));
                 has
             }
         }
     }
 
-    /// How many jobs this tenant may have.
-    fn job_room(&self, tenant: &str) -> JobRoom {
+    /// Job limits of this tenant.
+    fn job_limits(&self, tenant: &str) -> JobRoom {
         let bounds = &self.jobs().bounds;
         JobRoom {
             queued: bounds.queued,
             queued_of_one: bounds.queued_per_tenant,
             jobs: self.quota(tenant).jobs,
-            bytes: MOST_BYTES,
-            bytes_of_one: MOST_BYTES_OF_ONE,
+            bytes: MAX_BYTES,
+            bytes_of_one: MAX_BYTES_PER_TENANT,
         }
     }
 }
 
-/// Forgets what is too old or too much, off the event loop.
-pub(crate) async fn forget(gateway: &Gateway) {
+/// Removes expired and excess jobs, on a blocking thread.
+pub(crate) async fn prune(gateway: &Gateway) {
     let most = gateway.jobs().bounds.keep_jobs;
-    let pruned =
-        gateway.look_up(move |served| served.prune_jobs(engine::now().0, most, MOST_BYTES / 2));
-    // What cannot be forgotten now is forgotten next time; why is said where it failed.
+    let pruned = gateway
+        .query_database(move |database| database.prune_jobs(engine::now().0, most, MAX_BYTES / 2));
+    // Retried next time; the failure is already logged.
     _ = pruned.await;
 }
 

@@ -1,19 +1,19 @@
-//! Jobs over HTTP: asked for, found, followed, cancelled, tried again.
+//! HTTP routes of jobs: create, get, list, cancel, retry, logs.
 
 use super::{
     JobOrder, change, events,
-    order::{self, Terms},
-    show::Job,
+    validate::{self, JobTerms},
+    view::Job,
 };
 use crate::{
     Caller, Gateway, Problem, Scope,
-    cursor::List,
-    fitting::{self, Room},
+    cursor::PagedList,
+    json_response::{self, ResponseLimit},
     path::Path,
     problem::Answer,
-    runs::{self, live::Live},
-    tenants::{Needs, What},
-    wire::{self, Raw},
+    runs::{self, active::ActiveRun},
+    tenants::{ResourceDemand, WorkKind},
+    wire::{self, RawBody},
 };
 use axum::{
     Json,
@@ -37,11 +37,11 @@ use store::{
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const USUALLY_LISTED: u32 = 50;
-/// How long whoever cancels waits for the end.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
-/// Of a stream, in one answer.
-const LARGEST_PIECE: usize = 64 << 10;
+const DEFAULT_LISTED: u32 = 50;
+/// How long a cancel request waits for the run to end.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes that are read from a stream at a time.
+const CHUNK: usize = 64 << 10;
 
 /// Jobs, the newest first, without what came of them.
 #[derive(Debug, Serialize, ToSchema)]
@@ -56,7 +56,7 @@ struct JobList {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct JobsQuery {
     /// Only those of this status.
     status: Option<String>,
     /// Only those of this name.
@@ -73,32 +73,32 @@ struct Which {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Logs {
+struct LogsQuery {
     /// `stdout`, unless said, or `stderr`.
     stream: Option<String>,
 }
 
-type Asked<T> = Result<Query<T>, axum::extract::rejection::QueryRejection>;
+type QueryResult<T> = Result<Query<T>, axum::extract::rejection::QueryRejection>;
 
-fn query<T>(asked: Asked<T>) -> Answer<T> {
-    let Query(asked) = asked.map_err(|error| {
+fn parse_query<T>(query: QueryResult<T>) -> Answer<T> {
+    let Query(query) = query.map_err(|error| {
         Problem::invalid(
             format!("the query cannot be read: {}", error.body_text()),
             "see /openapi.json",
         )
     })?;
-    Ok(asked)
+    Ok(query)
 }
 
-/// The row of a job that the caller may see; somebody else's is as if there were none.
+/// The row of a job that the caller may see; another tenant's job is not found.
 pub(super) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<JobRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
-    let found = gateway
-        .look_up(move |served| served.job(&id))
+    let row = gateway
+        .query_database(move |database| database.job(&id))
         .await?
         .filter(|row| caller.sees(&row.tenant));
-    found.ok_or_else(|| Problem::not_found("job"))
+    row.ok_or_else(|| Problem::not_found("job"))
 }
 
 /// Run a command or an agent later, whatever happens to the server
@@ -116,75 +116,83 @@ async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    raw: Raw,
+    raw: RawBody,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    gateway.has_room()?;
-    let promise =
-        runs::promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
+    gateway.check_disk_space()?;
+    let name = runs::idempotency_key(&headers)?.map(str::to_owned);
+    let read = |raw: &RawBody| {
+        let key = name.map(|name| (name, Sha256::digest(&raw.0).into()));
+        Ok((key, raw.json::<JobOrder>()?))
+    };
+    let (idempotency_key, order) = raw.read(&gateway, &caller.tenant, read).await?;
     let id = engine::fresh_id();
-    let order = raw.json::<JobOrder>()?;
     let at_ms = engine::now().0;
     order
         .webhook
         .as_ref()
-        .map_or(Ok(()), |webhook| webhook.allowed(&gateway))?;
-    let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
+        .map_or(Ok(()), |webhook| webhook.check_allowed(&gateway))?;
+    let terms = JobTerms::of(&order, &gateway.jobs().bounds, at_ms)?;
     let is_now = terms.not_before_ms.is_none_or(|moment| moment <= at_ms);
-    // Whoever asks hears of mistakes now; at its start it is measured again.
-    let (spec, _) = order::admit(&gateway, &caller, order, &id)?;
-    let needs = Needs {
-        what: What::Job,
+    // The job spec is validated here so that the caller learns of errors, and again when the job
+    // starts.
+    let (spec, _) = validate::admit(&gateway, &caller, order, &id)?;
+    let needs = ResourceDemand {
+        what: WorkKind::Job,
         llm: spec.grants.llm.is_some(),
         storage: spec.sandbox.copy_on_write,
+        memory: 0,
     };
-    // What is to run another day has that day's CPU time and money, and is asked for them then.
-    let may = if is_now {
-        gateway.may_begin(&caller.tenant, needs).await
+    // A job that starts on a later day uses that day's CPU time and money quota, which is checked
+    // then.
+    let quota_check = if is_now {
+        gateway.check_quota(&caller.tenant, needs).await
     } else {
         Ok(())
     };
     let Ok(order) = String::from_utf8(raw.0.to_vec()) else {
-        return Err(wire::unreadable("it is not UTF-8"));
+        return Err(wire::body_problem("it is not UTF-8"));
     };
-    let new = Accepting {
+    let new = NewJobRequest {
         id: id.clone(),
         caller: caller.clone(),
         at_ms,
         terms,
         order,
-        promise,
-        may,
+        idempotency_key,
+        quota_check,
     };
-    match to_its_end(take(gateway.clone(), new)).await? {
-        Taken::New(row, _) => accepted(&gateway, &row),
-        Taken::Before(id) => accepted(&gateway, &promised(&gateway, &caller, &id).await?),
-        Taken::Refused(problem) => Err(problem),
+    match run_to_completion(accept(gateway.clone(), new)).await? {
+        AcceptedJob::New(row, _) => accepted(&gateway, &row),
+        AcceptedJob::Existing(id) => {
+            accepted(&gateway, &existing_job(&gateway, &caller, &id).await?)
+        }
+        AcceptedJob::Refused(problem) => Err(problem),
     }
 }
 
-/// Goes on even if whoever asked hangs up: what is written down is carried out.
-async fn to_its_end<T: Send + 'static>(
+/// Runs a task to its end even if the client disconnects: what is stored is carried out.
+async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = Answer<T>> + Send + 'static,
 ) -> Answer<T> {
     tokio::spawn(work)
         .await
-        .map_err(|_| crate::writer::busy())?
+        .map_err(|_| crate::db_writer::busy())?
 }
 
-async fn take(gateway: Gateway, new: Accepting) -> Answer<Taken> {
-    let of = gateway.clone();
+async fn accept(gateway: Gateway, new: NewJobRequest) -> Answer<AcceptedJob> {
+    let handle = gateway.clone();
     let taken = gateway
-        .durable()
-        .write(move |writing| new.accept(&of, writing))
+        .durable_writer()
+        .write(move |transaction| new.insert(&handle, transaction))
         .await?;
-    if let Taken::New(_, changes) = &taken {
-        change::after(&gateway, changes);
+    if let AcceptedJob::New(_, changes) = &taken {
+        change::notify_changes(&gateway, changes);
     }
     Ok(taken)
 }
 
-fn about(caller: &Caller) -> Entry<'_> {
+fn audit_entry(caller: &Caller) -> Entry<'_> {
     Entry {
         what: "job.accept",
         tenant: &caller.tenant,
@@ -193,27 +201,32 @@ fn about(caller: &Caller) -> Entry<'_> {
     }
 }
 
-/// A job that is about to be written down.
-struct Accepting {
+/// A job that is about to be stored.
+struct NewJobRequest {
     id: Id,
     caller: Caller,
     at_ms: u64,
-    terms: Terms,
+    terms: JobTerms,
     order: String,
-    promise: Option<(String, [u8; 32])>,
-    /// Whether it may begin at all; what was promised before may be asked for again in any case.
-    may: Answer<()>,
+    idempotency_key: Option<(String, [u8; 32])>,
+    /// Result of the quota check; an existing job of the same Idempotency-Key is answered in any
+    /// case.
+    quota_check: Answer<()>,
 }
 
-enum Taken {
-    /// With what changed at once.
+enum AcceptedJob {
+    /// With the changes that followed at once.
     New(Box<JobRow>, Vec<Change>),
-    Before(String),
+    Existing(String),
     Refused(Problem),
 }
 
-impl Accepting {
-    fn accept(self, gateway: &Gateway, writing: &Writing<'_>) -> Result<Taken, DatabaseError> {
+impl NewJobRequest {
+    fn insert(
+        self,
+        gateway: &Gateway,
+        transaction: &Writing<'_>,
+    ) -> Result<AcceptedJob, DatabaseError> {
         let terms = &self.terms;
         let new = NewJob {
             id: self.id.as_str(),
@@ -233,46 +246,45 @@ impl Accepting {
             webhook: terms.webhook.as_deref(),
             order: &self.order,
             promise: self
-                .promise
+                .idempotency_key
                 .as_ref()
                 .map(|(name, body)| (name.as_str(), *body)),
         };
-        let room = gateway.job_room(&self.caller.tenant);
-        let queued = if self.may.is_ok() { room.queued } else { 0 };
-        let added = writing.add_job(&new, &JobRoom { queued, ..room })?;
-        // What was to come after a failure is over at once, and that is told like any end.
+        let room = gateway.job_limits(&self.caller.tenant);
+        let queued = if self.quota_check.is_ok() {
+            room.queued
+        } else {
+            0
+        };
+        let added = transaction.add_job(&new, &JobRoom { queued, ..room })?;
+        // A dependent of a failed job ends at once, which is recorded like any end.
         let (added, changes) = match added {
             Added::InVain(changes) => (Added::New, changes),
             added => (added, Vec::new()),
         };
-        let problem = match (added, self.may) {
+        let problem = match (added, self.quota_check) {
             (Added::New | Added::InVain(_), _) => {
                 let entry = Entry {
                     decision: Decision::Allowed,
                     job: self.id.as_str(),
-                    ..about(&self.caller)
+                    rule: Scope::Runs.name(),
+                    ..audit_entry(&self.caller)
                 };
-                change::note(
-                    gateway,
-                    &Entry {
-                        rule: Scope::Runs.name(),
-                        ..entry
-                    },
-                )?;
-                change::follow(gateway, writing, &changes, self.at_ms)?;
-                let row = writing.job(self.id.as_str())?;
+                change::write_audit(gateway, &entry)?;
+                change::record_changes(gateway, transaction, &changes, self.at_ms)?;
+                let row = transaction.job(self.id.as_str())?;
                 return Ok(row.map_or_else(
-                    || Taken::Refused(Problem::not_found("job")),
-                    |row| Taken::New(Box::new(row), changes),
+                    || AcceptedJob::Refused(Problem::not_found("job")),
+                    |row| AcceptedJob::New(Box::new(row), changes),
                 ));
             }
-            (Added::Before(id), _) => return Ok(Taken::Before(id)),
+            (Added::Before(id), _) => return Ok(AcceptedJob::Existing(id)),
             (Added::OtherRequest, _) => other_request(),
-            (Added::NoSuchJob(id), _) => order::unknown_job(&id),
+            (Added::NoSuchJob(id), _) => validate::unknown_job(&id),
             (Added::Full(_), Err(refusal)) => refusal,
-            (Added::Full(bound), Ok(())) => full(bound),
+            (Added::Full(bound), Ok(())) => limit_problem(bound),
         };
-        Ok(Taken::Refused(problem))
+        Ok(AcceptedJob::Refused(problem))
     }
 }
 
@@ -285,7 +297,7 @@ fn other_request() -> Problem {
     )
 }
 
-fn full(bound: WhichBound) -> Problem {
+fn limit_problem(bound: WhichBound) -> Problem {
     let (title, hint) = match bound {
         WhichBound::Queued => (
             "too many jobs wait on this server: a tenant may have half of what the others leave",
@@ -320,14 +332,14 @@ fn full(bound: WhichBound) -> Problem {
     )
 }
 
-/// The job that this key was promised. A promise may outlive its job; it is not run again all the same.
-async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<JobRow> {
+/// The job of an Idempotency-Key. The key may outlive its job; the job is not run again.
+async fn existing_job(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<JobRow> {
     let id = id.to_owned();
-    let found = gateway
-        .look_up(move |served| served.job(&id))
+    let row = gateway
+        .query_database(move |database| database.job(&id))
         .await?
         .filter(|row| row.tenant == caller.tenant);
-    found.ok_or_else(|| {
+    row.ok_or_else(|| {
         let hint = Some("use a new key to run it again".to_owned());
         Problem::new(
             StatusCode::GONE,
@@ -347,25 +359,29 @@ fn accepted(gateway: &Gateway, row: &JobRow) -> Answer<Response> {
 }
 
 /// Jobs, the newest first
-#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Which), responses(
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobsQuery), responses(
     (status = 200, description = "One page of them, without results", body = JobList),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
-    which: Asked<Which>,
+    query: QueryResult<JobsQuery>,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let which = query(which)?;
-    let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
-    if which.status.as_ref().is_some_and(|status| !known(status)) {
+    let query = parse_query(query)?;
+    let is_known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
+    if query
+        .status
+        .as_ref()
+        .is_some_and(|status| !is_known(status))
+    {
         let names = Status::ALL.map(Status::name).join(", ");
         return Err(Problem::invalid(
             "there is no such status",
             format!("there are {names}"),
         ));
     }
-    let limit = which.limit.unwrap_or(USUALLY_LISTED);
+    let limit = query.limit.unwrap_or(DEFAULT_LISTED);
     if !(1..=store::served::MOST_LISTED).contains(&limit) {
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
@@ -377,42 +393,43 @@ async fn list(
     };
     let filter = JobFilter {
         tenant: (!caller.is_admin()).then(|| caller.tenant.clone()),
-        status: which.status,
-        name: which.name,
-        label: which.label.map(label).transpose()?,
+        status: query.status,
+        name: query.name,
+        label: query.label.map(label).transpose()?,
         open: false,
         before: gateway
             .cursors()
-            .open(&caller.tenant, List::Jobs, which.before.as_deref())?,
+            .open(&caller.tenant, PagedList::Jobs, query.before.as_deref())?,
         limit,
     };
-    let (of, tenant) = (gateway.clone(), caller.tenant.clone());
-    let page = move || page(&of, &tenant, of.served().list_jobs(&filter)?);
-    fitting::answer(&gateway, &caller, page).await
+    let handle = gateway.clone();
+    let tenant = caller.tenant.clone();
+    let page = move || page(&handle, &tenant, handle.database().list_jobs(&filter)?);
+    json_response::compute(&gateway, &caller, page).await
 }
 
-/// As many as fit into an answer; the rest comes behind them.
+/// The jobs that fit into one response; the cursor continues after them.
 fn page(gateway: &Gateway, tenant: &str, Listed { rows, before }: Listed) -> Answer<JobList> {
-    let (jobs, more) = Room::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
+    let (jobs, more) = ResponseLimit::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
     let last = jobs.len().checked_sub(1).map(|last| rows[last].n);
     let before = if more { last } else { before };
     let before = before
-        .map(|n| gateway.cursors().seal(tenant, List::Jobs, n))
+        .map(|n| gateway.cursors().seal(tenant, PagedList::Jobs, n))
         .transpose()?;
     Ok(JobList { jobs, before })
 }
 
-/// The job with what came of its last try.
-async fn whole(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
+/// The job with the result of its last attempt.
+async fn job_response(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
     let row = row(gateway, caller, id).await?;
     let id = row.id.clone();
     let result = gateway
-        .look_up(move |served| served.job_result(&id))
+        .query_database(move |database| database.job_result(&id))
         .await?;
-    let text = Job::of(gateway, &row).whole(result.as_deref());
-    let mut response = fitting::sent(gateway.answering(), &caller.tenant, text)
-        .map_err(|problem| problem.about(format!("/v1/jobs/{}", row.id)))?;
-    // It still ends.
+    let text = Job::of(gateway, &row).to_json_with_result(result.as_deref());
+    let mut response = json_response::from_bytes(gateway.response_bytes(), &caller.tenant, text)
+        .map_err(|problem| problem.with_instance(format!("/v1/jobs/{}", row.id)))?;
+    // The run is still ending.
     if row.cancelled && !row.is_final() {
         *response.status_mut() = StatusCode::ACCEPTED;
     }
@@ -428,7 +445,7 @@ async fn get(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<Response> {
-    let mut response = whole(&gateway, &caller, &id).await?;
+    let mut response = job_response(&gateway, &caller, &id).await?;
     *response.status_mut() = StatusCode::OK;
     Ok(response)
 }
@@ -447,41 +464,39 @@ async fn cancel(
     Path(id): Path<String>,
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    if let Some(live) = to_its_end(end(gateway.clone(), row, caller.key.clone())).await? {
-        // Whether it has ended by then, the job says.
-        _ = tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await;
+    if let Some(live) = run_to_completion(end_job(gateway.clone(), row, caller.key.clone())).await?
+    {
+        // After the timeout the status shows that it still runs.
+        _ = tokio::time::timeout(CANCEL_TIMEOUT, live.ended()).await;
     }
-    whole(&gateway, &caller, &id).await
+    job_response(&gateway, &caller, &id).await
 }
 
-/// Ends a job. The run that is about to end, if there is one.
-async fn end(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Arc<Live>>> {
-    let (of, id, at_ms) = (gateway.clone(), row.id.clone(), engine::now().0);
-    let cancelled = gateway.durable().write(move |writing| {
+/// Cancels a job; returns the run that is about to end, if there is one.
+async fn end_job(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Arc<ActiveRun>>> {
+    let handle = gateway.clone();
+    let id = row.id.clone();
+    let at_ms = engine::now().0;
+    let cancelled = gateway.durable_writer().write(move |transaction| {
         let entry = Entry {
             what: "job.cancel",
             decision: Decision::Allowed,
+            tenant: &row.tenant,
+            key: &key,
+            job: &row.id,
             ..Entry::default()
         };
-        change::note(
-            &of,
-            &Entry {
-                tenant: &row.tenant,
-                key: &key,
-                job: &row.id,
-                ..entry
-            },
-        )?;
-        let cancelled = writing.cancel_job(&row.id, at_ms)?;
+        change::write_audit(&handle, &entry)?;
+        let cancelled = transaction.cancel_job(&row.id, at_ms)?;
         if let Cancelled::Queued(changes) = &cancelled {
-            change::follow(&of, writing, changes, at_ms)?;
+            change::record_changes(&handle, transaction, changes, at_ms)?;
         }
         Ok(cancelled)
     });
     match cancelled.await? {
-        Cancelled::Queued(changes) => change::after(&gateway, &changes),
+        Cancelled::Queued(changes) => change::notify_changes(&gateway, &changes),
         Cancelled::Running(run) => {
-            gateway.jobs().tell(&id);
+            gateway.jobs().notify(&id);
             let live = gateway.runs().find(&run);
             live.iter().for_each(|live| live.cancel());
             return Ok(live);
@@ -504,8 +519,8 @@ async fn retry(
     Path(id): Path<String>,
 ) -> Answer<Response> {
     let before = row(&gateway, &caller, &id).await?;
-    gateway.has_room()?;
-    match to_its_end(again(gateway.clone(), before, caller.key.clone())).await? {
+    gateway.check_disk_space()?;
+    match run_to_completion(requeue(gateway.clone(), before, caller.key.clone())).await? {
         Retried::Queued => accepted(&gateway, &row(&gateway, &caller, &id).await?),
         Retried::NotFinal => Err(Problem::conflict(
             "the job has not ended",
@@ -519,16 +534,19 @@ async fn retry(
             "not all jobs that come after it have followed its end yet",
             "try again in a moment",
         )),
-        Retried::Full(bound) => Err(full(bound)),
+        Retried::Full(bound) => Err(limit_problem(bound)),
         Retried::Unknown => Err(Problem::not_found("job")),
     }
 }
 
-/// Lets a job that is over begin again.
-async fn again(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried> {
-    let (of, id, at_ms) = (gateway.clone(), before.id.clone(), engine::now().0);
-    let retried = gateway.durable().write(move |writing| {
-        let retried = writing.retry_job(&before.id, at_ms, &of.job_room(&before.tenant))?;
+/// Queues a finished job again.
+async fn requeue(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried> {
+    let handle = gateway.clone();
+    let id = before.id.clone();
+    let at_ms = engine::now().0;
+    let retried = gateway.durable_writer().write(move |transaction| {
+        let retried =
+            transaction.retry_job(&before.id, at_ms, &handle.job_limits(&before.tenant))?;
         let decision = if retried == Retried::Queued {
             Decision::Allowed
         } else {
@@ -537,39 +555,34 @@ async fn again(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried>
         let entry = Entry {
             what: "job.retry",
             decision,
+            tenant: &before.tenant,
+            key: &key,
+            job: &before.id,
             ..Entry::default()
         };
-        change::note(
-            &of,
-            &Entry {
-                tenant: &before.tenant,
-                key: &key,
-                job: &before.id,
-                ..entry
-            },
-        )?;
+        change::write_audit(&handle, &entry)?;
         Ok(retried)
     });
     let retried = retried.await?;
     if retried == Retried::Queued {
-        gateway.jobs().tell(&id);
+        gateway.jobs().notify(&id);
         gateway.jobs().wake();
     }
     Ok(retried)
 }
 
 /// What its last try wrote
-#[utoipa::path(get, path = "/v1/jobs/{id}/logs", tag = "jobs", params(("id" = String, Path,), Logs), responses(
+#[utoipa::path(get, path = "/v1/jobs/{id}/logs", tag = "jobs", params(("id" = String, Path,), LogsQuery), responses(
     (status = 200, description = "As much as is kept: 64 KiB of each stream once it is long over. With the header `airlock-truncated: true` there was more", body = String, content_type = "text/plain"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn logs(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    which: Asked<Logs>,
+    query: QueryResult<LogsQuery>,
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    let stream = match query(which)?.stream.as_deref() {
+    let stream = match parse_query(query)?.stream.as_deref() {
         None | Some("stdout") => Stream::Stdout,
         Some("stderr") => Stream::Stderr,
         Some(_) => {
@@ -581,26 +594,26 @@ async fn logs(
     };
     let live = row.run.as_deref().and_then(|run| gateway.runs().find(run));
     let (bytes, truncated) = match live {
-        Some(live) => tokio::task::spawn_blocking(move || written(&live.feed, stream))
+        Some(live) => tokio::task::spawn_blocking(move || live_output(&live.feed, stream))
             .await
-            .map_err(|_| crate::writer::busy())?,
+            .map_err(|_| crate::db_writer::busy())?,
         None => {
             let id = row.id.clone();
-            kept(
+            stored_output(
                 gateway
-                    .look_up(move |served| served.job_result(&id))
+                    .query_database(move |database| database.job_result(&id))
                     .await?,
                 stream,
             )
         }
     };
-    let mut response = fitting::sent(gateway.answering(), &caller.tenant, bytes)?;
+    let mut response = json_response::from_bytes(gateway.response_bytes(), &caller.tenant, bytes)?;
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
-    // What a program wrote is not for a browser to make a page of.
+    // Output of a program must not be rendered by a browser.
     headers.insert(
         "x-content-type-options",
         HeaderValue::from_static("nosniff"),
@@ -611,9 +624,11 @@ async fn logs(
     Ok(response)
 }
 
-/// What there is of it now; what is written meanwhile is not waited for.
-fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
-    let (mut bytes, mut from, mut truncated) = (Vec::new(), 0, false);
+/// The output so far; does not wait for more.
+fn live_output(feed: &engine::OutputLog, stream: Stream) -> (Vec<u8>, bool) {
+    let mut bytes = Vec::new();
+    let mut from = 0;
+    let mut truncated = false;
     let [stdout, stderr] = feed.lengths();
     let end = if stream == Stream::Stdout {
         stdout
@@ -621,7 +636,7 @@ fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
         stderr
     };
     loop {
-        let piece = feed.read(stream, from, LARGEST_PIECE);
+        let piece = feed.read(stream, from, CHUNK);
         truncated |= piece.from > from;
         if piece.bytes.is_empty() || from >= end {
             return (bytes, truncated);
@@ -631,8 +646,8 @@ fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
     }
 }
 
-/// What is kept of it.
-fn kept(result: Option<String>, stream: Stream) -> (Vec<u8>, bool) {
+/// The stored output.
+fn stored_output(result: Option<String>, stream: Stream) -> (Vec<u8>, bool) {
     let result: Value = result
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();

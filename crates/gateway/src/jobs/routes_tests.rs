@@ -1,11 +1,11 @@
 //! Lists of jobs, as much of them as their tenant has memory for.
 
 use super::*;
-use crate::workspaces::tests::Place;
+use crate::workspaces::tests::Fixture;
 use serde_json::json;
 
 fn caller(name: &str) -> Caller {
-    let validity = crate::validity::InUse::default().watch(name);
+    let validity = crate::key_watch::ActiveKeys::default().watch(name);
     Caller {
         key: name.to_owned(),
         tenant: name.to_owned(),
@@ -17,8 +17,8 @@ fn caller(name: &str) -> Caller {
 /// Jobs of hers, with this label each, that are tried twice.
 fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
     let labels = json!({ "label": label }).to_string();
-    let room = gateway.job_room("her");
-    let add = |writing: &Writing<'_>| {
+    let room = gateway.job_limits("her");
+    let add = |transaction: &Writing<'_>| {
         numbers.clone().try_for_each(|number| {
             let new = NewJob {
                 id: &format!("job-{number}"),
@@ -39,18 +39,18 @@ fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
                 order: "{}",
                 promise: None,
             };
-            assert_eq!(writing.add_job(&new, &room)?, Added::New);
+            assert_eq!(transaction.add_job(&new, &room)?, Added::New);
             Ok(())
         })
     };
-    gateway.served().together_durably(add).unwrap();
+    gateway.database().together_durably(add).unwrap();
 }
 
 async fn listed(gateway: &Gateway, name: &str, before: Option<String>) -> Answer<Value> {
     asked(
         gateway,
         name,
-        Which {
+        JobsQuery {
             status: None,
             name: None,
             label: None,
@@ -61,18 +61,22 @@ async fn listed(gateway: &Gateway, name: &str, before: Option<String>) -> Answer
     .await
 }
 
-async fn asked(gateway: &Gateway, name: &str, which: Which) -> Answer<Value> {
+async fn asked(gateway: &Gateway, name: &str, which: JobsQuery) -> Answer<Value> {
     let response = list(State(gateway.clone()), caller(name), Ok(Query(which))).await?;
     let body = axum::body::to_bytes(response.into_body(), usize::MAX)
         .await
         .unwrap();
-    assert!(body.len() < fitting::MOST_BYTES * 11 / 10, "{}", body.len());
+    assert!(
+        body.len() < json_response::MAX_ENTRY_BYTES * 11 / 10,
+        "{}",
+        body.len()
+    );
     Ok(serde_json::from_slice(&body).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_does_not_fit_goes_on_behind_what_does() {
-    let place = Place::new("jobs-page", &[]);
+    let place = Fixture::new("jobs-page", &[]);
     let gateway = place.gateway(Vec::new());
     // As long as labels could be once.
     add(&gateway, 0..150, &"x".repeat(40_000));
@@ -95,12 +99,15 @@ async fn a_page_that_does_not_fit_goes_on_behind_what_does() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_is_made_only_where_its_tenant_has_room_for_it() {
-    let place = Place::new("jobs-room", &[]);
+    let place = Fixture::new("jobs-room", &[]);
     let gateway = place.gateway(Vec::new());
     add(&gateway, 0..1, "");
-    for (shares, amount) in [(gateway.answering(), 60 << 20), (gateway.working(), 16)] {
-        let mut taken = shares.of("her");
-        shares.add(&mut taken, amount).unwrap();
+    for (shares, amount) in [
+        (gateway.response_bytes(), 60 << 20),
+        (gateway.blocking_work(), 16),
+    ] {
+        let mut taken = shares.guard("her");
+        shares.acquire(&mut taken, amount).unwrap();
         assert_eq!(
             listed(&gateway, "her", None).await.unwrap_err().status(),
             429
@@ -119,13 +126,13 @@ async fn a_list_is_made_only_where_its_tenant_has_room_for_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_by_label_goes_on_behind_what_was_looked_through() {
-    let place = Place::new("jobs-label", &[]);
+    let place = Fixture::new("jobs-label", &[]);
     let gateway = place.gateway(Vec::new());
     add(&gateway, 0..1, "wanted");
     add(&gateway, 1..2001, "other");
     let page = async |before| {
         let label = Some("label=wanted".to_owned());
-        let which = Which {
+        let which = JobsQuery {
             status: None,
             name: None,
             label,
@@ -152,12 +159,12 @@ async fn a_list_by_label_goes_on_behind_what_was_looked_through() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_runs_when_all_is_cancelled_does_not_come_back_for_another_try() {
-    let place = Place::new("jobs-all", &[]);
+    let place = Fixture::new("jobs-all", &[]);
     let gateway = place.gateway(Vec::new());
     add(&gateway, 0..3, "");
     let write = |id: &'static str| {
-        gateway.served().together_durably(|writing| {
-            assert!(writing.start_job(id, &format!("run-{id}"), "boot", 1)?);
+        gateway.database().together_durably(|transaction| {
+            assert!(transaction.start_job(id, &format!("run-{id}"), "boot", 1)?);
             Ok(())
         })
     };
@@ -169,8 +176,8 @@ async fn what_runs_when_all_is_cancelled_does_not_come_back_for_another_try() {
             at_ms: 2,
         };
         let changes = gateway
-            .served()
-            .together_durably(|writing| writing.end_job(&format!("run-{id}"), &end));
+            .database()
+            .together_durably(|transaction| transaction.end_job(&format!("run-{id}"), &end));
         changes.unwrap()[0].status.clone()
     };
     ["job-0", "job-1"].iter().for_each(|id| write(id).unwrap());

@@ -1,15 +1,15 @@
-//! Webhooks: whoever wants to hear of a job is told by a signed request to an address of his.
+//! Webhooks: signed HTTP notifications of job changes.
 //!
-//! A notice is written in the transaction that changes the job (`enqueue`), so that none is lost; a task delivers what
-//! waits (`webhook/delivery.rs`), at least once, in order for each job. Signatures are those of Standard Webhooks
-//! (`webhook/signature.rs`).
+//! A notice is stored in the transaction that changes the job (`enqueue`), so that none is lost. A
+//! task delivers queued notices (`webhook/delivery.rs`) at least once, in order for each job.
+//! Signatures follow Standard Webhooks (`webhook/signature.rs`).
 
 pub(crate) mod delivery;
 mod secret;
 mod signature;
 
 use crate::{Gateway, Problem, problem::Answer};
-use engine::{Courier, CourierSettings, Engine};
+use engine::{Engine, WebhookClient, WebhookClientSettings};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::Timestamp;
@@ -22,24 +22,24 @@ use utoipa::ToSchema;
 
 pub(crate) use secret::routes;
 
-/// What of a job's words goes along, at most; the rest is asked for.
-const MOST_WORDS: usize = 64 << 10;
-/// The events that there are.
+/// Maximum size of a job in a notice; the receiver can fetch the rest.
+const MAX_RESULT_BYTES: usize = 64 << 10;
+/// The event names.
 const EVENTS: [&str; 2] = ["running", "final"];
 
-/// What an operator says of webhooks.
+/// Webhook settings of the operator.
 #[derive(Clone, Debug)]
 pub struct WebhookSettings {
-    /// How often one notice is tried.
+    /// Maximum delivery attempts of a notice.
     pub attempts: u32,
-    /// Where notices may go.
-    pub courier: CourierSettings,
+    /// Where notices may be sent.
+    pub courier: WebhookClientSettings,
 }
 
-/// What tells of jobs.
+/// The webhook client and signer.
 #[derive(Debug)]
 pub(crate) struct Webhooks {
-    courier: Courier,
+    courier: WebhookClient,
     attempts: u32,
     signer: signature::Signer,
 }
@@ -49,7 +49,7 @@ impl Webhooks {
         let WebhookSettings { attempts, courier } = settings;
         let signer = signature::Signer::new(engine.clone());
         Webhooks {
-            courier: engine.courier(courier),
+            courier: engine.webhook_client(courier),
             attempts: attempts.max(1),
             signer,
         }
@@ -67,16 +67,17 @@ pub(crate) struct WebhookOrder {
     events: Option<Vec<String>>,
 }
 
-/// The same, checked, as it is kept with a job.
+/// A validated webhook, as stored with a job.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct KeptWebhook {
+pub(crate) struct StoredWebhook {
     pub(crate) url: String,
     pub(crate) events: Vec<String>,
 }
 
 /// A webhook as a job shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct Shown {
+#[schema(as = Shown)]
+pub(crate) struct WebhookState {
     url: String,
     /// `none` before there is anything to tell, then `waiting`, `delivered` or `given_up`.
     state: String,
@@ -87,16 +88,16 @@ pub(crate) struct Shown {
 }
 
 impl WebhookOrder {
-    /// Whether the operator lets notices go there, as far as the address says.
-    pub(crate) fn allowed(&self, gateway: &Gateway) -> Answer<()> {
+    /// Checks the address against the operator's rules.
+    pub(crate) fn check_allowed(&self, gateway: &Gateway) -> Answer<()> {
         let checked = gateway.webhooks().courier.check(&self.url);
         checked
             .map(drop)
             .map_err(|bad| Problem::invalid(format!("`webhook.url`: {bad}"), bad.hint))
     }
 
-    /// Checks what can be said of it without the operator's rules.
-    pub(crate) fn checked(self) -> Answer<KeptWebhook> {
+    /// Validates what does not depend on the operator's rules.
+    pub(crate) fn validate(self) -> Answer<StoredWebhook> {
         let given = self.events.unwrap_or_else(|| vec!["final".to_owned()]);
         let known = |event: &String| EVENTS.contains(&event.as_str());
         if given.is_empty() || !given.iter().all(known) {
@@ -108,17 +109,17 @@ impl WebhookOrder {
         let events = EVENTS
             .into_iter()
             .filter(|event| given.iter().any(|given| given == event));
-        Ok(KeptWebhook {
+        Ok(StoredWebhook {
             url: self.url,
             events: events.map(str::to_owned).collect(),
         })
     }
 }
 
-/// Puts a notice into the outbox, in the transaction that makes it true. `body` is the job as it is shown.
+/// Queues a notice in the transaction of the change. `body` is the JSON view of the job.
 pub(crate) fn enqueue(
-    writing: &Writing<'_>,
-    webhook: &KeptWebhook,
+    transaction: &Writing<'_>,
+    webhook: &StoredWebhook,
     job: &str,
     tenant: &str,
     event: &str,
@@ -129,10 +130,11 @@ pub(crate) fn enqueue(
         return Ok(());
     }
     let id = format!("msg_{}", engine::fresh_id());
-    let body = notice(event, at_ms, body);
-    let (url, body) = (webhook.url.as_str(), body.as_str());
+    let body = notice_body(event, at_ms, body);
+    let url = webhook.url.as_str();
+    let body = body.as_str();
     webhooks::enqueue(
-        writing,
+        transaction,
         &NewNotice {
             id: &id,
             job,
@@ -145,11 +147,11 @@ pub(crate) fn enqueue(
     )
 }
 
-/// How far the webhook of a job is.
-pub(crate) fn shown(webhook: KeptWebhook, progress: Option<&Progress>) -> Shown {
+/// The delivery state of a job's webhook.
+pub(crate) fn state_of(webhook: StoredWebhook, progress: Option<&Progress>) -> WebhookState {
     let url = webhook.url;
     match progress {
-        None => Shown {
+        None => WebhookState {
             url,
             state: "none".to_owned(),
             attempts: 0,
@@ -159,7 +161,7 @@ pub(crate) fn shown(webhook: KeptWebhook, progress: Option<&Progress>) -> Shown 
             state,
             attempts,
             problem,
-        }) => Shown {
+        }) => WebhookState {
             url,
             state: state.clone(),
             attempts: *attempts,
@@ -168,10 +170,10 @@ pub(crate) fn shown(webhook: KeptWebhook, progress: Option<&Progress>) -> Shown 
     }
 }
 
-/// What a receiver reads. Words that are too long for a notice are left out, and named.
-fn notice(event: &str, at_ms: u64, job: String) -> String {
-    let is_long = job.len() > MOST_WORDS;
-    // It is ours; if it were no JSON, it would be passed on as text.
+/// The body of a notice. Fields that are too long are left out and named.
+fn notice_body(event: &str, at_ms: u64, job: String) -> String {
+    let is_long = job.len() > MAX_RESULT_BYTES;
+    // The job is our own JSON; anything else would be passed on as text.
     let mut data = serde_json::from_str(&job).unwrap_or(Value::String(job));
     if is_long && let Some(result) = data.get_mut("result").and_then(Value::as_object_mut) {
         let words = [
@@ -188,7 +190,7 @@ fn notice(event: &str, at_ms: u64, job: String) -> String {
             .filter(|name| result.remove(*name).is_some())
             .collect();
         result.insert("left_out".to_owned(), json!(left_out));
-        if data["result"].to_string().len() > MOST_WORDS {
+        if data["result"].to_string().len() > MAX_RESULT_BYTES {
             data["result"] = json!({ "left_out": ["all"] });
         }
     }
@@ -209,7 +211,7 @@ mod tests {
                 url: "https://x".into(),
                 events,
             }
-            .checked()
+            .validate()
             .map(|kept| kept.events)
         };
         assert_eq!(of(None).unwrap(), ["final"]);
@@ -225,21 +227,22 @@ mod tests {
         let job = |text: &str| {
             json!({ "job_id": "j", "result": { "stdout": text, "exit_code": 0 } }).to_string()
         };
-        let short: Value = serde_json::from_str(&notice("final", 0, job("hi"))).unwrap();
+        let short: Value = serde_json::from_str(&notice_body("final", 0, job("hi"))).unwrap();
         assert_eq!(short["data"]["result"]["stdout"], "hi");
         assert_eq!(
             (&short["type"], &short["timestamp"]),
             (&json!("job.final"), &json!("1970-01-01T00:00:00.000Z"))
         );
-        let long = notice("final", 0, job(&"x".repeat(MOST_WORDS)));
+        let long = notice_body("final", 0, job(&"x".repeat(MAX_RESULT_BYTES)));
         assert!(long.len() < 1000);
         let long: Value = serde_json::from_str(&long).unwrap();
         assert_eq!(
             long["data"]["result"],
             json!({ "exit_code": 0, "left_out": ["stdout"] })
         );
-        let other = json!({ "result": { "artifacts": ["x".repeat(MOST_WORDS)] } }).to_string();
-        let other: Value = serde_json::from_str(&notice("final", 0, other)).unwrap();
+        let other =
+            json!({ "result": { "artifacts": ["x".repeat(MAX_RESULT_BYTES)] } }).to_string();
+        let other: Value = serde_json::from_str(&notice_body("final", 0, other)).unwrap();
         assert_eq!(other["data"]["result"], json!({ "left_out": ["all"] }));
     }
 }

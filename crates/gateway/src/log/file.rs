@@ -1,4 +1,4 @@
-//! Where lines go: stderr, or a file of ours that nobody else reads, in pieces of a size.
+//! Log target: stderr, or a private file that is rotated by size.
 
 use rustix::fs::{FileType, Mode, OFlags};
 use spec::LogFile;
@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where lines go.
+/// Where lines are written.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum LogTarget {
     Stderr,
     File {
         settings: LogFile,
@@ -19,13 +19,13 @@ pub(super) enum Target {
     },
 }
 
-impl Target {
-    pub(super) fn open(file: Option<LogFile>) -> io::Result<Target> {
+impl LogTarget {
+    pub(super) fn open(file: Option<LogFile>) -> io::Result<LogTarget> {
         Ok(match file {
-            None => Target::Stderr,
+            None => LogTarget::Stderr,
             Some(settings) => {
                 let open = Some(open(&settings.path)?);
-                Target::File {
+                LogTarget::File {
                     settings,
                     open,
                     warned: false,
@@ -34,29 +34,29 @@ impl Target {
         })
     }
 
-    /// For whoever moved the file away. If it cannot be had now, the next line tries again.
+    /// Reopens the file after an external rotation. On failure the next line retries.
     pub(super) fn reopen(&mut self) {
-        if let Target::File {
+        if let LogTarget::File {
             settings,
-            open: held,
+            open: current,
             ..
         } = self
         {
-            *held = open(&settings.path).ok();
+            *current = open(&settings.path).ok();
         }
     }
 
     pub(super) fn write(&mut self, line: &[u8]) -> io::Result<()> {
         match self {
-            Target::Stderr => io::stderr().write_all(line),
-            Target::File {
+            LogTarget::Stderr => io::stderr().write_all(line),
+            LogTarget::File {
                 settings,
-                open: held,
+                open: current,
                 warned,
             } => {
-                let written = put(settings, held, warned, line);
+                let written = write_rotating(settings, current, warned, line);
                 if written.is_err() {
-                    *held = None;
+                    *current = None;
                 }
                 written
             }
@@ -64,19 +64,20 @@ impl Target {
     }
 }
 
-fn put(
+fn write_rotating(
     settings: &LogFile,
-    held: &mut Option<(File, u64)>,
+    current: &mut Option<(File, u64)>,
     warned: &mut bool,
     line: &[u8],
 ) -> io::Result<()> {
-    if held
+    if current
         .as_ref()
         .is_some_and(|(_, size)| *size > 0 && *size + line.len() as u64 > settings.size)
     {
-        match (rotate(settings), held.as_mut()) {
+        match (rotate(settings), current.as_mut()) {
             (Err(error), Some((_, size))) => {
-                // Lines matter more than the size of a file: it goes on, and is tried again a file's size later.
+                // A failed rotation must not lose lines: the file grows, and the rotation is
+                // retried after another file size.
                 *size = 0;
                 if !std::mem::replace(warned, true) {
                     let name = settings.path.display();
@@ -86,12 +87,12 @@ fn put(
                     );
                 }
             }
-            _ => *held = None,
+            _ => *current = None,
         }
     }
-    let (file, size) = match held {
-        Some(held) => held,
-        None => held.insert(open(&settings.path)?),
+    let (file, size) = match current {
+        Some(current) => current,
+        None => current.insert(open(&settings.path)?),
     };
     file.write_all(line)?;
     *size += line.len() as u64;
@@ -104,7 +105,7 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// Renames never follow what is in their way: they take its place.
+/// `rename` replaces the target and never follows a link.
 fn rotate(settings: &LogFile) -> io::Result<()> {
     let moved = |from: &Path, to: u32| match std::fs::rename(from, numbered(&settings.path, to)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -116,7 +117,7 @@ fn rotate(settings: &LogFile) -> io::Result<()> {
     moved(&settings.path, 1)
 }
 
-/// Opens or makes it; a link, a pipe or somebody else's file is refused.
+/// Opens or creates the file; refuses links, pipes and files of other users.
 fn open(path: &Path) -> io::Result<(File, u64)> {
     let flags = OFlags::WRONLY
         | OFlags::CREATE
@@ -127,17 +128,17 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
         | OFlags::NOCTTY;
     let mode = Mode::RUSR | Mode::WUSR;
     let file = rustix::fs::open(path, flags, mode)?;
-    let found = rustix::fs::fstat(&file)?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink > 1 {
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
         return Err(io::Error::other("it is not a plain file with one name"));
     }
-    if found.st_uid != rustix::process::geteuid().as_raw() {
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("it belongs to another user"));
     }
     rustix::fs::fchmod(&file, mode)?;
     Ok((
         File::from(file),
-        u64::try_from(found.st_size).unwrap_or_default(),
+        u64::try_from(stat.st_size).unwrap_or_default(),
     ))
 }
 
@@ -146,14 +147,14 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::PermissionsExt};
 
-    struct Folder(PathBuf);
+    struct TempFolder(PathBuf);
 
-    impl Folder {
-        fn new(name: &str) -> Folder {
+    impl TempFolder {
+        fn new(name: &str) -> TempFolder {
             let path =
                 std::env::temp_dir().join(format!("airlock-log-{}-{name}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
-            Folder(path)
+            TempFolder(path)
         }
 
         fn names(&self) -> Vec<String> {
@@ -166,7 +167,7 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for TempFolder {
         fn drop(&mut self) {
             _ = fs::remove_dir_all(&self.0);
         }
@@ -174,14 +175,14 @@ mod tests {
 
     #[test]
     fn pieces_have_a_size_and_a_number_and_nobody_else_reads_them() {
-        let folder = Folder::new("pieces");
+        let folder = TempFolder::new("pieces");
         let path = folder.0.join("log");
         let settings = LogFile {
             path: path.clone(),
             size: 10,
             keep: 2,
         };
-        let mut target = Target::open(Some(settings)).unwrap();
+        let mut target = LogTarget::open(Some(settings)).unwrap();
         for line in ["first\n", "second\n", "third\n", "fourth\n"] {
             target.write(line.as_bytes()).unwrap();
         }
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_moved_away_goes_on() {
-        let folder = Folder::new("stuck");
+        let folder = TempFolder::new("stuck");
         let path = folder.0.join("log");
         // No file takes the place of a folder.
         fs::create_dir(folder.0.join("log.1")).unwrap();
@@ -215,7 +216,7 @@ mod tests {
             size: 10,
             keep: 1,
         };
-        let mut target = Target::open(Some(settings)).unwrap();
+        let mut target = LogTarget::open(Some(settings)).unwrap();
         for line in ["first\n", "second\n", "third\n"] {
             target.write(line.as_bytes()).unwrap();
         }
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_no_plain_file_of_ours_is_no_log() {
-        let folder = Folder::new("links");
+        let folder = TempFolder::new("links");
         let (elsewhere, link) = (folder.0.join("elsewhere"), folder.0.join("link"));
         fs::write(&elsewhere, "").unwrap();
         std::os::unix::fs::symlink(&elsewhere, &link).unwrap();

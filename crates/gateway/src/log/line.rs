@@ -1,28 +1,28 @@
-//! One line of the log: bounded, on one line, whoever its words come from.
+//! One log line: bounded in length, and always a single line.
 
 use serde_json::{Map, Value};
 use spec::{LogFormat as Format, LogLevel as Level, Timestamp};
 use std::fmt::Write;
 
-/// Of the words of a line, and of each of its fields.
-const LONGEST_WORDS: usize = 4096;
-const LONGEST_FIELD: usize = 256;
+/// Limits of the text and of each field.
+const MAX_TEXT_BYTES: usize = 4096;
+const MAX_FIELD_BYTES: usize = 256;
 
-/// One line.
+/// A log line.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct LogLine {
     pub(crate) at: Timestamp,
     pub(crate) level: Level,
     /// The kind of event: `request`, `run`, `node_boot`, …
     pub(crate) what: &'static str,
-    /// In words.
+    /// The text.
     pub(crate) about: String,
-    pub(crate) fields: Fields,
+    pub(crate) fields: LogFields,
 }
 
-/// What is known of an event; what is empty is left out.
+/// Structured fields; empty ones are left out.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fields {
+pub(crate) struct LogFields {
     pub(crate) status: String,
     pub(crate) ms: Option<f64>,
     pub(crate) key: String,
@@ -33,14 +33,14 @@ pub(crate) struct Fields {
     pub(crate) trace: String,
 }
 
-impl Line {
+impl LogLine {
     pub(crate) fn new(
         level: Level,
         what: &'static str,
         about: impl Into<String>,
-        fields: Fields,
-    ) -> Line {
-        Line {
+        fields: LogFields,
+    ) -> LogLine {
+        LogLine {
             at: engine::now(),
             level,
             what,
@@ -49,12 +49,12 @@ impl Line {
         }
     }
 
-    /// Something that somebody should look at.
-    pub(crate) fn warn(about: impl Into<String>) -> Line {
-        Line::new(Level::Warn, "server", about, Fields::default())
+    /// A warning for the operator.
+    pub(crate) fn warn(about: impl Into<String>) -> LogLine {
+        LogLine::new(Level::Warn, "server", about, LogFields::default())
     }
 
-    /// With what ends it.
+    /// The line with its newline.
     pub(super) fn rendered(&self, format: Format) -> String {
         match format {
             Format::Text => self.text(),
@@ -62,32 +62,32 @@ impl Line {
         }
     }
 
-    /// For people.
+    /// The text format.
     pub(crate) fn text(&self) -> String {
         format!("{} {}\n", self.at, self.record())
     }
 
-    /// The same without its time.
+    /// The text without the time.
     pub(crate) fn record(&self) -> String {
         let mut text = match self.level {
             Level::Info => String::new(),
             level => format!("{}: ", level.name()),
         };
-        text.push_str(&printable(&self.about, LONGEST_WORDS));
-        let Fields {
+        text.push_str(&printable(&self.about, MAX_TEXT_BYTES));
+        let LogFields {
             status, ms, key, ..
         } = &self.fields;
         if !status.is_empty() {
-            _ = write!(text, " {}", printable(status, LONGEST_FIELD));
+            _ = write!(text, " {}", printable(status, MAX_FIELD_BYTES));
         }
         if let Some(ms) = ms {
             _ = write!(text, " {ms:.1}ms");
         }
         if !key.is_empty() {
-            _ = write!(text, " {}", printable(key, LONGEST_FIELD));
+            _ = write!(text, " {}", printable(key, MAX_FIELD_BYTES));
         }
         for (name, value) in self.names() {
-            _ = write!(text, " {name}={}", printable(value, LONGEST_FIELD));
+            _ = write!(text, " {name}={}", printable(value, MAX_FIELD_BYTES));
         }
         text
     }
@@ -98,8 +98,8 @@ impl Line {
         add("at", self.at.to_string().into());
         add("level", self.level.name().into());
         add("what", self.what.into());
-        add("about", printable(&self.about, LONGEST_WORDS).into());
-        let Fields {
+        add("about", printable(&self.about, MAX_TEXT_BYTES).into());
+        let LogFields {
             status, ms, key, ..
         } = &self.fields;
         let words = [("status", status), ("key", key)];
@@ -108,11 +108,11 @@ impl Line {
             .filter(|(_, value)| !value.is_empty())
             .chain(self.names());
         for (name, value) in words {
-            // A status of HTTP is a number.
+            // An HTTP status is written as a number.
             let number = value.parse::<u16>().ok().filter(|_| name == "status");
             add(
                 name,
-                number.map_or_else(|| printable(value, LONGEST_FIELD).into(), Value::from),
+                number.map_or_else(|| printable(value, MAX_FIELD_BYTES).into(), Value::from),
             );
         }
         if let Some(ms) = ms {
@@ -122,7 +122,7 @@ impl Line {
     }
 
     fn names(&self) -> impl Iterator<Item = (&'static str, &String)> {
-        let Fields {
+        let LogFields {
             tenant,
             run,
             task,
@@ -141,16 +141,17 @@ impl Line {
     }
 }
 
-/// Text that neither ends a line nor steers a terminal, of bounded length.
-fn printable(text: &str, most: usize) -> String {
-    let mut shown = String::with_capacity(text.len().min(most));
+/// Escapes control characters and newlines, and truncates.
+fn printable(text: &str, max: usize) -> String {
+    let mut shown = String::with_capacity(text.len().min(max));
     for character in text.chars() {
         let start = shown.len();
-        match is_plain(character) {
-            true => shown.push(character),
-            false => shown.extend(character.escape_unicode()),
+        if is_plain(character) {
+            shown.push(character)
+        } else {
+            shown.extend(character.escape_unicode())
         }
-        if shown.len() > most {
+        if shown.len() > max {
             shown.truncate(start);
             shown.push('…');
             break;
@@ -159,7 +160,7 @@ fn printable(text: &str, most: usize) -> String {
     shown
 }
 
-/// Neither a control character, nor one that turns a line around or breaks it.
+/// Excludes control characters, and characters that change the text direction or break the line.
 fn is_plain(character: char) -> bool {
     !character.is_control()
         && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200b}'..='\u{200f}' | '\u{feff}')
@@ -169,17 +170,17 @@ fn is_plain(character: char) -> bool {
 mod tests {
     use super::*;
 
-    fn line(about: &str) -> Line {
-        let fields = Fields {
+    fn line(about: &str) -> LogLine {
+        let fields = LogFields {
             status: "200".into(),
             ms: Some(2.06),
             key: "k1".into(),
             run: "r".into(),
-            ..Fields::default()
+            ..LogFields::default()
         };
-        Line {
+        LogLine {
             at: Timestamp(0),
-            ..Line::new(Level::Info, "request", about, fields)
+            ..LogLine::new(Level::Info, "request", about, fields)
         }
     }
 
@@ -217,7 +218,7 @@ mod tests {
         }
         let long = line(&"\u{1}".repeat(100_000)).text();
         assert!(
-            long.len() < LONGEST_WORDS + 200 && long.contains('…'),
+            long.len() < MAX_TEXT_BYTES + 200 && long.contains('…'),
             "{}",
             long.len()
         );

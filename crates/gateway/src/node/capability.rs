@@ -1,7 +1,7 @@
-//! What this node can do, by looking: at the kernel's files, and at a sandbox that was really made. Nothing in it is
-//! assumed; what cannot be seen is left out.
+//! Capability report of the node: read from kernel files, and from a probe in a real sandbox.
+//! Nothing is assumed; what cannot be observed is left out.
 
-use super::settings::Node;
+use super::settings::NodeSettings;
 use crate::{Caller, Gateway, Problem, Scope, health};
 use axum::{Json, extract::State};
 use engine::Engine;
@@ -11,29 +11,29 @@ use std::{fs, path::Path, time::Duration};
 use tokio::net::TcpStream;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Between looks at whether anything has changed.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(300);
-/// How long a model server may take to be reached.
-const REACHED_WITHIN: Duration = Duration::from_secs(1);
-/// What the host's files are read to, at most.
-const MOST_READ: usize = 1 << 20;
+/// Interval of the reports.
+const REPORT_INTERVAL: Duration = Duration::from_secs(300);
+/// Timeout of the connection to the model server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum size read from a host file.
+const MAX_FILE_BYTES: usize = 1 << 20;
 
-/// What only whoever starts a node knows of it.
+/// Facts about a node that only its start configuration knows.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
-    /// Its name.
+    /// Name of the node.
     pub slug: String,
-    /// Runs at a time, of all.
+    /// Maximum number of concurrent runs.
     pub max_concurrency: usize,
     /// Host and port of the node's own model server, if there is one.
     pub inference: Option<(String, u16)>,
-    /// The certificates that it presents, PEM.
+    /// The TLS certificate chain of the server, PEM.
     pub certificate: Option<String>,
 }
 
 impl NodeFacts {
-    /// With the name of this machine where none was chosen.
-    pub fn named(slug: Option<String>) -> NodeFacts {
+    /// Uses the host name if no name was chosen.
+    pub fn new(slug: Option<String>) -> NodeFacts {
         let name = || {
             rustix::system::uname()
                 .nodename()
@@ -47,7 +47,7 @@ impl NodeFacts {
     }
 }
 
-/// The system that it runs on.
+/// The operating system of the host.
 #[derive(Clone, Debug)]
 pub(super) struct Platform {
     pub(super) os: &'static str,
@@ -57,8 +57,8 @@ pub(super) struct Platform {
 }
 
 impl Platform {
-    pub(super) fn look() -> Platform {
-        let release = text("/etc/os-release");
+    pub(super) fn read() -> Platform {
+        let release = read_text("/etc/os-release");
         let distro = release
             .lines()
             .find_map(|line| line.strip_prefix("PRETTY_NAME="));
@@ -74,28 +74,28 @@ impl Platform {
     }
 }
 
-/// How busy it is.
+/// Current load of the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Load {
     pub(super) average: [f64; 3],
     pub(super) memory_total_mb: u64,
-    /// What programs could still have.
+    /// Memory that programs could still get.
     pub(super) memory_free_mb: u64,
     pub(super) disk_free_mb: u64,
     pub(super) disk_total_mb: u64,
 }
 
 impl Load {
-    pub(super) fn look(state: &Path) -> Load {
+    pub(super) fn read(state: &Path) -> Load {
         let mut load = Load::default();
         for (value, word) in load
             .average
             .iter_mut()
-            .zip(text("/proc/loadavg").split(' '))
+            .zip(read_text("/proc/loadavg").split(' '))
         {
             *value = word.parse().unwrap_or_default();
         }
-        let memory = text("/proc/meminfo");
+        let memory = read_text("/proc/meminfo");
         let kib = |name: &str| {
             let line = memory
                 .lines()
@@ -113,15 +113,15 @@ impl Load {
     }
 }
 
-/// As affinity and cgroups allow.
+/// Number of CPUs allowed by affinity and cgroups.
 pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A file of the kernel's or the system's; empty if there is none.
-fn text(path: &str) -> String {
+/// Reads a system file; empty if it cannot be read.
+fn read_text(path: &str) -> String {
     let mut bytes = fs::read(path).unwrap_or_default();
-    bytes.truncate(MOST_READ);
+    bytes.truncate(MAX_FILE_BYTES);
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -130,10 +130,10 @@ fn cpu_model() -> Option<String> {
         let (name, value) = line.split_once(':')?;
         (name.trim() == "model name").then(|| value.trim().to_owned())
     };
-    text("/proc/cpuinfo").lines().find_map(model)
+    read_text("/proc/cpuinfo").lines().find_map(model)
 }
 
-/// What can compute: a card that only shows a screen has no render node.
+/// GPUs that can compute: a display-only card has no render node.
 fn gpus() -> Vec<Value> {
     let names = |folder: &str, start: &str| -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -142,7 +142,7 @@ fn gpus() -> Vec<Value> {
     };
     let of_node = |name: String| {
         let read = |file: &str| {
-            text(&format!("/sys/class/drm/{name}/device/{file}"))
+            read_text(&format!("/sys/class/drm/{name}/device/{file}"))
                 .trim()
                 .to_owned()
         };
@@ -150,7 +150,7 @@ fn gpus() -> Vec<Value> {
             "0x10de" => "nvidia",
             "0x1002" => "amd",
             "0x8086" => "intel",
-            // Those of virtual machines compute nothing.
+            // GPUs of virtual machines do not compute.
             _ => return None,
         };
         Some(json!({ "vendor": vendor, "device_id": read("device") }))
@@ -167,8 +167,8 @@ fn gpus() -> Vec<Value> {
     devices
 }
 
-/// What stood around a program that was really run.
-fn features(trial: &RunResult) -> Vec<&'static str> {
+/// The isolation features that were in force for the probe.
+fn features(probe: &RunResult) -> Vec<&'static str> {
     let barriers = [
         (Barrier::OwnNet, "netns"),
         (Barrier::OwnUser, "userns"),
@@ -177,88 +177,88 @@ fn features(trial: &RunResult) -> Vec<&'static str> {
         (Barrier::PathRules, "landlock"),
         (Barrier::NoNewPrivileges, "no_new_privileges"),
     ];
-    let stood = barriers
+    let barriers_in_force = barriers
         .into_iter()
-        .filter(|(barrier, _)| trial.barriers.contains(barrier));
-    let held = [
+        .filter(|(barrier, _)| probe.barriers.contains(barrier));
+    let cgroups = [
         (Enforcer::CgroupV2, "cgroups_v2"),
         (Enforcer::CgroupV1, "cgroups_v1"),
     ];
-    let held = held
+    let cgroups = cgroups
         .into_iter()
-        .filter(|(by, _)| trial.enforced_by.values().any(|found| found == by));
-    stood
+        .filter(|(by, _)| probe.enforced_by.values().any(|found| found == by));
+    barriers_in_force
         .map(|(_, name)| name)
-        .chain(held.map(|(_, name)| name))
+        .chain(cgroups.map(|(_, name)| name))
         .collect()
 }
 
-/// What this node runs for whoever says nothing, if it takes any work.
-fn usual(policy: &Policy, node: &Node) -> Option<RunSpec> {
-    node.takes_work().ok()?;
-    let mut request = health::trial();
-    node.fill_in(&mut request);
+/// The run spec that a default request gets; `None` if no work is accepted.
+fn default_spec(policy: &Policy, node: &NodeSettings) -> Option<RunSpec> {
+    node.check_takes_work().ok()?;
+    let mut request = health::probe_request();
+    node.fill_defaults(&mut request);
     policy.admit(request).ok()
 }
 
-/// By what boxes are made here. What version an engine of others' has is its own to say.
-pub(super) fn runtime(policy: &Policy, node: &Node) -> Value {
+/// The container runtime; only our own has a known version.
+pub(super) fn runtime(policy: &Policy, node: &NodeSettings) -> Value {
     let named = || node.backend.clone().unwrap_or_else(|| "native".to_owned());
-    let name =
-        usual(policy, node).map_or_else(named, |spec| spec.sandbox.backend.name().to_owned());
+    let name = default_spec(policy, node)
+        .map_or_else(named, |spec| spec.sandbox.backend.name().to_owned());
     match name.as_str() {
         "native" => json!({ "runtime": name, "version": env!("CARGO_PKG_VERSION") }),
         _ => json!({ "runtime": name }),
     }
 }
 
-fn outbound(usual: Option<&RunSpec>) -> &'static str {
-    match usual.map(|spec| spec.sandbox.network) {
+fn outbound(default_spec: Option<&RunSpec>) -> &'static str {
+    match default_spec.map(|spec| spec.sandbox.network) {
         Some(Network::Doors) => "allowlist",
         Some(Network::Open | Network::Host) => "unrestricted",
         Some(Network::None) | None => "none",
     }
 }
 
-async fn inference(facts: &NodeFacts, node: &Node) -> Value {
+async fn inference(facts: &NodeFacts, node: &NodeSettings) -> Value {
     let server = facts
         .inference
         .as_ref()
-        .filter(|_| node.gives_inference().is_ok());
+        .filter(|_| node.check_inference().is_ok());
     let Some((host, port)) = server else {
         return json!({ "supported": false, "mode": "disabled" });
     };
     let reached =
-        tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
+        tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((host.as_str(), *port))).await;
     let running = matches!(reached, Ok(Ok(_)));
     json!({ "supported": running, "mode": "allow", "existing_service": running, "running": running })
 }
 
-/// What this node can do. Makes a real sandbox to know.
+/// Builds the report. Runs a probe in a real sandbox.
 pub async fn report(
     engine: &Engine,
     policy: &Policy,
     facts: &NodeFacts,
-    node: &Node,
+    node: &NodeSettings,
     address: Option<&str>,
 ) -> Value {
-    let usual = usual(policy, node);
-    let outbound = outbound(usual.as_ref());
-    let trial = match usual {
+    let default_spec = default_spec(policy, node);
+    let outbound = outbound(default_spec.as_ref());
+    let probe = match default_spec {
         Some(spec) => engine.run(spec).await,
         None => RunResult::blank(engine::fresh_id(), String::new(), engine::now()),
     };
-    let (state, platform) = (engine.state_folder().to_owned(), Platform::look());
-    let looked =
-        tokio::task::spawn_blocking(move || (Load::look(&state), cpu_model(), gpus())).await;
-    let (load, model, gpus) = looked.unwrap_or_default();
+    let state = engine.state_folder().to_owned();
+    let platform = Platform::read();
+    let host = tokio::task::spawn_blocking(move || (Load::read(&state), cpu_model(), gpus())).await;
+    let (load, model, gpus) = host.unwrap_or_default();
     let as_user = !rustix::process::geteuid().is_root();
     let mut sandbox = Map::new();
     sandbox.insert(
         "supported".to_owned(),
-        (trial.status == Status::Succeeded).into(),
+        (probe.status == Status::Succeeded).into(),
     );
-    sandbox.insert("features".to_owned(), features(&trial).into());
+    sandbox.insert("features".to_owned(), features(&probe).into());
     if facts.max_concurrency > 0 {
         sandbox.insert("max_concurrency".to_owned(), facts.max_concurrency.into());
     }
@@ -277,8 +277,8 @@ pub async fn report(
     });
     if report["container_runtime"]["runtime"] == "native" {
         report["container_runtime"]["rootless_enabled"] = as_user.into();
-        // Seen where we are an ordinary user; as root nobody has tried.
-        if as_user && trial.status == Status::Succeeded {
+        // Known only for an unprivileged user; as root it was not tried.
+        if as_user && probe.status == Status::Succeeded {
             report["container_runtime"]["rootless_supported"] = true.into();
         }
     }
@@ -287,7 +287,8 @@ pub async fn report(
             report[part][name] = value;
         }
     };
-    let (labels, metadata) = (node.labels.clone(), &node.metadata);
+    let labels = node.labels.clone();
+    let metadata = &node.metadata;
     add("node", "name", node.name.clone().map(Value::from));
     add(
         "node",
@@ -315,8 +316,8 @@ pub async fn report(
     report
 }
 
-/// The same but for what always changes.
-fn lasting(report: &Value) -> Value {
+/// The report without the values that always change.
+fn stable_part(report: &Value) -> Value {
     let mut report = report.clone();
     report["reported_at"] = Value::Null;
     report["compute"]["storage_free_mb"] = Value::Null;
@@ -324,24 +325,24 @@ fn lasting(report: &Value) -> Value {
 }
 
 impl Gateway {
-    /// Looks at what this node can do, now and every few minutes, and says so if it changes.
-    pub(crate) async fn look_at_capability(self) {
+    /// Refreshes the capability report at an interval, and logs changes.
+    pub(crate) async fn watch_capability(self) {
         loop {
             let now = self.fresh_report().await;
-            let before = self.swap_report(now.clone());
-            if before.as_ref().map(lasting) != Some(lasting(&now)) {
+            let before = self.replace_report(now.clone());
+            if before.as_ref().map(stable_part) != Some(stable_part(&now)) {
                 let about = match before {
                     None => "capability report made",
                     Some(_) => "capability report changed",
                 };
-                crate::log::tell(crate::log::Line::new(
+                crate::log::write(crate::log::LogLine::new(
                     crate::log::Level::Info,
                     "capability_report",
                     about,
-                    crate::log::Fields::default(),
+                    crate::log::LogFields::default(),
                 ));
             }
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(REPORT_INTERVAL).await;
         }
     }
 
@@ -369,7 +370,7 @@ async fn capability(
 ) -> Result<Json<Value>, Problem> {
     caller.require(Scope::Admin)?;
     let report = gateway.fresh_report().await;
-    gateway.swap_report(report.clone());
+    gateway.replace_report(report.clone());
     Ok(Json(report))
 }
 
@@ -383,19 +384,19 @@ mod tests {
 
     #[test]
     fn features_are_those_that_stood_in_a_real_run() {
-        let mut trial = RunResult::blank(engine::fresh_id(), String::new(), engine::now());
-        assert_eq!(features(&trial), Vec::<&str>::new());
-        trial.barriers = vec![Barrier::OwnNet, Barrier::SyscallFilter];
-        trial.enforced_by = [("memory", Enforcer::CgroupV1), ("cpu", Enforcer::Rlimit)].into();
-        assert_eq!(features(&trial), ["netns", "seccomp", "cgroups_v1"]);
+        let mut probe = RunResult::blank(engine::fresh_id(), String::new(), engine::now());
+        assert_eq!(features(&probe), Vec::<&str>::new());
+        probe.barriers = vec![Barrier::OwnNet, Barrier::SyscallFilter];
+        probe.enforced_by = [("memory", Enforcer::CgroupV1), ("cpu", Enforcer::Rlimit)].into();
+        assert_eq!(features(&probe), ["netns", "seccomp", "cgroups_v1"]);
     }
 
     #[test]
     fn what_is_seen_of_this_machine_can_be() {
-        let load = Load::look(Path::new("/"));
+        let load = Load::read(Path::new("/"));
         assert!(load.memory_total_mb > 0 && load.memory_total_mb >= load.memory_free_mb);
         assert!(load.disk_total_mb > 0 && load.disk_total_mb >= load.disk_free_mb);
-        assert!(cores() > 0 && !Platform::look().kernel.is_empty());
+        assert!(cores() > 0 && !Platform::read().kernel.is_empty());
     }
 
     #[tokio::test]
@@ -404,13 +405,13 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let facts = NodeFacts {
             inference: Some(("127.0.0.1".to_owned(), port)),
-            ..NodeFacts::named(None)
+            ..NodeFacts::new(None)
         };
         let (node, closed) = (
-            Node::default(),
-            Node {
+            NodeSettings::default(),
+            NodeSettings {
                 inference: false,
-                ..Node::default()
+                ..NodeSettings::default()
             },
         );
         assert_eq!(inference(&facts, &node).await["supported"], true);

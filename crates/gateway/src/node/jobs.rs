@@ -1,20 +1,23 @@
-//! Jobs: runs by the words of the worker API. A job is carried out once, however often it is sent: its name is made from
-//! its tenant and its identifier, and stands for one request until the run is forgotten.
+//! Worker API jobs: runs with an idempotent id. A job runs once, however often it is sent: its run
+//! id is derived from tenant and job id, and stands for one request until the run is forgotten.
 
 use super::{
+    job_result::{
+        self, JobRequestInfo, MAX_OUTPUT, WorkerJobResult, WorkerJobState, WorkerJobStatus,
+    },
     steps,
-    told::{self, AskedFor, MOST_OUTPUT, WorkerJobResult, WorkerJobState, WorkerJobStatus},
-    wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
+    wire::{NetworkPolicy, Uuid, Version, WorkerBody, digest, json_response, variables},
 };
 use crate::{
     Caller, Gateway, Problem, Scope,
     path::Path,
     problem::Answer,
     runs::{
-        self, Begun, host,
-        live::{About, Asked, Keeping, Live},
+        self, RunStart,
+        active::{ActiveRun, NewRunRequest, ResultRetention, RunMeta},
+        host_paths,
     },
-    tenants::{Needs, What},
+    tenants::{ResourceDemand, WorkKind},
 };
 use axum::{
     Json,
@@ -32,8 +35,8 @@ use store::{
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// A whole result in the database: control characters take six signs each.
-const LARGEST_KEPT: usize = 4 << 20;
+/// Maximum size of a stored result: a control character takes six bytes as JSON.
+const MAX_STORED_RESULT: usize = 4 << 20;
 
 /// A job.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
@@ -69,12 +72,12 @@ pub(crate) struct WorkerJobSandbox {
 }
 
 impl WorkerJob {
-    /// The run that carries it out: what it is called among all runs.
+    /// Id of the run that carries out the job.
     pub(crate) fn run_id(&self, caller: &Caller) -> Answer<Id> {
         run_id(&self.job_id, &caller.tenant)
     }
 
-    /// As the rest of Airlock knows it, within what this node allows.
+    /// Converts to a run request within the limits of this node.
     pub(crate) fn request(&self, gateway: &Gateway) -> Answer<RunRequest> {
         let sandbox = &self.sandbox;
         let network = if sandbox.use_inference {
@@ -96,41 +99,44 @@ impl WorkerJob {
     }
 
     fn check(&self, gateway: &Gateway) -> Answer<()> {
-        gateway.node().takes_work()?;
+        gateway.node().check_takes_work()?;
         if self.sandbox.use_inference {
-            gateway.node().gives_inference()?;
+            gateway.node().check_inference()?;
         }
         let has_steps = self.sandbox.job_spec_json.is_some();
         if let Some(text) = &self.sandbox.job_spec_json {
-            is_short(text)?;
+            check_spec_size(text)?;
         }
-        match self.sandbox.command.is_empty() && !has_steps {
-            true => Err(Problem::invalid(
+        if self.sandbox.command.is_empty() && !has_steps {
+            Err(Problem::invalid(
                 "`sandbox.command` is empty",
                 "name a program and its arguments",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }
 
-/// What it says is read where that disturbs nobody; only what is short is.
-fn is_short(text: &str) -> Answer<()> {
-    match text.len() > MOST_JOB_BYTES {
-        true => Err(Problem::invalid(
+/// Checks the size only; the content is parsed on a blocking thread.
+fn check_spec_size(text: &str) -> Answer<()> {
+    if text.len() > MOST_JOB_BYTES {
+        Err(Problem::invalid(
             "`sandbox.job_spec_json` is too large",
             format!("send one JSON object as a text of at most {MOST_JOB_BYTES} bytes"),
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// What a job of this identifier is called among all runs.
+/// Id of the run of this job id.
 pub(crate) fn run_id(job: &Uuid, tenant: &str) -> Answer<Id> {
     Id::new(&job.name("job", tenant)).map_err(|_| Problem::not_found("job"))
 }
 
-/// What a job may use: its time, what the node gives, and twice the output that is told, of which the first half is kept.
+/// Limits of a job: its timeout, the node's resources, and twice the reported output, of which the
+/// first half is kept.
 pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<Maximum> {
     let node = gateway.node();
     if timeout_seconds == Some(0) {
@@ -139,35 +145,37 @@ pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<
             "give at least 1, or leave it away",
         ));
     }
-    let wanted = timeout_seconds
+    let timeout = timeout_seconds
         .map_or(node.default_timeout, Duration::from_secs)
-        .min(node.longest_timeout);
-    let wanted = least(Time(wanted), gateway.policy().maximum.wall_time).0;
-    Ok(given(gateway, wanted, wanted))
+        .min(node.max_timeout);
+    let maximum = &gateway.policy_of_keys().maximum;
+    let timeout = capped(Time(timeout), maximum.wall_time).0;
+    Ok(limits_for(gateway, timeout, timeout))
 }
 
-/// What a box may use whose programs take so long, and which itself lasts so long.
-pub(crate) fn given(gateway: &Gateway, of_one: Duration, of_all: Duration) -> Maximum {
-    let (node, maximum) = (gateway.node(), &gateway.policy().maximum);
+/// Limits of a sandbox whose programs take at most `of_one`, and which lasts at most `of_all`.
+pub(crate) fn limits_for(gateway: &Gateway, of_one: Duration, of_all: Duration) -> Maximum {
+    let node = gateway.node();
+    let maximum = &gateway.policy_of_keys().maximum;
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    // The time on the clock is what counts: all CPUs may be busy for that long.
-    let cpu_time = least(Time(of_all.saturating_mul(cpus)), maximum.cpu_time);
-    let output = least(Size(2 * MOST_OUTPUT as u64), maximum.output);
+    // The wall clock is the limit: all CPUs may be busy for that time.
+    let cpu_time = capped(Time(of_all.saturating_mul(cpus)), maximum.cpu_time);
+    let output = capped(Size(2 * MAX_OUTPUT as u64), maximum.output);
     Maximum {
-        wall_time: Some(least(Time(of_one), maximum.wall_time)),
+        wall_time: Some(capped(Time(of_one), maximum.wall_time)),
         cpu_time: Some(cpu_time),
         output: Some(output),
         memory: node
             .resources
             .memory
-            .map(|memory| least(memory, maximum.memory)),
-        cpus: node.resources.cpus.map(|cpus| least(cpus, maximum.cpus)),
-        pids: node.resources.pids.map(|pids| least(pids, maximum.pids)),
+            .map(|memory| capped(memory, maximum.memory)),
+        cpus: node.resources.cpus.map(|cpus| capped(cpus, maximum.cpus)),
+        pids: node.resources.pids.map(|pids| capped(pids, maximum.pids)),
         ..Maximum::default()
     }
 }
 
-fn least<T: Ord>(value: T, most: Option<T>) -> T {
+fn capped<T: Ord>(value: T, most: Option<T>) -> T {
     match most {
         Some(most) => value.min(most),
         None => value,
@@ -191,96 +199,110 @@ async fn run(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    Sent(order): Sent<WorkerJob>,
+    WorkerBody(order): WorkerBody<WorkerJob>,
 ) -> Answer<Response> {
     let in_background = runs::is_async(&headers);
     match begin(&gateway, &caller, &order).await? {
         Some(live) if in_background && !is_over(&live) => Ok(accepted(&order)),
         Some(live) => {
             let ended = live.ended().await?;
-            told_of(&gateway, &caller, &ended.kept)
+            result_response(&gateway, &caller, &ended.stored)
         }
         None if order.sandbox.job_spec_json.is_some() => {
             steps::carry_out(&gateway, &caller, &order, in_background).await
         }
-        None => of_before(&gateway, &caller, &order, in_background).await,
+        None => earlier_result(&gateway, &caller, &order, in_background).await,
     }
 }
 
-pub(super) fn is_over(live: &Live) -> bool {
+pub(super) fn is_over(live: &ActiveRun) -> bool {
     live.progress().borrow().ended.is_some()
 }
 
-/// The job under way, if it is a new one or one that still goes on; nothing if it has ended, or is one of steps.
-async fn begin(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<Option<Arc<Live>>> {
+/// The active run of a job, new or existing; `None` if it has ended, or is a job of steps.
+async fn begin(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &WorkerJob,
+) -> Answer<Option<Arc<ActiveRun>>> {
     caller.require(Scope::Runs)?;
     order.check(gateway)?;
     if order.sandbox.job_spec_json.is_some() {
         return Ok(None);
     }
-    let (asked, spec) = admitted(gateway, caller, order)?;
-    note(gateway, caller, order).await?;
-    let needs = Needs {
-        what: What::Run,
+    let (new_run, spec) = admitted(gateway, caller, order)?;
+    audit_accepted(gateway, caller, order).await?;
+    let needs = ResourceDemand {
+        what: WorkKind::Run,
         llm: spec.grants.llm.is_some(),
         storage: false,
+        memory: runs::needed_memory(caller, &spec, 0),
     };
-    let may = gateway.may_begin(&caller.tenant, needs).await;
-    let begun = runs::begin(gateway.clone(), asked, may, spec, None, false);
-    // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
-    let begun = tokio::spawn(begun)
+    let quota_check = gateway.check_quota(&caller.tenant, needs).await;
+    let start = runs::begin(gateway.clone(), new_run, quota_check, spec, None, false);
+    // Spawned so that a client that disconnects does not leave a job that was accepted and never
+    // starts.
+    let start = tokio::spawn(start)
         .await
-        .map_err(|_| crate::writer::busy())?;
-    match begun.map_err(of_another)? {
-        Begun::New(live) | Begun::Held(live, _) => Ok(Some(live)),
-        Begun::Before(id) => Ok(gateway.runs().find(&id)),
+        .map_err(|_| crate::db_writer::busy())?;
+    match start.map_err(conflict_problem)? {
+        RunStart::New(live) | RunStart::WithReader(live, _) => Ok(Some(live)),
+        RunStart::Existing(id) => Ok(gateway.runs().find(&id)),
     }
 }
 
-fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Asked, RunSpec)> {
-    let request = host::admit(gateway, caller, order.request(gateway)?)?;
+fn admitted(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &WorkerJob,
+) -> Answer<(NewRunRequest, RunSpec)> {
+    let request = host_paths::admit(gateway, caller, order.request(gateway)?)?;
     let image = request
         .image
         .as_ref()
         .map(|image| image.to_string_lossy().into_owned());
-    let mut spec = gateway.policy().admit(request)?;
-    gateway.node().grants(&spec.grants)?;
+    let mut spec = gateway.policy_of(caller).admit(request)?;
+    gateway.node().check_grants(&spec.grants)?;
     spec.run_id = Some(order.run_id(caller)?);
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
-    let about = About::of(caller, &spec);
+    let meta = RunMeta::of(caller, &spec);
     let runtime = Some(spec.sandbox.backend.name().to_owned());
-    let mut asked = Asked {
-        about,
-        ..asked(caller, order, AskedFor { image, runtime })?
+    let mut new_run = NewRunRequest {
+        meta,
+        ..new_run_request(caller, order, JobRequestInfo { image, runtime })?
     };
-    // The first half of what may be written is kept.
-    asked.keeping.exact = usize::try_from(spec.sandbox.limits.output.0 / 2).ok();
-    Ok((asked, spec))
+    // The first half of the output limit is kept.
+    new_run.keeping.exact = usize::try_from(spec.sandbox.limits.output.0 / 2).ok();
+    Ok((new_run, spec))
 }
 
-/// How a job is written down, and what is kept of it.
-pub(super) fn asked(caller: &Caller, order: &WorkerJob, asked: AskedFor) -> Answer<Asked> {
+/// The run request of a job, and what is stored of its result.
+pub(super) fn new_run_request(
+    caller: &Caller,
+    order: &WorkerJob,
+    info: JobRequestInfo,
+) -> Answer<NewRunRequest> {
     let id = order.run_id(caller)?;
     let name = format!("{LASTING}job {id}");
-    Ok(Asked {
+    Ok(NewRunRequest {
         id,
         owner: caller.tenant.clone(),
         task: Id::new(order.task_id.as_str()).ok(),
         job: Id::new(order.job_id.as_str()).ok(),
-        promise: Some((name, digest(order))),
-        about: About::default(),
-        keeping: Keeping {
-            stream: MOST_OUTPUT,
-            whole: LARGEST_KEPT,
-            exact: Some(MOST_OUTPUT),
-            asked: serde_json::to_value(asked).ok(),
+        idempotency_key: Some((name, digest(order))),
+        meta: RunMeta::default(),
+        keeping: ResultRetention {
+            stream: MAX_OUTPUT,
+            whole: MAX_STORED_RESULT,
+            exact: Some(MAX_OUTPUT),
+            asked: serde_json::to_value(info).ok(),
         },
     })
 }
 
-/// A `job_id` stands for one job.
-pub(super) fn of_another(problem: Problem) -> Problem {
+/// Maps conflicts to the meaning of `job_id`: it stands for one job.
+pub(super) fn conflict_problem(problem: Problem) -> Problem {
     match problem.status() {
         StatusCode::UNPROCESSABLE_ENTITY | StatusCode::CONFLICT => Problem::conflict(
             "this `job_id` stands for another job",
@@ -290,7 +312,11 @@ pub(super) fn of_another(problem: Problem) -> Problem {
     }
 }
 
-pub(super) async fn note(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<()> {
+pub(super) async fn audit_accepted(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &WorkerJob,
+) -> Answer<()> {
     let run = order.run_id(caller)?;
     let entry = Entry {
         what: "job.accept",
@@ -302,7 +328,7 @@ pub(super) async fn note(gateway: &Gateway, caller: &Caller, order: &WorkerJob) 
         job: order.job_id.as_str(),
         ..Entry::default()
     };
-    gateway.note_aside(&entry).await
+    gateway.write_audit_async(&entry).await
 }
 
 pub(super) fn accepted(order: &WorkerJob) -> Response {
@@ -325,8 +351,8 @@ pub(super) fn accepted(order: &WorkerJob) -> Response {
     response
 }
 
-/// What a job came to that was sent before.
-pub(super) async fn of_before(
+/// The stored result of a job that was sent before.
+pub(super) async fn earlier_result(
     gateway: &Gateway,
     caller: &Caller,
     order: &WorkerJob,
@@ -334,10 +360,10 @@ pub(super) async fn of_before(
 ) -> Answer<Response> {
     match row(gateway, caller, &order.job_id).await {
         Ok(row) => match row.result {
-            Some(kept) => told_of(gateway, caller, kept.as_bytes()),
+            Some(stored) => result_response(gateway, caller, stored.as_bytes()),
             None if early => Ok(accepted(order)),
-            // It was live a moment ago, or its server is ending.
-            None => Err(crate::writer::busy()),
+            // The run has just ended, or the server is shutting down.
+            None => Err(crate::db_writer::busy()),
         },
         Err(problem) if problem.status() == StatusCode::NOT_FOUND => Err(Problem::new(
             StatusCode::GONE,
@@ -349,19 +375,24 @@ pub(super) async fn of_before(
     }
 }
 
-/// The row of a caller's job.
+/// The row of the caller's job.
 pub(crate) async fn row(gateway: &Gateway, caller: &Caller, job: &Uuid) -> Answer<RunRow> {
     let id = run_id(job, &caller.tenant)?;
     let row = gateway
-        .look_up(move |served| served.run(id.as_str()))
+        .query_database(move |database| database.run(id.as_str()))
         .await?;
     row.filter(|row| row.owner == caller.tenant)
         .ok_or_else(|| Problem::not_found("job"))
 }
 
-/// The result of a job, if the caller has room for it. It is not lost without.
-pub(crate) fn told_of(gateway: &Gateway, caller: &Caller, kept: &[u8]) -> Answer<Response> {
-    let result = told::result(kept).ok_or_else(|| {
+/// The result, within the tenant's share of response memory. A refusal does not lose it: it stays
+/// in the database.
+pub(crate) fn result_response(
+    gateway: &Gateway,
+    caller: &Caller,
+    stored: &[u8],
+) -> Answer<Response> {
+    let result = job_result::from_stored(stored).ok_or_else(|| {
         Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
@@ -369,20 +400,20 @@ pub(crate) fn told_of(gateway: &Gateway, caller: &Caller, kept: &[u8]) -> Answer
             None,
         )
     })?;
-    answer(gateway, &caller.tenant, &result)
+    json_response(gateway, &caller.tenant, &result)
 }
 
-/// How a job stands, or what came of it.
-pub(crate) fn state_of(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answer<Response> {
-    if let Some(kept) = &row.result {
-        return told_of(gateway, caller, kept.as_bytes());
+/// The state or the result of a job.
+pub(crate) fn state_response(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answer<Response> {
+    if let Some(stored) = &row.result {
+        return result_response(gateway, caller, stored.as_bytes());
     }
     let live = gateway.runs().find(&row.id);
     if let Some(ended) = live
         .as_ref()
         .and_then(|live| live.progress().borrow().ended.clone())
     {
-        return told_of(gateway, caller, &ended.kept);
+        return result_response(gateway, caller, &ended.stored);
     }
     let started = live
         .as_ref()
@@ -412,7 +443,7 @@ async fn get(
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let row = row(&gateway, &caller, &Uuid::of_path(job, "job_id")?).await?;
-    state_of(&gateway, &caller, &row)
+    state_response(&gateway, &caller, &row)
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

@@ -1,9 +1,12 @@
-//! The worker API of a node: the words of another system's orchestrator for the same runs, sandboxes and records.
+//! The worker API of a node: the protocol of another system's orchestrator, for the same runs,
+//! sandboxes and records.
 //!
-//! `jobs` are runs and `sessions` sandboxes by those words, `pty` their terminals, `stop` ends one or all of them,
-//! `workflow` says who works on a task. `settings` is what the operator's node file says; `wire` what all bodies share.
+//! `jobs` maps to runs, `sessions` to sandboxes and `pty` to their terminals; `stop` ends one job
+//! or everything, and `workflow` leases tasks to holders. `settings` is the operator's node file;
+//! `wire` has what all bodies share.
 
 pub(crate) mod capability;
+mod job_result;
 mod jobs;
 mod pty;
 mod sessions;
@@ -11,7 +14,6 @@ pub(crate) mod settings;
 mod steps;
 mod stop;
 mod telemetry;
-mod told;
 mod wire;
 mod workflow;
 
@@ -33,19 +35,19 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
         .merge(capability::routes())
 }
 
-/// Whether a path is one of this room's, known or not.
-pub(crate) fn is_its_path(path: &str) -> bool {
+/// Whether a path belongs to the worker API, known or not.
+pub(crate) fn is_worker_path(path: &str) -> bool {
     path.starts_with("/v1/worker/") || path.starts_with("/v1/workflow/")
 }
 
-/// A refusal with the kind that callers of this room know; the rest of it stays as it is.
-pub(crate) fn in_its_words(mut response: Response) -> Response {
+/// Replaces the problem type with the error type of the worker API.
+pub(crate) fn with_worker_error_type(mut response: Response) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
     };
     let translated = problem
         .clone()
-        .of_kind(kind(problem.status()))
+        .with_type(kind(problem.status()))
         .into_response();
     let (mut parts, _) = response.into_parts();
     let (new, body) = translated.into_parts();

@@ -1,15 +1,15 @@
-//! Terminals of sessions by requests and answers: open, send, receive, resize, close. Bytes travel as base64. A terminal
-//! is a program of its sandbox, and ends with it.
+//! Worker API terminals: open, send, receive, resize, close, one request each. Bytes are base64. A
+//! terminal is a program of its sandbox and ends with it.
 
 use super::{
-    sessions, told,
-    wire::{Sent, Uuid, Version},
+    job_result, sessions,
+    wire::{Uuid, Version, WorkerBody},
 };
 use crate::{
     Caller, Gateway, Problem,
     path::Path,
     problem::Answer,
-    sandboxes::{self, Asked, Order},
+    sandboxes::{self, ExecStart, QueryParams},
     wire::{decoded, encoded},
 };
 use axum::{Json, extract::State};
@@ -21,14 +21,14 @@ use std::{collections::BTreeMap, time::Duration};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What is typed or shown at a time.
-const MOST_SENT: usize = 64 << 10;
-const MOST_RECEIVED: usize = 256 << 10;
-const LONGEST_WAIT: u64 = 60;
-/// How long a program that does not read what is typed is waited for.
-const STUCK: Duration = Duration::from_secs(10);
-/// What a program has to end by itself when its terminal is closed.
-const GRACE: Duration = Duration::from_millis(300);
+/// Maximum bytes of a send and of a receive.
+const MAX_SENT: usize = 64 << 10;
+const MAX_RECEIVED: usize = 256 << 10;
+const MAX_WAIT_SECONDS: u64 = 60;
+/// Write timeout for a program that does not read its input.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Grace period of a program whose terminal is closed.
+const CLOSE_GRACE: Duration = Duration::from_millis(300);
 
 /// A terminal to be opened.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -56,19 +56,20 @@ struct PtyOpened {
 }
 
 fn size(cols: u16, rows: u16) -> Answer<TerminalSize> {
-    match (1..=4096).contains(&rows) && (1..=4096).contains(&cols) {
-        true => Ok(TerminalSize {
+    if (1..=4096).contains(&rows) && (1..=4096).contains(&cols) {
+        Ok(TerminalSize {
             rows,
             columns: cols,
-        }),
-        false => Err(Problem::invalid(
+        })
+    } else {
+        Err(Problem::invalid(
             "no terminal has that size",
             "give 1 to 4096 `rows` and `cols`",
-        )),
+        ))
     }
 }
 
-/// The terminal of that name in a live session; any other program is none.
+/// The terminal of that id in a live session; programs without a terminal are not found.
 fn terminal(
     gateway: &Gateway,
     caller: &Caller,
@@ -90,30 +91,34 @@ async fn open(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(order): Sent<PtyOrder>,
+    WorkerBody(order): WorkerBody<PtyOrder>,
 ) -> Answer<Json<PtyOpened>> {
     let live = sessions::live(&gateway, &caller, session, Some(&order.task_id))?;
-    gateway.has_cpu(&caller.tenant)?;
-    let whose = sandboxes::For::of(&gateway, &caller).task(order.task_id.as_str());
-    let command = match order.command.is_empty() {
-        true => vec!["/bin/sh".to_owned()],
-        false => order.command,
+    gateway.check_cpu(&caller.tenant)?;
+    let context = sandboxes::ExecContext::of(&gateway, &caller).task(order.task_id.as_str());
+    let command = if order.command.is_empty() {
+        vec!["/bin/sh".to_owned()]
+    } else {
+        order.command
     };
     let request = sessions::exec_request(&command, &order.env)?;
-    // It lives as long as its session; what keeps that from being idle is somebody who sends or receives.
-    let (tty, background, stdin) = (Some(size(order.cols, order.rows)?), true, true);
+    // The terminal lives as long as its session; only sending and receiving keep the session from
+    // being idle.
+    let tty = Some(size(order.cols, order.rows)?);
+    let background = true;
+    let stdin = true;
     let request = ExecRequest {
         tty,
         background,
         stdin,
         ..request
     };
-    let order = Order {
+    let order = ExecStart {
         request,
         typed: Vec::new(),
         stays_open: true,
     };
-    let exec = sandboxes::begin(live, order, whose).await?;
+    let exec = sandboxes::start_exec(live, order, context).await?;
     Ok(Json(PtyOpened {
         version: Version,
         pty_id: exec.id().to_owned(),
@@ -152,7 +157,7 @@ async fn send(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(sent): Sent<PtySent>,
+    WorkerBody(sent): WorkerBody<PtySent>,
 ) -> Answer<Json<PtyTyped>> {
     let exec = terminal(
         &gateway,
@@ -162,7 +167,7 @@ async fn send(
         &sent.pty_id,
     )?;
     let bytes = decoded(&sent.data_b64, "data_b64")?;
-    if bytes.len() > MOST_SENT {
+    if bytes.len() > MAX_SENT {
         let hint = "send at most 64 KiB at a time".to_owned();
         let title = "`data_b64` is too long";
         return Err(Problem::new(
@@ -172,10 +177,10 @@ async fn send(
             Some(hint),
         ));
     }
-    match tokio::time::timeout(STUCK, exec.write(&bytes)).await {
+    match tokio::time::timeout(WRITE_TIMEOUT, exec.write(&bytes)).await {
         Ok(Ok(())) => Ok(Json(PtyTyped {
             version: Version,
-            typed: exec.typed(),
+            typed: exec.input_offset(),
         })),
         Ok(Err(why)) => Err(Problem::conflict(
             format!("it was not typed: {why}"),
@@ -184,7 +189,7 @@ async fn send(
         Err(_) => Err(Problem::conflict(
             format!(
                 "the program does not read what is typed; {} bytes were in all",
-                exec.typed()
+                exec.input_offset()
             ),
             "receive what it writes, then send the rest",
         )),
@@ -195,7 +200,7 @@ async fn send(
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct RecvQuery {
     pty_id: String,
     /// Only if the session belongs to this task.
     task_id: Option<String>,
@@ -228,33 +233,35 @@ struct PtyShown {
 ///
 /// Waits for something to be there, if asked to.
 #[utoipa::path(get, path = "/v1/worker/sessions/{session_id}/pty:recv", tag = "worker",
-    params(("session_id" = String, Path), Part), responses(
+    params(("session_id" = String, Path), RecvQuery), responses(
     (status = 200, description = "The next piece, or an empty one", body = PtyShown),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn recv(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Asked(part): Asked<Part>,
+    QueryParams(part): QueryParams<RecvQuery>,
 ) -> Answer<Json<PtyShown>> {
     let task = part
         .task_id
         .map(|task| Uuid::of_path(task, "task_id"))
         .transpose()?;
     let exec = terminal(&gateway, &caller, session, task.as_ref(), &part.pty_id)?;
-    if part.wait_seconds > LONGEST_WAIT {
+    if part.wait_seconds > MAX_WAIT_SECONDS {
         return Err(Problem::invalid(
             "`wait_seconds` is too long",
             "give at most 60",
         ));
     }
     let wait = Duration::from_secs(part.wait_seconds);
-    // Whoever waits in vain gets what there is: nothing.
-    _ = tokio::time::timeout(wait, sandboxes::longer(&exec, Stream::Stdout, part.after)).await;
+    // After the timeout the answer is empty.
+    _ = tokio::time::timeout(
+        wait,
+        sandboxes::wait_for_output(&exec, Stream::Stdout, part.after),
+    )
+    .await;
     let over = exec.output().has_ended();
-    let piece = exec
-        .output()
-        .read(Stream::Stdout, part.after, MOST_RECEIVED);
+    let piece = exec.output().read(Stream::Stdout, part.after, MAX_RECEIVED);
     let next = piece.from + piece.bytes.len() as u64;
     let ended = over && next >= exec.output().lengths()[0];
     let result = exec.result().filter(|_| ended);
@@ -264,8 +271,9 @@ async fn recv(
         from: piece.from,
         next,
         ended,
-        exit_code: result
-            .map(|end| told::code(end.status, end.exit_code, end.signal, end.exit_status)),
+        exit_code: result.map(|end| {
+            job_result::exit_code(end.status, end.exit_code, end.signal, end.exit_status)
+        }),
     }))
 }
 
@@ -291,17 +299,17 @@ async fn resize(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(asked): Sent<PtyResize>,
+    WorkerBody(request): WorkerBody<PtyResize>,
 ) -> Answer<StatusCode> {
     let exec = terminal(
         &gateway,
         &caller,
         session,
-        Some(&asked.task_id),
-        &asked.pty_id,
+        Some(&request.task_id),
+        &request.pty_id,
     )?;
-    // A program that has just ended needs no size any more.
-    _ = exec.resize(size(asked.cols, asked.rows)?);
+    // A program that has just ended cannot be resized.
+    _ = exec.resize(size(request.cols, request.rows)?);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -335,17 +343,17 @@ async fn close(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(asked): Sent<PtyClose>,
+    WorkerBody(request): WorkerBody<PtyClose>,
 ) -> Answer<Json<PtyClosed>> {
     let exec = terminal(
         &gateway,
         &caller,
         session,
-        Some(&asked.task_id),
-        &asked.pty_id,
+        Some(&request.task_id),
+        &request.pty_id,
     )?;
-    let end = sandboxes::to_the_end(async move { Ok(exec.stop(GRACE).await) }).await?;
-    let exit_code = told::code(end.status, end.exit_code, end.signal, end.exit_status);
+    let end = sandboxes::run_to_completion(async move { Ok(exec.stop(CLOSE_GRACE).await) }).await?;
+    let exit_code = job_result::exit_code(end.status, end.exit_code, end.signal, end.exit_status);
     Ok(Json(PtyClosed {
         version: Version,
         exit_code,

@@ -1,16 +1,16 @@
-//! Sessions: sandboxes by the words of the worker API. One belongs to a task, and is found only by whoever names that.
+//! Worker API sessions: sandboxes that belong to a task, and are found only with it.
 
 use super::{
+    job_result::{self, MAX_OUTPUT, TruncatedStreams, WorkerJobStatus},
     jobs,
-    told::{self, Cut, MOST_OUTPUT, WorkerJobStatus},
-    wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
+    wire::{NetworkPolicy, Uuid, Version, WorkerBody, digest, json_response, variables},
 };
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope, json_response,
     path::Path,
     problem::Answer,
-    runs::host,
-    sandboxes::{self, Asked, Entry, Labels, Opening, Order},
+    runs::host_paths,
+    sandboxes::{self, ExecStart, Labels, NewSandbox, QueryParams, SandboxEntry},
     wire::decoded,
 };
 use axum::{
@@ -33,12 +33,12 @@ use store::{
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Labels by which a sandbox is known to be a session, and whose.
-const TASK: &str = "task_id";
-const SESSION: &str = "session_id";
-/// What may be typed with the request itself.
-const MOST_STDIN: usize = 1 << 20;
-const MOST_WORDS: usize = 4096;
+/// Labels that mark a sandbox as a session of a task.
+const TASK_LABEL: &str = "task_id";
+const SESSION_LABEL: &str = "session_id";
+/// Maximum standard input in the request.
+const MAX_STDIN: usize = 1 << 20;
+const MAX_ARGUMENTS: usize = 4096;
 
 /// A session to be made.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
@@ -82,20 +82,20 @@ pub(crate) struct SessionView {
 }
 
 impl SessionView {
-    fn of(entry: &Entry) -> SessionView {
+    fn of(entry: &SandboxEntry) -> SessionView {
         let state = entry.state();
         let label = |name| entry.labels.get(name).cloned().unwrap_or_default();
         SessionView {
             version: Version,
-            task_id: label(TASK),
-            session_id: label(SESSION),
+            task_id: label(TASK_LABEL),
+            session_id: label(SESSION_LABEL),
             sandbox_id: entry.id.clone(),
             status: match state.status {
                 engine::SessionStatus::Ready => "ready",
                 engine::SessionStatus::Paused => "paused",
                 engine::SessionStatus::Ended => "ended",
             },
-            reason: state.ended.map(sandboxes::reason),
+            reason: state.ended.map(sandboxes::end_reason),
             created_at: state.created_at.to_string(),
             ended_at: state.ended_at.map(|at| at.to_string()),
             expires_at: state.expires_at.to_string(),
@@ -115,27 +115,28 @@ impl SessionView {
 async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<SessionOrder>,
+    WorkerBody(order): WorkerBody<SessionOrder>,
 ) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
     let session = match &order.session_id {
         Some(session) => session.clone(),
         None => Uuid::fresh()?,
     };
-    let run = host::admit(&gateway, &caller, order.request(&gateway))?;
+    let run = host_paths::admit(&gateway, &caller, order.request(&gateway))?;
     let name = session.name("session", &caller.tenant);
     let labels: Labels = [
-        (TASK, order.task_id.to_string()),
-        (SESSION, session.to_string()),
+        (TASK_LABEL, order.task_id.to_string()),
+        (SESSION_LABEL, session.to_string()),
     ]
     .map(|(k, v)| (k.into(), v))
     .into();
-    note(&gateway, &caller, "sandbox.make", &name, &order.task_id).await?;
-    let opening = Opening {
+    write_audit(&gateway, &caller, "sandbox.make", &name, &order.task_id).await?;
+    let new_sandbox = NewSandbox {
         owner: caller.tenant.clone(),
+        is_of_admin: caller.is_admin(),
         labels,
         request: SessionRequest {
-            // Nobody else can choose this one.
+            // This id is derived, and nobody else can choose it.
             run: RunRequest {
                 run_id: Some(name.clone()),
                 ..run
@@ -144,25 +145,25 @@ async fn create(
             lifetime: order.lifetime_seconds.map(Duration::from_secs),
         },
         fork_of: None,
-        replay: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
+        idempotency: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
     };
     let entry = gateway
-        .open(opening)
+        .open(new_sandbox)
         .await
-        .map_err(|problem| of_another(problem).after_all())?;
+        .map_err(|problem| conflict_problem(problem).already_allowed())?;
     if entry.session().is_err() {
         let ended = Problem::conflict(
             "the session of this `session_id` has ended",
             "choose another one",
         );
-        return Err(ended.after_all());
+        return Err(ended.already_allowed());
     }
     let place = format!("/v1/worker/sessions/{session}");
     let view = Json(SessionView::of(&entry));
     Ok((StatusCode::CREATED, [(http::header::LOCATION, place)], view).into_response())
 }
 
-fn of_another(problem: Problem) -> Problem {
+fn conflict_problem(problem: Problem) -> Problem {
     match problem.status() {
         StatusCode::UNPROCESSABLE_ENTITY => Problem::conflict(
             "this `session_id` stands for another session",
@@ -180,10 +181,11 @@ impl SessionOrder {
         RunRequest {
             image: self.image.as_ref().map(Into::into),
             env: variables(&self.env),
-            // Each program says how long it takes, up to the longest; and there may be one after the other.
-            limits: jobs::given(
+            // Each program has its own timeout, up to the maximum; several may run one after
+            // another.
+            limits: jobs::limits_for(
                 gateway,
-                gateway.node().longest_timeout,
+                gateway.node().max_timeout,
                 lifetime.min(LONGEST_LIFETIME),
             ),
             network: Some(Network::None),
@@ -193,7 +195,7 @@ impl SessionOrder {
     }
 }
 
-async fn note(
+async fn write_audit(
     gateway: &Gateway,
     caller: &Caller,
     what: &str,
@@ -209,16 +211,17 @@ async fn note(
         task: task.as_str(),
         ..audit::Entry::default()
     };
-    gateway.note_aside(&entry).await
+    gateway.write_audit_async(&entry).await
 }
 
-/// The session of that name, dead or alive; of this task, if one is named. Another task's is as if there were none.
+/// The session of that id, alive or ended, of this task if one is given. Another task's session is
+/// not found.
 pub(crate) fn entry(
     gateway: &Gateway,
     caller: &Caller,
     session: String,
     task: Option<&Uuid>,
-) -> Answer<Arc<Entry>> {
+) -> Answer<Arc<SandboxEntry>> {
     caller.require(Scope::Sandboxes)?;
     let name = Uuid::of_path(session, "session_id")?.name("session", &caller.tenant);
     let unknown = || Problem::not_found("session");
@@ -226,16 +229,17 @@ pub(crate) fn entry(
     let same = |task: &Uuid| {
         entry
             .labels
-            .get(TASK)
+            .get(TASK_LABEL)
             .is_some_and(|known| known == task.as_str())
     };
-    match task.is_none_or(same) {
-        true => Ok(entry),
-        false => Err(unknown()),
+    if task.is_none_or(same) {
+        Ok(entry)
+    } else {
+        Err(unknown())
     }
 }
 
-/// The live session of that name and task. Using it keeps it from being idle.
+/// The live session of that id and task. Using it resets its idle timer.
 pub(super) fn live(
     gateway: &Gateway,
     caller: &Caller,
@@ -243,7 +247,7 @@ pub(super) fn live(
     task: Option<&Uuid>,
 ) -> Answer<Session> {
     let entry = entry(gateway, caller, session, task)?;
-    // What has ended is as if there were none; its own route says why.
+    // An ended session is not found; its own route tells why it ended.
     let session = entry
         .session()
         .map_err(|gone| gone.with_status(StatusCode::NOT_FOUND))?;
@@ -255,7 +259,7 @@ pub(super) fn live(
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct OfTask {
+struct TaskQuery {
     /// Only if it belongs to this task.
     task_id: Option<String>,
 }
@@ -264,14 +268,14 @@ struct OfTask {
 ///
 /// Looking does not count as using it. One that has ended is shown for a while, with why.
 #[utoipa::path(get, path = "/v1/worker/sessions/{session_id}", tag = "worker",
-    params(("session_id" = String, Path), OfTask), responses(
+    params(("session_id" = String, Path), TaskQuery), responses(
     (status = 200, description = "How it is", body = SessionView),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Asked(of): Asked<OfTask>,
+    QueryParams(of): QueryParams<TaskQuery>,
 ) -> Answer<Json<SessionView>> {
     let task = of
         .task_id
@@ -307,7 +311,8 @@ struct SessionExec {
 
 /// What came of it.
 #[derive(Debug, Serialize, ToSchema)]
-struct ExecTold {
+#[schema(as = ExecTold)]
+struct SessionExecResult {
     #[schema(value_type = u64)]
     version: Version,
     task_id: String,
@@ -317,7 +322,7 @@ struct ExecTold {
     exit_code: i32,
     stdout: String,
     stderr: String,
-    truncated: Cut,
+    truncated: TruncatedStreams,
     started_at: String,
     ended_at: String,
     /// Why it did not end by itself, as of a job.
@@ -325,14 +330,14 @@ struct ExecTold {
     reason: Option<String>,
 }
 
-/// What a program is asked to be, within bounds.
+/// Builds the request of a program, within limits.
 pub(super) fn exec_request(
     command: &[String],
     env: &BTreeMap<String, String>,
 ) -> Answer<ExecRequest> {
     let words = command.len() + env.len();
-    if command.is_empty() || words > MOST_WORDS {
-        let hint = format!("name a program, with up to {MOST_WORDS} arguments and variables");
+    if command.is_empty() || words > MAX_ARGUMENTS {
+        let hint = format!("name a program, with up to {MAX_ARGUMENTS} arguments and variables");
         return Err(Problem::invalid("`command` is empty or too long", hint));
     }
     let has_nul = |text: &String| text.contains('\0');
@@ -355,16 +360,16 @@ pub(super) fn exec_request(
 }
 
 impl SessionExec {
-    fn order(&self, gateway: &Gateway) -> Answer<Order> {
+    fn order(&self, gateway: &Gateway) -> Answer<ExecStart> {
         let typed = self
             .stdin_b64
             .as_deref()
             .map(|text| decoded(text, "stdin_b64"))
             .transpose()?;
-        if typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
+        if typed.as_ref().is_some_and(|typed| typed.len() > MAX_STDIN) {
             let hint = "write a file into the workspace by /v1/sandboxes/{sandbox_id}/files";
             return Err(Problem::invalid(
-                format!("`stdin_b64` is more than {MOST_STDIN} bytes"),
+                format!("`stdin_b64` is more than {MAX_STDIN} bytes"),
                 hint,
             ));
         }
@@ -375,10 +380,10 @@ impl SessionExec {
             directory: self.cwd.as_ref().map(Into::into),
             stdin: typed.is_some(),
             timeout,
-            beginning: MOST_OUTPUT,
+            beginning: MAX_OUTPUT,
             ..exec_request(&self.command, &self.env)?
         };
-        Ok(Order {
+        Ok(ExecStart {
             request,
             typed: typed.unwrap_or_default(),
             stays_open: false,
@@ -391,48 +396,49 @@ impl SessionExec {
 /// Waits for its end. The program goes on if the caller hangs up.
 #[utoipa::path(post, path = "/v1/worker/sessions/{session_id}/exec", tag = "worker", request_body = SessionExec,
     params(("session_id" = String, Path)), responses(
-    (status = 200, description = "It has ended", body = ExecTold),
+    (status = 200, description = "It has ended", body = SessionExecResult),
     (status = 404, description = "There is no such session of that task any more", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn exec(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(asked): Sent<SessionExec>,
+    WorkerBody(request): WorkerBody<SessionExec>,
 ) -> Answer<Response> {
-    let live = live(&gateway, &caller, session.clone(), Some(&asked.task_id))?;
-    gateway.has_cpu(&caller.tenant)?;
-    let order = asked.order(&gateway)?;
-    // What it will answer is kept from now on.
-    let room = fitting::room(gateway.answering(), &caller.tenant, 2 * MOST_OUTPUT)?;
-    note(
+    let live = live(&gateway, &caller, session.clone(), Some(&request.task_id))?;
+    gateway.check_cpu(&caller.tenant)?;
+    let order = request.order(&gateway)?;
+    // Memory for the response is reserved before the program runs.
+    let reserved =
+        json_response::reserve(gateway.response_bytes(), &caller.tenant, 2 * MAX_OUTPUT)?;
+    write_audit(
         &gateway,
         &caller,
         "sandbox.exec",
         live.id().as_str(),
-        &asked.task_id,
+        &request.task_id,
     )
     .await?;
-    let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
-    let mut truncated = Cut::default();
-    // Also if nobody waits any longer: what is taken is not kept.
-    let (exec, result, stdout, stderr) = sandboxes::to_the_end(async move {
-        let exec = sandboxes::begin(live, order, whose)
+    let context = sandboxes::ExecContext::of(&gateway, &caller).task(request.task_id.as_str());
+    let mut truncated = TruncatedStreams::default();
+    // Also runs to its end if the client disconnects: taken output is freed.
+    let (exec, result, stdout, stderr) = sandboxes::run_to_completion(async move {
+        let exec = sandboxes::start_exec(live, order, context)
             .await
-            .map_err(Problem::after_all)?;
+            .map_err(Problem::already_allowed)?;
         let result = exec.wait().await;
         let [stdout, stderr] =
             [Stream::Stdout, Stream::Stderr].map(|stream| exec.take_beginning(stream));
-        drop(room);
+        drop(reserved);
         Ok((exec, result, stdout, stderr))
     })
     .await?;
     let [of_stdout, of_stderr] = exec.output().lengths();
     let stdout = beginning(stdout, of_stdout, &mut truncated.stdout);
     let stderr = beginning(stderr, of_stderr, &mut truncated.stderr);
-    let told = ExecTold {
+    let result_body = SessionExecResult {
         version: Version,
-        task_id: asked.task_id.to_string(),
+        task_id: request.task_id.to_string(),
         session_id: session,
         exec_id: exec.id().to_owned(),
         status: match result.status {
@@ -440,7 +446,7 @@ async fn exec(
             Status::TimedOut => WorkerJobStatus::Timeout,
             _ => WorkerJobStatus::Failed,
         },
-        exit_code: told::code(
+        exit_code: job_result::exit_code(
             result.status,
             result.exit_code,
             result.signal,
@@ -451,12 +457,12 @@ async fn exec(
         truncated,
         started_at: exec.started_at().to_string(),
         ended_at: result.ended_at.to_string(),
-        reason: told::reason(result.status, result.error.as_ref()),
+        reason: job_result::end_reason(result.status, result.error.as_ref()),
     };
-    answer(&gateway, &caller.tenant, &told)
+    json_response(&gateway, &caller.tenant, &result_body)
 }
 
-/// The beginning of what a program wrote, as text; a character is not cut in two.
+/// The start of an output as text, cut at a character boundary.
 fn beginning(mut bytes: Vec<u8>, total: u64, cut: &mut bool) -> String {
     *cut = total > bytes.len() as u64;
     if *cut {
@@ -466,7 +472,7 @@ fn beginning(mut bytes: Vec<u8>, total: u64, cut: &mut bool) -> String {
             .map_or(0, |last| last.invalid().len());
         bytes.truncate(bytes.len() - half);
     }
-    told::shortened(told::lossy(&bytes), cut)
+    job_result::truncated_text(job_result::lossy(&bytes), cut)
 }
 
 /// Which session is meant.
@@ -491,13 +497,20 @@ async fn end(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
-    Sent(asked): Sent<SessionEnding>,
+    WorkerBody(request): WorkerBody<SessionEnding>,
 ) -> Answer<Response> {
-    let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
-    note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id).await?;
+    let entry = entry(&gateway, &caller, session, Some(&request.task_id))?;
+    write_audit(
+        &gateway,
+        &caller,
+        "sandbox.end",
+        &entry.id,
+        &request.task_id,
+    )
+    .await?;
     let ending = entry.clone();
-    let status = sandboxes::to_the_end(async move { Ok(ending.end_soon().await) });
-    let status = status.await.map_err(Problem::after_all)?;
+    let status = sandboxes::run_to_completion(async move { Ok(ending.end_soon(None).await) });
+    let status = status.await.map_err(Problem::already_allowed)?;
     Ok((status, Json(SessionView::of(&entry))).into_response())
 }
 

@@ -1,92 +1,94 @@
-//! What the operator's node file says of the worker API: whether there is work at all, what jobs get unless they say,
-//! and what they may have at most.
+//! Worker API settings from the operator's node file: whether work is accepted, defaults and
+//! maximums of jobs.
 
 use crate::{Problem, problem::Answer};
 use http::StatusCode;
 use spec::{Cpus, Grants, ImagePattern, ImageRef, RunRequest, Size};
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-/// The most that a body of the worker API may have.
-const LARGEST_REQUEST: usize = 10 << 20;
+/// Maximum body size of the worker API.
+const MAX_REQUEST: usize = 10 << 20;
 
-/// Whether work is taken.
+/// Whether the node accepts work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It is.
+pub enum NodeWorkMode {
+    /// Work is accepted.
     #[default]
     Allow,
-    /// It is, and nothing gets the inference door.
+    /// Work is accepted without the inference door.
     SandboxOnly,
-    /// It is not.
+    /// No work is accepted.
     Disabled,
 }
 
-/// What every job gets, which is also the most that any run may have.
+/// Default resource limits of a job, which are also the maximum of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Resources {
+pub struct NodeResources {
+    /// Memory limit.
     pub memory: Option<Size>,
+    /// CPU limit.
     pub cpus: Option<Cpus>,
+    /// Maximum number of processes.
     pub pids: Option<u32>,
 }
 
-/// What a gateway is told as a node.
+/// Settings of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
-    /// What it is called by people.
+pub struct NodeSettings {
+    /// Display name.
     pub name: Option<String>,
-    /// By which work finds it.
+    /// Labels for scheduling.
     pub labels: Vec<String>,
-    /// Whatever else.
+    /// Free-form metadata.
     pub metadata: BTreeMap<String, String>,
-    /// Where it is reached from outside; where it listens if that is not said.
+    /// Address for external clients; the listening address by default.
     pub public_url: Option<String>,
-    /// Whether it takes work.
-    pub mode: Mode,
-    /// Whether anything may have the inference door.
+    /// Whether work is accepted.
+    pub mode: NodeWorkMode,
+    /// Whether the inference door may be granted.
     pub inference: bool,
-    /// What makes boxes, unless a request says.
+    /// Default sandbox backend.
     pub backend: Option<String>,
-    /// What they start from, unless a request says; without it the host's own `/usr`.
+    /// Default image; without one the host's own `/usr`.
     pub default_image: Option<String>,
-    /// The images that may be used; every one that the policy allows if there is no list.
+    /// Allowed images; without a list, every image that the policy allows.
     pub allowed_images: Option<Vec<ImagePattern>>,
-    /// What jobs get.
-    pub resources: Resources,
-    /// How long a job may take unless it says.
+    /// Default resource limits.
+    pub resources: NodeResources,
+    /// Default timeout of a job.
     pub default_timeout: Duration,
-    /// How long one may take at most.
-    pub longest_timeout: Duration,
-    /// Bytes of a request.
-    pub largest_request: usize,
+    /// Maximum timeout of a job.
+    pub max_timeout: Duration,
+    /// Maximum request size in bytes.
+    pub max_request_bytes: usize,
 }
 
-impl Default for Node {
-    fn default() -> Node {
-        Node {
+impl Default for NodeSettings {
+    fn default() -> NodeSettings {
+        NodeSettings {
             name: None,
             labels: Vec::new(),
             metadata: BTreeMap::new(),
             public_url: None,
-            mode: Mode::Allow,
+            mode: NodeWorkMode::Allow,
             inference: true,
             backend: None,
             default_image: None,
             allowed_images: None,
-            resources: Resources::default(),
+            resources: NodeResources::default(),
             default_timeout: Duration::from_secs(3600),
-            longest_timeout: Duration::from_secs(10_800),
-            largest_request: LARGEST_REQUEST,
+            max_timeout: Duration::from_secs(10_800),
+            max_request_bytes: MAX_REQUEST,
         }
     }
 }
 
-impl Node {
-    /// Refuses work where none is taken.
-    pub(crate) fn takes_work(&self) -> Answer<()> {
+impl NodeSettings {
+    /// Refuses work if the node accepts none.
+    pub(crate) fn check_takes_work(&self) -> Answer<()> {
         match self.mode {
-            Mode::Allow | Mode::SandboxOnly => Ok(()),
-            Mode::Disabled => Err(Problem::new(
+            NodeWorkMode::Allow | NodeWorkMode::SandboxOnly => Ok(()),
+            NodeWorkMode::Disabled => Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "backend_unavailable",
                 "this node takes no work: its `sandbox.mode` is `disabled`",
@@ -95,19 +97,20 @@ impl Node {
         }
     }
 
-    /// Refuses what was admitted if its profile grants what this node gives nobody.
-    pub(crate) fn grants(&self, grants: &Grants) -> Answer<()> {
+    /// Refuses an admitted run whose profile grants the inference door if the node does not.
+    pub(crate) fn check_grants(&self, grants: &Grants) -> Answer<()> {
         match &grants.inference {
-            Some(_) => self.gives_inference(),
+            Some(_) => self.check_inference(),
             None => Ok(()),
         }
     }
 
-    /// Refuses the inference door where nobody gets it.
-    pub(crate) fn gives_inference(&self) -> Answer<()> {
-        match self.inference && self.mode != Mode::SandboxOnly {
-            true => Ok(()),
-            false => Err(Problem::new(
+    /// Refuses the inference door if the node does not grant it.
+    pub(crate) fn check_inference(&self) -> Answer<()> {
+        if self.inference && self.mode != NodeWorkMode::SandboxOnly {
+            Ok(())
+        } else {
+            Err(Problem::new(
                 StatusCode::FORBIDDEN,
                 "policy_denied",
                 "this node gives nobody the inference door",
@@ -115,25 +118,25 @@ impl Node {
                     "ask without inference, by a profile that does not grant it, or ask the operator"
                         .to_owned(),
                 ),
-            )),
+            ))
         }
     }
 
-    /// Fills in what a request left open, and refuses work and images that this node does not take.
-    pub(crate) fn furnish(&self, request: &mut RunRequest) -> Answer<()> {
-        self.takes_work()?;
+    /// Fills in defaults, and refuses work and images that the node does not accept.
+    pub(crate) fn apply_defaults(&self, request: &mut RunRequest) -> Answer<()> {
+        self.check_takes_work()?;
         if request.inference {
-            self.gives_inference()?;
+            self.check_inference()?;
         }
-        self.fill_in(request);
+        self.fill_defaults(request);
         match &self.allowed_images {
-            Some(allowed) => is_listed(allowed, request.image.as_deref()),
+            Some(allowed) => check_image_listed(allowed, request.image.as_deref()),
             None => Ok(()),
         }
     }
 
-    /// Fills in what a request left open: of our own trials, which no list is about.
-    pub(crate) fn fill_in(&self, request: &mut RunRequest) {
+    /// Fills in defaults without checks: for our own probes.
+    pub(crate) fn fill_defaults(&self, request: &mut RunRequest) {
         if request.backend.is_none() {
             request.backend.clone_from(&self.backend);
         }
@@ -142,20 +145,21 @@ impl Node {
         }
     }
 
-    /// What is taken of a body.
-    pub(crate) fn largest_request(&self) -> usize {
-        self.largest_request.min(LARGEST_REQUEST)
+    /// Maximum body size in bytes.
+    pub(crate) fn max_request_bytes(&self) -> usize {
+        self.max_request_bytes.min(MAX_REQUEST)
     }
 }
 
-fn is_listed(allowed: &[ImagePattern], image: Option<&Path>) -> Answer<()> {
+fn check_image_listed(allowed: &[ImagePattern], image: Option<&Path>) -> Answer<()> {
     let name = image.and_then(Path::to_str).unwrap_or_default();
     let listed = name
         .parse::<ImageRef>()
         .is_ok_and(|image| allowed.iter().any(|pattern| pattern.matches(&image)));
-    match listed {
-        true => Ok(()),
-        false => Err(Problem::new(
+    if listed {
+        Ok(())
+    } else {
+        Err(Problem::new(
             StatusCode::FORBIDDEN,
             "image_refused",
             match image {
@@ -166,7 +170,7 @@ fn is_listed(allowed: &[ImagePattern], image: Option<&Path>) -> Answer<()> {
                 None => "this node runs only the images on its list, and none was named".to_owned(),
             },
             Some("the operator lists images as `sandbox.allowed_images`".to_owned()),
-        )),
+        ))
     }
 }
 
@@ -176,18 +180,18 @@ mod tests {
 
     #[test]
     fn only_what_is_listed_may_be_used_and_a_default_is_filled_in() {
-        let node = Node {
+        let node = NodeSettings {
             default_image: Some("alpine:3".into()),
             allowed_images: Some(vec!["alpine".parse().unwrap()]),
             backend: Some("podman".into()),
-            ..Node::default()
+            ..NodeSettings::default()
         };
-        let furnished = |image: Option<&str>, node: &Node| {
+        let furnished = |image: Option<&str>, node: &NodeSettings| {
             let mut request = RunRequest {
                 image: image.map(Into::into),
                 ..RunRequest::default()
             };
-            node.furnish(&mut request).map(|()| request)
+            node.apply_defaults(&mut request).map(|()| request)
         };
         let request = furnished(None, &node).unwrap();
         assert_eq!(
@@ -209,7 +213,7 @@ mod tests {
                 "{other}"
             );
         }
-        let none = Node {
+        let none = NodeSettings {
             default_image: None,
             ..node
         };
@@ -217,37 +221,44 @@ mod tests {
             furnished(None, &none).is_err(),
             "the host's own root is on no list"
         );
-        assert!(furnished(None, &Node::default()).is_ok(), "the control");
-        let disabled = Node {
-            mode: Mode::Disabled,
-            ..Node::default()
+        assert!(
+            furnished(None, &NodeSettings::default()).is_ok(),
+            "the control"
+        );
+        let disabled = NodeSettings {
+            mode: NodeWorkMode::Disabled,
+            ..NodeSettings::default()
         };
         assert!(furnished(None, &disabled).is_err());
     }
 
     #[test]
     fn the_inference_door_is_refused_whoever_grants_it() {
-        let closed = Node {
+        let closed = NodeSettings {
             inference: false,
-            ..Node::default()
+            ..NodeSettings::default()
         };
-        let only = Node {
-            mode: Mode::SandboxOnly,
-            ..Node::default()
+        let only = NodeSettings {
+            mode: NodeWorkMode::SandboxOnly,
+            ..NodeSettings::default()
         };
         let grants = Grants {
             inference: Some(Vec::new()),
             ..Grants::default()
         };
-        for (node, gives) in [(Node::default(), true), (closed, false), (only, false)] {
+        for (node, gives) in [
+            (NodeSettings::default(), true),
+            (closed, false),
+            (only, false),
+        ] {
             let mut request = RunRequest {
                 inference: true,
                 ..RunRequest::default()
             };
-            assert_eq!(node.furnish(&mut request).is_ok(), gives, "{node:?}");
-            assert_eq!(node.grants(&grants).is_ok(), gives, "{node:?}");
-            assert!(node.furnish(&mut RunRequest::default()).is_ok());
-            assert!(node.grants(&Grants::default()).is_ok());
+            assert_eq!(node.apply_defaults(&mut request).is_ok(), gives, "{node:?}");
+            assert_eq!(node.check_grants(&grants).is_ok(), gives, "{node:?}");
+            assert!(node.apply_defaults(&mut RunRequest::default()).is_ok());
+            assert!(node.check_grants(&Grants::default()).is_ok());
         }
     }
 }

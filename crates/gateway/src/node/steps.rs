@@ -1,24 +1,25 @@
-//! Jobs that are steps: a job spec, carried out by the engine from outside the box, or by the program that the job names. They are
-//! accepted and kept like every job: what came of the steps is the `sba_result` of the result.
+//! Step jobs of the worker API: a job spec that the engine carries out from outside the sandbox, or
+//! a program that the job names. They are accepted and stored like every job; the result of the
+//! steps is the `sba_result` of the job result.
 
 use super::{
+    job_result::JobRequestInfo,
     jobs::{self, WorkerJob},
-    told::AskedFor,
 };
 use crate::{
-    Caller, Gateway, Problem, Scope,
+    Caller, Gateway, Problem, Scope, blocking,
     problem::Answer,
     runs::{
-        host,
-        live::{self, About, Live, Taken},
+        self,
+        active::{self, AcceptedRun, ActiveRun, RunMeta},
+        host_paths,
     },
-    tenants::{Needs, What},
-    work,
+    tenants::{ResourceDemand, WorkKind},
 };
 use axum::response::Response;
 use engine::{
     Session,
-    steps::{Carried, Carrier, admit, read_job},
+    steps::{JobOutcome, JobRunner, admit, read_job},
 };
 use spec::{
     ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus,
@@ -26,22 +27,22 @@ use spec::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// What the steps of a job may write together here, so that the result can be kept whole.
-const MOST_OUTPUT: u64 = 512 << 10;
+/// Maximum output of all steps, so that the whole result can be stored.
+const MAX_OUTPUT: u64 = 512 << 10;
 
-/// A job of steps that has been checked.
-struct Admitted {
+/// A validated step job.
+struct AdmittedSteps {
     job: StepJob,
     document: String,
-    carrier: Carrier,
-    /// Its box; or what it has come to if there is none for it.
+    carrier: JobRunner,
+    /// Its sandbox, or its result if it cannot have one.
     spec: Result<SessionSpec, Box<StepsResult>>,
     profile: String,
 }
 
-impl Admitted {
-    /// What the audit says of it.
-    fn told(&self) -> String {
+impl AdmittedSteps {
+    /// The details of the audit entry.
+    fn audit_text(&self) -> String {
         let backend = self
             .spec
             .as_ref()
@@ -50,7 +51,7 @@ impl Admitted {
     }
 }
 
-/// Carries out the steps of a job, once however often it is sent, and answers with what came of it.
+/// Runs a step job once, however often it is sent, and answers with its result.
 pub(crate) async fn carry_out(
     gateway: &Gateway,
     caller: &Caller,
@@ -58,54 +59,61 @@ pub(crate) async fn carry_out(
     in_background: bool,
 ) -> Answer<Response> {
     let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
-    // Its patterns are compiled, which takes as long as they like.
-    let job = work::aside(gateway.working(), &caller.tenant, move || read(&document)).await?;
-    let (admitted, asked_for) = admitted(gateway, caller, order, job)?;
-    jobs::note(gateway, caller, order).await?;
-    let mut asked = jobs::asked(caller, order, asked_for)?;
-    asked.about.key.clone_from(&caller.key);
+    // Blocking: regular expressions of the job are compiled.
+    let job = blocking::run(gateway.blocking_work(), &caller.tenant, move || {
+        read(&document)
+    })
+    .await?;
+    let (admitted, request_info) = admit_steps(gateway, caller, order, job)?;
+    jobs::audit_accepted(gateway, caller, order).await?;
+    let mut new_run = jobs::new_run_request(caller, order, request_info)?;
+    new_run.meta.key.clone_from(&caller.key);
     let mut llm = false;
+    let mut memory = 0;
     if let Ok(spec) = &admitted.spec {
-        asked.about = About::of(caller, &spec.run);
+        new_run.meta = RunMeta::of(caller, &spec.run);
         llm = spec.run.grants.llm.is_some();
+        memory = runs::needed_memory(caller, &spec.run, 0);
     }
-    let needs = Needs {
-        what: What::Run,
+    let needs = ResourceDemand {
+        what: WorkKind::Run,
         llm,
         storage: false,
+        memory,
     };
-    let may = gateway.may_begin(&caller.tenant, needs).await;
-    let begin = {
+    let quota_check = gateway.check_quota(&caller.tenant, needs).await;
+    let accept = {
         let gateway = gateway.clone();
         async move {
-            let key = asked.about.key.clone();
-            let taken = live::take(&gateway, asked, may).await?;
-            if let Taken::New(live) = &taken {
+            let key = new_run.meta.key.clone();
+            let accepted = active::accept(&gateway, new_run, quota_check).await?;
+            if let AcceptedRun::New(live) = &accepted {
                 if let Err(problem) = gateway
-                    .note_accepted(&live.of(), &key, &admitted.told())
+                    .audit_run_accepted(&live.run_ref(), &key, &admitted.audit_text())
                     .await
                 {
-                    live::give_up(&gateway, live, &admitted.profile).await;
+                    active::abort_start(&gateway, live, &admitted.profile).await;
                     return Err(problem);
                 }
-                tokio::spawn(attend(gateway.clone(), live.clone(), admitted));
+                tokio::spawn(run_steps(gateway.clone(), live.clone(), admitted));
             }
-            Ok::<_, Problem>(taken)
+            Ok::<_, Problem>(accepted)
         }
     };
-    // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
-    let taken = tokio::spawn(begin)
+    // Spawned so that a client that disconnects does not leave a job that was accepted and never
+    // starts.
+    let accepted = tokio::spawn(accept)
         .await
-        .map_err(|_| crate::writer::busy())?
-        .map_err(jobs::of_another)?;
-    let live = match taken {
-        Taken::New(live) => Some(live),
-        Taken::Before(id) => gateway.runs().find(&id),
+        .map_err(|_| crate::db_writer::busy())?
+        .map_err(jobs::conflict_problem)?;
+    let live = match accepted {
+        AcceptedRun::New(live) => Some(live),
+        AcceptedRun::Existing(id) => gateway.runs().find(&id),
     };
     match live {
         Some(live) if in_background && !jobs::is_over(&live) => Ok(jobs::accepted(order)),
-        Some(live) => jobs::told_of(gateway, caller, &live.ended().await?.kept),
-        None => jobs::of_before(gateway, caller, order, in_background).await,
+        Some(live) => jobs::result_response(gateway, caller, &live.ended().await?.stored),
+        None => jobs::earlier_result(gateway, caller, order, in_background).await,
     }
 }
 
@@ -117,35 +125,35 @@ fn read(document: &str) -> Answer<StepJob> {
             "docs/steps.md shows what a job is made of",
         )
     })?;
-    job.constraints.max_output_bytes = job.constraints.max_output_bytes.min(MOST_OUTPUT);
+    job.constraints.max_output_bytes = job.constraints.max_output_bytes.min(MAX_OUTPUT);
     Ok(job)
 }
 
-fn admitted(
+fn admit_steps(
     gateway: &Gateway,
     caller: &Caller,
     order: &WorkerJob,
     job: StepJob,
-) -> Answer<(Admitted, AskedFor)> {
+) -> Answer<(AdmittedSteps, JobRequestInfo)> {
     let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
-    let mut request = host::admit(gateway, caller, order.request(gateway)?)?;
+    let mut request = host_paths::admit(gateway, caller, order.request(gateway)?)?;
     let image = request
         .image
         .as_ref()
         .map(|image| image.to_string_lossy().into_owned());
     let command = std::mem::take(&mut request.command);
     let carrier = if command.is_empty() {
-        Carrier::Own
+        JobRunner::BuiltIn
     } else {
-        Carrier::Program(command)
+        JobRunner::Program(command)
     };
     let profile = request
         .profile
         .clone()
         .unwrap_or_else(|| gateway.policy().default_profile.clone());
-    let mut spec = admit(gateway.policy(), request, &job);
+    let mut spec = admit(gateway.policy_of(caller), request, &job);
     if let Ok(spec) = &mut spec {
-        gateway.node().grants(&spec.run.grants)?;
+        gateway.node().check_grants(&spec.run.grants)?;
         spec.run.run_id = Some(order.run_id(caller)?);
         spec.run.owner = Some(caller.owner()?);
         spec.run.keep = caller.require(Scope::Artifacts).is_ok();
@@ -155,22 +163,22 @@ fn admitted(
         .ok()
         .map(|spec| spec.run.sandbox.backend.name().to_owned());
     Ok((
-        Admitted {
+        AdmittedSteps {
             job,
             document,
             carrier,
             spec,
             profile,
         },
-        AskedFor { image, runtime },
+        JobRequestInfo { image, runtime },
     ))
 }
 
-/// Carries it through to its end, whoever waits for it.
-async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
+/// Runs the steps to their end, whether or not a client waits.
+async fn run_steps(gateway: Gateway, live: Arc<ActiveRun>, admitted: AdmittedSteps) {
     gateway.metrics().running.inc();
     let started_at = engine::now();
-    let Admitted {
+    let AdmittedSteps {
         job,
         document,
         carrier,
@@ -180,22 +188,24 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     let carried = match spec {
         Err(result) => {
             let rule = result.failure_code.as_deref().unwrap_or_default();
-            gateway.note_not_started(&live.of(), rule);
-            Carried::from(*result)
+            gateway.audit_run_not_started(&live.run_ref(), rule);
+            JobOutcome::from(*result)
         }
         Ok(spec) => {
-            live.begins();
-            // It counts while it goes on.
-            let begun = |session: &Session| live.has_box(&gateway, session);
-            let (engine, wishes) = (gateway.engine(), live.wishes(&gateway));
+            live.mark_started();
+            // The CPU time counts while the steps run.
+            let on_start = |session: &Session| live.sandbox_started(&gateway, session);
+            let engine = gateway.engine();
+            let wishes = live.wishes(&gateway);
             engine
-                .carry_out(spec, &job, document.as_bytes(), carrier, wishes, begun)
+                .run_job(spec, &job, document.as_bytes(), carrier, wishes, on_start)
                 .await
         }
     };
-    record(&gateway, &live, &carried);
-    gateway.note_denials(&live.of(), carried.denials.iter());
-    let result = as_run(&live, &job, carried, started_at, profile);
+    record_output(&gateway, &live, &carried);
+    let mut denials = 0;
+    active::audit_late_denials(&gateway, &live, &carried.denials, &mut denials);
+    let result = run_result(&live, &job, carried, started_at, profile);
     gateway.metrics().running.dec();
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().run(
@@ -203,12 +213,12 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
         took,
         (result.stdout.len() + result.stderr.len()) as u64,
     );
-    gateway.note_ended(&live.of(), &result, result.denials.len() as u64);
-    live::conclude(&gateway, &live, result).await;
+    gateway.audit_run_ended(&live.run_ref(), &result, denials);
+    active::finish(&gateway, &live, result).await;
 }
 
-/// What was written becomes records of the node.
-fn record(gateway: &Gateway, live: &Live, carried: &Carried) {
+/// Records the output as node telemetry.
+fn record_output(gateway: &Gateway, live: &ActiveRun, carried: &JobOutcome) {
     let wrote = |stream, bytes: &[u8]| {
         gateway.recorder().wrote(live.output(), stream, bytes);
         if !bytes.is_empty() && !bytes.ends_with(b"\n") {
@@ -221,15 +231,15 @@ fn record(gateway: &Gateway, live: &Live, carried: &Carried) {
         .iter()
         .filter_map(|step| step.output.as_deref());
     outputs.for_each(|output| wrote(Stream::Stdout, output.as_bytes()));
-    wrote(Stream::Stdout, &carried.said.stdout);
-    wrote(Stream::Stderr, &carried.said.stderr);
+    wrote(Stream::Stdout, &carried.program_output.stdout);
+    wrote(Stream::Stderr, &carried.program_output.stderr);
 }
 
-/// Why it never was carried out, if so.
-fn why_not(result: &StepsResult) -> ErrorInfo {
+/// The error of a job that did not start.
+fn not_started_error(result: &StepsResult) -> ErrorInfo {
     let code = result.failure_code.as_deref().unwrap_or_default();
     let message = result.failure_message.clone().unwrap_or_default();
-    // Codes of steps have no other name here.
+    // Step error codes without an equivalent become `start_failed`.
     let code = serde_json::from_value(code.into()).unwrap_or(ErrorCode::StartFailed);
     ErrorInfo {
         code,
@@ -238,21 +248,24 @@ fn why_not(result: &StepsResult) -> ErrorInfo {
     }
 }
 
-/// What came of it as of every run; what came of the steps is its output.
-fn as_run(
-    live: &Live,
+/// Converts the result of the steps to a run result.
+fn run_result(
+    live: &ActiveRun,
     job: &StepJob,
-    carried: Carried,
+    carried: JobOutcome,
     started_at: Timestamp,
     profile: String,
 ) -> RunResult {
-    let Carried {
+    let JobOutcome {
         result,
-        said,
+        program_output: said,
         barriers,
         usage,
         limits_hit,
         denials,
+        workspace,
+        notes,
+        ..
     } = carried;
     let code = result.failure_code.as_deref();
     let never = barriers.is_empty();
@@ -273,13 +286,14 @@ fn as_run(
     };
     let exit_code = match (status, code) {
         (Status::Succeeded, _) => Some(0),
-        // Nobody knows what it would have been.
+        // The exit code is not known.
         (_, Some("schema_validation")) | (Status::TimedOut | Status::NotStarted, _) => None,
         (Status::Cancelled, _) => said.exit_code.or_else(of_step),
         _ => said.exit_code.or_else(of_step).or(Some(1)),
     };
     let ended_at = engine::now();
-    let (begun, ended) = (started_at.0 * 1000, ended_at.0 * 1000);
+    let begun = started_at.0 * 1000;
+    let ended = ended_at.0 * 1000;
     let moments = Moments {
         begun,
         started: if never { 0 } else { begun },
@@ -287,7 +301,7 @@ fn as_run(
         kept: ended,
         ended,
     };
-    // It was serialized from a value of ours.
+    // Our own value, so the conversion cannot fail.
     let output = serde_json::to_value(&result)
         .and_then(serde_json::from_value)
         .ok();
@@ -301,7 +315,7 @@ fn as_run(
             Status::NotStarted => 125,
             _ => 1,
         },
-        error: (status == Status::NotStarted).then(|| why_not(&result)),
+        error: (status == Status::NotStarted).then(|| not_started_error(&result)),
         stdout: said.stdout,
         stderr: said.stderr,
         truncated: said.truncated,
@@ -313,6 +327,8 @@ fn as_run(
         usage,
         limits_hit,
         denials,
+        workspace,
+        notes,
         moments,
         ..RunResult::blank(live.id.clone(), profile, started_at)
     }

@@ -1,9 +1,9 @@
-//! Ends of work that somebody asks for: of one job, gently; or of all there is.
+//! Worker API stop routes: one job gracefully, or everything.
 
 use super::{
+    job_result::WorkerJobState,
     jobs,
-    told::WorkerJobState,
-    wire::{Sent, Uuid, Version},
+    wire::{Uuid, Version, WorkerBody},
 };
 use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
 use axum::{Json, extract::State, response::Response};
@@ -13,12 +13,12 @@ use store::audit::{Decision, Entry};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const USUAL_GRACE: u64 = 30;
-const LONGEST_GRACE: u64 = 300;
-/// How long whoever stops a job waits for its end before he is told that it goes on.
-const WAITED_FOR: Duration = Duration::from_secs(2);
-/// How long the end of everything is waited for.
-const ALL_WITHIN: Duration = Duration::from_secs(10);
+const DEFAULT_GRACE: u64 = 30;
+const MAX_GRACE: u64 = 300;
+/// How long a stop request waits for the end of the job.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout for stopping everything.
+const STOP_ALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which job is to end, and how.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -43,11 +43,11 @@ struct StopOrder {
 async fn stop(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<StopOrder>,
+    WorkerBody(order): WorkerBody<StopOrder>,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let grace = order.grace_seconds.unwrap_or(USUAL_GRACE);
-    if grace > LONGEST_GRACE {
+    let grace = order.grace_seconds.unwrap_or(DEFAULT_GRACE);
+    if grace > MAX_GRACE {
         return Err(Problem::invalid(
             "`grace_seconds` is too long",
             "give at most 300",
@@ -62,8 +62,9 @@ async fn stop(
         .find(&row.id)
         .filter(|_| row.result.is_none());
     if let Some(live) = live {
-        let (task, job) = (order.task_id.as_str(), order.job_id.as_str());
-        note(
+        let task = order.task_id.as_str();
+        let job = order.job_id.as_str();
+        write_audit(
             &gateway,
             &caller,
             &Entry {
@@ -76,21 +77,21 @@ async fn stop(
         )
         .await?;
         live.terminate(Duration::from_secs(grace));
-        if let Ok(ended) = tokio::time::timeout(WAITED_FOR, live.ended()).await {
-            return jobs::told_of(&gateway, &caller, &ended?.kept);
+        if let Ok(ended) = tokio::time::timeout(STOP_TIMEOUT, live.ended()).await {
+            return jobs::result_response(&gateway, &caller, &ended?.stored);
         }
     }
-    jobs::state_of(&gateway, &caller, &row)
+    jobs::state_response(&gateway, &caller, &row)
 }
 
-async fn note(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
+async fn write_audit(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
     let entry = Entry {
         decision: Decision::Allowed,
         tenant: &caller.tenant,
         key: &caller.key,
         ..*entry
     };
-    gateway.note_aside(&entry).await
+    gateway.write_audit_async(&entry).await
 }
 
 /// A body that says nothing but its version.
@@ -124,10 +125,10 @@ struct StoppedAll {
 async fn stop_all(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(_order): Sent<StopAll>,
+    WorkerBody(_order): WorkerBody<StopAll>,
 ) -> Answer<Json<StoppedAll>> {
     caller.require(Scope::Admin)?;
-    note(
+    write_audit(
         &gateway,
         &caller,
         &Entry {
@@ -137,7 +138,7 @@ async fn stop_all(
         },
     )
     .await?;
-    // First what waits, so that nothing of it begins in the place of what is ended.
+    // Queued jobs first, so that they do not take the slots of stopped runs.
     let jobs = crate::jobs::cancel_all(&gateway, &caller.key).await;
     let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
     let mut left: Vec<_> = alive
@@ -166,11 +167,11 @@ async fn stop_all(
     }))
 }
 
-/// Cancels every run, and says of each whether it is gone.
+/// Cancels every run; returns for each whether it has ended.
 async fn end_runs(gateway: &Gateway) -> Vec<(String, bool)> {
     let live = gateway.runs().under_way();
     live.iter().for_each(|live| live.cancel());
-    let until = tokio::time::Instant::now() + ALL_WITHIN;
+    let until = tokio::time::Instant::now() + STOP_ALL_TIMEOUT;
     let mut ended = Vec::with_capacity(live.len());
     for live in live {
         let gone = tokio::time::timeout_at(until, live.ended()).await.is_ok();

@@ -1,7 +1,9 @@
-//! Records of the node for whoever watches it: an admin sees all, a tenant what is his own. Best effort: nobody should
-//! schedule by them alone.
+//! Worker API telemetry: containers and their logs, node information and load. An admin sees
+//! everything, a tenant its own records. Records are best effort, and not a basis for scheduling.
 
-use crate::{Caller, Gateway, Problem, Scope, cursor::List, fitting, path::Path, problem::Answer};
+use crate::{
+    Caller, Gateway, Problem, Scope, cursor::PagedList, json_response, path::Path, problem::Answer,
+};
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
@@ -16,14 +18,14 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 const VERSION: u32 = 1;
-/// What the rows of one answer take as JSON: with what stands around them it stays below two MiB.
-const MOST_ROWS: usize = 2_000_000;
-/// The same of lines.
-const MOST_LOG_BYTES: usize = 1 << 20;
-const USUAL_CONTAINERS: u32 = 100;
-const MOST_CONTAINERS: u32 = 1000;
-const USUAL_LINES: u32 = 1000;
-const MOST_LINES: u32 = 5000;
+/// Maximum JSON size of the rows of a response, which keeps it below two MiB.
+const MAX_CONTAINER_BYTES: usize = 2_000_000;
+/// The same for log lines.
+const MAX_LOG_BYTES: usize = 1 << 20;
+const DEFAULT_CONTAINERS: u32 = 100;
+const MAX_CONTAINERS: u32 = 1000;
+const DEFAULT_LINES: u32 = 1000;
+const MAX_LINES: u32 = 5000;
 const KINDS: [&str; 2] = ["managed", "sandbox"];
 const STATUSES: [&str; 5] = ["created", "running", "exited", "failed", "lost"];
 
@@ -40,7 +42,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct WhichContainers {
+struct ContainersQuery {
     /// `managed` or `sandbox`.
     kind: Option<String>,
     /// `created`, `running`, `exited`, `failed` or `lost`.
@@ -59,7 +61,7 @@ struct WhichContainers {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct WhichLines {
+struct LogsQuery {
     /// `service` or `container`, with `source_name`.
     source_kind: Option<String>,
     /// `node` for the server itself, or the id of a container.
@@ -139,7 +141,8 @@ struct LogEvent {
 
 /// What of the lines is missing here.
 #[derive(Debug, Serialize, ToSchema)]
-struct Missing {
+#[schema(as = Missing)]
+struct LogTruncation {
     /// `none`, `count` or `bytes`.
     limited_by: &'static str,
     max_bytes: usize,
@@ -147,10 +150,11 @@ struct Missing {
 
 /// Lines, the oldest first.
 #[derive(Debug, Serialize, ToSchema)]
-struct Lines {
+#[schema(as = Lines)]
+struct LogPage {
     version: u32,
     events: Vec<LogEvent>,
-    truncated: Missing,
+    truncated: LogTruncation,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_page_token: Option<String>,
 }
@@ -159,39 +163,40 @@ fn invalid(title: &str, detail: &str) -> Problem {
     Problem::invalid(title, detail)
 }
 
-fn query<T>(asked: Result<Query<T>, QueryRejection>) -> Answer<T> {
-    // What was sent is not repeated: it may be anything.
+fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Answer<T> {
+    // The query is not repeated in the error: it may contain anything.
     let unreadable = |_| {
         invalid(
             "the query cannot be read",
             "see /openapi.json for its parameters",
         )
     };
-    asked.map(|Query(asked)| asked).map_err(unreadable)
+    query.map(|Query(query)| query).map_err(unreadable)
 }
 
 fn one_of(value: Option<&String>, known: &[&str], name: &str) -> Answer<()> {
-    match value.is_none_or(|value| known.contains(&value.as_str())) {
-        true => Ok(()),
-        false => Err(invalid(
+    if value.is_none_or(|value| known.contains(&value.as_str())) {
+        Ok(())
+    } else {
+        Err(invalid(
             &format!("`{name}` is none that there is"),
             &format!("there are {}", known.join(", ")),
-        )),
+        ))
     }
 }
 
-fn bounded(limit: Option<u32>, usual: u32, most: u32) -> Answer<u32> {
-    match limit.unwrap_or(usual) {
-        limit if (1..=most).contains(&limit) => Ok(limit),
+fn bounded(limit: Option<u32>, default: u32, max: u32) -> Answer<u32> {
+    match limit.unwrap_or(default) {
+        limit if (1..=max).contains(&limit) => Ok(limit),
         _ => Err(invalid(
             "`limit` is out of range",
-            &format!("give 1 to {most}"),
+            &format!("give 1 to {max}"),
         )),
     }
 }
 
 impl Container {
-    /// As it is now: what goes on is seen now.
+    /// The current view of a container; a running one was seen now.
     fn of(row: ContainerRow, now: u64) -> Container {
         let moments = [
             ("created", Some(row.created_ms)),
@@ -231,20 +236,20 @@ impl Container {
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn info(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<Value>> {
     caller.require(Scope::Runs)?;
-    let platform = super::capability::Platform::look();
-    let mut told = json!({
+    let platform = super::capability::Platform::read();
+    let mut body = json!({
         "version": VERSION,
         "node_slug": gateway.facts().slug,
         "build": { "build_version": env!("CARGO_PKG_VERSION") },
         "platform": { "os": platform.os, "arch": platform.arch },
     });
     if caller.is_admin() {
-        told["platform"]["kernel_version"] = platform.kernel.into();
+        body["platform"]["kernel_version"] = platform.kernel.into();
         if let Some(report) = gateway.last_report() {
-            told["last_capability_report"] = report;
+            body["last_capability_report"] = report;
         }
     }
-    Ok(Json(told))
+    Ok(Json(body))
 }
 
 /// How the node is
@@ -253,81 +258,84 @@ async fn info(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<Val
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn stats(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<Value>> {
     caller.require(Scope::Runs)?;
-    let mut told = json!({
+    let mut body = json!({
         "version": VERSION,
         "captured_at": engine::now().to_string(),
         "cpu": { "cores": super::capability::cores() },
         "container_runtime": super::capability::runtime(gateway.policy(), gateway.node()),
     });
-    // How busy others are is nobody's business.
+    // The load of the node may reveal other tenants' activity.
     if caller.is_admin() {
         let state = gateway.state().to_owned();
-        let looked =
-            tokio::task::spawn_blocking(move || super::capability::Load::look(&state)).await;
-        let load = looked.unwrap_or_default();
+        let load = tokio::task::spawn_blocking(move || super::capability::Load::read(&state)).await;
+        let load = load.unwrap_or_default();
         for (name, value) in ["load1", "load5", "load15"].into_iter().zip(load.average) {
-            told["cpu"][name] = value.into();
+            body["cpu"][name] = value.into();
         }
-        let (total, free) = (load.memory_total_mb, load.memory_free_mb);
-        told["memory"] =
+        let total = load.memory_total_mb;
+        let free = load.memory_free_mb;
+        body["memory"] =
             json!({ "total_mb": total, "used_mb": total.saturating_sub(free), "free_mb": free });
-        told["disk"] = json!({ "state_dir_free_mb": load.disk_free_mb, "state_dir_total_mb": load.disk_total_mb });
+        body["disk"] = json!({ "state_dir_free_mb": load.disk_free_mb, "state_dir_total_mb": load.disk_total_mb });
     }
-    Ok(Json(told))
+    Ok(Json(body))
 }
 
 /// Runs and sandboxes, as containers, the newest first
-#[utoipa::path(get, path = "/v1/worker/telemetry/containers", tag = "worker", params(WhichContainers), responses(
+#[utoipa::path(get, path = "/v1/worker/telemetry/containers", tag = "worker", params(ContainersQuery), responses(
     (status = 200, description = "One page of them", body = Containers),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn containers(
     State(gateway): State<Gateway>,
     caller: Caller,
-    which: Result<Query<WhichContainers>, QueryRejection>,
+    query: Result<Query<ContainersQuery>, QueryRejection>,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let which = query(which)?;
-    one_of(which.kind.as_ref(), &KINDS, "kind")?;
-    one_of(which.status.as_ref(), &STATUSES, "status")?;
-    let limit = bounded(which.limit, USUAL_CONTAINERS, MOST_CONTAINERS)?;
+    let query = parse_query(query)?;
+    one_of(query.kind.as_ref(), &KINDS, "kind")?;
+    one_of(query.status.as_ref(), &STATUSES, "status")?;
+    let limit = bounded(query.limit, DEFAULT_CONTAINERS, MAX_CONTAINERS)?;
     let before = gateway.cursors().open(
         &caller.tenant,
-        List::Containers,
-        which.page_token.as_deref(),
+        PagedList::Containers,
+        query.page_token.as_deref(),
     )?;
     let filter = ContainerFilter {
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
-        kind: which.kind,
-        status: which.status,
-        task: which.task_id,
-        job: which.job_id,
+        kind: query.kind,
+        status: query.status,
+        task: query.task_id,
+        job: query.job_id,
         before,
         limit: limit + 1,
     };
-    let (found, tenant) = (gateway.clone(), caller.tenant.clone());
+    let handle = gateway.clone();
+    let tenant = caller.tenant.clone();
     let page = move || {
         let mut page = page(
-            found.served().containers(&filter)?,
+            handle.database().containers(&filter)?,
             limit as usize,
             engine::now().0,
         );
-        let seal = |n| found.cursors().seal(&tenant, List::Containers, n);
+        let seal = |n| handle.cursors().seal(&tenant, PagedList::Containers, n);
         page.next_page_token = page.next_page_token.map(seal).transpose()?;
         Ok(page)
     };
-    fitting::answer(&gateway, &caller, page).await
+    json_response::compute(&gateway, &caller, page).await
 }
 
-/// As many as are wanted and fit. One more than wanted was looked for, to know whether there is more.
+/// The rows that are wanted and fit. One more row was read, to know whether there is a next page.
 fn page(rows: Vec<ContainerRow>, limit: usize, now: u64) -> Containers {
     let all = rows.len();
-    let (mut shown, mut bytes, mut last) = (Vec::new(), 0, None);
+    let mut shown = Vec::new();
+    let mut bytes = 0;
+    let mut last = None;
     for row in rows.into_iter().take(limit) {
         let n = row.n;
         let container = Container::of(row, now);
         bytes += serde_json::to_vec(&container).map_or(0, |json| json.len() + 1);
-        // One is always shown: none is larger than a page.
-        if bytes > MOST_ROWS && !shown.is_empty() {
+        // A page has at least one row: no row is larger than a page.
+        if bytes > MAX_CONTAINER_BYTES && !shown.is_empty() {
             break;
         }
         last = Some(n);
@@ -353,7 +361,9 @@ async fn container(
 ) -> Answer<Json<OneContainer>> {
     caller.require(Scope::Runs)?;
     let Path(id) = path?;
-    let found = gateway.look_up(move |served| served.container(&id)).await?;
+    let found = gateway
+        .query_database(move |database| database.container(&id))
+        .await?;
     let row = found.filter(|row| caller.sees(&row.owner));
     let row = row.ok_or_else(|| Problem::not_found("container"))?;
     Ok(Json(OneContainer {
@@ -366,20 +376,20 @@ async fn container(
 ///
 /// A source must be named: `source_kind` with `source_name`, or `container_id`. Of a stream of a container 256 KiB and
 /// 10,000 lines are kept, for seven days.
-#[utoipa::path(get, path = "/v1/worker/telemetry/logs", tag = "worker", params(WhichLines), responses(
-    (status = 200, description = "One page of lines; those of somebody else's container are none", body = Lines),
+#[utoipa::path(get, path = "/v1/worker/telemetry/logs", tag = "worker", params(LogsQuery), responses(
+    (status = 200, description = "One page of lines; those of somebody else's container are none", body = LogPage),
     (status = 400, description = "No source, or a bad question", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn logs(
     State(gateway): State<Gateway>,
     caller: Caller,
-    which: Result<Query<WhichLines>, QueryRejection>,
+    query: Result<Query<LogsQuery>, QueryRejection>,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let which = query(which)?;
-    one_of(which.stream.as_ref(), &["stdout", "stderr"], "stream")?;
-    let limit = bounded(which.limit, USUAL_LINES, MOST_LINES)?;
-    let (source_kind, source_name) = source(&which)?;
+    let query = parse_query(query)?;
+    one_of(query.stream.as_ref(), &["stdout", "stderr"], "stream")?;
+    let limit = bounded(query.limit, DEFAULT_LINES, MAX_LINES)?;
+    let (source_kind, source_name) = source(&query)?;
     let moment = |text: Option<&String>, name: &str| {
         let unknown = || {
             invalid(
@@ -394,52 +404,57 @@ async fn logs(
         })
         .transpose()
     };
-    let place: Option<String> =
-        gateway
-            .cursors()
-            .open(&caller.tenant, List::Lines, which.page_token.as_deref())?;
-    let (from, skip) = place.as_deref().and_then(token).unwrap_or_default();
+    let position: Option<String> = gateway.cursors().open(
+        &caller.tenant,
+        PagedList::Lines,
+        query.page_token.as_deref(),
+    )?;
+    let (from, skip) = position
+        .as_deref()
+        .and_then(parse_position)
+        .unwrap_or_default();
     let filter = LogFilter {
         source_kind,
         source_name,
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
-        stream: which.stream.clone(),
-        since_ms: moment(which.since.as_ref(), "since")?,
-        until_ms: moment(which.until.as_ref(), "until")?,
+        stream: query.stream.clone(),
+        since_ms: moment(query.since.as_ref(), "since")?,
+        until_ms: moment(query.until.as_ref(), "until")?,
         from,
     };
-    let (found, tenant) = (gateway.clone(), caller.tenant.clone());
+    let handle = gateway.clone();
+    let tenant = caller.tenant.clone();
     let lines = move || {
-        let mut page = Page {
+        let mut page = LogPageBuilder {
             limit: limit as usize,
             skip: (from, skip),
-            ..Page::default()
+            ..LogPageBuilder::default()
         };
-        // Without reading a line of what is not his.
+        // Checked before any line of another tenant's container is read.
         if let Some(owner) = &filter.owner {
             let is_his = |row: ContainerRow| row.owner == *owner;
             if filter.source_kind != "container"
-                || !found
-                    .served()
+                || !handle
+                    .database()
                     .container(&filter.source_name)?
                     .is_some_and(is_his)
             {
-                return Ok(page.lines());
+                return Ok(page.finish());
             }
         }
-        found.served().logs(&filter, |row| page.add(row))?;
-        let mut lines = page.lines();
-        let seal = |place| found.cursors().seal(&tenant, List::Lines, place);
+        handle.database().logs(&filter, |row| page.add(row))?;
+        let mut lines = page.finish();
+        let seal = |position| handle.cursors().seal(&tenant, PagedList::Lines, position);
         lines.next_page_token = lines.next_page_token.map(seal).transpose()?;
         Ok(lines)
     };
-    fitting::answer(&gateway, &caller, lines).await
+    json_response::compute(&gateway, &caller, lines).await
 }
 
-/// The one source that is named.
-fn source(which: &WhichLines) -> Answer<(String, String)> {
+/// The single source that the query names.
+fn source(query: &LogsQuery) -> Answer<(String, String)> {
     let hint = "give source_kind=service&source_name=node, or container_id=ID";
-    match (&which.source_kind, &which.source_name, &which.container_id) {
+    match (&query.source_kind, &query.source_name, &query.container_id) {
         (None, None, Some(id)) => Ok(("container".to_owned(), id.clone())),
         (Some(kind), Some(name), None) => {
             one_of(Some(kind), &["service", "container"], "source_kind")?;
@@ -454,26 +469,26 @@ fn source(which: &WhichLines) -> Answer<(String, String)> {
 }
 
 /// `ROW.LINE`: where the next page begins.
-fn token(text: &str) -> Option<(i64, usize)> {
+fn parse_position(text: &str) -> Option<(i64, usize)> {
     let (row, line) = text.split_once('.')?;
     let plain = |text: &str| text.len() <= 19 && text.bytes().all(|byte| byte.is_ascii_digit());
     (plain(row) && plain(line)).then_some((row.parse().ok()?, line.parse().ok()?))
 }
 
-/// A page of lines as it is filled.
+/// A page of log lines that is being filled.
 #[derive(Debug, Default)]
-struct Page {
+struct LogPageBuilder {
     limit: usize,
-    /// Of this row, so many lines were given before.
+    /// Number of lines of this row that an earlier page had.
     skip: (i64, usize),
     events: Vec<LogEvent>,
     bytes: usize,
-    /// Why it ends, and where the next begins.
+    /// Why the page is full, and where the next one begins.
     full: Option<(&'static str, String)>,
 }
 
-impl Page {
-    /// Whether it takes more.
+impl LogPageBuilder {
+    /// Adds the lines of a row; returns whether the page takes more.
     fn add(&mut self, row: LogRow) -> bool {
         let skipped = if row.n == self.skip.0 { self.skip.1 } else { 0 };
         let at = Timestamp(row.at_ms).to_string();
@@ -490,7 +505,7 @@ impl Page {
             let bytes = serde_json::to_vec(&event).map_or(0, |json| json.len() + 1);
             let why = if self.events.len() >= self.limit {
                 "count"
-            } else if self.bytes + bytes > MOST_LOG_BYTES && !self.events.is_empty() {
+            } else if self.bytes + bytes > MAX_LOG_BYTES && !self.events.is_empty() {
                 "bytes"
             } else {
                 self.bytes += bytes;
@@ -503,15 +518,15 @@ impl Page {
         true
     }
 
-    fn lines(self) -> Lines {
+    fn finish(self) -> LogPage {
         let (limited_by, next_page_token) = self
             .full
             .map_or(("none", None), |(why, token)| (why, Some(token)));
-        let truncated = Missing {
+        let truncated = LogTruncation {
             limited_by,
-            max_bytes: MOST_LOG_BYTES,
+            max_bytes: MAX_LOG_BYTES,
         };
-        Lines {
+        LogPage {
             version: VERSION,
             events: self.events,
             truncated,
@@ -538,10 +553,10 @@ mod tests {
     fn read(rows: &[LogRow], limit: usize) -> Vec<(Vec<String>, &'static str)> {
         let (mut pages, mut skip) = (Vec::new(), (0, 0));
         loop {
-            let mut page = Page {
+            let mut page = LogPageBuilder {
                 limit,
                 skip,
-                ..Page::default()
+                ..LogPageBuilder::default()
             };
             let rest = rows.iter().filter(|row| row.n >= skip.0).cloned();
             for row in rest {
@@ -549,18 +564,18 @@ mod tests {
                     break;
                 }
             }
-            let Lines {
+            let LogPage {
                 events,
                 truncated,
                 next_page_token,
                 ..
-            } = page.lines();
+            } = page.finish();
             pages.push((
                 events.into_iter().map(|event| event.message).collect(),
                 truncated.limited_by,
             ));
             match next_page_token {
-                Some(next) => skip = token(&next).unwrap(),
+                Some(next) => skip = parse_position(&next).unwrap(),
                 None => return pages,
             }
         }
@@ -589,7 +604,7 @@ mod tests {
 
     #[test]
     fn a_token_is_two_numbers() {
-        assert_eq!(token("12.3"), Some((12, 3)));
+        assert_eq!(parse_position("12.3"), Some((12, 3)));
         for bad in [
             "",
             "1",
@@ -601,7 +616,7 @@ mod tests {
             "99999999999999999999.1",
             "1.é",
         ] {
-            assert_eq!(token(bad), None, "{bad}");
+            assert_eq!(parse_position(bad), None, "{bad}");
         }
     }
 }

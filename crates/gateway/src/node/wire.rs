@@ -1,6 +1,10 @@
-//! What all bodies of the worker API share: a version, identifiers that are UUIDs, and a bound of their own.
+//! What all worker API bodies share: the version, UUIDs, and a size limit of their own.
 
-use crate::{Gateway, Problem, problem::Answer, wire::Raw};
+use crate::{
+    Gateway, Problem,
+    problem::Answer,
+    wire::{RawBody, tenant_of},
+};
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use http::{StatusCode, header::CONTENT_LENGTH};
@@ -9,10 +13,11 @@ use sha2::{Digest, Sha256};
 use std::{collections::BTreeMap, ffi::OsString, fmt};
 use utoipa::ToSchema;
 
-/// What a caller may set and Airlock sets better: ignored, as the orchestrators expect.
+/// Variables that a caller may set but that Airlock sets itself: ignored, as the orchestrators
+/// expect.
 const IGNORED: [&str; 3] = ["CYNODE_TASK_ID", "CYNODE_JOB_ID", "CYNODE_WORKSPACE_DIR"];
 
-/// The version of all bodies: 1.
+/// The body version: 1.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub(crate) struct Version;
@@ -48,17 +53,15 @@ impl TryFrom<String> for Uuid {
             8 | 13 | 18 | 23 => byte == b'-',
             _ => byte.is_ascii_hexdigit(),
         };
-        match text.len() == 36 && text.bytes().enumerate().all(is_digit) {
-            // However it was written, it is the same one.
-            true => Ok(Uuid(text.to_ascii_lowercase())),
-            false => {
-                let shown: String = text.chars().take(48).collect();
-                Err(format!(
-                    "`{}` is no UUID: write 8-4-4-4-12 hexadecimal digits",
-                    shown.escape_debug()
-                ))
-            }
+        if text.len() == 36 && text.bytes().enumerate().all(is_digit) {
+            // Normalized to lower case.
+            return Ok(Uuid(text.to_ascii_lowercase()));
         }
+        let shown: String = text.chars().take(48).collect();
+        Err(format!(
+            "`{}` is no UUID: write 8-4-4-4-12 hexadecimal digits",
+            shown.escape_debug()
+        ))
     }
 }
 
@@ -69,11 +72,11 @@ impl fmt::Display for Uuid {
 }
 
 impl Uuid {
-    /// One that nobody has: version 4.
+    /// A random UUID (version 4).
     pub(crate) fn fresh() -> Answer<Uuid> {
         let mut bytes = [0; 16];
         ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
-            .map_err(|_| crate::writer::busy())?;
+            .map_err(|_| crate::db_writer::busy())?;
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -87,7 +90,7 @@ impl Uuid {
         Ok(Uuid(parts.join("-")))
     }
 
-    /// One of a path.
+    /// A UUID in a path.
     pub(crate) fn of_path(text: String, field: &str) -> Answer<Uuid> {
         Uuid::try_from(text)
             .map_err(|why| Problem::invalid(format!("`{field}`: {why}"), "see /openapi.json"))
@@ -97,7 +100,8 @@ impl Uuid {
         &self.0
     }
 
-    /// The name of what belongs to it: every tenant has its own, and nobody can guess or take another's.
+    /// The id derived from this UUID for a tenant: distinct per tenant, and not guessable for
+    /// others.
     pub(crate) fn name(&self, kind: &str, tenant: &str) -> String {
         let mut hash = Sha256::new();
         for part in [kind, tenant, &self.0] {
@@ -113,35 +117,39 @@ impl Uuid {
     }
 }
 
-/// A body of the worker API.
+/// A worker API body.
 #[derive(Debug)]
-pub(crate) struct Sent<T>(pub(crate) T);
+pub(crate) struct WorkerBody<T>(pub(crate) T);
 
-impl<T: DeserializeOwned> FromRequest<Gateway> for Sent<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for WorkerBody<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, gateway: &Gateway) -> Answer<Sent<T>> {
-        let most = gateway.node().largest_request();
+    async fn from_request(request: Request, gateway: &Gateway) -> Answer<WorkerBody<T>> {
+        let max = gateway.node().max_request_bytes();
         let length = request
             .headers()
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok());
         if length
             .and_then(|length| length.parse::<usize>().ok())
-            .is_some_and(|length| length > most)
+            .is_some_and(|length| length > max)
         {
-            return Err(too_large(most));
+            return Err(too_large(max));
         }
-        let raw = Raw::from_request(request, gateway).await?;
-        match raw.0.len() > most {
-            true => Err(too_large(most)),
-            false => raw.json().map(Sent),
+        let tenant = tenant_of(&request);
+        let raw = RawBody::from_request(request, gateway).await?;
+        if raw.0.len() > max {
+            Err(too_large(max))
+        } else {
+            raw.read(gateway, &tenant, RawBody::json)
+                .await
+                .map(WorkerBody)
         }
     }
 }
 
-fn too_large(most: usize) -> Problem {
-    let hint = format!("send at most {most} bytes");
+fn too_large(max: usize) -> Problem {
+    let hint = format!("send at most {max} bytes");
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "quota_exceeded",
@@ -150,7 +158,7 @@ fn too_large(most: usize) -> Problem {
     )
 }
 
-/// Variables, without those that Airlock sets itself.
+/// The variables without those that Airlock sets itself.
 pub(crate) fn variables(env: &BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
     let passed = env
         .iter()
@@ -169,20 +177,20 @@ pub(crate) enum NetworkPolicy {
     None,
 }
 
-/// What a request stands for, however it was written.
+/// Digest of a request, independent of its formatting.
 pub(crate) fn digest(order: &impl Serialize) -> [u8; 32] {
-    // Nothing in it can fail to be JSON.
+    // Serialization cannot fail.
     Sha256::digest(serde_json::to_vec(order).unwrap_or_default()).into()
 }
 
-/// A JSON answer within what its tenant may have waiting.
-pub(crate) fn answer(
+/// A JSON response within the tenant's share of response memory.
+pub(crate) fn json_response(
     gateway: &Gateway,
     tenant: &str,
-    told: &impl Serialize,
+    body: &impl Serialize,
 ) -> Answer<axum::response::Response> {
-    let text = serde_json::to_vec(told).unwrap_or_default();
-    crate::fitting::sent(gateway.answering(), tenant, Bytes::from(text))
+    let text = serde_json::to_vec(body).unwrap_or_default();
+    crate::json_response::from_bytes(gateway.response_bytes(), tenant, Bytes::from(text))
 }
 
 #[cfg(test)]

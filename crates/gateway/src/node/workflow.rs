@@ -1,6 +1,7 @@
-//! Who works on a task: one holder at a time, by a lease that he renews, with a checkpoint for whoever goes on.
+//! Workflow leases: one holder works on a task at a time, by a lease that it renews, with a
+//! checkpoint for the next holder.
 
-use super::wire::{Sent, Uuid, Version};
+use super::wire::{Uuid, Version, WorkerBody};
 use crate::{Caller, Gateway, Problem, Scope, jobs, problem::Answer};
 use axum::{Json, extract::State};
 use http::StatusCode;
@@ -14,9 +15,9 @@ use store::{
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const LONGEST_LEASE: u64 = 86_400;
-const LONGEST_HOLDER: usize = 128;
-const LARGEST_CHECKPOINT: usize = 256 << 10;
+const MAX_LEASE_SECONDS: u64 = 86_400;
+const MAX_HOLDER: usize = 128;
+const MAX_CHECKPOINT: usize = 256 << 10;
 
 /// A task that somebody wants to work on.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -37,7 +38,8 @@ struct WorkflowOrder {
 
 /// What is his.
 #[derive(Debug, Serialize, ToSchema)]
-struct WorkflowTold {
+#[schema(as = WorkflowTold)]
+struct WorkflowLease {
     run_id: String,
     /// `started`, `already_running` or `resumed`.
     status: &'static str,
@@ -76,21 +78,22 @@ struct WorkflowRelease {
     holder: String,
 }
 
-fn visible(text: &str, field: &str) -> Answer<()> {
-    let fits = (1..=LONGEST_HOLDER).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_graphic());
-    match fits {
-        true => Ok(()),
-        false => Err(Problem::invalid(
+fn check_visible(text: &str, field: &str) -> Answer<()> {
+    let fits =
+        (1..=MAX_HOLDER).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits {
+        Ok(())
+    } else {
+        Err(Problem::invalid(
             format!("`{field}` is no name"),
-            format!("give 1 to {LONGEST_HOLDER} visible characters without spaces"),
-        )),
+            format!("give 1 to {MAX_HOLDER} visible characters without spaces"),
+        ))
     }
 }
 
 fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> Answer<NewLease> {
-    visible(holder, "holder")?;
-    if seconds.is_some_and(|seconds| !(1..=LONGEST_LEASE).contains(&seconds)) {
+    check_visible(holder, "holder")?;
+    if seconds.is_some_and(|seconds| !(1..=MAX_LEASE_SECONDS).contains(&seconds)) {
         return Err(Problem::invalid(
             "`lease_seconds` is out of range",
             "give 1 to 86400",
@@ -107,8 +110,8 @@ fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> An
     })
 }
 
-/// What was taken, or why it was not.
-fn taken(taking: Taking) -> Answer<(Lease, bool)> {
+/// The granted lease, or the refusal.
+fn granted_lease(taking: Taking) -> Answer<(Lease, bool)> {
     match taking {
         Taking::Started(lease) => Ok((lease, true)),
         Taking::AlreadyHis(lease) => Ok((lease, false)),
@@ -135,23 +138,27 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
     }
 }
 
-/// Changes who works on a task. What was given is in the audit or was not given; that something was not is the gate's to
-/// write.
+/// Changes a lease and writes the audit entry if it was granted. The middleware writes refusals.
 async fn change<T: Send + 'static>(
     gateway: &Gateway,
     caller: &Caller,
     (what, task, holder): (&'static str, &Uuid, &str),
     work: impl FnOnce(&Writing<'_>) -> Result<(T, bool), DatabaseError> + Send + 'static,
 ) -> Answer<T> {
-    let (of, caller) = (gateway.clone(), caller.clone());
-    let (task, holder) = (task.to_string(), holder.to_owned());
-    let write = gateway.writer().write(move |writing| {
-        let (done, given) = work(writing)?;
-        if given {
-            let (tenant, key, task, about) = (&*caller.tenant, &*caller.key, &*task, &*holder);
+    let handle = gateway.clone();
+    let caller = caller.clone();
+    let task = task.to_string();
+    let holder = holder.to_owned();
+    let write = gateway.writer().write(move |transaction| {
+        let (done, granted) = work(transaction)?;
+        if granted {
+            let tenant = &*caller.tenant;
+            let key = &*caller.key;
+            let task = &*task;
+            let about = &*holder;
             let decision = Decision::Allowed;
-            jobs::note(
-                &of,
+            jobs::write_audit(
+                &handle,
                 &Entry {
                     what,
                     decision,
@@ -168,48 +175,49 @@ async fn change<T: Send + 'static>(
     write.await
 }
 
-/// Whether it was given to whoever asked.
-fn told_apart(taking: Taking) -> (Taking, bool) {
-    let given = matches!(taking, Taking::Started(_) | Taking::AlreadyHis(_));
-    (taking, given)
+/// Whether the lease was granted to the caller.
+fn with_granted(taking: Taking) -> (Taking, bool) {
+    let granted = matches!(taking, Taking::Started(_) | Taking::AlreadyHis(_));
+    (taking, granted)
 }
 
 /// Begin to work on a task
 ///
 /// One holder at a time: for another it is 409 until the lease is over or given back; for the same one `already_running`.
 #[utoipa::path(post, path = "/v1/workflow/start", tag = "workflow", request_body = WorkflowOrder, responses(
-    (status = 200, description = "It is his", body = WorkflowTold),
+    (status = 200, description = "It is his", body = WorkflowLease),
     (status = 409, description = "It is somebody else's", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn start(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<WorkflowOrder>,
-) -> Answer<Json<WorkflowTold>> {
+    WorkerBody(order): WorkerBody<WorkflowOrder>,
+) -> Answer<Json<WorkflowLease>> {
     caller.require(Scope::Runs)?;
-    gateway.has_room()?;
-    let mut wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
+    gateway.check_disk_space()?;
+    let mut new_lease = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     if let Some(name) = order.idempotency {
-        visible(&name, "idempotency")?;
-        wanted.idempotency = Some(name);
+        check_visible(&name, "idempotency")?;
+        new_lease.idempotency = Some(name);
     }
-    let line = ("workflow.start", &order.task_id, order.holder.as_str());
-    let start = move |writing: &Writing<'_>| writing.start_workflow(&wanted).map(told_apart);
-    let (lease, fresh) = taken(change(&gateway, &caller, line, start).await?)?;
-    Ok(Json(told(
+    let action = ("workflow.start", &order.task_id, order.holder.as_str());
+    let start =
+        move |transaction: &Writing<'_>| transaction.start_workflow(&new_lease).map(with_granted);
+    let (lease, fresh) = granted_lease(change(&gateway, &caller, action, start).await?)?;
+    Ok(Json(lease_response(
         lease,
         if fresh { "started" } else { "already_running" },
         false,
     )))
 }
 
-fn told(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowTold {
+fn lease_response(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowLease {
     let checkpoint = lease.checkpoint.filter(|_| with_checkpoint);
-    WorkflowTold {
+    WorkflowLease {
         run_id: lease.run,
         status,
         expires_at: spec::Timestamp(lease.expires_ms).to_string(),
-        // It was JSON when it came.
+        // Stored as the JSON that was sent.
         checkpoint: checkpoint.and_then(|text| RawValue::from_string(text).ok()),
     }
 }
@@ -218,14 +226,14 @@ fn told(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowTo
 ///
 /// For its holder, or for anybody once the lease is over.
 #[utoipa::path(post, path = "/v1/workflow/resume", tag = "workflow", request_body = WorkflowOrder, responses(
-    (status = 200, description = "It is his, with how far it has come", body = WorkflowTold),
+    (status = 200, description = "It is his, with how far it has come", body = WorkflowLease),
     (status = 409, description = "It is somebody else's", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn resume(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<WorkflowOrder>,
-) -> Answer<Json<WorkflowTold>> {
+    WorkerBody(order): WorkerBody<WorkflowOrder>,
+) -> Answer<Json<WorkflowLease>> {
     caller.require(Scope::Runs)?;
     if order.idempotency.is_some() {
         return Err(Problem::invalid(
@@ -233,11 +241,12 @@ async fn resume(
             "leave it away: resuming can be repeated",
         ));
     }
-    let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
-    let line = ("workflow.resume", &order.task_id, order.holder.as_str());
-    let resume = move |writing: &Writing<'_>| writing.resume_workflow(&wanted).map(told_apart);
-    let (lease, _) = taken(change(&gateway, &caller, line, resume).await?)?;
-    Ok(Json(told(lease, "resumed", true)))
+    let new_lease = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
+    let action = ("workflow.resume", &order.task_id, order.holder.as_str());
+    let resume =
+        move |transaction: &Writing<'_>| transaction.resume_workflow(&new_lease).map(with_granted);
+    let (lease, _) = granted_lease(change(&gateway, &caller, action, resume).await?)?;
+    Ok(Json(lease_response(lease, "resumed", true)))
 }
 
 /// Write down how far a task has come
@@ -250,12 +259,12 @@ async fn resume(
 async fn checkpoint(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<WorkflowCheckpoint>,
+    WorkerBody(order): WorkerBody<WorkflowCheckpoint>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Runs)?;
-    gateway.has_room()?;
+    gateway.check_disk_space()?;
     let text = order.checkpoint.get().to_owned();
-    if text.len() > LARGEST_CHECKPOINT {
+    if text.len() > MAX_CHECKPOINT {
         let hint = Some("keep the rest as an artifact".to_owned());
         let title = "`checkpoint` is more than 256 KiB";
         return Err(Problem::new(
@@ -265,11 +274,11 @@ async fn checkpoint(
             hint,
         ));
     }
-    let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
+    let new_lease = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     let write = gateway
         .writer()
-        .write(move |writing| writing.checkpoint_workflow(&wanted, &text));
-    taken(write.await?).map(|_| StatusCode::NO_CONTENT)
+        .write(move |transaction| transaction.checkpoint_workflow(&new_lease, &text));
+    granted_lease(write.await?).map(|_| StatusCode::NO_CONTENT)
 }
 
 /// Give a task back
@@ -282,21 +291,23 @@ async fn checkpoint(
 async fn release(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Sent(order): Sent<WorkflowRelease>,
+    WorkerBody(order): WorkerBody<WorkflowRelease>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Runs)?;
-    visible(&order.holder, "holder")?;
-    let (owner, holder) = (caller.tenant.clone(), order.holder.clone());
+    check_visible(&order.holder, "holder")?;
+    let owner = caller.tenant.clone();
+    let holder = order.holder.clone();
     let task = order.task_id.as_str().to_ascii_lowercase();
-    let line = ("workflow.release", &order.task_id, order.holder.as_str());
-    let release = move |writing: &Writing<'_>| {
-        writing
+    let action = ("workflow.release", &order.task_id, order.holder.as_str());
+    let release = move |transaction: &Writing<'_>| {
+        transaction
             .release_workflow(&owner, &task, &holder)
             .map(|released| (released, released))
     };
-    match change(&gateway, &caller, line, release).await? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => taken(Taking::Held).map(|_| StatusCode::NO_CONTENT),
+    if change(&gateway, &caller, action, release).await? {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        granted_lease(Taking::Held).map(|_| StatusCode::NO_CONTENT)
     }
 }
 

@@ -1,8 +1,9 @@
-//! What happens in a run, as server-sent events. The id of an event says how much was seen with it, so that a reader who
-//! comes again gets exactly the rest: `STARTED.DENIALS.STDOUT.STDERR`, the last two in bytes.
+//! Server-sent events of a run. An event id is the reader's position,
+//! `STARTED.DENIALS.STDOUT.STDERR` with stream offsets in bytes, so that a client that reconnects
+//! gets exactly the rest.
 
-use super::{hold::Hold, live::Live, row};
-use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, stream, wire};
+use super::{active::ActiveRun, row, slow_reader::SlowReaderGuard};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, streaming_body, wire};
 use axum::{
     extract::State,
     response::{IntoResponse, Response},
@@ -15,19 +16,19 @@ use std::{str::FromStr, sync::Arc, time::Duration};
 use store::served::RunRow;
 use tokio::sync::mpsc;
 
-/// Silence is broken so often, for whatever stands between.
+/// Interval of keep-alive comments, for proxies in between.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
-const LARGEST_PIECE: usize = 32 << 10;
+const MAX_EVENT_BYTES: usize = 32 << 10;
 
-/// How much a reader has seen.
+/// A reader's position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct EventPosition {
     started: bool,
     denied: usize,
     streams: [u64; 2],
 }
 
-impl Seen {
+impl EventPosition {
     pub(crate) fn id(&self) -> String {
         let [stdout, stderr] = self.streams;
         format!(
@@ -38,16 +39,16 @@ impl Seen {
     }
 }
 
-impl FromStr for Seen {
+impl FromStr for EventPosition {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Seen, ()> {
+    fn from_str(text: &str) -> Result<EventPosition, ()> {
         let numbers: Vec<u64> = text
             .split('.')
             .map(|part| part.parse().map_err(drop))
             .collect::<Result<_, _>>()?;
         match numbers[..] {
-            [started @ 0..=1, denied, stdout, stderr] => Ok(Seen {
+            [started @ 0..=1, denied, stdout, stderr] => Ok(EventPosition {
                 started: started == 1,
                 denied: usize::try_from(denied).map_err(drop)?,
                 streams: [stdout, stderr],
@@ -72,32 +73,32 @@ pub(crate) async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    // Whoever says what he saw read them before; others merely look.
-    let comes_again = headers
+    // A client that sends an id has read before and holds the run; others only watch.
+    let is_returning = headers
         .get("last-event-id")
         .is_some_and(|id| !id.is_empty());
-    of(
+    run_events(
         &gateway,
         row(&gateway, &caller, &id).await?,
         &headers,
-        comes_again,
+        is_returning,
     )
     .await
 }
 
-/// The events of a run that the caller may see, behind the last one that he saw.
-pub(super) async fn of(
+/// The events of a run after the last one that the client saw.
+pub(super) async fn run_events(
     gateway: &Gateway,
     row: RunRow,
     headers: &HeaderMap,
-    comes_again: bool,
+    is_returning: bool,
 ) -> Answer<Response> {
     let id = row.id;
-    let seen = match headers
+    let position = match headers
         .get("last-event-id")
         .map(|id| id.to_str().unwrap_or_default())
     {
-        None | Some("") => Seen::default(),
+        None | Some("") => EventPosition::default(),
         Some(id) => id.parse().map_err(|()| {
             Problem::invalid(
                 "this is no id of an event",
@@ -105,36 +106,36 @@ pub(super) async fn of(
             )
         })?,
     };
-    let (sender, body) = stream::body();
+    let (sender, body) = streaming_body::body();
     match gateway.runs().find(&id) {
         Some(live) => {
-            let hold = if comes_again {
-                Hold::again(&live, seen.streams)
+            let guard = if is_returning {
+                SlowReaderGuard::rejoin(&live, position.streams)
             } else {
                 None
             };
-            drop(tokio::spawn(follow(live, seen, hold, sender)));
+            drop(tokio::spawn(follow(live, position, guard, sender)));
         }
-        // It may have ended since, and is then asked for again.
+        // The run may have ended since the row was read.
         None => {
             let result = match row.result {
                 Some(result) => Some(result),
                 None => gateway
-                    .look_up(move |served| served.run(&id))
+                    .query_database(move |database| database.run(&id))
                     .await?
                     .and_then(|row| row.result),
             };
             drop(tokio::spawn(replay(
                 result.unwrap_or_default(),
-                seen,
+                position,
                 sender,
             )));
         }
     }
-    Ok(answer(body))
+    Ok(sse_response(body))
 }
 
-pub(crate) fn answer(body: axum::body::Body) -> Response {
+pub(crate) fn sse_response(body: axum::body::Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-store"),
@@ -142,224 +143,248 @@ pub(crate) fn answer(body: axum::body::Body) -> Response {
     (headers, body).into_response()
 }
 
-/// The events of a run as the answer to whoever asked for it: he misses nothing.
-pub(super) fn held(live: Arc<Live>, hold: Hold) -> Response {
-    let (sender, body) = stream::body();
+/// The events of a run as the response to its request; the reader misses nothing.
+pub(super) fn guarded_response(live: Arc<ActiveRun>, guard: SlowReaderGuard) -> Response {
+    let (sender, body) = streaming_body::body();
     drop(tokio::spawn(follow(
         live,
-        Seen::default(),
-        Some(hold),
+        EventPosition::default(),
+        Some(guard),
         sender,
     )));
-    answer(body)
+    sse_response(body)
 }
 
-/// Where events go.
-pub(crate) struct Reader {
-    /// What stands before each id.
-    pub(crate) before: String,
-    /// The whole id of the last event, if it is another.
-    pub(crate) at_end: Option<String>,
-    pub(crate) seen: Seen,
-    pub(crate) hold: Option<Hold>,
+/// Writes the events for one client.
+pub(crate) struct EventWriter {
+    /// Prefix of each event id.
+    pub(crate) id_prefix: String,
+    /// Id of the last event, if it differs.
+    pub(crate) final_id: Option<String>,
+    pub(crate) position: EventPosition,
+    pub(crate) guard: Option<SlowReaderGuard>,
     pub(crate) to: mpsc::Sender<Bytes>,
 }
 
-/// Nobody reads any more.
-pub(crate) struct Gone;
+/// The client has disconnected.
+pub(crate) struct Disconnected;
 
-impl Reader {
-    fn new(seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) -> Reader {
-        Reader {
-            before: String::new(),
-            at_end: None,
-            seen,
-            hold,
+impl EventWriter {
+    fn new(
+        position: EventPosition,
+        guard: Option<SlowReaderGuard>,
+        to: mpsc::Sender<Bytes>,
+    ) -> EventWriter {
+        EventWriter {
+            id_prefix: String::new(),
+            final_id: None,
+            position,
+            guard,
             to,
         }
     }
 
-    async fn send(&self, event: &str, data: &Value) -> Result<(), Gone> {
+    async fn send(&self, event: &str, data: &Value) -> Result<(), Disconnected> {
         let text = format!(
             "id: {}{}\nevent: {event}\ndata: {data}\n\n",
-            self.before,
-            self.seen.id()
+            self.id_prefix,
+            self.position.id()
         );
-        self.to.send(text.into()).await.map_err(|_| Gone)
+        self.to.send(text.into()).await.map_err(|_| Disconnected)
     }
 
-    async fn output(&mut self, stream: Stream, from: u64, bytes: &[u8]) -> Result<(), Gone> {
-        let (index, name) = place(stream);
-        self.seen.streams[index] = from + bytes.len() as u64;
+    async fn output(
+        &mut self,
+        stream: Stream,
+        from: u64,
+        bytes: &[u8],
+    ) -> Result<(), Disconnected> {
+        let (index, name) = stream_index(stream);
+        self.position.streams[index] = from + bytes.len() as u64;
         let mut data = json!({ "stream": name, "offset": from });
         match std::str::from_utf8(bytes) {
             Ok(text) => data["text"] = text.into(),
             Err(_) => data["base64"] = wire::encoded(bytes).into(),
         }
         self.send("output", &data).await?;
-        self.has_read();
+        self.report_read();
         Ok(())
     }
 
-    fn has_read(&self) {
-        if let Some(hold) = &self.hold {
-            hold.read(self.seen.streams);
+    fn report_read(&self) {
+        if let Some(guard) = &self.guard {
+            guard.advance(self.position.streams);
         }
     }
 
-    async fn finish(&self, result: &[u8]) -> Result<(), Gone> {
-        // Its lines are one: JSON has no other.
+    async fn finish(&self, result: &[u8]) -> Result<(), Disconnected> {
+        // JSON has no raw newlines, so it fits on one `data:` line.
         let text = String::from_utf8_lossy(result);
         let id = self
-            .at_end
+            .final_id
             .clone()
-            .unwrap_or_else(|| self.before.clone() + &self.seen.id());
+            .unwrap_or_else(|| self.id_prefix.clone() + &self.position.id());
         let event = format!("id: {id}\nevent: finished\ndata: {text}\n\n");
-        self.to.send(event.into()).await.map_err(|_| Gone)
+        self.to.send(event.into()).await.map_err(|_| Disconnected)
     }
 }
 
-fn place(stream: Stream) -> (usize, &'static str) {
+fn stream_index(stream: Stream) -> (usize, &'static str) {
     match stream {
         Stream::Stdout => (0, "stdout"),
         Stream::Stderr => (1, "stderr"),
     }
 }
 
-async fn follow(live: Arc<Live>, seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) {
-    // Whoever hung up is told nothing more.
-    _ = until_ended(&live, Reader::new(seen, hold, to)).await;
+async fn follow(
+    live: Arc<ActiveRun>,
+    position: EventPosition,
+    guard: Option<SlowReaderGuard>,
+    to: mpsc::Sender<Bytes>,
+) {
+    // An error means that the client disconnected.
+    _ = stream_until_ended(&live, EventWriter::new(position, guard, to)).await;
 }
 
-pub(crate) async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), Gone> {
+pub(crate) async fn stream_until_ended(
+    live: &ActiveRun,
+    mut writer: EventWriter,
+) -> Result<(), Disconnected> {
     let mut progress = live.progress();
     loop {
         let now = progress.borrow_and_update().clone();
         let lengths = live.feed.lengths();
-        if let Some(barriers) = now.started.filter(|_| !reader.seen.started) {
-            reader.seen.started = true;
-            reader
+        if let Some(barriers) = now.started.filter(|_| !writer.position.started) {
+            writer.position.started = true;
+            writer
                 .send(
                     "started",
                     &json!({ "run_id": live.id, "barriers": barriers }),
                 )
                 .await?;
         }
-        for denial in now.denied.iter().skip(reader.seen.denied) {
-            reader.seen.denied += 1;
-            reader.send("denied", &json!(denial)).await?;
+        for denial in now.denied.iter().skip(writer.position.denied) {
+            writer.position.denied += 1;
+            writer.send("denied", &json!(denial)).await?;
         }
         for stream in [Stream::Stdout, Stream::Stderr] {
-            pass_on(live, &mut reader, stream, now.ended.is_some()).await?;
+            send_output(live, &mut writer, stream, now.ended.is_some()).await?;
         }
         if let Some(ended) = now.ended {
-            return reader.finish(&ended.kept).await;
+            return writer.finish(&ended.stored).await;
         }
         tokio::select! {
-            () = reader.to.closed() => return Err(Gone),
+            () = writer.to.closed() => return Err(Disconnected),
             _ = progress.changed() => {}
-            more = live.feed.grown(lengths) => if !more {
-                // The end is told right behind the last output.
+            more = live.feed.wait_for_more(lengths) => if !more {
+                // The end follows the last output immediately.
                 _ = progress.changed().await;
             },
             () = tokio::time::sleep(KEEP_ALIVE) => {
-                reader.to.send(Bytes::from_static(b": still here\n\n")).await.map_err(|_| Gone)?;
+                writer.to.send(Bytes::from_static(b": still here\n\n")).await.map_err(|_| Disconnected)?;
             }
         }
     }
 }
 
-/// What there is of a stream. A character that is not whole yet waits for its rest.
-async fn pass_on(
-    live: &Live,
-    reader: &mut Reader,
+/// Sends the available output of a stream; an incomplete UTF-8 character waits for its rest.
+async fn send_output(
+    live: &ActiveRun,
+    writer: &mut EventWriter,
     stream: Stream,
     ended: bool,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     loop {
-        let piece = live
-            .feed
-            .read(stream, reader.seen.streams[place(stream).0], LARGEST_PIECE);
+        let piece = live.feed.read(
+            stream,
+            writer.position.streams[stream_index(stream).0],
+            MAX_EVENT_BYTES,
+        );
         let whole = match std::str::from_utf8(&piece.bytes) {
             Err(error) if error.error_len().is_none() && (error.valid_up_to() > 0 || !ended) => {
                 error.valid_up_to()
             }
             _ => piece.bytes.len(),
         };
-        let (index, name) = place(stream);
-        let from = reader.seen.streams[index];
+        let (index, name) = stream_index(stream);
+        let from = writer.position.streams[index];
         if piece.from > from {
-            reader.seen.streams[index] = piece.from;
-            reader
+            writer.position.streams[index] = piece.from;
+            writer
                 .send(
                     "gap",
                     &json!({ "stream": name, "from": from, "to": piece.from }),
                 )
                 .await?;
-            // What is forgotten is not waited for.
-            reader.has_read();
+            // Discarded output is not waited for.
+            writer.report_read();
         }
         if whole == 0 {
             return Ok(());
         }
-        reader
+        writer
             .output(stream, piece.from, &piece.bytes[..whole])
             .await?;
     }
 }
 
-/// The same of a run that only the database knows.
-async fn replay(result: String, seen: Seen, to: mpsc::Sender<Bytes>) {
-    _ = all(&result, Reader::new(seen, None, to)).await;
+/// The same for a run that is only in the database.
+async fn replay(result: String, position: EventPosition, to: mpsc::Sender<Bytes>) {
+    _ = replay_result(&result, EventWriter::new(position, None, to)).await;
 }
 
-/// Everything that a kept result tells.
-pub(crate) async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {
-    let told: Value = serde_json::from_str(result).unwrap_or_default();
-    let barriers = told["barriers"]
+/// Sends all events of a stored result.
+pub(crate) async fn replay_result(
+    result: &str,
+    mut writer: EventWriter,
+) -> Result<(), Disconnected> {
+    let result_json: Value = serde_json::from_str(result).unwrap_or_default();
+    let barriers = result_json["barriers"]
         .as_array()
         .filter(|barriers| !barriers.is_empty());
-    if let Some(barriers) = barriers.filter(|_| !reader.seen.started) {
-        reader.seen.started = true;
-        reader
+    if let Some(barriers) = barriers.filter(|_| !writer.position.started) {
+        writer.position.started = true;
+        writer
             .send(
                 "started",
-                &json!({ "run_id": told["run_id"], "barriers": barriers }),
+                &json!({ "run_id": result_json["run_id"], "barriers": barriers }),
             )
             .await?;
     }
-    for denial in told["denials"]
+    for denial in result_json["denials"]
         .as_array()
         .into_iter()
         .flatten()
-        .skip(reader.seen.denied)
+        .skip(writer.position.denied)
     {
-        reader.seen.denied += 1;
-        reader.send("denied", denial).await?;
+        writer.position.denied += 1;
+        writer.send("denied", denial).await?;
     }
     for stream in [Stream::Stdout, Stream::Stderr] {
-        let (index, name) = place(stream);
-        let text = told[name].as_str().map(|text| text.as_bytes().to_vec());
-        let bytes =
-            text.or_else(|| wire::decoded(told[format!("{name}_base64")].as_str()?, name).ok());
+        let (index, name) = stream_index(stream);
+        let text = result_json[name]
+            .as_str()
+            .map(|text| text.as_bytes().to_vec());
+        let bytes = text
+            .or_else(|| wire::decoded(result_json[format!("{name}_base64")].as_str()?, name).ok());
         let bytes = bytes.unwrap_or_default();
-        let from = reader.seen.streams[index];
+        let from = writer.position.streams[index];
         let rest = usize::try_from(from)
             .ok()
             .and_then(|from| bytes.get(from..))
             .unwrap_or_default();
         if !rest.is_empty() {
-            reader.output(stream, from, rest).await?;
+            writer.output(stream, from, rest).await?;
         }
-        if told["truncated"][name].as_bool() == Some(true) {
-            // How much more there was is not kept.
-            let from = reader.seen.streams[index];
-            reader
+        if result_json["truncated"][name].as_bool() == Some(true) {
+            // The amount of the truncated output is not stored.
+            let from = writer.position.streams[index];
+            writer
                 .send("gap", &json!({ "stream": name, "from": from, "to": null }))
                 .await?;
         }
     }
-    reader.finish(result.as_bytes()).await
+    writer.finish(result.as_bytes()).await
 }
 
 #[cfg(test)]
@@ -368,14 +393,14 @@ mod tests {
 
     #[test]
     fn an_id_says_how_much_was_seen() {
-        let seen = Seen {
+        let position = EventPosition {
             started: true,
             denied: 2,
             streams: [3, 4],
         };
         assert_eq!(
-            (seen.id().as_str(), seen.id().parse()),
-            ("1.2.3.4", Ok(seen))
+            (position.id().as_str(), position.id().parse()),
+            ("1.2.3.4", Ok(position))
         );
         for text in [
             "",
@@ -386,7 +411,7 @@ mod tests {
             "1.0.-1.0",
             "x.0.0.0",
         ] {
-            assert_eq!(text.parse::<Seen>(), Err(()), "{text}");
+            assert_eq!(text.parse::<EventPosition>(), Err(()), "{text}");
         }
     }
 }

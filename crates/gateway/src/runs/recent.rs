@@ -1,35 +1,35 @@
-//! Runs that just ended, kept at hand with all of their output for readers that come again: so many, so large together, so
-//! long. Whoever has the most of them loses the oldest first.
+//! Recently finished runs, kept in memory with their output for readers that reconnect; limited by
+//! number, size and age. The tenant with the most loses its oldest first.
 
-use super::live::Live;
+use super::active::ActiveRun;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-const MOST: usize = 1024;
-const MOST_BYTES: u64 = 64 << 20;
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_RUNS: usize = 1024;
+const MAX_BYTES: u64 = 64 << 20;
+const MAX_AGE: Duration = Duration::from_secs(300);
 
-/// The oldest first.
+/// Ordered from oldest to newest.
 #[derive(Debug, Default)]
-pub(super) struct Recents {
-    runs: VecDeque<Recent>,
+pub(super) struct RecentRuns {
+    runs: VecDeque<RecentRun>,
     bytes: u64,
-    /// How many each owner has of these, and of how many bytes.
-    shares: HashMap<String, (usize, u64)>,
+    /// Number of runs and bytes per owner.
+    by_owner: HashMap<String, (usize, u64)>,
 }
 
 #[derive(Debug)]
-struct Recent {
+struct RecentRun {
     since: Instant,
     bytes: u64,
-    live: Arc<Live>,
+    live: Arc<ActiveRun>,
 }
 
-impl Recents {
-    pub(super) fn find(&self, id: &str) -> Option<&Arc<Live>> {
+impl RecentRuns {
+    pub(super) fn find(&self, id: &str) -> Option<&Arc<ActiveRun>> {
         self.runs
             .iter()
             .rev()
@@ -37,33 +37,33 @@ impl Recents {
             .find(|live| live.id.as_str() == id)
     }
 
-    /// One that holds so many bytes; others are forgotten for it.
-    pub(super) fn add(&mut self, live: Arc<Live>, bytes: u64) {
+    /// Adds a run, and evicts others above the limits.
+    pub(super) fn add(&mut self, live: Arc<ActiveRun>, bytes: u64) {
         self.bytes += bytes;
-        let (count, sum) = self.shares.entry(live.owner.clone()).or_default();
+        let (count, sum) = self.by_owner.entry(live.owner.clone()).or_default();
         (*count, *sum) = (*count + 1, *sum + bytes);
-        self.runs.push_back(Recent {
+        self.runs.push_back(RecentRun {
             since: Instant::now(),
             bytes,
             live,
         });
-        while let Some(index) = self.over() {
+        while let Some(index) = self.run_to_evict() {
             self.forget(index);
         }
     }
 
-    /// Which of them is to be forgotten now.
-    fn over(&self) -> Option<usize> {
+    /// The run to evict now, if any.
+    fn run_to_evict(&self) -> Option<usize> {
         if self
             .runs
             .front()
-            .is_some_and(|oldest| oldest.since.elapsed() >= LONGEST)
+            .is_some_and(|oldest| oldest.since.elapsed() >= MAX_AGE)
         {
             return Some(0);
         }
-        let most = match (self.bytes > MOST_BYTES, self.runs.len() > MOST) {
-            (true, _) => self.shares.iter().max_by_key(|(_, (_, bytes))| *bytes),
-            (false, true) => self.shares.iter().max_by_key(|(_, (count, _))| *count),
+        let most = match (self.bytes > MAX_BYTES, self.runs.len() > MAX_RUNS) {
+            (true, _) => self.by_owner.iter().max_by_key(|(_, (_, bytes))| *bytes),
+            (false, true) => self.by_owner.iter().max_by_key(|(_, (count, _))| *count),
             (false, false) => None,
         };
         let (owner, _) = most?;
@@ -77,10 +77,10 @@ impl Recents {
             return;
         };
         self.bytes = self.bytes.saturating_sub(recent.bytes);
-        if let Some((count, bytes)) = self.shares.get_mut(&recent.live.owner) {
+        if let Some((count, bytes)) = self.by_owner.get_mut(&recent.live.owner) {
             (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(recent.bytes));
             if *count == 0 {
-                self.shares.remove(&recent.live.owner);
+                self.by_owner.remove(&recent.live.owner);
             }
         }
     }
@@ -92,27 +92,27 @@ mod tests {
 
     #[test]
     fn one_owners_ended_runs_push_out_his_own_and_nobody_elses() {
-        let mut recents = Recents::default();
+        let mut recents = RecentRuns::default();
         let live = |owner: &str, id: &str| {
-            Arc::new(Live::new(
+            Arc::new(ActiveRun::new(
                 spec::Id::new(id).unwrap(),
                 owner,
-                engine::Feed::new(1),
+                engine::OutputLog::new(1),
             ))
         };
         let known =
-            |recents: &Recents| ["q", "first", "second"].map(|id| recents.find(id).is_some());
-        recents.add(live("quiet", "q"), MOST_BYTES / 8);
-        recents.add(live("loud", "first"), MOST_BYTES / 2);
+            |recents: &RecentRuns| ["q", "first", "second"].map(|id| recents.find(id).is_some());
+        recents.add(live("quiet", "q"), MAX_BYTES / 8);
+        recents.add(live("loud", "first"), MAX_BYTES / 2);
         assert_eq!(
             known(&recents),
             [true, true, false],
             "the positive control: both fit"
         );
-        recents.add(live("loud", "second"), MOST_BYTES / 2);
+        recents.add(live("loud", "second"), MAX_BYTES / 2);
         assert_eq!(known(&recents), [true, false, true], "by bytes");
-        (0..MOST).for_each(|number| recents.add(live("loud", &format!("l{number}")), 0));
+        (0..MAX_RUNS).for_each(|number| recents.add(live("loud", &format!("l{number}")), 0));
         assert_eq!(known(&recents), [true, false, false], "by their number");
-        assert_eq!((recents.runs.len(), recents.shares.len()), (MOST, 2));
+        assert_eq!((recents.runs.len(), recents.by_owner.len()), (MAX_RUNS, 2));
     }
 }

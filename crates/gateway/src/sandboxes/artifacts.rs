@@ -1,16 +1,13 @@
-//! Files of a sandbox's workspace, kept as artifacts of whoever made it.
+//! Route that keeps files of a sandbox's workspace as artifacts of its owner.
 
-use super::body::to_the_end;
-use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
+use super::body::run_to_completion;
+use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::RawBody};
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use spec::WorkspacePath;
 use std::path::Path as FilePath;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
-
-/// Paths of one request.
-const MOST_PATHS: usize = 1000;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(keep))
@@ -19,14 +16,16 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 /// What is to be kept.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct KeepAsked {
+#[schema(as = KeepAsked)]
+struct KeepRequest {
     /// Files, or folders with what is in them, relative to the workspace; each file keeps its path as its name.
     paths: Vec<String>,
 }
 
 /// What was kept.
 #[derive(Debug, Serialize, ToSchema)]
-struct KeptOfSandbox {
+#[schema(as = KeptOfSandbox)]
+struct KeepResult {
     artifacts: Vec<KeptFile>,
     left_out: Vec<LeftOut>,
     /// How many more were left out than are told.
@@ -54,9 +53,9 @@ struct LeftOut {
 /// They belong to the key that made the sandbox. A file that is being written is kept as it is read.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/artifacts", tag = "sandboxes", params(("id" = String, Path)),
-    request_body(content = KeepAsked),
+    request_body(content = KeepRequest),
     responses(
-        (status = 200, body = KeptOfSandbox),
+        (status = 200, body = KeepResult),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -64,14 +63,14 @@ async fn keep(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    body: Raw,
-) -> Answer<Json<KeptOfSandbox>> {
+    body: RawBody,
+) -> Answer<Json<KeepResult>> {
     caller.require(Scope::Artifacts)?;
     let session = gateway.session(&caller, &id)?;
-    let asked: KeepAsked = body.json()?;
-    if asked.paths.len() > MOST_PATHS {
+    let request: KeepRequest = body.read(&gateway, &caller.tenant, RawBody::json).await?;
+    if request.paths.len() > spec::MAX_ARTIFACT_PATHS {
         return Err(Problem::invalid(
-            format!("`paths` has more than {MOST_PATHS} names"),
+            format!("`paths` has more than {} names", spec::MAX_ARTIFACT_PATHS),
             "name folders, or ask more than once",
         ));
     }
@@ -80,10 +79,14 @@ async fn keep(
             |why: spec::BadPath| Problem::invalid(format!("`{text}` cannot be kept"), why.why);
         WorkspacePath::new(FilePath::new(text)).map_err(bad)
     };
-    let paths = asked.paths.iter().map(path).collect::<Answer<Vec<_>>>()?;
-    let kept =
-        to_the_end(async move { Ok(gateway.engine().keep_of_session(&session, paths).await?) })
-            .await?;
+    let paths = request.paths.iter().map(path).collect::<Answer<Vec<_>>>()?;
+    let kept = run_to_completion(async move {
+        Ok(gateway
+            .engine()
+            .keep_session_artifacts(&session, paths)
+            .await?)
+    })
+    .await?;
     let artifacts = kept.kept.into_iter().map(|kept| KeptFile {
         name: kept.name,
         version: kept.version,
@@ -94,7 +97,7 @@ async fn keep(
         name: left.name,
         reason: left.reason,
     });
-    Ok(Json(KeptOfSandbox {
+    Ok(Json(KeepResult {
         artifacts: artifacts.collect(),
         left_out: left_out.collect(),
         more_left_out: kept.more_left_out,

@@ -1,6 +1,6 @@
-//! Bodies: JSON and questions in, with problems as answers to bad ones; streams of bytes out.
+//! Extractors for JSON bodies and queries, and streaming response bodies.
 
-use crate::{Gateway, Problem, problem::Answer, wire::Raw};
+use crate::{Gateway, Problem, problem::Answer, wire::RawBody};
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequestParts, Query},
@@ -15,24 +15,25 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Reads a JSON body; none at all is an empty object.
-pub(crate) fn parsed<T: DeserializeOwned>(body: &Raw) -> Answer<T> {
-    match body.0.trim_ascii().is_empty() {
-        true => Raw(Bytes::from_static(b"{}")).json(),
-        false => body.json(),
+/// Parses a JSON body; an empty body is an empty object.
+pub(crate) fn parse_json<T: DeserializeOwned>(body: &RawBody) -> Answer<T> {
+    if body.0.trim_ascii().is_empty() {
+        RawBody(Bytes::from_static(b"{}")).json()
+    } else {
+        body.json()
     }
 }
 
-/// What stands behind the question mark.
+/// The query parameters.
 #[derive(Debug)]
-pub(crate) struct Asked<T>(pub(crate) T);
+pub(crate) struct QueryParams<T>(pub(crate) T);
 
-impl<T: DeserializeOwned> FromRequestParts<Gateway> for Asked<T> {
+impl<T: DeserializeOwned> FromRequestParts<Gateway> for QueryParams<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Gateway) -> Result<Asked<T>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, _: &Gateway) -> Result<QueryParams<T>, Problem> {
         match Query::try_from_uri(&parts.uri) {
-            Ok(Query(asked)) => Ok(Asked(asked)),
+            Ok(Query(asked)) => Ok(QueryParams(asked)),
             Err(error) => Err(Problem::invalid(
                 "the query is not what this route takes",
                 error.body_text(),
@@ -41,8 +42,8 @@ impl<T: DeserializeOwned> FromRequestParts<Gateway> for Asked<T> {
     }
 }
 
-/// Has something done to its end, even if whoever asked hangs up meanwhile.
-pub(crate) async fn to_the_end<T: Send + 'static>(
+/// Runs a task to its end, even if the client disconnects.
+pub(crate) async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = Answer<T>> + Send + 'static,
 ) -> Answer<T> {
     tokio::spawn(work).await.unwrap_or_else(|_| {
@@ -56,24 +57,25 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
     })
 }
 
-/// Chunks that a task makes, at the pace of whoever reads them. An error cuts the connection: no end is pretended.
+/// A streaming body whose chunks a task produces at the client's pace. An error aborts the
+/// connection, so that a truncated body is noticed.
 #[derive(Debug)]
-pub(crate) struct Chunks {
+pub(crate) struct ChunkedBody {
     incoming: mpsc::Receiver<io::Result<Bytes>>,
-    /// How much is still to come, where that is known.
+    /// Remaining bytes, if the length is known.
     left: Option<u64>,
 }
 
-/// Where the task puts them.
-pub(crate) type Outgoing = mpsc::Sender<io::Result<Bytes>>;
+/// The sender of chunks.
+pub(crate) type ChunkSender = mpsc::Sender<io::Result<Bytes>>;
 
-impl Chunks {
-    /// A body of known or unknown length, with room for so many chunks.
-    pub(crate) fn body(room: usize, length: Option<u64>) -> (Outgoing, Body) {
+impl ChunkedBody {
+    /// A body of known or unknown length, with a channel of this capacity.
+    pub(crate) fn body(room: usize, length: Option<u64>) -> (ChunkSender, Body) {
         let (outgoing, incoming) = mpsc::channel(room);
         (
             outgoing,
-            Body::new(Chunks {
+            Body::new(ChunkedBody {
                 incoming,
                 left: length,
             }),
@@ -81,7 +83,7 @@ impl Chunks {
     }
 }
 
-impl http_body::Body for Chunks {
+impl http_body::Body for ChunkedBody {
     type Data = Bytes;
     type Error = io::Error;
 

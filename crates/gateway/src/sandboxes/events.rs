@@ -1,9 +1,9 @@
-//! What a program writes, as server-sent events. Each says in its identifier how far a reader is; who comes again with
-//! the last one that he saw goes on exactly there.
+//! Server-sent events of a program's output. Each event id is the reader's position; a client that
+//! reconnects with the last id continues exactly there.
 
 use super::{
-    body::{Asked, Chunks, Outgoing},
-    cursor::{Cursor, Next, index},
+    body::{ChunkSender, ChunkedBody, QueryParams},
+    output_cursor::{OutputCursor, OutputItem, stream_index},
     wire::{ExecState, StreamName, text_or_base64},
 };
 use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
@@ -23,14 +23,14 @@ use std::time::Duration;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What one event carries at most.
-const MOST_IN_ONE: usize = 64 << 10;
-/// Events on their way to one reader.
-const ROOM: usize = 4;
-/// A line of silence is written so often, so that nobody between us takes the connection for dead.
-const SILENCE: Duration = Duration::from_secs(15);
-/// What stands behind the offsets once there is nothing left to tell.
-const OVER: &str = "exited";
+/// Maximum bytes of output in one event.
+const MAX_EVENT_BYTES: usize = 64 << 10;
+/// Events in the channel of one client.
+const CHANNEL_CAPACITY: usize = 4;
+/// Interval of keep-alive comments, so that proxies do not close the connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Suffix of the last event id.
+const FINISHED_SUFFIX: &str = "exited";
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(events))
@@ -38,7 +38,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 
 /// Output of a program.
 #[derive(Debug, Serialize, ToSchema)]
-struct Written {
+struct OutputEvent {
     stream: StreamName,
     /// Where it begins in its stream.
     offset: u64,
@@ -51,7 +51,7 @@ struct Written {
 
 /// Output that is not kept any more.
 #[derive(Debug, Serialize, ToSchema)]
-struct Forgotten {
+struct GapEvent {
     stream: StreamName,
     from: u64,
     to: u64,
@@ -61,7 +61,7 @@ struct Forgotten {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Since {
+struct SinceQuery {
     /// Bytes of standard output that are known already.
     stdout: Option<u64>,
     /// Bytes of standard error that are known already.
@@ -72,7 +72,7 @@ struct Since {
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/exec/{exec}/events", tag = "programs",
     params(
-        ("id" = String, Path), ("exec" = String, Path), Since,
+        ("id" = String, Path), ("exec" = String, Path), SinceQuery,
         ("Last-Event-ID" = Option<String>, Header, description = "The identifier of the last event that was seen"),
     ),
     responses(
@@ -85,13 +85,13 @@ async fn events(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    Asked(since): Asked<Since>,
+    QueryParams(since): QueryParams<SinceQuery>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (session, exec) = gateway.exec(&caller, &id, &exec)?;
     let at = match headers.get("last-event-id") {
         None => [since.stdout.unwrap_or(0), since.stderr.unwrap_or(0)],
-        Some(last) => match last.to_str().ok().and_then(place) {
+        Some(last) => match last.to_str().ok().and_then(parse_position) {
             Some((_, true)) => return Ok(StatusCode::NO_CONTENT.into_response()),
             Some((at, false)) => at,
             None => {
@@ -103,29 +103,29 @@ async fn events(
     Ok(stream(session, exec, at))
 }
 
-/// Reads an identifier: how far the reader is, and whether he has seen all.
-fn place(identifier: &str) -> Option<([u64; 2], bool)> {
+/// Parses an event id: the position, and whether everything was sent.
+fn parse_position(identifier: &str) -> Option<([u64; 2], bool)> {
     let mut parts = identifier.split('-');
     let at = [parts.next()?.parse().ok()?, parts.next()?.parse().ok()?];
     match (parts.next(), parts.next()) {
         (None, _) => Some((at, false)),
-        (Some(OVER), None) => Some((at, true)),
+        (Some(FINISHED_SUFFIX), None) => Some((at, true)),
         _ => None,
     }
 }
 
-/// The events of a program from a place on. Whoever listens uses the sandbox.
+/// The events of a program from a position on. Reading them counts as use of the sandbox.
 pub(super) fn stream(session: Session, exec: Exec, at: [u64; 2]) -> Response {
-    let (outgoing, body) = Chunks::body(ROOM, None);
+    let (outgoing, body) = ChunkedBody::body(CHANNEL_CAPACITY, None);
     tokio::spawn(async move {
-        let mut teller = Teller {
+        let mut streamer = EventStreamer {
             session,
             at,
-            held: Default::default(),
+            incomplete: Default::default(),
             outgoing,
         };
-        // An error means that nobody listens any more.
-        let _ = teller.tell(&exec).await;
+        // An error means that the client disconnected.
+        let _ = streamer.run(&exec).await;
     });
     let head = [
         (CONTENT_TYPE, "text/event-stream"),
@@ -134,66 +134,67 @@ pub(super) fn stream(session: Session, exec: Exec, at: [u64; 2]) -> Response {
     (head, body).into_response()
 }
 
-/// Tells one reader.
-struct Teller {
+/// Sends the events to one client.
+struct EventStreamer {
     session: Session,
-    /// How much of each stream was told.
+    /// Position in each stream.
     at: [u64; 2],
-    /// The beginning of a character whose rest is not written yet.
-    held: [Vec<u8>; 2],
-    outgoing: Outgoing,
+    /// Incomplete UTF-8 character at the end of each stream.
+    incomplete: [Vec<u8>; 2],
+    outgoing: ChunkSender,
 }
 
-/// Nobody listens any more.
-struct Gone;
+/// The client has disconnected.
+struct Disconnected;
 
-impl Teller {
-    async fn tell(&mut self, exec: &Exec) -> Result<(), Gone> {
+impl EventStreamer {
+    async fn run(&mut self, exec: &Exec) -> Result<(), Disconnected> {
         self.send("started", "", &ExecState::brief(exec)).await?;
-        let mut cursor = Cursor::new(
+        let mut cursor = OutputCursor::new(
             exec.output(),
             self.at,
             &[Stream::Stdout, Stream::Stderr],
-            MOST_IN_ONE,
+            MAX_EVENT_BYTES,
         );
         loop {
             let next = tokio::select! {
                 next = cursor.next() => next,
-                () = self.outgoing.closed() => return Err(Gone),
-                () = tokio::time::sleep(SILENCE) => {
+                () = self.outgoing.closed() => return Err(Disconnected),
+                () = tokio::time::sleep(KEEP_ALIVE) => {
                     self.put(Bytes::from_static(b":\n\n")).await?;
                     continue;
                 }
             };
             match next {
-                Next::Piece(stream, _, bytes) => self.piece(stream, bytes).await?,
-                Next::Gap(stream, from, to) => self.gap(stream, from, to).await?,
-                Next::End => break,
+                OutputItem::Chunk(stream, _, bytes) => self.piece(stream, bytes).await?,
+                OutputItem::Gap(stream, from, to) => self.gap(stream, from, to).await?,
+                OutputItem::End => break,
             }
         }
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.flush(stream).await?;
         }
         exec.wait().await;
-        self.send("exited", OVER, &ExecState::brief(exec)).await
+        self.send("exited", FINISHED_SUFFIX, &ExecState::brief(exec))
+            .await
     }
 
-    /// Tells whole characters; what may be the beginning of one waits for its rest.
-    async fn piece(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Gone> {
-        let held = &mut self.held[index(stream)];
-        held.extend_from_slice(&bytes);
-        let rest = held.split_off(held.len() - unfinished(held));
-        let whole = std::mem::replace(held, rest);
+    /// Sends complete characters, and keeps the start of an incomplete one.
+    async fn piece(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Disconnected> {
+        let incomplete = &mut self.incomplete[stream_index(stream)];
+        incomplete.extend_from_slice(&bytes);
+        let rest = incomplete.split_off(incomplete.len() - incomplete_suffix(incomplete));
+        let whole = std::mem::replace(incomplete, rest);
         self.written(stream, whole).await
     }
 
-    async fn gap(&mut self, stream: Stream, from: u64, to: u64) -> Result<(), Gone> {
+    async fn gap(&mut self, stream: Stream, from: u64, to: u64) -> Result<(), Disconnected> {
         self.flush(stream).await?;
-        self.at[index(stream)] = to;
+        self.at[stream_index(stream)] = to;
         self.send(
             "gap",
             "",
-            &Forgotten {
+            &GapEvent {
                 stream: stream.into(),
                 from,
                 to,
@@ -202,22 +203,22 @@ impl Teller {
         .await
     }
 
-    async fn flush(&mut self, stream: Stream) -> Result<(), Gone> {
-        let rest = std::mem::take(&mut self.held[index(stream)]);
+    async fn flush(&mut self, stream: Stream) -> Result<(), Disconnected> {
+        let rest = std::mem::take(&mut self.incomplete[stream_index(stream)]);
         self.written(stream, rest).await
     }
 
-    async fn written(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Gone> {
+    async fn written(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Disconnected> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let offset = self.at[index(stream)];
-        self.at[index(stream)] += bytes.len() as u64;
+        let offset = self.at[stream_index(stream)];
+        self.at[stream_index(stream)] += bytes.len() as u64;
         let (text, base64) = text_or_base64(bytes);
         self.send(
             "output",
             "",
-            &Written {
+            &OutputEvent {
                 stream: stream.into(),
                 offset,
                 text,
@@ -227,24 +228,32 @@ impl Teller {
         .await
     }
 
-    async fn send(&self, name: &str, over: &str, data: &impl Serialize) -> Result<(), Gone> {
+    async fn send(
+        &self,
+        name: &str,
+        over: &str,
+        data: &impl Serialize,
+    ) -> Result<(), Disconnected> {
         let [stdout, stderr] = self.at;
         let dash = if over.is_empty() { "" } else { "-" };
-        let data = serde_json::to_string(data).map_err(|_| Gone)?;
+        let data = serde_json::to_string(data).map_err(|_| Disconnected)?;
         self.put(
             format!("id: {stdout}-{stderr}{dash}{over}\nevent: {name}\ndata: {data}\n\n").into(),
         )
         .await
     }
 
-    async fn put(&self, bytes: Bytes) -> Result<(), Gone> {
+    async fn put(&self, bytes: Bytes) -> Result<(), Disconnected> {
         self.session.touch();
-        self.outgoing.send(Ok(bytes)).await.map_err(|_| Gone)
+        self.outgoing
+            .send(Ok(bytes))
+            .await
+            .map_err(|_| Disconnected)
     }
 }
 
-/// How many bytes at the end may be the beginning of a character.
-fn unfinished(bytes: &[u8]) -> usize {
+/// Number of bytes at the end that may start an incomplete character.
+fn incomplete_suffix(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() => bytes.len() - error.valid_up_to(),
         _ => 0,
@@ -257,22 +266,22 @@ mod tests {
 
     #[test]
     fn an_identifier_says_how_far_a_reader_is() {
-        assert_eq!(place("12-3"), Some(([12, 3], false)));
-        assert_eq!(place("12-3-exited"), Some(([12, 3], true)));
+        assert_eq!(parse_position("12-3"), Some(([12, 3], false)));
+        assert_eq!(parse_position("12-3-exited"), Some(([12, 3], true)));
         for other in ["", "12", "12-", "a-b", "1-2-3", "1-2-exited-x", "-1-2"] {
-            assert_eq!(place(other), None, "{other}");
+            assert_eq!(parse_position(other), None, "{other}");
         }
     }
 
     #[test]
     fn only_the_beginning_of_a_character_waits() {
         let euro = "€".as_bytes();
-        assert_eq!(unfinished(b"plain"), 0);
-        assert_eq!(unfinished(&euro[..2]), 2);
-        assert_eq!(unfinished(&[b"x", &euro[..1]].concat()), 1);
-        assert_eq!(unfinished(euro), 0);
+        assert_eq!(incomplete_suffix(b"plain"), 0);
+        assert_eq!(incomplete_suffix(&euro[..2]), 2);
+        assert_eq!(incomplete_suffix(&[b"x", &euro[..1]].concat()), 1);
+        assert_eq!(incomplete_suffix(euro), 0);
         assert_eq!(
-            unfinished(&[0xff, 0xe2]),
+            incomplete_suffix(&[0xff, 0xe2]),
             0,
             "what is no text at all does not wait"
         );

@@ -1,17 +1,19 @@
-//! Programs of a sandbox: start, list, show, end. A program does not end with whoever asked for it.
+//! Programs of a sandbox: start, list, show, stop. A program outlives the request that started it.
 
 use super::{
-    body::{Asked, parsed, to_the_end},
+    body::{QueryParams, parse_json, run_to_completion},
     events,
-    wire::{ExecAsked, ExecList, ExecState, Order},
+    wire::{ExecList, ExecOptions, ExecStart, ExecState},
 };
 use crate::{
-    Caller, Gateway, Problem, fitting,
+    Caller, Gateway, Problem,
+    fair_share::ShareExceeded,
+    json_response,
     path::Path,
     problem::Answer,
-    telemetry::Output,
-    trace::{self, Spot},
-    wire::Raw,
+    telemetry::ContainerOutput,
+    trace::{self, SpanContext},
+    wire::RawBody,
 };
 use axum::{
     Extension, Json,
@@ -30,11 +32,12 @@ use store::audit::{Decision, Entry};
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What a program has to end by itself before it is killed, unless said: with it, an end takes less than a second.
-const GRACE: Duration = Duration::from_millis(300);
-/// What is read at once of what it writes.
-const LARGEST_PIECE: usize = 64 << 10;
-const LONGEST_GRACE: Duration = Duration::from_secs(60);
+/// Default grace period before a program is killed; short, so that stopping takes less than a
+/// second.
+const DEFAULT_GRACE: Duration = Duration::from_millis(300);
+/// Bytes of output that are read at a time.
+const CHUNK: usize = 64 << 10;
+const MAX_GRACE: Duration = Duration::from_secs(60);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
@@ -42,37 +45,38 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
         .routes(routes!(show, stop))
 }
 
-/// For whom a program is started: where it is told of.
+/// The tenant, key, task and span of a program, for audit and telemetry.
 #[derive(Debug)]
-pub(crate) struct For {
+pub(crate) struct ExecContext {
     gateway: Gateway,
     tenant: String,
     key: String,
     task: String,
-    spot: Option<Spot>,
+    span_context: Option<SpanContext>,
 }
 
-impl For {
-    pub(crate) fn of(gateway: &Gateway, caller: &Caller) -> For {
-        let (tenant, key) = (caller.tenant.clone(), caller.key.clone());
-        For {
+impl ExecContext {
+    pub(crate) fn of(gateway: &Gateway, caller: &Caller) -> ExecContext {
+        let tenant = caller.tenant.clone();
+        let key = caller.key.clone();
+        ExecContext {
             gateway: gateway.clone(),
             tenant,
             key,
             task: String::new(),
-            spot: None,
+            span_context: None,
         }
     }
 
-    pub(crate) fn task(self, task: &str) -> For {
-        For {
+    pub(crate) fn task(self, task: &str) -> ExecContext {
+        ExecContext {
             task: task.to_owned(),
             ..self
         }
     }
 
     fn entry<'a>(&'a self, sandbox: &'a str) -> Entry<'a> {
-        let For {
+        let ExecContext {
             tenant, key, task, ..
         } = self;
         Entry {
@@ -86,33 +90,47 @@ impl For {
     }
 }
 
-/// Starts a program, and types what was given with it behind the caller's back. It is followed to its end.
-pub(crate) async fn begin(session: Session, order: Order, whose: For) -> Answer<Exec> {
+/// Starts a program, writes its standard input in the background, and follows it to its end.
+pub(crate) async fn start_exec(
+    session: Session,
+    order: ExecStart,
+    context: ExecContext,
+) -> Answer<Exec> {
     if session.state().status == SessionStatus::Paused {
         return Err(paused());
     }
-    to_the_end(async move {
-        let Order {
+    run_to_completion(async move {
+        let ExecStart {
             request,
             typed,
             stays_open,
         } = order;
         let has_input = request.stdin;
-        // Of others the gate has written it down.
-        if request.tty.is_some() && !whose.task.is_empty() {
-            let entry = whose.entry(session.id().as_str());
-            whose.gateway.note(&Entry {
+        let unread = context.gateway.unread_stdin();
+        let mut share = unread.guard(&context.tenant);
+        unread
+            .acquire(&mut share, typed.len())
+            .map_err(unread_stdin_problem)?;
+        // The middleware audits the other routes.
+        if request.tty.is_some() && !context.task.is_empty() {
+            let entry = context.entry(session.id().as_str());
+            context.gateway.write_audit(&Entry {
                 decision: Decision::Allowed,
                 ..entry
             })?;
         }
         let exec = session.exec(request).await.map_err(not_started)?;
-        tokio::spawn(tell(whose, session.id().to_string(), exec.clone()));
+        tokio::spawn(follow_to_end(
+            context,
+            session.id().to_string(),
+            exec.clone(),
+        ));
         if has_input {
             let exec = exec.clone();
             tokio::spawn(async move {
-                // A program that does not read to the end has no use for the rest.
+                // A program that does not read its input to the end does not need the rest.
                 let written = exec.write(&typed).await;
+                drop((typed, share));
                 if !stays_open || written.is_err() {
                     exec.close_input();
                 }
@@ -123,21 +141,23 @@ pub(crate) async fn begin(session: Session, order: Order, whose: For) -> Answer<
     .await
 }
 
-/// Follows a program to its end: what it writes becomes records of the node, and itself part of a trace.
-async fn tell(whose: For, sandbox: String, exec: Exec) {
-    let For {
+/// Follows a program to its end: records its output as telemetry, its terminal in the audit log,
+/// and its span.
+async fn follow_to_end(context: ExecContext, sandbox: String, exec: Exec) {
+    let ExecContext {
         gateway,
         tenant,
-        spot,
+        span_context,
         ..
-    } = &whose;
-    let output = Output::new(&sandbox, tenant);
-    let (feed, mut seen) = (exec.output().clone(), [0, 0]);
+    } = &context;
+    let output = ContainerOutput::new(&sandbox, tenant);
+    let feed = exec.output().clone();
+    let mut seen = [0, 0];
     loop {
-        let more = feed.grown(seen).await;
+        let more = feed.wait_for_more(seen).await;
         for (index, stream) in [Stream::Stdout, Stream::Stderr].into_iter().enumerate() {
             loop {
-                let piece = feed.read(stream, seen[index], LARGEST_PIECE);
+                let piece = feed.read(stream, seen[index], CHUNK);
                 if piece.bytes.is_empty() {
                     seen[index] = seen[index].max(piece.from);
                     break;
@@ -153,16 +173,20 @@ async fn tell(whose: For, sandbox: String, exec: Exec) {
     gateway.recorder().ended(&output);
     let result = exec.wait().await;
     if exec.request().tty.is_some() {
-        let (id, typed, shown) = (exec.id(), exec.typed(), feed.lengths()[0]);
+        let id = exec.id();
+        let typed = exec.input_offset();
+        let shown = feed.lengths()[0];
         let about = format!("exec={id} typed={typed} shown={shown}");
         let entry = Entry {
             decision: Decision::Happened,
             about: &about,
-            ..whose.entry(&sandbox)
+            ..context.entry(&sandbox)
         };
-        gateway.note_happened(&entry);
+        gateway.audit_event(&entry);
     }
-    let Some(spot) = spot else { return };
+    let Some(span_context) = span_context else {
+        return;
+    };
     let attributes = vec![
         trace::text("airlock.sandbox", &sandbox),
         trace::text("airlock.exec", exec.id()),
@@ -170,8 +194,8 @@ async fn tell(whose: For, sandbox: String, exec: Exec) {
         trace::text("airlock.status", result.status.name()),
     ];
     let time = (exec.started_at().0 * 1000, result.ended_at.0 * 1000);
-    gateway.tracer().tell(
-        spot,
+    gateway.tracer().record_span(
+        span_context,
         "exec",
         time,
         result.status != Status::Succeeded,
@@ -179,7 +203,7 @@ async fn tell(whose: For, sandbox: String, exec: Exec) {
     );
 }
 
-/// A program that is not there is the caller's mistake, not ours.
+/// A command that cannot be started is an error of the caller.
 fn not_started(error: ErrorInfo) -> Problem {
     match error.code {
         ErrorCode::StartFailed => {
@@ -189,6 +213,13 @@ fn not_started(error: ErrorInfo) -> Problem {
     }
 }
 
+fn unread_stdin_problem(exceeded: ShareExceeded) -> Problem {
+    exceeded.problem(
+        "bytes of standard input that no program has read",
+        "wait until programs have read theirs or end them, or send it to `…/exec/{exec}/stdin` as it is read",
+    )
+}
+
 fn paused() -> Problem {
     Problem::conflict(
         "this sandbox is paused",
@@ -196,14 +227,18 @@ fn paused() -> Problem {
     )
 }
 
-fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &str) -> bool {
+fn header_contains(
+    headers: &HeaderMap,
+    header: impl http::header::AsHeaderName,
+    expected: &str,
+) -> bool {
     let values = headers
         .get_all(header)
         .into_iter()
         .filter_map(|value| value.to_str().ok());
     values
         .flat_map(|value| value.split([',', ';']))
-        .any(|word| word.trim().eq_ignore_ascii_case(wanted))
+        .any(|word| word.trim().eq_ignore_ascii_case(expected))
 }
 
 /// Starts a program. Waits for its end; or streams what it writes with `Accept: text/event-stream`; or answers at once
@@ -214,7 +249,7 @@ fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &
         ("id" = String, Path),
         ("Prefer" = Option<String>, Header, description = "`respond-async`: answer as soon as it runs"),
     ),
-    request_body = ExecAsked,
+    request_body = ExecOptions,
     responses(
         (status = 200, description = "It has ended, or could not be found or run inside (`not_started`); or a stream of the events `started`, `output`, `gap`, `exited`",
             content((ExecState = "application/json"), (String = "text/event-stream"))),
@@ -228,23 +263,26 @@ async fn start(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    spot: Option<Extension<Spot>>,
+    span_context: Option<Extension<SpanContext>>,
     headers: HeaderMap,
-    body: Raw,
+    body: RawBody,
 ) -> Answer<Response> {
-    let session = gateway.session_to_work_in(&caller, &id)?;
-    let asked: ExecAsked = parsed(&body)?;
-    let background = asked.background();
-    let spot = spot.map(|Extension(spot)| spot.child());
-    let whose = For {
-        spot,
-        ..For::of(&gateway, &caller)
+    let session = gateway.session_for_work(&caller, &id)?;
+    let options: ExecOptions = body.read(&gateway, &caller.tenant, parse_json).await?;
+    let background = options.background();
+    let span_context = span_context.map(|Extension(span_context)| span_context.child());
+    let context = ExecContext {
+        span_context,
+        ..ExecContext::of(&gateway, &caller)
     };
-    let exec = begin(session.clone(), asked.order()?, whose).await?;
-    if names(&headers, ACCEPT, "text/event-stream") {
+    let exec = start_exec(session.clone(), options.into_start()?, context).await?;
+    if header_contains(&headers, ACCEPT, "text/event-stream") {
         return Ok(events::stream(session, exec, [0, 0]));
     }
-    let early = match (background, names(&headers, "prefer", "respond-async")) {
+    let early = match (
+        background,
+        header_contains(&headers, "prefer", "respond-async"),
+    ) {
         (true, _) => Some(StatusCode::CREATED),
         (false, true) => Some(StatusCode::ACCEPTED),
         (false, false) => None,
@@ -277,7 +315,7 @@ async fn list(
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let execs = session.execs().iter().map(ExecState::brief).collect();
-    fitting::json(&gateway, &caller, &ExecList { execs })
+    json_response::from_value(&gateway, &caller, &ExecList { execs })
 }
 
 /// Shows a program; once it has ended, with what it wrote.
@@ -299,14 +337,14 @@ async fn show(
         Some(_) => ExecState::whole(&exec),
         None => ExecState::brief(&exec),
     };
-    fitting::json(&gateway, &caller, &state)
+    json_response::from_value(&gateway, &caller, &state)
 }
 
 /// How it is to be ended.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Ending {
+struct StopQuery {
     /// Seconds between SIGTERM and SIGKILL; 0.3 unless said, 60 at most.
     grace: Option<f64>,
 }
@@ -314,7 +352,7 @@ struct Ending {
 /// Ends a program: SIGTERM, then SIGKILL. Waits until it is gone, and answers with what came of it.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{id}/exec/{exec}", tag = "programs",
-    params(("id" = String, Path), ("exec" = String, Path), Ending),
+    params(("id" = String, Path), ("exec" = String, Path), StopQuery),
     responses(
         (status = 200, body = ExecState),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
@@ -324,12 +362,12 @@ async fn stop(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    Asked(ending): Asked<Ending>,
+    QueryParams(query): QueryParams<StopQuery>,
 ) -> Answer<Json<ExecState>> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    let grace = match ending.grace.map(Duration::try_from_secs_f64) {
-        None => GRACE,
-        Some(Ok(grace)) if grace <= LONGEST_GRACE => grace,
+    let grace = match query.grace.map(Duration::try_from_secs_f64) {
+        None => DEFAULT_GRACE,
+        Some(Ok(grace)) if grace <= MAX_GRACE => grace,
         Some(_) => {
             return Err(Problem::invalid(
                 "`grace` is no time that is waited",
@@ -338,6 +376,6 @@ async fn stop(
         }
     };
     let stopped = exec.clone();
-    to_the_end(async move { Ok(stopped.stop(grace).await) }).await?;
+    run_to_completion(async move { Ok(stopped.stop(grace).await) }).await?;
     Ok(Json(ExecState::whole(&exec)))
 }

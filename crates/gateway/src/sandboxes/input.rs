@@ -1,12 +1,12 @@
-//! What is done to a running program: typing, signals, another size of its terminal.
+//! Input to a running program: standard input, signals, terminal size.
 
 use super::{
-    body::{Asked, parsed},
-    wire::{SignalName, Size},
+    body::{QueryParams, parse_json},
+    wire::{SignalName, TtySize},
 };
-use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::RawBody};
 use axum::{Json, body::Body, extract::State};
-use engine::{Exec, NotTyped};
+use engine::{Exec, StdinError};
 use http::StatusCode;
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
@@ -14,11 +14,11 @@ use std::time::Duration;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Somebody types by hand; a connection on which nothing comes for longer is given back.
-const LONGEST_SILENCE: Duration = Duration::from_secs(600);
-/// What is still taken, and for how long, of a body that nobody will read.
-const MOST_IN_VAIN: usize = 8 << 20;
-const LONGEST_IN_VAIN: Duration = Duration::from_secs(2);
+/// Read timeout of a standard input request; long, because a person may be typing.
+const READ_TIMEOUT: Duration = Duration::from_secs(600);
+/// Byte limit and timeout for draining a body that nobody reads.
+const MAX_DRAINED: usize = 8 << 20;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
@@ -31,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Typing {
+struct StdinQuery {
     /// Nothing more will be typed.
     #[serde(default)]
     close: bool,
@@ -43,17 +43,18 @@ struct Typing {
 
 /// How much was typed.
 #[derive(Debug, Serialize, ToSchema)]
-struct Typed {
+#[schema(as = Typed)]
+struct StdinWritten {
     written: u64,
 }
 
 /// Types the body, at the pace at which the program reads. Requests at the same time are mixed as they come.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/exec/{exec}/stdin", tag = "programs",
-    params(("id" = String, Path), ("exec" = String, Path), Typing),
+    params(("id" = String, Path), ("exec" = String, Path), StdinQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
-        (status = 200, body = Typed),
+        (status = 200, body = StdinWritten),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It does not read, or not any more; or something else was typed at that offset"),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
@@ -62,9 +63,9 @@ async fn stdin(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    Asked(typing): Asked<Typing>,
+    QueryParams(query): QueryParams<StdinQuery>,
     body: Body,
-) -> Answer<Json<Typed>> {
+) -> Answer<Json<StdinWritten>> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
     if !exec.request().stdin && exec.request().tty.is_none() {
         return Err(Problem::conflict(
@@ -72,43 +73,43 @@ async fn stdin(
             "start it with `open_stdin`",
         ));
     }
-    if let Some(offset) = typing.offset
-        && let Err(error) = exec.reached(offset).await
+    if let Some(offset) = query.offset
+        && let Err(error) = exec.wait_for_offset(offset).await
     {
-        return Err(in_vain(body, refused(error, 0)).await);
+        return Err(drain_body(body, stdin_problem(error, 0)).await);
     }
-    let written = copy(&exec, body, typing.offset).await?;
-    if typing.close {
+    let written = copy(&exec, body, query.offset).await?;
+    if query.close {
         exec.close_input();
     }
-    Ok(Json(Typed { written }))
+    Ok(Json(StdinWritten { written }))
 }
 
 async fn copy(exec: &Exec, mut body: Body, offset: Option<u64>) -> Answer<u64> {
     let mut written = 0;
     loop {
         let frame = tokio::select! {
-            frame = tokio::time::timeout(LONGEST_SILENCE, body.frame()) => frame.map_err(|_| silent(written))?,
-            // Nobody will read what still comes.
-            _ = exec.wait() => return Err(in_vain(body, unread(written)).await),
+            frame = tokio::time::timeout(READ_TIMEOUT, body.frame()) => frame.map_err(|_| read_timed_out(written))?,
+            // The program will not read the rest.
+            _ = exec.wait() => return Err(drain_body(body, not_reading(written)).await),
         };
         let Some(frame) = frame else { break };
-        let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else {
+        let Ok(bytes) = frame.map_err(|_| body_cut_off(written))?.into_data() else {
             continue;
         };
         let at = offset.map(|offset| offset.saturating_add(written));
         if let Err(error) = exec.write_from(at, &bytes).await {
-            return Err(in_vain(body, refused(error, written)).await);
+            return Err(drain_body(body, stdin_problem(error, written)).await);
         }
         written += bytes.len() as u64;
     }
     Ok(written)
 }
 
-/// Closed on what is still coming, a connection would take the answer with it.
-async fn in_vain(mut body: Body, answer: Problem) -> Problem {
+/// Drains the body before the answer: closing a socket with unread data would lose the answer.
+async fn drain_body(mut body: Body, answer: Problem) -> Problem {
     let drained = async {
-        let mut left = MOST_IN_VAIN;
+        let mut left = MAX_DRAINED;
         while let Some(Ok(frame)) = body.frame().await {
             let length = frame.data_ref().map_or(0, |bytes| bytes.len());
             let Some(less) = left.checked_sub(length) else {
@@ -117,20 +118,20 @@ async fn in_vain(mut body: Body, answer: Problem) -> Problem {
             left = less;
         }
     };
-    // Whatever comes of it, the answer is the same.
-    _ = tokio::time::timeout(LONGEST_IN_VAIN, drained).await;
+    // The answer is the same in any case.
+    _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
     answer
 }
 
-fn refused(error: NotTyped, written: u64) -> Problem {
+fn stdin_problem(error: StdinError, written: u64) -> Problem {
     match error {
-        NotTyped::Ahead { typed } => ahead(typed),
-        NotTyped::Other { typed } => other(typed),
-        NotTyped::Over => unread(written),
+        StdinError::Gap { typed } => offset_ahead(typed),
+        StdinError::Mismatch { typed } => different_bytes(typed),
+        StdinError::Closed => not_reading(written),
     }
 }
 
-fn other(typed: u64) -> Problem {
+fn different_bytes(typed: u64) -> Problem {
     let title = format!("something else was typed at that offset: {typed} bytes were typed");
     Problem::conflict(
         title,
@@ -138,23 +139,23 @@ fn other(typed: u64) -> Problem {
     )
 }
 
-fn ahead(typed: u64) -> Problem {
+fn offset_ahead(typed: u64) -> Problem {
     let title = format!("what comes before that offset is missing: {typed} bytes were typed");
     Problem::invalid(title, format!("begin at {typed} or before"))
 }
 
-fn unread(written: u64) -> Problem {
+fn not_reading(written: u64) -> Problem {
     let title = format!("the program does not read any more; {written} bytes were typed");
     Problem::conflict(title, "look at what came of it with `GET …/exec/{exec}`")
 }
 
-fn silent(written: u64) -> Problem {
-    let title = format!("nothing was sent for {} seconds", LONGEST_SILENCE.as_secs());
+fn read_timed_out(written: u64) -> Problem {
+    let title = format!("nothing was sent for {} seconds", READ_TIMEOUT.as_secs());
     let hint = format!("{written} bytes were typed; type the rest with another request");
     Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", title, Some(hint))
 }
 
-fn cut(written: u64) -> Problem {
+fn body_cut_off(written: u64) -> Problem {
     Problem::invalid(
         "the body ended before its end",
         format!("{written} bytes were typed"),
@@ -164,14 +165,15 @@ fn cut(written: u64) -> Problem {
 /// A signal.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Signalled {
+#[schema(as = Signalled)]
+struct SignalRequest {
     signal: SignalName,
 }
 
 /// Sends a signal to a program and what it started.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/exec/{exec}/signal", tag = "programs",
-    params(("id" = String, Path), ("exec" = String, Path)), request_body = Signalled,
+    params(("id" = String, Path), ("exec" = String, Path)), request_body = SignalRequest,
     responses(
         (status = 204, description = "It was sent"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended"),
@@ -182,11 +184,11 @@ async fn signal(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    body: Raw,
+    body: RawBody,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    let number = parsed::<Signalled>(&body)?.signal.number()?;
-    still_runs(&exec)?;
+    let number = parse_json::<SignalRequest>(&body)?.signal.number()?;
+    check_running(&exec)?;
     exec.signal(number);
     Ok(StatusCode::NO_CONTENT)
 }
@@ -194,7 +196,7 @@ async fn signal(
 /// Changes the size of a program's terminal.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/exec/{exec}/resize", tag = "programs",
-    params(("id" = String, Path), ("exec" = String, Path)), request_body = Size,
+    params(("id" = String, Path), ("exec" = String, Path)), request_body = TtySize,
     responses(
         (status = 204, description = "It has that size"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended, or has no terminal"),
@@ -205,22 +207,22 @@ async fn resize(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    body: Raw,
+    body: RawBody,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    let size = parsed::<Size>(&body)?.checked()?;
+    let size = parse_json::<TtySize>(&body)?.validate()?;
     if exec.request().tty.is_none() {
         return Err(Problem::conflict(
             "this program has no terminal",
             "start it with `tty`",
         ));
     }
-    still_runs(&exec)?;
+    check_running(&exec)?;
     exec.resize(size).map_err(|_| ended())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn still_runs(exec: &Exec) -> Answer<()> {
+fn check_running(exec: &Exec) -> Answer<()> {
     exec.result().map_or(Ok(()), |_| Err(ended()))
 }
 

@@ -1,16 +1,20 @@
-//! Sandboxes as a whole: make, list, show, pause, resume, fork, end.
+//! Life cycle of sandboxes: create, list, show, pause, resume, fork, destroy.
 
 use super::{
-    body::{Asked, parsed, to_the_end},
-    registry::{Entry, Opening},
-    wire::{SandboxList, SandboxOrder, SandboxState, SandboxStatus, Stay, check_labels, span},
+    body::{QueryParams, parse_json, run_to_completion},
+    registry::{NewSandbox, SandboxEntry},
+    wire::{
+        LifetimeOptions, SandboxList, SandboxOrder, SandboxState, SandboxStatus, check_labels,
+        optional_duration,
+    },
 };
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope, json_response,
     path::Path,
     problem::Answer,
-    runs::host,
-    wire::{Raw, RunOrder, unreadable},
+    runs::host_paths,
+    wire::{RawBody, RunOrder, body_problem},
+    workspaces,
 };
 use axum::{
     Json,
@@ -26,7 +30,7 @@ use std::collections::BTreeMap;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const LONGEST_KEY: usize = 255;
+const MAX_IDEMPOTENCY_KEY: usize = 255;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
@@ -37,17 +41,21 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
         .routes(routes!(fork))
 }
 
-/// The key of idempotency, and a digest of what is asked by it.
-fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String, Vec<u8>)>> {
+/// The idempotency key, and a digest of its request.
+fn idempotency_key(
+    headers: &HeaderMap,
+    what: &str,
+    body: &[u8],
+) -> Answer<Option<(String, Vec<u8>)>> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
     let key = key
         .to_str()
         .ok()
-        .filter(|key| (1..=LONGEST_KEY).contains(&key.len()));
+        .filter(|key| (1..=MAX_IDEMPOTENCY_KEY).contains(&key.len()));
     let Some(key) = key else {
-        let hint = format!("give 1 to {LONGEST_KEY} printable characters");
+        let hint = format!("give 1 to {MAX_IDEMPOTENCY_KEY} printable characters");
         return Err(Problem::invalid(
             "this Idempotency-Key cannot be used",
             hint,
@@ -61,7 +69,7 @@ fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String
     Ok(Some((key.to_owned(), digest.to_vec())))
 }
 
-fn created(entry: &Entry) -> Response {
+fn created(entry: &SandboxEntry) -> Response {
     let location = format!("/v1/sandboxes/{}", entry.id);
     (
         StatusCode::CREATED,
@@ -86,55 +94,57 @@ async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    body: Raw,
+    body: RawBody,
 ) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
-    let (stay, run) = split(&body)?;
-    check_labels(&stay.labels)?;
+    let (options, run) = body.read(&gateway, &caller.tenant, parse_order).await?;
+    check_labels(&options.labels)?;
     let request = SessionRequest {
-        run: host::admit(&gateway, &caller, run)?,
-        idle: span(stay.idle_timeout.as_ref(), "idle_timeout")?,
-        lifetime: span(stay.lifetime.as_ref(), "lifetime")?,
+        run: host_paths::admit(&gateway, &caller, run)?,
+        idle: optional_duration(options.idle_timeout.as_ref(), "idle_timeout")?,
+        lifetime: optional_duration(options.lifetime.as_ref(), "lifetime")?,
     };
-    let replay = replay(&headers, "create", &body.0)?;
-    let opening = Opening {
+    let idempotency = idempotency_key(&headers, "create", &body.0)?;
+    let new_sandbox = NewSandbox {
+        is_of_admin: caller.is_admin(),
         owner: caller.tenant,
-        labels: stay.labels,
+        labels: options.labels,
         request,
         fork_of: None,
-        replay,
+        idempotency,
     };
-    Ok(created(&*gateway.open(opening).await?))
+    Ok(created(&*gateway.open(new_sandbox).await?))
 }
 
-/// Fields as they are written: as values of the parser's own they could be others.
-type Written = BTreeMap<String, Box<RawValue>>;
+/// Fields as raw JSON: parsing and re-serializing could change their values.
+type RawFields = BTreeMap<String, Box<RawValue>>;
 
-fn read<T: DeserializeOwned>(fields: &Written) -> Answer<T> {
+fn read<T: DeserializeOwned>(fields: &RawFields) -> Answer<T> {
     let read = serde_json::to_vec(fields).and_then(|text| serde_json::from_slice(&text));
     read.map_err(|error| {
-        // Where it stands is not where it stood.
-        let said = error.to_string();
-        unreadable(
-            said.rsplit_once(" at line ")
-                .map_or(&*said, |(said, _)| said),
+        // The position in the error refers to the rebuilt JSON, not to the request.
+        let message = error.to_string();
+        body_problem(
+            message
+                .rsplit_once(" at line ")
+                .map_or(&*message, |(message, _)| message),
         )
     })
 }
 
-/// The options of a sandbox are those of a run and three more.
-fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
-    let mut options: Written = parsed(body)?;
+/// The options of a sandbox are those of a run and its lifetime options.
+fn parse_order(body: &RawBody) -> Answer<(LifetimeOptions, RunRequest)> {
+    let mut fields: RawFields = parse_json(body)?;
     let own = ["idle_timeout", "lifetime", "labels"];
-    let stay: Written = own
+    let own: RawFields = own
         .iter()
-        .filter_map(|name| options.remove_entry(*name))
+        .filter_map(|name| fields.remove_entry(*name))
         .collect();
-    let stay = read(&stay)?;
-    let order: RunOrder = read(&options)?;
+    let options = read(&own)?;
+    let order: RunOrder = read(&fields)?;
     let run = order.into_request()?.0;
     match run.run_id {
-        None => Ok((stay, run)),
+        None => Ok((options, run)),
         Some(_) => Err(Problem::invalid(
             "`run_id` is not of a sandbox",
             "leave it away; `labels` are words of your own",
@@ -146,14 +156,14 @@ fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct SandboxesQuery {
     /// Only those that are so.
     status: Option<SandboxStatus>,
 }
 
 /// Lists sandboxes, the oldest first; ended ones for a while, too.
 #[utoipa::path(
-    get, path = "/v1/sandboxes", tag = "sandboxes", params(Wanted),
+    get, path = "/v1/sandboxes", tag = "sandboxes", params(SandboxesQuery),
     responses(
         (status = 200, body = SandboxList),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
@@ -162,16 +172,16 @@ struct Wanted {
 async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Asked(wanted): Asked<Wanted>,
+    QueryParams(query): QueryParams<SandboxesQuery>,
 ) -> Answer<Response> {
     let views = gateway
         .entries(&caller)?
         .into_iter()
         .map(|entry| entry.view());
     let sandboxes = views
-        .filter(|view| wanted.status.is_none_or(|status| status == view.status))
+        .filter(|view| query.status.is_none_or(|status| status == view.status))
         .collect();
-    fitting::json(&gateway, &caller, &SandboxList { sandboxes })
+    json_response::from_value(&gateway, &caller, &SandboxList { sandboxes })
 }
 
 /// Shows a sandbox. Looking does not count as using it.
@@ -190,12 +200,23 @@ async fn show(
     Ok(Json(gateway.entry(&caller, &id)?.view()))
 }
 
+/// How a sandbox ends.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct EndQuery {
+    /// Whether the changes in its workspace's layer are applied to the folder then. Unless said, those of `staged` are, and
+    /// those of `copy_on_write` are kept.
+    apply: Option<bool>,
+}
+
 /// Ends a sandbox with everything in it, and waits until it is gone.
 #[utoipa::path(
-    delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path)),
+    delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path), EndQuery),
     responses(
-        (status = 200, body = SandboxState, description = "It is gone"),
+        (status = 200, body = SandboxState, description = "It is gone. `workspace` says what was applied"),
         (status = 202, body = SandboxState, description = "It is being ended, and that takes unusually long"),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "With `apply=true`: the folder has changed at the same names, or the sandbox has no layer. It goes on"),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -203,9 +224,14 @@ async fn destroy(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
+    QueryParams(query): QueryParams<EndQuery>,
 ) -> Answer<Response> {
     let entry = gateway.entry(&caller, &id)?;
-    let status = entry.end_soon().await;
+    // An ended sandbox has nothing to apply here; its workspace may still be committed.
+    if query.apply == Some(true) && entry.session().is_ok() {
+        workspaces::check_applicable(&gateway, &caller, &id).await?;
+    }
+    let status = entry.end_soon(query.apply).await;
     Ok((status, Json(entry.view())).into_response())
 }
 
@@ -231,7 +257,7 @@ async fn pause(
             "let it go on with `…/resume`",
         ));
     }
-    to_the_end(async move { Ok(session.pause().await?) }).await?;
+    run_to_completion(async move { Ok(session.pause().await?) }).await?;
     Ok(Json(gateway.entry(&caller, &id)?.view()))
 }
 
@@ -256,8 +282,8 @@ async fn resume(
             "only a paused one can go on",
         ));
     }
-    gateway.session_to_work_in(&caller, &id)?;
-    to_the_end(async move { Ok(session.resume().await?) }).await?;
+    gateway.session_for_work(&caller, &id)?;
+    run_to_completion(async move { Ok(session.resume().await?) }).await?;
     Ok(Json(gateway.entry(&caller, &id)?.view()))
 }
 
@@ -268,7 +294,7 @@ async fn resume(
         ("id" = String, Path),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes one sandbox however often it is sent"),
     ),
-    request_body(content = Option<Stay>, description = "What shall be other than in the first"),
+    request_body(content = Option<LifetimeOptions>, description = "What shall be other than in the first"),
     responses(
         (status = 201, body = SandboxState, headers(("Location" = String))),
         (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
@@ -280,27 +306,30 @@ async fn fork(
     caller: Caller,
     Path(id): Path<String>,
     headers: HeaderMap,
-    body: Raw,
+    body: RawBody,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
-    let stay: Stay = parsed(&body)?;
-    check_labels(&stay.labels)?;
-    // Without its inputs: they lie in the workspace that is copied, as they are by now.
+    let options: LifetimeOptions = parse_json(&body)?;
+    check_labels(&options.labels)?;
+    // Without inputs: they are in the copied workspace in their current state.
     let mut request = gateway.entry(&caller, &id)?.request()?;
-    request.idle = span(stay.idle_timeout.as_ref(), "idle_timeout")?.or(request.idle);
-    request.lifetime = span(stay.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
-    // A folder of the host's stays where it is: the copy is the sandbox's own.
+    request.idle =
+        optional_duration(options.idle_timeout.as_ref(), "idle_timeout")?.or(request.idle);
+    request.lifetime =
+        optional_duration(options.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
+    // A host folder is not shared: the fork has its own copy.
     request.run.workspace = None;
     request.run.run_id = None;
-    let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
-    let opening = Opening {
+    let idempotency = idempotency_key(&headers, &format!("fork {id}"), &body.0)?;
+    let new_sandbox = NewSandbox {
+        is_of_admin: caller.is_admin(),
         owner: caller.tenant,
-        labels: stay.labels,
+        labels: options.labels,
         request,
         fork_of: Some(session),
-        replay,
+        idempotency,
     };
-    Ok(created(&*gateway.open(opening).await?))
+    Ok(created(&*gateway.open(new_sandbox).await?))
 }
 
 #[cfg(test)]
@@ -316,28 +345,29 @@ mod tests {
             serde_json::json!({ "a": "b" }),
             "the control: the parser takes it for what it quotes"
         );
-        let body = Raw(format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#).into());
-        let (stay, _) = split(&body).unwrap();
-        let wanted = (
+        let body =
+            RawBody(format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#).into());
+        let (options, _) = parse_order(&body).unwrap();
+        let query = (
             "$serde_json::private::RawValue".to_owned(),
             r#"{"a":"b"}"#.to_owned(),
         );
         assert!(
-            check_labels(&stay.labels).is_err(),
+            check_labels(&options.labels).is_err(),
             "whoever reads it of us would be misled"
         );
-        assert_eq!(stay.labels.into_iter().collect::<Vec<_>>(), [wanted]);
+        assert_eq!(options.labels.into_iter().collect::<Vec<_>>(), [query]);
     }
 
     #[test]
     fn what_cannot_be_read_is_told_without_a_place() {
         let told = |body: &'static str| {
-            serde_json::to_string(&split(&Raw(body.into())).unwrap_err()).unwrap()
+            serde_json::to_string(&parse_order(&RawBody(body.into())).unwrap_err()).unwrap()
         };
-        let said = told(r#"{"lifetime":[],"labels":7}"#);
+        let message = told(r#"{"lifetime":[],"labels":7}"#);
         assert!(
-            said.contains("expected") && !said.contains(" at line "),
-            "{said}"
+            message.contains("expected") && !message.contains(" at line "),
+            "{message}"
         );
         assert!(told(r#"{"comand":[]}"#).contains("`comand`"));
     }

@@ -1,27 +1,29 @@
-//! Sandboxes: sessions, their programs, files and terminals.
+//! Sandboxes: sessions with their programs, files and terminals.
 //!
-//! `registry` knows which there are and whose they are; every route finds its sandbox there first. `lifecycle` makes
-//! and ends them; `exec`, `input`, `output`, `events` and `pty` are about programs, `files` and `artifacts` about the workspace.
+//! `registry` knows all sandboxes and their owners; every route finds its sandbox there first.
+//! `lifecycle` creates and ends them; `exec`, `input`, `output`, `events` and `pty` are about
+//! programs, `files` and `artifacts` about the workspace.
 
 mod artifacts;
 mod body;
-mod cursor;
 mod events;
 mod exec;
 mod files;
 mod input;
 mod lifecycle;
 mod output;
+mod output_cursor;
 mod pty;
 mod registry;
 mod wire;
 
-pub(crate) use body::{Asked, parsed, to_the_end};
-pub(crate) use exec::{For, begin};
-pub(crate) use output::longer;
-pub(crate) use pty::Viewers;
-pub(crate) use registry::{Entry, Opening, Sandboxes};
-pub(crate) use wire::{Labels, Order, reason};
+pub(crate) use body::{QueryParams, parse_json, run_to_completion};
+pub(crate) use exec::{ExecContext, start_exec};
+pub(crate) use files::{contents, parse_workspace_location};
+pub(crate) use output::wait_for_output;
+pub(crate) use pty::PtyViewers;
+pub(crate) use registry::{NewSandbox, SandboxEntry, SandboxRegistry};
+pub(crate) use wire::{ExecStart, Labels, end_reason};
 
 use crate::Gateway;
 use utoipa_axum::router::OpenApiRouter;

@@ -1,8 +1,8 @@
-//! What a program wrote, as bytes: a piece from an offset on, with a wait for more, or all that comes.
+//! Output of a program as bytes: a range with an optional wait, or a stream that follows it.
 
 use super::{
-    body::{Asked, Chunks, Outgoing},
-    cursor::{Cursor, Next, index},
+    body::{ChunkSender, ChunkedBody, QueryParams},
+    output_cursor::{OutputCursor, OutputItem, stream_index},
     wire::StreamName,
 };
 use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
@@ -10,7 +10,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::{Exec, Piece, Session};
+use engine::{Exec, OutputChunk, Session};
 use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use spec::Stream;
@@ -18,13 +18,13 @@ use std::{io, time::Duration};
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What one answer carries unless said, and at most.
-const USUAL: u64 = 1 << 20;
-const MOST: u64 = 16 << 20;
-const LONGEST_WAIT: f64 = 60.0;
-/// What is handed on at a time.
+/// Default and maximum bytes of a response.
+const DEFAULT_LIMIT: u64 = 1 << 20;
+const MAX_LIMIT: u64 = 16 << 20;
+const MAX_WAIT_SECONDS: f64 = 60.0;
+/// Bytes that are sent at a time.
 const CHUNK: usize = 128 << 10;
-const TOUCH: Duration = Duration::from_secs(5);
+const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
@@ -36,7 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct OutputQuery {
     /// `stdout` unless said.
     #[serde(default)]
     #[param(inline)]
@@ -55,7 +55,7 @@ struct Part {
 /// forgotten; `Airlock-Next-Offset` where the next one does; `Airlock-Complete` whether nothing more will come.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/exec/{exec}/output", tag = "programs",
-    params(("id" = String, Path), ("exec" = String, Path), Part),
+    params(("id" = String, Path), ("exec" = String, Path), OutputQuery),
     responses(
         (status = 200, content_type = "application/octet-stream", body = Vec<u8>, headers(
             ("Airlock-Exec" = String), ("Airlock-Offset" = u64), ("Airlock-Next-Offset" = u64),
@@ -67,51 +67,56 @@ async fn output(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    Asked(part): Asked<Part>,
+    QueryParams(query): QueryParams<OutputQuery>,
 ) -> Answer<Response> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    piece(&exec, &part).await
+    output_piece(&exec, &query).await
 }
 
-async fn piece(exec: &Exec, part: &Part) -> Answer<Response> {
-    let (stream, most) = (part.stream.into(), part.limit.unwrap_or(USUAL));
-    if most == 0 || most > MOST || !(0.0..=LONGEST_WAIT).contains(&part.wait) {
-        let hint = format!("`limit` is 1 to {MOST} bytes, `wait` 0 to {LONGEST_WAIT} seconds");
+async fn output_piece(exec: &Exec, query: &OutputQuery) -> Answer<Response> {
+    let stream = query.stream.into();
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
+    if limit == 0 || limit > MAX_LIMIT || !(0.0..=MAX_WAIT_SECONDS).contains(&query.wait) {
+        let hint =
+            format!("`limit` is 1 to {MAX_LIMIT} bytes, `wait` 0 to {MAX_WAIT_SECONDS} seconds");
         return Err(Problem::invalid("`limit` or `wait` is out of bounds", hint));
     }
-    // Whoever waits in vain gets what there is: nothing.
+    // After the timeout the answer is empty.
     let _ = tokio::time::timeout(
-        Duration::from_secs_f64(part.wait),
-        longer(exec, stream, part.offset),
+        Duration::from_secs_f64(query.wait),
+        wait_for_output(exec, stream, query.offset),
     )
     .await;
     let complete = exec.output().has_ended();
-    // While a program writes it may overwrite what is still to be sent: then a piece is what can be read at once.
-    let most = if complete {
-        most
+    // While the program writes, old output may be discarded before it is sent: the response is then
+    // limited to what can be read at once.
+    let limit = if complete {
+        limit
     } else {
-        most.min(CHUNK as u64)
+        limit.min(CHUNK as u64)
     };
-    let first = read(exec, stream, part.offset, most).await;
+    let first = read(exec, stream, query.offset, limit).await;
     let read = first.from + first.bytes.len() as u64;
-    let total = exec.output().lengths()[index(stream)].max(read);
+    let total = exec.output().lengths()[stream_index(stream)].max(read);
     let next = if complete {
-        first.from + most.min(total - first.from)
+        first.from + limit.min(total - first.from)
     } else {
         read
     };
-    let headers = place(exec, first.from, next, total, complete && next == total);
+    let headers = offset_headers(exec, first.from, next, total, complete && next == total);
     if next == read {
         return Ok((headers, first.bytes).into_response());
     }
-    let (outgoing, body) = Chunks::body(1, Some(next - first.from));
+    let (outgoing, body) = ChunkedBody::body(1, Some(next - first.from));
     tokio::spawn(send(exec.clone(), stream, first, next, outgoing));
     Ok((headers, body).into_response())
 }
 
-/// Reads no further than its reader does: who asks for much and takes nothing costs a few chunks.
-async fn send(exec: Exec, stream: Stream, mut piece: Piece, end: u64, outgoing: Outgoing) {
-    // What was forgotten meanwhile cuts the connection; the next one begins behind it.
+/// Reads at the client's pace: a large request of a client that reads nothing costs only a few
+/// chunks.
+async fn send(exec: Exec, stream: Stream, mut piece: OutputChunk, end: u64, outgoing: ChunkSender) {
+    // If output was discarded meanwhile, the connection is cut; the next request continues after
+    // the gap.
     while !piece.bytes.is_empty() {
         let at = piece.from + piece.bytes.len() as u64;
         if outgoing.send(Ok(piece.bytes.into())).await.is_err() {
@@ -124,32 +129,35 @@ async fn send(exec: Exec, stream: Stream, mut piece: Piece, end: u64, outgoing: 
     }
 }
 
-/// A chunk at most, off the event loop: most of it lies on the disk.
-async fn read(exec: &Exec, stream: Stream, from: u64, most: u64) -> Piece {
-    let (exec, most) = (exec.clone(), most.min(CHUNK as u64) as usize);
-    let chunk = move || exec.output().read(stream, from, most);
-    tokio::task::spawn_blocking(chunk).await.unwrap_or(Piece {
-        from,
-        bytes: Vec::new(),
-    })
+/// Reads one chunk on a blocking thread: most output is on disk.
+async fn read(exec: &Exec, stream: Stream, from: u64, limit: u64) -> OutputChunk {
+    let exec = exec.clone();
+    let limit = limit.min(CHUNK as u64) as usize;
+    let chunk = move || exec.output().read(stream, from, limit);
+    tokio::task::spawn_blocking(chunk)
+        .await
+        .unwrap_or(OutputChunk {
+            from,
+            bytes: Vec::new(),
+        })
 }
 
-/// Waits until a stream is longer than this, or nothing more will come.
-pub(crate) async fn longer(exec: &Exec, stream: Stream, than: u64) {
+/// Waits until a stream is longer than this, or has ended.
+pub(crate) async fn wait_for_output(exec: &Exec, stream: Stream, than: u64) {
     loop {
         let seen = exec.output().lengths();
-        if seen[index(stream)] > than {
+        if seen[stream_index(stream)] > than {
             return;
         }
-        if !exec.output().grown(seen).await {
-            // Its result is there a moment after its last byte, and belongs to the answer.
+        if !exec.output().wait_for_more(seen).await {
+            // The result follows the last byte immediately, and belongs to the answer.
             exec.wait().await;
             return;
         }
     }
 }
 
-fn place(
+fn offset_headers(
     exec: &Exec,
     from: u64,
     next: u64,
@@ -171,7 +179,7 @@ fn place(
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Logged {
+struct LogsQuery {
     /// The newest program unless said.
     exec: Option<String>,
     /// `stdout` unless said.
@@ -190,7 +198,7 @@ struct Logged {
 
 /// What a program of the sandbox wrote: the newest one, or the one that is named.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/logs", tag = "programs", params(("id" = String, Path), Logged),
+    get, path = "/v1/sandboxes/{id}/logs", tag = "programs", params(("id" = String, Path), LogsQuery),
     responses(
         (status = 200, content_type = "application/octet-stream", body = Vec<u8>, headers(
             ("Airlock-Exec" = String), ("Airlock-Offset" = u64), ("Airlock-Next-Offset" = u64),
@@ -202,27 +210,29 @@ async fn logs(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    Asked(logged): Asked<Logged>,
+    QueryParams(query): QueryParams<LogsQuery>,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
-    let exec = chosen(&session, logged.exec.as_deref())?;
-    let part = Part {
-        stream: logged.stream,
-        offset: logged.offset,
-        limit: logged.limit,
+    let exec = find_exec(&session, query.exec.as_deref())?;
+    let output = OutputQuery {
+        stream: query.stream,
+        offset: query.offset,
+        limit: query.limit,
         wait: 0.0,
     };
-    match logged.follow {
-        false => piece(&exec, &part).await,
-        true if logged.limit.is_some() => Err(Problem::invalid(
+    if !query.follow {
+        return output_piece(&exec, &output).await;
+    }
+    if query.limit.is_some() {
+        return Err(Problem::invalid(
             "`limit` and `follow` exclude each other",
             "give one of them",
-        )),
-        true => Ok(followed(session, &exec, part)),
+        ));
     }
+    Ok(follow_response(session, &exec, output))
 }
 
-fn chosen(session: &Session, named: Option<&str>) -> Answer<Exec> {
+fn find_exec(session: &Session, named: Option<&str>) -> Answer<Exec> {
     let found = match named {
         Some(name) => session.find_exec(name),
         None => session.execs().pop(),
@@ -230,40 +240,41 @@ fn chosen(session: &Session, named: Option<&str>) -> Answer<Exec> {
     found.ok_or_else(|| Problem::not_found("program"))
 }
 
-fn followed(session: Session, exec: &Exec, part: Part) -> Response {
-    let stream: Stream = part.stream.into();
-    let total = exec.output().lengths()[index(stream)];
-    // What is forgotten already is told by the offset at which this begins.
+fn follow_response(session: Session, exec: &Exec, query: OutputQuery) -> Response {
+    let stream: Stream = query.stream.into();
+    let total = exec.output().lengths()[stream_index(stream)];
+    // The offset header tells what was already discarded.
     let from = exec
         .output()
-        .read(stream, part.offset.min(total), 1)
+        .read(stream, query.offset.min(total), 1)
         .from
-        .max(part.offset);
+        .max(query.offset);
     let mut at = [0, 0];
-    at[index(stream)] = from;
-    let (outgoing, body) = Chunks::body(4, None);
+    at[stream_index(stream)] = from;
+    let (outgoing, body) = ChunkedBody::body(4, None);
     tokio::spawn(follow(
         session,
-        Cursor::new(exec.output(), at, &[stream], CHUNK),
+        OutputCursor::new(exec.output(), at, &[stream], CHUNK),
         outgoing,
     ));
-    (place(exec, from, from, total, false), body).into_response()
+    (offset_headers(exec, from, from, total, false), body).into_response()
 }
 
-async fn follow(session: Session, mut cursor: Cursor, outgoing: Outgoing) {
+async fn follow(session: Session, mut cursor: OutputCursor, outgoing: ChunkSender) {
     loop {
-        // Whoever listens uses the sandbox, even if there is nothing to hear.
+        // Reading counts as use of the sandbox, even without output.
         session.touch();
         let next = tokio::select! {
             next = cursor.next() => next,
             () = outgoing.closed() => return,
-            () = tokio::time::sleep(TOUCH) => continue,
+            () = tokio::time::sleep(TOUCH_INTERVAL) => continue,
         };
         let chunk = match next {
-            Next::Piece(_, _, bytes) => Ok(bytes.into()),
-            // Bytes alone cannot say that some are missing. The connection is cut; the next one begins behind them.
-            Next::Gap(..) => Err(io::Error::other("the reader was too slow")),
-            Next::End => return,
+            OutputItem::Chunk(_, _, bytes) => Ok(bytes.into()),
+            // A byte stream cannot express a gap: the connection is cut, and the next one continues
+            // after it.
+            OutputItem::Gap(..) => Err(io::Error::other("the reader was too slow")),
+            OutputItem::End => return,
         };
         if outgoing.send(chunk).await.is_err() {
             return;

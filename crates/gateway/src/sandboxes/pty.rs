@@ -1,15 +1,17 @@
-//! A program at a terminal, over a WebSocket. Binary frames are what is typed and shown; text frames are JSON about it.
+//! Terminal of a program over a WebSocket. Binary frames are terminal input and output; text frames
+//! are JSON messages.
 //!
-//! The socket only looks: who closes it leaves the program running, and comes back with `?exec=ID&offset=N`. A viewer
-//! who reads slowly falls behind in what is kept, and is told what he missed; the program never waits for him.
+//! Closing the socket leaves the program running; a client returns with `?exec=ID&offset=N`. A slow
+//! client falls behind in the kept output, and is told what it missed; the program never waits for
+//! it.
 
 use super::{
-    cursor::{Cursor, Next},
     exec,
     files::decoded,
-    wire::{ExecState, Order, SignalName, Size},
+    output_cursor::{OutputCursor, OutputItem},
+    wire::{ExecStart, ExecState, SignalName, TtySize},
 };
-use crate::{Caller, Gateway, Problem, gate::Place, path::Path, problem::Answer};
+use crate::{Caller, Gateway, Problem, middleware::ConnectionUse, path::Path, problem::Answer};
 use axum::{
     Extension,
     extract::{
@@ -41,20 +43,20 @@ use tokio::{
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What one message may carry.
-const LARGEST_MESSAGE: usize = 256 << 10;
-const SHOWN_AT_ONCE: usize = 32 << 10;
-/// What may wait while the program does not read, how much of it is typed at a time, and how long more waits for room
-/// before the socket is closed: until then nothing else is heard.
-const ROOM: usize = 1 << 20;
-const TYPED_AT_ONCE: usize = 4 << 10;
-const STUCK: Duration = Duration::from_secs(10);
-/// Sockets of one sandbox.
-const MOST_VIEWERS: usize = 16;
-/// So often it is asked whether anybody is there, and after so long without any word nobody is.
-const PING: Duration = Duration::from_secs(20);
-const SILENCE: Duration = Duration::from_secs(60);
-const USUAL_SIZE: Size = Size {
+/// Maximum size of a message.
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
+const OUTPUT_CHUNK: usize = 32 << 10;
+/// Input buffer while the program does not read, bytes written at a time, and how long input waits
+/// for space before the socket is closed; until then no other message is read.
+const INPUT_BUFFER: usize = 1 << 20;
+const INPUT_CHUNK: usize = 4 << 10;
+const INPUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of sockets of a sandbox.
+const MAX_VIEWERS: usize = 16;
+/// Ping interval, and timeout of a peer that sends nothing.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PEER_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_SIZE: TtySize = TtySize {
     rows: 24,
     columns: 80,
 };
@@ -63,9 +65,9 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(pty))
 }
 
-/// What is asked for.
+/// The query parameters.
 #[derive(Debug, Default)]
-struct View {
+struct PtyQuery {
     command: Vec<OsString>,
     rows: Option<u16>,
     columns: Option<u16>,
@@ -96,21 +98,26 @@ async fn pty(
     caller: Caller,
     Path(id): Path<String>,
     uri: Uri,
-    place: Option<Extension<Place>>,
+    connection_use: Option<Extension<ConnectionUse>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
-    let view = view(uri.query().unwrap_or_default())?;
+    let query = parse_query(uri.query().unwrap_or_default())?;
     let upgrade = upgrade
         .map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
-    let viewing = gateway.viewers().admit(&id)?;
-    let exec = match &view.exec {
+    let viewer_guard = gateway.pty_viewers().admit(&id)?;
+    let exec = match &query.exec {
         Some(exec) => session
             .find_exec(exec)
             .ok_or_else(|| Problem::not_found("program"))?,
         None => {
-            let session = gateway.session_to_work_in(&caller, &id)?;
-            exec::begin(session, order(&view)?, exec::For::of(&gateway, &caller)).await?
+            let session = gateway.session_for_work(&caller, &id)?;
+            exec::start_exec(
+                session,
+                exec_start(&query)?,
+                exec::ExecContext::of(&gateway, &caller),
+            )
+            .await?
         }
     };
     if exec.request().tty.is_none() {
@@ -120,64 +127,68 @@ async fn pty(
         ));
     }
     let upgrade = upgrade
-        .max_message_size(LARGEST_MESSAGE)
-        .max_frame_size(LARGEST_MESSAGE);
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES);
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let over = caller.validity.over();
-        Viewer::new(socket, session, exec.clone())
-            .serve(view.offset, over)
+        let over = caller.validity.expired();
+        PtySocket::new(socket, session, exec.clone())
+            .serve(query.offset, over)
             .await;
-        if view.kill {
+        if query.kill {
             exec.stop(Duration::ZERO).await;
         }
-        drop((viewing, place));
+        drop((viewer_guard, connection_use));
     }))
 }
 
-fn view(query: &str) -> Answer<View> {
+fn parse_query(text: &str) -> Answer<PtyQuery> {
     let bad = |name: &str| {
         Problem::invalid(
             format!("`{name}` is not what this route takes"),
             "see /openapi.json",
         )
     };
-    let mut view = View::default();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+    let mut query = PtyQuery::default();
+    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decoded(&value.replace('+', " "))
             .filter(|value| !value.contains(&0))
             .ok_or_else(|| bad(name))?;
         let text = String::from_utf8(value.clone()).map_err(|_| bad(name));
         match name {
-            "command" => view.command.push(OsString::from_vec(value)),
-            "rows" => view.rows = Some(text?.parse().map_err(|_| bad(name))?),
-            "columns" => view.columns = Some(text?.parse().map_err(|_| bad(name))?),
-            "exec" => view.exec = Some(text?),
-            "offset" => view.offset = text?.parse().map_err(|_| bad(name))?,
-            "kill" => view.kill = text?.parse().map_err(|_| bad(name))?,
+            "command" => query.command.push(OsString::from_vec(value)),
+            "rows" => query.rows = Some(text?.parse().map_err(|_| bad(name))?),
+            "columns" => query.columns = Some(text?.parse().map_err(|_| bad(name))?),
+            "exec" => query.exec = Some(text?),
+            "offset" => query.offset = text?.parse().map_err(|_| bad(name))?,
+            "kill" => query.kill = text?.parse().map_err(|_| bad(name))?,
             other => return Err(bad(&other.chars().take(40).collect::<String>())),
         }
     }
-    match view.exec.is_some() && !view.command.is_empty() {
-        true => Err(Problem::invalid(
+    if query.exec.is_some() && !query.command.is_empty() {
+        Err(Problem::invalid(
             "`exec` and `command` exclude each other",
             "give one of them",
-        )),
-        false => Ok(view),
+        ))
+    } else {
+        Ok(query)
     }
 }
 
-fn order(view: &View) -> Answer<Order> {
-    let size = Size {
-        rows: view.rows.unwrap_or(USUAL_SIZE.rows),
-        columns: view.columns.unwrap_or(USUAL_SIZE.columns),
+fn exec_start(query: &PtyQuery) -> Answer<ExecStart> {
+    let size = TtySize {
+        rows: query.rows.unwrap_or(DEFAULT_SIZE.rows),
+        columns: query.columns.unwrap_or(DEFAULT_SIZE.columns),
     };
-    let command = match view.command.is_empty() {
-        true => vec!["/bin/sh".into()],
-        false => view.command.clone(),
+    let command = if query.command.is_empty() {
+        vec!["/bin/sh".into()]
+    } else {
+        query.command.clone()
     };
-    // It lives as long as its sandbox; what keeps that from being idle is somebody who looks, not a forgotten shell.
-    let (tty, background) = (Some(size.checked()?), true);
+    // The program lives as long as its sandbox; a forgotten shell does not keep the sandbox from
+    // being idle, only a connected client does.
+    let tty = Some(size.validate()?);
+    let background = true;
     let request = ExecRequest {
         command,
         stdin: true,
@@ -185,30 +196,30 @@ fn order(view: &View) -> Answer<Order> {
         background,
         ..ExecRequest::default()
     };
-    Ok(Order {
+    Ok(ExecStart {
         request,
         typed: Vec::new(),
         stays_open: true,
     })
 }
 
-/// What a viewer says in a text frame.
+/// A text frame from the client.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Said {
-    Resize(Size),
+enum ClientFrame {
+    Resize(TtySize),
     Signal(SignalName),
 }
 
-/// What he is told in one.
+/// A text frame to the client.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Told<'a> {
+enum ServerFrame<'a> {
     Started {
         exec_id: &'a str,
         offset: u64,
     },
-    /// Where the next binary frame begins.
+    /// Offset of the next binary frame.
     Offset(u64),
     Gap {
         from: u64,
@@ -218,47 +229,45 @@ enum Told<'a> {
     Error(Problem),
 }
 
-/// One socket.
-struct Viewer {
+/// One WebSocket.
+struct PtySocket {
     socket: WebSocket,
     session: Session,
     exec: Exec,
-    /// To the task that types, which may have to wait for the program.
-    typing: mpsc::UnboundedSender<(Bytes, OwnedSemaphorePermit)>,
-    typist: AbortHandle,
-    room: Arc<Semaphore>,
-    /// What was typed and finds no room yet.
+    /// To the task that writes the input, which may wait for the program.
+    input: mpsc::UnboundedSender<(Bytes, OwnedSemaphorePermit)>,
+    input_task: AbortHandle,
+    input_space: Arc<Semaphore>,
+    /// Input that waits for buffer space, and its deadline.
     waiting: Option<(Bytes, Instant)>,
-    heard: Instant,
+    last_heard: Instant,
 }
 
-/// Why a socket is closed.
-enum Closed {
-    /// The other side did it, or is as good as gone.
-    Gone,
-    /// The program does not read what is typed.
-    Unread,
+/// Why the socket is closed.
+enum CloseReason {
+    /// The client closed it, or is gone.
+    PeerGone,
+    /// The program does not read its input.
+    InputTimeout,
 }
 
-/// How many look at each sandbox.
+/// Number of sockets per sandbox.
 #[derive(Debug, Default)]
-pub(crate) struct Viewers(Arc<Mutex<HashMap<String, usize>>>);
+pub(crate) struct PtyViewers(Arc<Mutex<HashMap<String, usize>>>);
 
-/// One of them, until it is dropped.
-struct Viewing {
+/// Counts one socket until it is dropped.
+struct ViewerGuard {
     all: Arc<Mutex<HashMap<String, usize>>>,
     sandbox: String,
 }
 
-impl Viewers {
-    fn admit(&self, sandbox: &str) -> Answer<Viewing> {
+impl PtyViewers {
+    fn admit(&self, sandbox: &str) -> Answer<ViewerGuard> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = all.entry(sandbox.to_owned()).or_default();
-        if *count >= MOST_VIEWERS {
-            let (title, hint) = (
-                "too many terminals of this sandbox are open",
-                "close one, or try later",
-            );
+        if *count >= MAX_VIEWERS {
+            let title = "too many terminals of this sandbox are open";
+            let hint = "close one, or try later";
             return Err(Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "quota_exceeded",
@@ -267,14 +276,14 @@ impl Viewers {
             ));
         }
         *count += 1;
-        Ok(Viewing {
+        Ok(ViewerGuard {
             all: self.0.clone(),
             sandbox: sandbox.to_owned(),
         })
     }
 }
 
-impl Drop for Viewing {
+impl Drop for ViewerGuard {
     fn drop(&mut self) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.sandbox) {
@@ -286,33 +295,33 @@ impl Drop for Viewing {
     }
 }
 
-impl Viewer {
-    fn new(socket: WebSocket, session: Session, exec: Exec) -> Viewer {
-        let (typing, typed) = mpsc::unbounded_channel();
-        let typist = tokio::spawn(type_in(exec.clone(), typed)).abort_handle();
-        let room = Arc::new(Semaphore::new(ROOM));
-        Viewer {
+impl PtySocket {
+    fn new(socket: WebSocket, session: Session, exec: Exec) -> PtySocket {
+        let (input, typed) = mpsc::unbounded_channel();
+        let input_task = tokio::spawn(write_input(exec.clone(), typed)).abort_handle();
+        let input_space = Arc::new(Semaphore::new(INPUT_BUFFER));
+        PtySocket {
             socket,
             session,
             exec,
-            typing,
-            typist,
-            room,
+            input,
+            input_task,
+            input_space,
             waiting: None,
-            heard: Instant::now(),
+            last_heard: Instant::now(),
         }
     }
 
     async fn serve(mut self, offset: u64, over: impl Future<Output = ()>) {
         let goodbye = tokio::select! {
-            talked = self.talk(offset) => match talked {
+            ended = self.run(offset) => match ended {
                 Ok(()) => None,
-                Err(Closed::Gone) => return,
-                Err(Closed::Unread) => Some((AGAIN, "the program does not read what is typed")),
+                Err(CloseReason::PeerGone) => return,
+                Err(CloseReason::InputTimeout) => Some((AGAIN, "the program does not read what is typed")),
             },
             () = over => {
-                // What was typed and not read yet is not typed any more.
-                self.typist.abort();
+                // Buffered input is discarded.
+                self.input_task.abort();
                 Some((POLICY, "the key has ended"))
             }
         };
@@ -320,129 +329,135 @@ impl Viewer {
             code,
             reason: reason.into(),
         });
-        // A proper goodbye; the other side answers it, or does not.
-        let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(why))).await;
+        // Sends a close frame; the peer may answer it or not.
+        let _ = tokio::time::timeout(PEER_TIMEOUT, self.socket.send(Message::Close(why))).await;
     }
 
-    async fn talk(&mut self, offset: u64) -> Result<(), Closed> {
+    async fn run(&mut self, offset: u64) -> Result<(), CloseReason> {
         let exec = self.exec.clone();
-        self.tell(&Told::Started {
+        self.send_frame(&ServerFrame::Started {
             exec_id: exec.id(),
             offset,
         })
         .await?;
-        self.tell(&Told::Offset(offset)).await?;
-        let mut cursor = Cursor::new(exec.output(), [offset, 0], &[Stream::Stdout], SHOWN_AT_ONCE);
-        let mut ping = tokio::time::interval(PING);
+        self.send_frame(&ServerFrame::Offset(offset)).await?;
+        let mut cursor =
+            OutputCursor::new(exec.output(), [offset, 0], &[Stream::Stdout], OUTPUT_CHUNK);
+        let mut ping = tokio::time::interval(PING_INTERVAL);
         loop {
             tokio::select! {
                 next = cursor.next() => match next {
-                    Next::Piece(_, _, bytes) => self.send(Message::Binary(bytes.into())).await?,
-                    Next::Gap(_, from, to) => {
-                        self.tell(&Told::Gap { from, to }).await?;
-                        self.tell(&Told::Offset(to)).await?;
+                    OutputItem::Chunk(_, _, bytes) => self.send(Message::Binary(bytes.into())).await?,
+                    OutputItem::Gap(_, from, to) => {
+                        self.send_frame(&ServerFrame::Gap { from, to }).await?;
+                        self.send_frame(&ServerFrame::Offset(to)).await?;
                     }
-                    Next::End => break,
+                    OutputItem::End => break,
                 },
-                heard = listen(&self.room, &self.waiting, &mut self.socket) => self.hear(heard?).await?,
+                event = next_event(&self.input_space, &self.waiting, &mut self.socket) => self.handle(event?).await?,
                 _ = ping.tick() => {
-                    if self.heard.elapsed() > SILENCE {
-                        return Err(Closed::Gone);
+                    if self.last_heard.elapsed() > PEER_TIMEOUT {
+                        return Err(CloseReason::PeerGone);
                     }
                     self.send(Message::Ping(Bytes::new())).await?;
                 }
             }
         }
         exec.wait().await;
-        self.tell(&Told::Exited(Box::new(ExecState::brief(&exec))))
+        self.send_frame(&ServerFrame::Exited(Box::new(ExecState::brief(&exec))))
             .await
     }
 
-    async fn hear(&mut self, heard: Heard) -> Result<(), Closed> {
-        self.heard = Instant::now();
+    async fn handle(&mut self, event: SocketEvent) -> Result<(), CloseReason> {
+        self.last_heard = Instant::now();
         self.session.touch();
-        let message = match heard {
-            Heard::Room(permit) => {
+        let message = match event {
+            SocketEvent::InputSpace(permit) => {
                 if let Some((bytes, _)) = self.waiting.take() {
-                    // A program that reads no more has ended, which is about to be told.
-                    _ = self.typing.send((bytes, permit));
+                    // The program has ended, which is reported next.
+                    _ = self.input.send((bytes, permit));
                 }
                 return Ok(());
             }
-            Heard::Message(message) => message,
+            SocketEvent::Message(message) => message,
         };
         match message {
             Message::Binary(bytes) => {
-                self.waiting = Some((bytes, Instant::now() + STUCK));
+                self.waiting = Some((bytes, Instant::now() + INPUT_TIMEOUT));
                 Ok(())
             }
             Message::Text(text) => match self.control(text.as_str()) {
                 Ok(()) => Ok(()),
-                Err(problem) => self.tell(&Told::Error(problem)).await,
+                Err(problem) => self.send_frame(&ServerFrame::Error(problem)).await,
             },
             Message::Ping(_) | Message::Pong(_) => Ok(()),
-            Message::Close(_) => Err(Closed::Gone),
+            Message::Close(_) => Err(CloseReason::PeerGone),
         }
     }
 
     fn control(&self, text: &str) -> Answer<()> {
-        let said: Said = serde_json::from_str(text).map_err(|error| {
+        let frame: ClientFrame = serde_json::from_str(text).map_err(|error| {
             Problem::invalid(
                 "this text frame is none that is known here",
                 error.to_string(),
             )
         })?;
-        match said {
-            // A program that has just ended needs no size any more.
-            Said::Resize(size) => drop(self.exec.resize(size.checked()?)),
-            Said::Signal(name) => self.exec.signal(name.number()?),
+        match frame {
+            // A program that has just ended cannot be resized.
+            ClientFrame::Resize(size) => drop(self.exec.resize(size.validate()?)),
+            ClientFrame::Signal(name) => self.exec.signal(name.number()?),
         }
         Ok(())
     }
 
-    async fn tell(&mut self, told: &Told<'_>) -> Result<(), Closed> {
-        let text = serde_json::to_string(told).map_err(|_| Closed::Gone)?;
+    async fn send_frame(&mut self, frame: &ServerFrame<'_>) -> Result<(), CloseReason> {
+        let text = serde_json::to_string(frame).map_err(|_| CloseReason::PeerGone)?;
         self.send(Message::Text(text.into())).await
     }
 
-    /// A viewer who takes nothing for so long is gone; he can come back.
-    async fn send(&mut self, message: Message) -> Result<(), Closed> {
-        match tokio::time::timeout(SILENCE, self.socket.send(message)).await {
+    /// Sends a frame; a client that does not read it within the timeout is gone, and may return.
+    async fn send(&mut self, message: Message) -> Result<(), CloseReason> {
+        match tokio::time::timeout(PEER_TIMEOUT, self.socket.send(message)).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(Closed::Gone),
+            _ => Err(CloseReason::PeerGone),
         }
     }
 }
 
-/// What there is for a viewer's task to do.
-enum Heard {
+/// The next thing to handle.
+enum SocketEvent {
     Message(Message),
-    /// For what waits to be typed.
-    Room(OwnedSemaphorePermit),
+    /// Buffer space for the waiting input.
+    InputSpace(OwnedSemaphorePermit),
 }
 
-/// The next message; while something that was typed finds no room, that room.
-async fn listen(
-    room: &Arc<Semaphore>,
+/// The next message; or, while input waits, the buffer space for it.
+async fn next_event(
+    input_space: &Arc<Semaphore>,
     waiting: &Option<(Bytes, Instant)>,
     socket: &mut WebSocket,
-) -> Result<Heard, Closed> {
+) -> Result<SocketEvent, CloseReason> {
     let Some((bytes, until)) = waiting else {
         let message = socket.recv().await.and_then(Result::ok);
-        return message.map(Heard::Message).ok_or(Closed::Gone);
+        return message
+            .map(SocketEvent::Message)
+            .ok_or(CloseReason::PeerGone);
     };
-    // A message is smaller than the room.
-    let permit = room.clone().acquire_many_owned(bytes.len() as u32);
+    // The maximum message is smaller than the buffer.
+    let permit = input_space.clone().acquire_many_owned(bytes.len() as u32);
     match tokio::time::timeout_at(*until, permit).await {
-        Ok(Ok(permit)) => Ok(Heard::Room(permit)),
-        Ok(Err(_)) => Err(Closed::Gone),
-        Err(_) => Err(Closed::Unread),
+        Ok(Ok(permit)) => Ok(SocketEvent::InputSpace(permit)),
+        Ok(Err(_)) => Err(CloseReason::PeerGone),
+        Err(_) => Err(CloseReason::InputTimeout),
     }
 }
 
-async fn type_in(exec: Exec, mut typed: mpsc::UnboundedReceiver<(Bytes, OwnedSemaphorePermit)>) {
+async fn write_input(
+    exec: Exec,
+    mut typed: mpsc::UnboundedReceiver<(Bytes, OwnedSemaphorePermit)>,
+) {
     while let Some((bytes, mut permit)) = typed.recv().await {
-        for part in bytes.chunks(TYPED_AT_ONCE) {
+        for part in bytes.chunks(INPUT_CHUNK) {
             if exec.write(part).await.is_err() {
                 return;
             }

@@ -1,11 +1,12 @@
-//! Which sandboxes there are, and whose. Those that ended are remembered for a while, without what they held. All of them
-//! are written down before they are made: after a start of the server those that died with it are `lost`.
+//! Registry of sandboxes and their owners. Ended sandboxes are kept for a while without their
+//! contents. Each sandbox is stored before it is created, so that after a restart those that died
+//! with the server are `lost`.
 
 use super::wire::{self, Labels, SandboxState};
 use crate::{
     Caller, Gateway, Problem, Scope,
     problem::Answer,
-    tenants::{Counted, Needs, What},
+    tenants::{HighWaterMark, ResourceDemand, WorkKind, memory_of},
 };
 use engine::{Exec, Session, SessionEnd, SessionState, SessionStatus};
 use http::StatusCode;
@@ -20,95 +21,110 @@ use std::{
 };
 use store::{
     DatabaseError,
-    audit::Entry as Line,
+    audit::Entry as AuditEntry,
     served::{DayUse, PROMISED_MS, Remembered, SandboxRow, Writing},
     telemetry::{ContainerEnd, NewContainer},
 };
 use tokio::{sync::watch, task::JoinSet};
 
-/// Sandboxes that live at a time.
-const MOST_LIVE: usize = 4096;
-/// The same, of one tenant, unless its quota says otherwise.
-const MOST_OF_ONE: usize = 2048;
-/// Ended ones that are remembered, of one tenant and of all. Whoever has the most loses the oldest first.
-const ENDED_OF_ONE: usize = 1024;
-const MOST_ENDED: usize = 8192;
-/// For how long they are; those with an Idempotency-Key for as long as that stands for them.
-const REMEMBERED_MS: u64 = 3_600_000;
-/// Between tries to write an end down: at first so long, then twice as long each time, up to this.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long the end of one is waited for, or of all of them. It takes far less; this is for a machine that hangs.
-const LONGEST_ENDING: Duration = Duration::from_secs(10);
-/// Ends between two looks for what the database is to forget.
-const FORGOTTEN_EVERY: u32 = 64;
+/// Maximum number of live sandboxes.
+const MAX_LIVE: usize = 4096;
+/// The same for one tenant, unless its quota says otherwise.
+const DEFAULT_MAX_PER_TENANT: usize = 2048;
+/// Maximum number of ended sandboxes that are kept, of one tenant and of all. The tenant with the
+/// most loses its oldest first.
+const MAX_ENDED_PER_TENANT: usize = 1024;
+const MAX_ENDED: usize = 8192;
+/// Retention of ended sandboxes; one with an Idempotency-Key is kept as long as the key is valid.
+const RETENTION_MS: u64 = 3_600_000;
+/// Exponential backoff of writing an end: first and maximum pause.
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Timeout for ending one sandbox, or all of them. It usually takes far less; this is for a hanging
+/// machine.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of ends between two prunings of the database.
+const PRUNE_EVERY: u32 = 64;
 
-/// The sessions of this gateway.
+/// The sandboxes of this server.
 #[derive(Debug, Default)]
-pub(crate) struct Sandboxes {
-    known: Mutex<Known>,
-    /// How many ends were written down.
+pub(crate) struct SandboxRegistry {
+    registry: Mutex<RegistryState>,
+    /// Number of stored ends.
     ends: AtomicU32,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    all: BTreeMap<String, Arc<Entry>>,
-    /// Being made: nobody makes a second one by the same key.
-    under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
-    /// Being made, and for whom, with or without a key.
-    making: Vec<(String, Outcome)>,
+struct RegistryState {
+    all: BTreeMap<String, Arc<SandboxEntry>>,
+    /// Pending creations by idempotency key, so that a key creates only one sandbox.
+    under_way: HashMap<IdempotencyKey, (Vec<u8>, CreationResult)>,
+    /// All pending creations.
+    pending: Vec<PendingSandbox>,
 }
 
-/// What came of making one, for all who asked by the same key.
-type Outcome = watch::Receiver<Option<Answer<Arc<Entry>>>>;
-
-/// Whose key of idempotency, and which.
-pub(super) type Replay = (String, String);
-
-/// One sandbox.
+/// A sandbox that is being created.
 #[derive(Debug)]
-pub(crate) struct Entry {
+struct PendingSandbox {
+    owner: String,
+    /// Memory limit.
+    memory: u64,
+    outcome: CreationResult,
+}
+
+/// The result of a creation, for all callers with the same key.
+type CreationResult = watch::Receiver<Option<Answer<Arc<SandboxEntry>>>>;
+
+/// Tenant and idempotency key.
+pub(super) type IdempotencyKey = (String, String);
+
+/// A sandbox, live or ended.
+#[derive(Debug)]
+pub(crate) struct SandboxEntry {
     pub(crate) id: String,
     owner: String,
+    /// Memory limit while it lives.
+    memory: u64,
     pub(crate) labels: Labels,
-    /// By which key it was made, and what was asked then.
-    replay: Option<(Replay, Vec<u8>)>,
-    held: Mutex<Held>,
-    /// What of its CPU time is in its tenant's day.
-    counted: Counted,
-    /// Whether its end is written down.
+    /// The idempotency key that created it, and the digest of its request.
+    idempotency: Option<(IdempotencyKey, Vec<u8>)>,
+    state: Mutex<EntryState>,
+    /// How much of its CPU time is counted for the tenant's day.
+    counted_cpu: HighWaterMark,
+    /// Whether the end is stored.
     written: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
-enum Held {
-    /// With what it was made from, for those that are made like it.
+enum EntryState {
+    /// With the original request, for forks.
     Live(Session, Box<SessionRequest>),
     Ended(Box<SessionState>),
 }
 
-/// What is to be made, and for whom.
+/// A request for a sandbox.
 #[derive(Debug)]
-pub(crate) struct Opening {
+pub(crate) struct NewSandbox {
     pub(crate) owner: String,
+    /// The caller is an admin.
+    pub(crate) is_of_admin: bool,
     pub(crate) labels: Labels,
     pub(crate) request: SessionRequest,
     /// The session whose workspace is copied.
     pub(crate) fork_of: Option<Session>,
-    /// The key of idempotency, and a digest of what is asked by it.
-    pub(crate) replay: Option<(String, Vec<u8>)>,
+    /// Idempotency key, and the digest of the request.
+    pub(crate) idempotency: Option<(String, Vec<u8>)>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Entry {
+impl SandboxEntry {
     pub(crate) fn state(&self) -> SessionState {
-        match &*locked(&self.held) {
-            Held::Live(session, _) => session.state(),
-            Held::Ended(state) => (**state).clone(),
+        match &*locked(&self.state) {
+            EntryState::Live(session, _) => session.state(),
+            EntryState::Ended(state) => (**state).clone(),
         }
     }
 
@@ -116,52 +132,55 @@ impl Entry {
         SandboxState::new(&self.id, &self.labels, self.state())
     }
 
-    /// The session, unless it is gone.
+    /// The live session; 410 if it has ended.
     pub(crate) fn session(&self) -> Answer<Session> {
-        let session = match &*locked(&self.held) {
-            Held::Live(session, _) => session.clone(),
-            Held::Ended(state) => return Err(wire::gone(state)),
+        let session = match &*locked(&self.state) {
+            EntryState::Live(session, _) => session.clone(),
+            EntryState::Ended(state) => return Err(wire::gone_problem(state)),
         };
         let state = session.state();
         match state.ended {
-            Some(_) => Err(wire::gone(&state)),
+            Some(_) => Err(wire::gone_problem(&state)),
             None => Ok(session),
         }
     }
 
-    /// Ends it: 200 once it has ended, 202 if that takes unusually long.
-    pub(crate) async fn end_soon(&self) -> StatusCode {
-        match tokio::time::timeout(LONGEST_ENDING, self.end()).await {
+    /// Ends the sandbox: 200 when it has ended, 202 after the timeout. `applies` tells whether the
+    /// changes of its workspace are applied.
+    pub(crate) async fn end_soon(&self, applies: Option<bool>) -> StatusCode {
+        match tokio::time::timeout(END_TIMEOUT, self.end(applies)).await {
             Ok(()) => StatusCode::OK,
             Err(_) => StatusCode::ACCEPTED,
         }
     }
 
-    /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
-    async fn end(&self) {
+    /// Ends the sandbox and waits until that is stored: a reported end is not taken back by a
+    /// restart.
+    async fn end(&self, applies: Option<bool>) {
         if let Ok(session) = self.session() {
-            session.end().await;
+            session.end_and_apply(applies).await;
         }
-        // Its sender lives as long as this does.
+        // The sender is part of `self` and cannot be gone.
         _ = self.written.subscribe().wait_for(|written| *written).await;
     }
 
-    /// What it was made from, unless it is gone.
+    /// The original request, if the sandbox is live.
     pub(super) fn request(&self) -> Answer<SessionRequest> {
-        match &*locked(&self.held) {
-            Held::Live(_, request) => Ok((**request).clone()),
-            Held::Ended(state) => Err(wire::gone(state)),
+        match &*locked(&self.state) {
+            EntryState::Live(_, request) => Ok((**request).clone()),
+            EntryState::Ended(state) => Err(wire::gone_problem(state)),
         }
     }
 
-    /// One that was made by a server before us.
-    fn recalled(row: SandboxRow) -> Entry {
+    /// A sandbox of a previous server.
+    fn from_row(row: SandboxRow) -> SandboxEntry {
         let (ended_at, reason) = row.ended.unwrap_or_default();
-        let (created_at, ended_at) = (Timestamp(row.created_ms), Timestamp(ended_at));
+        let created_at = Timestamp(row.created_ms);
+        let ended_at = Timestamp(ended_at);
         let state = SessionState {
             is_asked_to_pause: false,
             status: SessionStatus::Ended,
-            ended: Some(wire::end_of(&reason)),
+            ended: Some(wire::parse_end(&reason)),
             created_at,
             ended_at: Some(ended_at),
             expires_at: ended_at,
@@ -174,78 +193,88 @@ impl Entry {
             denials: Vec::new(),
             learned: Vec::new(),
             workspace: None,
+            not_applied: None,
             notes: vec![
                 "its server has ended since; what it used is not known any more".to_owned(),
             ],
         };
         let owner = row.owner;
-        Entry {
+        SandboxEntry {
             id: row.id,
+            memory: 0,
             labels: serde_json::from_str(&row.labels).unwrap_or_default(),
-            replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
+            idempotency: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
             owner,
-            held: Mutex::new(Held::Ended(Box::new(state))),
-            counted: Counted::default(),
+            state: Mutex::new(EntryState::Ended(Box::new(state))),
+            counted_cpu: HighWaterMark::default(),
             written: watch::Sender::new(true),
         }
     }
 
-    fn remembered_ms(&self) -> u64 {
-        if self.replay.is_some() {
+    fn retention_ms(&self) -> u64 {
+        if self.idempotency.is_some() {
             PROMISED_MS
         } else {
-            REMEMBERED_MS
+            RETENTION_MS
         }
     }
 
     fn ended_at(&self) -> Option<u64> {
-        match &*locked(&self.held) {
-            Held::Live(..) => None,
-            Held::Ended(state) => state.ended_at.map(|at| at.0),
+        match &*locked(&self.state) {
+            EntryState::Live(..) => None,
+            EntryState::Ended(state) => state.ended_at.map(|at| at.0),
         }
     }
 }
 
-impl Known {
-    /// Forgets ended ones that are too old or too many.
-    fn forget(&mut self) {
+impl RegistryState {
+    /// Removes ended sandboxes that are too old or too many.
+    fn prune(&mut self) {
         let now = engine::now().0;
         self.all.retain(|_, entry| {
             entry
                 .ended_at()
-                .is_none_or(|at| at + entry.remembered_ms() > now)
+                .is_none_or(|at| at + entry.retention_ms() > now)
         });
-        let ended = |entry: &Arc<Entry>| entry.ended_at().map(|at| (at, entry.clone()));
+        let ended = |entry: &Arc<SandboxEntry>| entry.ended_at().map(|at| (at, entry.clone()));
         let ended: Vec<_> = self.all.values().filter_map(ended).collect();
-        if ended.len() > ENDED_OF_ONE {
-            for entry in too_many(ended, ENDED_OF_ONE, MOST_ENDED) {
+        if ended.len() > MAX_ENDED_PER_TENANT {
+            for entry in excess(ended, MAX_ENDED_PER_TENANT, MAX_ENDED) {
                 self.all.remove(&entry.id);
             }
         }
     }
 
-    /// How many there are of this tenant, and of all. Those that are being made count as those that live: whoever asks
-    /// need not wait for an answer.
+    /// Sandboxes of this tenant, and of all. Pending ones count, too, so that concurrent requests
+    /// cannot pass the limit.
     fn counts(&self, owner: &str) -> (usize, usize) {
         let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
-        let all = live().count() + self.making.len();
+        let all = live().count() + self.pending.len();
         let own = live().filter(|entry| entry.owner == owner).count();
         (
-            own + self.making.iter().filter(|(of, _)| of == owner).count(),
+            own + self.pending.iter().filter(|one| one.owner == owner).count(),
             all,
         )
     }
 
-    /// Why there is no room for one more, if there is none.
-    fn full(&self, owner: &str, most_of_one: usize) -> Option<Problem> {
+    /// Sum of the memory limits of this tenant's live and pending sandboxes.
+    fn memory_of(&self, owner: &str) -> u64 {
+        let live = self.all.values();
+        let live = live.filter(|entry| entry.owner == owner && entry.ended_at().is_none());
+        let pending = self.pending.iter().filter(|one| one.owner == owner);
+        live.map(|entry| entry.memory).sum::<u64>() + pending.map(|one| one.memory).sum::<u64>()
+    }
+
+    /// The refusal if a limit is reached.
+    fn full(&self, owner: &str, max_per_tenant: usize) -> Option<Problem> {
         let (own, all) = self.counts(owner);
-        let (title, rule) = match (own >= most_of_one, all >= MOST_LIVE) {
+        let (title, rule) = match (own >= max_per_tenant, all >= MAX_LIVE) {
             (true, _) => (
-                format!("a tenant has at most {most_of_one} sandboxes (`sandboxes`)"),
+                format!("a tenant has at most {max_per_tenant} sandboxes (`sandboxes`)"),
                 "sandboxes",
             ),
             (false, true) => (
-                format!("all tenants together have at most {MOST_LIVE} sandboxes"),
+                format!("all tenants together have at most {MAX_LIVE} sandboxes"),
                 "all_sandboxes",
             ),
             (false, false) => return None,
@@ -257,41 +286,45 @@ impl Known {
             title,
             Some(hint),
         );
-        Some(problem.ruled(format!("quota:{rule}")))
+        Some(problem.with_rule(format!("quota:{rule}")))
     }
 
-    fn is_made(&mut self, outcome: &Outcome) {
-        self.making
-            .retain(|(_, other)| !other.same_channel(outcome));
+    fn remove_pending(&mut self, outcome: &CreationResult) {
+        self.pending
+            .retain(|other| !other.outcome.same_channel(outcome));
     }
 
-    /// All that live, and those that are being made.
-    fn outcomes(&self) -> Vec<Outcome> {
+    /// The live and pending sandboxes.
+    fn creations(&self) -> Vec<CreationResult> {
         let live = self.all.values().filter(|entry| entry.ended_at().is_none());
         let live = live.map(|entry| watch::channel(Some(Ok(entry.clone()))).1);
-        live.chain(self.making.iter().map(|(_, outcome)| outcome.clone()))
+        live.chain(self.pending.iter().map(|one| one.outcome.clone()))
             .collect()
     }
 
-    /// The sandbox that this key made already, or is making.
-    fn replayed(&self, replay: &Replay, digest: &[u8]) -> Option<Answer<Outcome>> {
-        let (asked, outcome) = match self.under_way.get(replay) {
-            Some((asked, outcome)) => (asked, outcome.clone()),
+    /// The sandbox that this idempotency key has created or is creating.
+    fn existing(
+        &self,
+        idempotency: &IdempotencyKey,
+        digest: &[u8],
+    ) -> Option<Answer<CreationResult>> {
+        let (previous, outcome) = match self.under_way.get(idempotency) {
+            Some((previous, outcome)) => (previous, outcome.clone()),
             None => {
-                let made = |entry: &Arc<Entry>| {
-                    let (by, asked) = entry.replay.as_ref()?;
-                    (by == replay).then(|| (asked.clone(), entry.clone()))
+                let made = |entry: &Arc<SandboxEntry>| {
+                    let (by, previous) = entry.idempotency.as_ref()?;
+                    (by == idempotency).then(|| (previous.clone(), entry.clone()))
                 };
-                let (asked, entry) = self.all.values().find_map(made)?;
+                let (previous, entry) = self.all.values().find_map(made)?;
                 let outcome = watch::channel(Some(Ok(entry))).1;
-                return Some(same(&asked, digest).map(|()| outcome));
+                return Some(check_same_request(&previous, digest).map(|()| outcome));
             }
         };
-        Some(same(asked, digest).map(|()| outcome))
+        Some(check_same_request(previous, digest).map(|()| outcome))
     }
 }
 
-/// What lies in the workspace by now is not kept in memory, too: it may be all that a body can carry.
+/// Inputs are in the workspace by now; they may be as large as a body and are not kept in memory.
 fn without_inputs(mut request: SessionRequest) -> SessionRequest {
     request.run.inputs = Vec::new();
     request.run.inputs_given = Vec::new();
@@ -299,37 +332,45 @@ fn without_inputs(mut request: SessionRequest) -> SessionRequest {
     request
 }
 
-/// Of those that ended, which are more than one owner's or everybody's may be: the newest of every owner stays first,
-/// then the second of every owner, and so on.
-fn too_many(mut ended: Vec<(u64, Arc<Entry>)>, of_one: usize, of_all: usize) -> Vec<Arc<Entry>> {
+/// The ended sandboxes above the limits. They are ranked round-robin: the newest of each owner
+/// first, then the second of each, and so on.
+fn excess(
+    mut ended: Vec<(u64, Arc<SandboxEntry>)>,
+    of_one: usize,
+    of_all: usize,
+) -> Vec<Arc<SandboxEntry>> {
     ended.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.id.cmp(&b.id)));
     let mut counts: HashMap<String, usize> = HashMap::new();
-    let mut placed: Vec<(usize, Arc<Entry>)> = Vec::with_capacity(ended.len());
+    let mut ranked: Vec<(usize, Arc<SandboxEntry>)> = Vec::with_capacity(ended.len());
     for (_, entry) in ended {
         let count = counts.entry(entry.owner.clone()).or_default();
         *count += 1;
-        placed.push((*count, entry));
+        ranked.push((*count, entry));
     }
-    // Stable: among those of one place the newest come first.
-    placed.sort_by_key(|(place, _)| *place);
-    let over = |(rank, (place, entry)): (usize, (usize, Arc<Entry>))| {
+    // Stable sort: within a rank the newest come first.
+    ranked.sort_by_key(|(place, _)| *place);
+    let over = |(rank, (place, entry)): (usize, (usize, Arc<SandboxEntry>))| {
         (place > of_one || rank >= of_all).then_some(entry)
     };
-    placed.into_iter().enumerate().filter_map(over).collect()
+    ranked.into_iter().enumerate().filter_map(over).collect()
 }
 
-/// The same for the database.
-fn remembered(now: u64) -> Remembered {
+/// The same retention for the database.
+fn retention(now: u64) -> Remembered {
     Remembered {
-        since_ms: now.saturating_sub(REMEMBERED_MS),
+        since_ms: now.saturating_sub(RETENTION_MS),
         promised_since_ms: now.saturating_sub(PROMISED_MS),
-        of_one: ENDED_OF_ONE as u32,
-        of_all: MOST_ENDED as u32,
+        of_one: MAX_ENDED_PER_TENANT as u32,
+        of_all: MAX_ENDED as u32,
     }
 }
 
-/// Ends one once it is made, and waits until that is told: which, and whether it is gone. None if none was made.
-async fn end_of(mut outcome: Outcome, until: tokio::time::Instant) -> Option<(String, bool)> {
+/// Ends a sandbox once it is created, within the deadline; returns its id and whether it is gone.
+/// `None` if it was not created.
+async fn end_sandbox(
+    mut outcome: CreationResult,
+    until: tokio::time::Instant,
+) -> Option<(String, bool)> {
     let made = async { outcome.wait_for(Option::is_some).await.ok()?.clone()?.ok() };
     let entry = match tokio::time::timeout_at(until, made).await {
         Err(_) => return Some(("that is being made".to_owned(), false)),
@@ -339,7 +380,7 @@ async fn end_of(mut outcome: Outcome, until: tokio::time::Instant) -> Option<(St
         if let Ok(session) = entry.session() {
             session.end().await;
         }
-        // Its sender lives as long as it does; where it cannot be written down that is not waited for.
+        // The sender is part of the entry; the end need not be stored.
         _ = entry
             .written
             .subscribe()
@@ -350,54 +391,55 @@ async fn end_of(mut outcome: Outcome, until: tokio::time::Instant) -> Option<(St
     Some((entry.id.clone(), gone))
 }
 
-fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
+fn check_same_request(previous: &[u8], digest: &[u8]) -> Answer<()> {
     let hint = "an Idempotency-Key stands for one request; choose another".to_owned();
     let title = "this Idempotency-Key was used for another request";
-    match asked == digest {
-        true => Ok(()),
-        false => Err(Problem::new(
+    if previous == digest {
+        Ok(())
+    } else {
+        Err(Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "invalid_spec",
             title,
             Some(hint),
-        )),
+        ))
     }
 }
 
 impl Gateway {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        locked(&self.0.sandboxes.known)
+    fn registry(&self) -> MutexGuard<'_, RegistryState> {
+        locked(&self.0.sandboxes.registry)
     }
 
-    /// The sandbox of this name, dead or alive, if the caller may know of it.
-    pub(crate) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<Entry>> {
+    /// The sandbox of this id, live or ended, if the caller may see it.
+    pub(crate) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<SandboxEntry>> {
         caller.require(Scope::Sandboxes)?;
-        let entry = self.known().all.get(id).cloned();
+        let entry = self.registry().all.get(id).cloned();
         entry
             .filter(|entry| caller.sees(&entry.owner))
             .ok_or_else(|| Problem::not_found("sandbox"))
     }
 
-    /// Whether there is a sandbox of this name, dead or alive, of which the caller may know.
+    /// Whether a sandbox of this id exists, live or ended, that the caller may see.
     pub(crate) fn sees_sandbox(&self, caller: &Caller, id: &str) -> bool {
-        self.known()
+        self.registry()
             .all
             .get(id)
             .is_some_and(|entry| caller.sees(&entry.owner))
     }
 
-    /// The live session of this name. Using it keeps it from being idle.
+    /// The live session of this id. Using it resets its idle timer.
     pub(super) fn session(&self, caller: &Caller, id: &str) -> Answer<Session> {
         let session = self.entry(caller, id)?.session()?;
         session.touch();
         Ok(session)
     }
 
-    /// The same for whoever begins something in it: what is under way may finish, but nothing new begins once the CPU time of
-    /// its tenant's day is used up.
-    pub(super) fn session_to_work_in(&self, caller: &Caller, id: &str) -> Answer<Session> {
+    /// The same for starting new work: refused when the tenant's CPU time of the day is used up.
+    /// Active work may finish.
+    pub(super) fn session_for_work(&self, caller: &Caller, id: &str) -> Answer<Session> {
         let session = self.session(caller, id)?;
-        self.has_cpu(&self.entry(caller, id)?.owner)?;
+        self.check_cpu(&self.entry(caller, id)?.owner)?;
         Ok(session)
     }
 
@@ -410,23 +452,23 @@ impl Gateway {
         Ok((session, exec))
     }
 
-    /// All that the caller may know of, the oldest first.
-    pub(super) fn entries(&self, caller: &Caller) -> Answer<Vec<Arc<Entry>>> {
+    /// The sandboxes that the caller may see, oldest first.
+    pub(super) fn entries(&self, caller: &Caller) -> Answer<Vec<Arc<SandboxEntry>>> {
         caller.require(Scope::Sandboxes)?;
-        let mut known = self.known();
-        known.forget();
-        let mut entries: Vec<_> = known
+        let mut registry = self.registry();
+        registry.prune();
+        let mut entries: Vec<_> = registry
             .all
             .values()
             .filter(|entry| caller.sees(&entry.owner))
             .cloned()
             .collect();
-        drop(known);
+        drop(registry);
         entries.sort_by_cached_key(|entry| (entry.state().created_at.0, entry.id.clone()));
         Ok(entries)
     }
 
-    /// Ends all of them because the server ends, and waits until nothing is left of them; those of which something is.
+    /// Ends all sandboxes at shutdown; returns those that are left.
     pub(crate) async fn end_sandboxes(&self) -> Vec<String> {
         self.end_all_sandboxes()
             .await
@@ -436,15 +478,16 @@ impl Gateway {
             .collect()
     }
 
-    /// Ends all that live now or are being made: those that are gone by then, and those that are not.
+    /// Ends all live and pending sandboxes; returns the ended ones and those that are left.
     pub(crate) async fn end_all_sandboxes(&self) -> (Vec<String>, Vec<String>) {
-        let until = tokio::time::Instant::now() + LONGEST_ENDING;
-        let outcomes = self.known().outcomes();
+        let until = tokio::time::Instant::now() + END_TIMEOUT;
+        let outcomes = self.registry().creations();
         let mut ending: JoinSet<_> = outcomes
             .into_iter()
-            .map(|outcome| end_of(outcome, until))
+            .map(|outcome| end_sandbox(outcome, until))
             .collect();
-        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        let mut gone = Vec::new();
+        let mut left = Vec::new();
         while let Some(ended) = ending.join_next().await {
             match ended {
                 Ok(None) => {}
@@ -456,50 +499,68 @@ impl Gateway {
         (gone, left)
     }
 
-    /// How many sandboxes a tenant may have.
-    pub(crate) fn most_sandboxes(&self, tenant: &str) -> usize {
-        self.quota(tenant).sandboxes.unwrap_or(MOST_OF_ONE)
+    /// Maximum number of sandboxes of a tenant.
+    pub(crate) fn max_sandboxes(&self, tenant: &str) -> usize {
+        self.quota(tenant)
+            .sandboxes
+            .unwrap_or(DEFAULT_MAX_PER_TENANT)
     }
 
-    /// How many it has.
+    /// Number of live sandboxes of a tenant.
     pub(crate) fn live_sandboxes(&self, tenant: &str) -> usize {
-        self.known().counts(tenant).0
+        self.registry().counts(tenant).0
     }
 
-    /// Why there is no room for one more, if there is none.
+    /// The refusal if a limit is reached.
     pub(crate) fn sandboxes_full(&self, tenant: &str) -> Option<Problem> {
-        self.known().full(tenant, self.most_sandboxes(tenant))
+        self.registry().full(tenant, self.max_sandboxes(tenant))
     }
 
-    /// Whose CPU time came to be since the last look, and how much.
-    pub(crate) fn sandboxes_newly_used(&self) -> Vec<(String, u64)> {
+    /// Sum of the memory limits of a tenant's sandboxes.
+    pub(crate) fn memory_of_sandboxes(&self, tenant: &str) -> u64 {
+        self.registry().memory_of(tenant)
+    }
+
+    /// CPU time since the last call, per sandbox with its tenant.
+    pub(crate) fn take_new_sandbox_cpu_time(&self) -> Vec<(String, u64)> {
         let live: Vec<_> = self
-            .known()
+            .registry()
             .all
             .values()
             .filter(|entry| entry.ended_at().is_none())
             .cloned()
             .collect();
-        let new = |entry: &Arc<Entry>| entry.counted.up_to(entry.state().usage.cpu_ms);
+        let new =
+            |entry: &Arc<SandboxEntry>| entry.counted_cpu.advance_to(entry.state().usage.cpu_ms);
         live.iter()
             .map(|entry| (entry.owner.clone(), new(entry)))
             .collect()
     }
 
-    /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
-    pub(crate) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
-        let mut spec = self.policy().admit_session(opening.request.clone())?;
-        self.node().grants(&spec.run.grants)?;
-        // Whose artifacts and workspaces it reads and keeps.
-        spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
+    /// Creates a sandbox, even if the client disconnects. An idempotency key creates at most one.
+    pub(crate) async fn open(&self, new_sandbox: NewSandbox) -> Answer<Arc<SandboxEntry>> {
+        let policy = if new_sandbox.is_of_admin {
+            self.policy()
+        } else {
+            self.policy_of_keys()
+        };
+        let mut spec = policy.admit_session(new_sandbox.request.clone())?;
+        self.node().check_grants(&spec.run.grants)?;
+        // The owner of the artifacts and workspaces that it uses and keeps.
+        spec.run.owner = Some(crate::caller::owner_of(&new_sandbox.owner)?);
         spec.run.run_id.get_or_insert_with(engine::fresh_id);
-        let needs = Needs {
-            what: What::Sandbox,
+        let needs = ResourceDemand {
+            what: WorkKind::Sandbox,
             llm: spec.run.grants.llm.is_some(),
             storage: spec.run.sandbox.copy_on_write,
+            memory: if new_sandbox.is_of_admin {
+                0
+            } else {
+                memory_of(&spec.run)
+            },
         };
-        let may = self.may_begin(&opening.owner, needs).await;
-        let mut outcome = self.begin(opening, spec, may)?;
+        let quota_check = self.check_quota(&new_sandbox.owner, needs).await;
+        let mut outcome = self.begin(new_sandbox, spec, quota_check)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
         done.unwrap_or_else(|| {
@@ -510,41 +571,60 @@ impl Gateway {
         })
     }
 
-    fn begin(&self, opening: Opening, spec: spec::SessionSpec, may: Answer<()>) -> Answer<Outcome> {
-        let replay = opening
-            .replay
+    fn begin(
+        &self,
+        new_sandbox: NewSandbox,
+        spec: spec::SessionSpec,
+        quota_check: Answer<()>,
+    ) -> Answer<CreationResult> {
+        let idempotency = new_sandbox
+            .idempotency
             .clone()
-            .map(|(key, digest)| ((opening.owner.clone(), key), digest));
-        let mut known = self.known();
-        known.forget();
-        if let Some(outcome) = replay
+            .map(|(key, digest)| ((new_sandbox.owner.clone(), key), digest));
+        let mut registry = self.registry();
+        registry.prune();
+        if let Some(outcome) = idempotency
             .as_ref()
-            .and_then(|(replay, digest)| known.replayed(replay, digest))
+            .and_then(|(idempotency, digest)| registry.existing(idempotency, digest))
         {
             return outcome;
         }
-        let Some(_listing) = self.may_list() else {
-            return Err(Problem::closing());
+        let Some(_listing) = self.admission_permit() else {
+            return Err(Problem::shutting_down());
         };
-        let full = known.full(&opening.owner, self.most_sandboxes(&opening.owner));
-        if let Some(problem) = may.err().or(full) {
+        let full = registry.full(&new_sandbox.owner, self.max_sandboxes(&new_sandbox.owner));
+        if let Some(problem) = quota_check.err().or(full) {
             return Err(problem);
         }
-        let (tell, outcome) = watch::channel(None);
-        known.making.push((opening.owner.clone(), outcome.clone()));
-        if let Some((replay, digest)) = &replay {
-            known
-                .under_way
-                .insert(replay.clone(), (digest.clone(), outcome.clone()));
+        let memory = memory_of(&spec.run);
+        if !new_sandbox.is_of_admin {
+            let runs = self.runs().memory_of(&new_sandbox.owner);
+            let taken = runs.saturating_add(registry.memory_of(&new_sandbox.owner));
+            self.check_memory(&new_sandbox.owner, taken, memory)?;
         }
-        drop(known);
-        tokio::spawn(self.clone().make(opening, spec, replay, tell));
+        let (sender, outcome) = watch::channel(None);
+        registry.pending.push(PendingSandbox {
+            owner: new_sandbox.owner.clone(),
+            memory,
+            outcome: outcome.clone(),
+        });
+        if let Some((idempotency, digest)) = &idempotency {
+            registry
+                .under_way
+                .insert(idempotency.clone(), (digest.clone(), outcome.clone()));
+        }
+        drop(registry);
+        tokio::spawn(self.clone().make(new_sandbox, spec, idempotency, sender));
         Ok(outcome)
     }
 
-    /// Before anything is made: so a server that dies meanwhile makes no second one by the same key. None if one of that
-    /// name lives; then the engine will refuse it.
-    async fn write_down(&self, opening: &Opening, spec: &SessionSpec) -> Answer<Option<String>> {
+    /// Stores the sandbox before it is created, so that a crash does not let its idempotency key
+    /// create a second one. `None` if the id is in use; the engine then refuses it.
+    async fn write_row(
+        &self,
+        new_sandbox: &NewSandbox,
+        spec: &SessionSpec,
+    ) -> Answer<Option<String>> {
         let id = spec
             .run
             .run_id
@@ -553,23 +633,24 @@ impl Gateway {
             .unwrap_or_default();
         let row = SandboxRow {
             id: id.clone(),
-            owner: opening.owner.clone(),
-            // Words are JSON.
-            labels: serde_json::to_string(&opening.labels).unwrap_or_default(),
+            owner: new_sandbox.owner.clone(),
+            // A map of strings is always valid JSON.
+            labels: serde_json::to_string(&new_sandbox.labels).unwrap_or_default(),
             backend: spec.run.sandbox.backend.name().to_owned(),
             profile: spec.run.sandbox.profile.clone(),
             created_ms: engine::now().0,
-            promise: opening.replay.clone(),
+            promise: new_sandbox.idempotency.clone(),
             ended: None,
         };
-        let day = self.days().count(&row.owner, DayUse::SANDBOX);
-        let image = crate::runs::live::image(&spec.run.sandbox.root);
-        let (task, job) = (spec.run.task_id.clone(), spec.run.job_id.clone());
-        let add = move |writing: &Writing<'_>| {
-            writing.add_to_day(&row.owner, day, DayUse::SANDBOX)?;
-            let added = writing.add_sandbox(&row)?;
+        let day = self.daily_usage().count(&row.owner, DayUse::SANDBOX);
+        let image = crate::runs::active::image(&spec.run.sandbox.root);
+        let task = spec.run.task_id.clone();
+        let job = spec.run.job_id.clone();
+        let add = move |transaction: &Writing<'_>| {
+            transaction.add_to_day(&row.owner, day, DayUse::SANDBOX)?;
+            let added = transaction.add_sandbox(&row)?;
             if added {
-                writing.add_container(&NewContainer {
+                transaction.add_container(&NewContainer {
                     id: &row.id,
                     owner: &row.owner,
                     runtime: &row.backend,
@@ -587,112 +668,114 @@ impl Gateway {
         Ok(added.then_some(id))
     }
 
-    /// Takes up what a server before us wrote down.
-    pub(crate) fn recall_sandboxes(&self) -> Result<(), DatabaseError> {
+    /// Restores what a previous server stored.
+    pub(crate) fn restore_sandboxes(&self) -> Result<(), DatabaseError> {
         let now = engine::now().0;
-        let rows = self.served().lost_sandboxes(now, &remembered(now))?;
-        let mut known = self.known();
+        let rows = self.database().lost_sandboxes(now, &retention(now))?;
+        let mut registry = self.registry();
         for row in rows {
-            let entry = Entry::recalled(row);
-            known.all.insert(entry.id.clone(), Arc::new(entry));
+            let entry = SandboxEntry::from_row(row);
+            registry.all.insert(entry.id.clone(), Arc::new(entry));
         }
-        known.forget();
+        registry.prune();
         Ok(())
     }
 
     async fn make(
         self,
-        opening: Opening,
+        new_sandbox: NewSandbox,
         spec: spec::SessionSpec,
-        replay: Option<(Replay, Vec<u8>)>,
-        tell: watch::Sender<Option<Answer<Arc<Entry>>>>,
+        idempotency: Option<(IdempotencyKey, Vec<u8>)>,
+        sender: watch::Sender<Option<Answer<Arc<SandboxEntry>>>>,
     ) {
-        let made = match self.write_down(&opening, &spec).await {
-            Ok(written) => self.opened(&opening, spec, written).await,
+        let made = match self.write_row(&new_sandbox, &spec).await {
+            Ok(written) => self.open_session(&new_sandbox, spec, written).await,
             Err(problem) => Err(problem),
         };
-        let mut known = self.known();
-        known.is_made(&tell.subscribe());
-        if let Some((replay, _)) = &replay {
-            known.under_way.remove(replay);
+        let mut registry = self.registry();
+        registry.remove_pending(&sender.subscribe());
+        if let Some((idempotency, _)) = &idempotency {
+            registry.under_way.remove(idempotency);
         }
         let outcome = made.map(|session| {
-            let entry = Arc::new(Entry {
+            let entry = Arc::new(SandboxEntry {
                 id: session.id().to_string(),
-                owner: opening.owner,
-                labels: opening.labels,
-                replay,
-                held: Mutex::new(Held::Live(
+                owner: new_sandbox.owner,
+                memory: memory_of(&session.spec().run),
+                labels: new_sandbox.labels,
+                idempotency,
+                state: Mutex::new(EntryState::Live(
                     session.clone(),
-                    Box::new(without_inputs(opening.request)),
+                    Box::new(without_inputs(new_sandbox.request)),
                 )),
-                counted: Counted::default(),
+                counted_cpu: HighWaterMark::default(),
                 written: watch::Sender::new(false),
             });
-            known.all.insert(entry.id.clone(), entry.clone());
+            registry.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
-            self.note_happened(&Line {
+            self.audit_event(&AuditEntry {
                 what: "sandbox.made",
                 tenant: &entry.owner,
                 run: &entry.id,
-                ..Line::default()
+                ..AuditEntry::default()
             });
             self.metrics().container("created");
             self.recorder().started(&entry.id);
-            tokio::spawn(self.clone().remember(entry.clone(), session));
+            tokio::spawn(self.clone().watch_end(entry.clone(), session));
             entry
         });
-        drop(known);
-        tell.send_replace(Some(outcome));
+        drop(registry);
+        sender.send_replace(Some(outcome));
     }
 
-    /// The session itself. One that could not be made is not remembered.
-    async fn opened(
+    /// Opens the session. A failed one is removed from the database.
+    async fn open_session(
         &self,
-        opening: &Opening,
+        new_sandbox: &NewSandbox,
         spec: SessionSpec,
         written: Option<String>,
     ) -> Answer<Session> {
-        let made = match &opening.fork_of {
+        let made = match &new_sandbox.fork_of {
             Some(of) => self.engine().fork_session(of, spec).await,
             None => self.engine().open_session(spec).await,
         };
         if let (Err(_), Some(id)) = (&made, written) {
-            // If it cannot be forgotten now, the next start of the server will find it without an end, and say `lost`.
-            let forget = move |writing: &Writing<'_>| {
-                writing.drop_sandbox(&id)?;
-                writing.drop_container(&id)
+            // If it cannot be removed now, the next server marks it as `lost`.
+            let forget = move |transaction: &Writing<'_>| {
+                transaction.drop_sandbox(&id)?;
+                transaction.drop_container(&id)
             };
             _ = self.writer().write(forget).await;
         }
         Ok(made?)
     }
 
-    /// Waits for its end; then only how it ended is kept.
-    async fn remember(self, entry: Arc<Entry>, session: Session) {
+    /// Waits for the end of the session, then keeps only its final state.
+    async fn watch_end(self, entry: Arc<SandboxEntry>, session: Session) {
         let mut state = session.ended().await;
-        // Nobody but the server has asked for it then.
+        // During shutdown only the server ends sessions.
         if self.is_closing() && state.ended == Some(SessionEnd::Asked) {
             state.ended = Some(SessionEnd::ServerStopped);
         }
         let written = self.write_end(&entry, &state).await;
-        self.note_end(&entry, &session, &state);
-        *locked(&entry.held) = Held::Ended(Box::new(state));
+        self.audit_end(&entry, &session, &state);
+        *locked(&entry.state) = EntryState::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
         self.metrics().container("exited");
     }
 
-    /// What it was denied, and how it ended.
-    fn note_end(&self, entry: &Entry, session: &Session, state: &SessionState) {
-        let (tenant, run) = (entry.owner.as_str(), entry.id.as_str());
+    /// Writes the denials and the end to the audit log.
+    fn audit_end(&self, entry: &SandboxEntry, session: &Session, state: &SessionState) {
+        let tenant = entry.owner.as_str();
+        let run = entry.id.as_str();
         let task = session
             .spec()
             .run
             .task_id
             .as_ref()
             .map_or("", |task| task.as_str());
-        let of = crate::audit::Of {
+        let run_ref = crate::audit::RunRef {
             tenant,
             run,
             task,
@@ -704,63 +787,66 @@ impl Gateway {
             .filter_map(|exec| exec.result())
             .flat_map(|result| result.denials)
             .collect();
-        let left_out = self.note_denials(&of, state.denials.iter().chain(&of_programs));
-        let mut about = wire::reason(state.ended.unwrap_or(SessionEnd::Lost)).to_owned();
+        let left_out = self.audit_denials(&run_ref, state.denials.iter().chain(&of_programs));
+        let mut about = wire::end_reason(state.ended.unwrap_or(SessionEnd::Lost)).to_owned();
         if left_out > 0 {
             about += &format!("; {left_out} denials were left out");
         }
-        let line = Line {
+        let line = AuditEntry {
             what: "sandbox.ended",
             tenant,
             run,
             task,
             about: &about,
-            ..Line::default()
+            ..AuditEntry::default()
         };
-        self.note_happened(&line);
+        self.audit_event(&line);
     }
 
-    /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
-    /// `lost`. Until then it counts as one that lives, so no more of them wait for a disk without room than may live.
-    async fn write_end(&self, entry: &Entry, state: &SessionState) -> bool {
+    /// Stores the end, retrying until the server shuts down; the next server then marks it as
+    /// `lost`. Until then the sandbox counts as live, which bounds the number of writes that wait
+    /// for a full disk.
+    async fn write_end(&self, entry: &SandboxEntry, state: &SessionState) -> bool {
         let why = state.ended.unwrap_or(SessionEnd::Lost);
         let now = engine::now().0;
-        let used = DayUse::cpu(entry.counted.up_to(state.usage.cpu_ms));
-        let day = self.days().count(&entry.owner, used);
-        let mut pause = FIRST_PAUSE;
-        while !self.try_to_write_end(entry, why, now, (day, used)).await {
+        let used = DayUse::cpu(entry.counted_cpu.advance_to(state.usage.cpu_ms));
+        let day = self.daily_usage().count(&entry.owner, used);
+        let mut pause = MIN_RETRY_PAUSE;
+        while !self.try_write_end(entry, why, now, (day, used)).await {
             if self.is_closing() {
                 return false;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
         }
         true
     }
 
-    async fn try_to_write_end(
+    async fn try_write_end(
         &self,
-        entry: &Entry,
+        entry: &SandboxEntry,
         why: SessionEnd,
         now: u64,
         (day, used): (Day, DayUse),
     ) -> bool {
-        let (id, owner) = (entry.id.clone(), entry.owner.clone());
+        let id = entry.id.clone();
+        let owner = entry.owner.clone();
         let is_time = self
             .0
             .sandboxes
             .ends
             .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(FORGOTTEN_EVERY);
-        let end = move |writing: &Writing<'_>| {
-            writing.add_to_day(&owner, day, used)?;
-            writing.end_sandbox(&id, wire::reason(why), now)?;
+            .is_multiple_of(PRUNE_EVERY);
+        let end = move |transaction: &Writing<'_>| {
+            transaction.add_to_day(&owner, day, used)?;
+            transaction.end_sandbox(&id, wire::end_reason(why), now)?;
             let status = if why == SessionEnd::Lost {
                 "lost"
             } else {
                 "exited"
             };
-            let (stopped_ms, removed_ms) = (now, now);
+            let stopped_ms = now;
+            let removed_ms = now;
             let end = ContainerEnd {
                 status,
                 exit_code: None,
@@ -768,9 +854,9 @@ impl Gateway {
                 stopped_ms,
                 removed_ms,
             };
-            writing.end_container(&id, &end)?;
+            transaction.end_container(&id, &end)?;
             if is_time {
-                writing.forget_sandboxes(&remembered(now))
+                transaction.forget_sandboxes(&retention(now))
             } else {
                 Ok(())
             }

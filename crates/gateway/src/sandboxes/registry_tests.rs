@@ -15,10 +15,10 @@ fn row(owner: &str, number: usize, promise: Option<&str>) -> SandboxRow {
     }
 }
 
-fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
+fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<SandboxEntry>) {
     (
         number as u64,
-        Arc::new(Entry::recalled(row(owner, number, promise))),
+        Arc::new(SandboxEntry::from_row(row(owner, number, promise))),
     )
 }
 
@@ -27,7 +27,7 @@ fn one_owners_ends_push_out_his_own_and_nobody_elses() {
     let gone = |of_one, of_all| -> Vec<String> {
         let loud = (1..6).map(|number| ended("loud", number, None));
         let all = loud.chain([ended("quiet", 0, None)]).collect();
-        too_many(all, of_one, of_all)
+        excess(all, of_one, of_all)
             .iter()
             .map(|entry| entry.id.clone())
             .collect()
@@ -43,47 +43,57 @@ fn one_owners_ends_push_out_his_own_and_nobody_elses() {
 #[test]
 fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
     let now = engine::now().0 as usize;
-    let hour = REMEMBERED_MS as usize;
+    let hour = RETENTION_MS as usize;
     let entries = [
         ended("a", now - hour / 2, None),
         ended("b", now - 2 * hour, None),
         ended("c", now - 2 * hour, Some("k")),
         ended("d", now - 25 * hour, Some("k")),
     ];
-    let mut known = Known::default();
-    known
+    let mut registry = RegistryState::default();
+    registry
         .all
         .extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
-    known.forget();
-    assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
+    registry.prune();
+    assert_eq!(registry.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
 }
 
 #[test]
 fn those_being_made_count_among_those_that_one_may_have() {
-    let mut known = Known::default();
-    let made = |of: &str| (of.to_owned(), watch::channel(None).1);
-    known.making.extend((1..MOST_OF_ONE).map(|_| made("loud")));
+    let mut registry = RegistryState::default();
+    let made = |of: &str| PendingSandbox {
+        owner: of.to_owned(),
+        memory: 0,
+        outcome: watch::channel(None).1,
+    };
+    registry
+        .pending
+        .extend((1..DEFAULT_MAX_PER_TENANT).map(|_| made("loud")));
     assert!(
-        known.full("loud", MOST_OF_ONE).is_none(),
+        registry.full("loud", DEFAULT_MAX_PER_TENANT).is_none(),
         "the positive control: one more fits"
     );
-    known.making.push(made("loud"));
-    assert!(known.full("loud", MOST_OF_ONE).is_some());
+    registry.pending.push(made("loud"));
+    assert!(registry.full("loud", DEFAULT_MAX_PER_TENANT).is_some());
     assert!(
-        known.full("quiet", MOST_OF_ONE).is_none(),
+        registry.full("quiet", DEFAULT_MAX_PER_TENANT).is_none(),
         "there is room for others"
     );
-    let first = known.making[0].1.clone();
-    known.is_made(&first);
-    assert!(known.full("loud", MOST_OF_ONE).is_none());
-    known.is_made(&first);
-    assert_eq!(known.making.len(), MOST_OF_ONE - 1, "each is made once");
+    let first = registry.pending[0].outcome.clone();
+    registry.remove_pending(&first);
+    assert!(registry.full("loud", DEFAULT_MAX_PER_TENANT).is_none());
+    registry.remove_pending(&first);
+    assert_eq!(
+        registry.pending.len(),
+        DEFAULT_MAX_PER_TENANT - 1,
+        "each is made once"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     let root = std::env::temp_dir().join(format!("airlock-gateway-ends-{}", std::process::id()));
-    let gateway = Gateway::new(crate::Settings {
+    let gateway = Gateway::new(crate::GatewaySettings {
         engine: engine::Engine::open(engine::Settings::new(&root)).unwrap(),
         policy: spec::Policy::default(),
         state: root.clone(),
@@ -93,7 +103,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         bounds: spec::Bounds::default(),
         jobs: spec::JobBounds::default(),
         tenants: spec::Tenants::default(),
-        node: crate::Node::default(),
+        node: crate::NodeSettings::default(),
         audit: Default::default(),
         webhooks: crate::WebhookSettings {
             attempts: 1,
@@ -113,7 +123,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     assert!(
         gateway
             .writer()
-            .write(move |writing| writing.add_sandbox(&live))
+            .write(move |transaction| transaction.add_sandbox(&live))
             .await
             .unwrap()
     );
@@ -129,19 +139,19 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     });
     is_held.recv().unwrap();
     let (writer, entry) = (gateway.clone(), ended("her", 1, None).1);
-    let writing = tokio::spawn(async move { writer.write_end(&entry, &entry.state()).await });
+    let transaction = tokio::spawn(async move { writer.write_end(&entry, &entry.state()).await });
     // A second try: the first one failed.
     while gateway.0.sandboxes.ends.load(Ordering::Relaxed) < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(!writing.is_finished(), "nobody is told of it yet");
+    assert!(!transaction.is_finished(), "nobody is told of it yet");
     release.send(()).unwrap();
     holding.join().unwrap().unwrap();
-    assert!(writing.await.unwrap());
+    assert!(transaction.await.unwrap());
     let now = engine::now().0;
     let rows = gateway
-        .served()
-        .lost_sandboxes(now, &remembered(now))
+        .database()
+        .lost_sandboxes(now, &retention(now))
         .unwrap();
     let ends: Vec<_> = rows
         .iter()

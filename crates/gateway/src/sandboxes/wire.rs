@@ -1,14 +1,17 @@
-//! What requests and answers about sandboxes look like as JSON.
+//! JSON of requests and responses about sandboxes and programs.
 
-use super::cursor::index;
+use super::output_cursor::stream_index;
 use crate::{
     Problem,
     problem::Answer,
     wire::{Quantity, RunOrder, decoded, encoded},
 };
-use engine::{Exec, ExecResult, Feed, SessionEnd, SessionState, SessionStatus};
+use engine::{Exec, ExecResult, OutputLog, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
-use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
+use spec::{
+    Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage,
+    WorkspaceChanges,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
@@ -20,48 +23,50 @@ use utoipa::{
     openapi::{RefOr, Schema},
 };
 
-/// Labels of one sandbox, and how long their names and values may be.
-const MOST_LABELS: usize = 16;
-const LONGEST_LABEL: usize = 256;
-/// What may be typed with the request itself; more goes by the route of its own.
-const MOST_STDIN: usize = 1 << 20;
-const MOST_WORDS: usize = 4096;
-/// What an answer has of each stream; a feed gives as much at a time.
-const MOST_INLINE: usize = 1 << 20;
+/// Number of labels of a sandbox, and maximum bytes of their names and values.
+const MAX_LABELS: usize = 16;
+const MAX_LABEL_BYTES: usize = 256;
+/// Maximum standard input in the request; more goes through the stdin route.
+const MAX_STDIN: usize = 1 << 20;
+const MAX_ARGUMENTS: usize = 4096;
+/// Maximum bytes of each stream in a response; a feed returns as much at a time.
+const MAX_INLINE_OUTPUT: usize = 1 << 20;
 
-/// A time that may be missing.
-pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
+/// An optional duration.
+pub(super) fn optional_duration(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
     Ok(given
         .map(|span| span.parse::<spec::Time>(name))
         .transpose()?
         .map(|time| time.0))
 }
 
-/// Words of the caller's own about a sandbox.
+/// Labels that the caller chose.
 pub(crate) type Labels = BTreeMap<String, String>;
 
 pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
-    crate::wire::check_names(labels)?;
-    let too_long = |text: &String| text.len() > LONGEST_LABEL;
-    match labels.len() > MOST_LABELS
+    crate::wire::check_label_names(labels)?;
+    let too_long = |text: &String| text.len() > MAX_LABEL_BYTES;
+    if labels.len() > MAX_LABELS
         || labels
             .iter()
             .any(|(name, value)| too_long(name) || too_long(value))
     {
-        false => Ok(()),
-        true => Err(Problem::invalid(
+        Err(Problem::invalid(
             "these labels are too many or too long",
             format!(
-                "a sandbox has up to {MOST_LABELS}, with names and values of up to {LONGEST_LABEL} bytes"
+                "a sandbox has up to {MAX_LABELS}, with names and values of up to {MAX_LABEL_BYTES} bytes"
             ),
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 
 /// What a sandbox has beyond the options of a run.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Stay {
+#[schema(as = Stay)]
+pub(crate) struct LifetimeOptions {
     /// It ends when nobody has used it for so long (15 minutes unless said).
     pub(super) idle_timeout: Option<Quantity>,
     /// It ends after so long in any case (an hour unless said, seven days at most).
@@ -70,11 +75,12 @@ pub(crate) struct Stay {
     pub(super) labels: Labels,
 }
 
-/// The options of a sandbox: those of a run that are not about one program, and how long it stays.
+/// The options of a sandbox: those of a run that are not about one program, and its lifetime
+/// options.
 pub(crate) struct SandboxOrder;
 
-/// What of a run is about its program.
-const OF_A_PROGRAM: [&str; 7] = [
+/// Options of a run that are about its program.
+const PROGRAM_FIELDS: [&str; 7] = [
     "command",
     "entrypoint",
     "stdin",
@@ -86,14 +92,16 @@ const OF_A_PROGRAM: [&str; 7] = [
 
 impl PartialSchema for SandboxOrder {
     fn schema() -> RefOr<Schema> {
-        let (run, stay) = (RunOrder::schema(), Stay::schema());
-        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(stay))) = (run, stay)
+        let run = RunOrder::schema();
+        let lifetime_options = LifetimeOptions::schema();
+        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(lifetime_options))) =
+            (run, lifetime_options)
         else {
-            return Stay::schema();
+            return LifetimeOptions::schema();
         };
         run.properties
-            .retain(|name, _| !OF_A_PROGRAM.contains(&name.as_str()));
-        run.properties.extend(stay.properties);
+            .retain(|name, _| !PROGRAM_FIELDS.contains(&name.as_str()));
+        run.properties.extend(lifetime_options.properties);
         run.description =
             Some("The options of a run without a command, and how long it stays.".to_owned());
         RefOr::T(Schema::Object(run))
@@ -103,7 +111,7 @@ impl PartialSchema for SandboxOrder {
 impl ToSchema for SandboxOrder {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         RunOrder::schemas(schemas);
-        Stay::schemas(schemas);
+        LifetimeOptions::schemas(schemas);
     }
 }
 
@@ -148,6 +156,10 @@ pub(crate) struct SandboxState {
     /// What its doors refused; each program has a list of its own.
     #[schema(value_type = Vec<Object>)]
     denials: Vec<Denial>,
+    /// Once it has ended: what its programs changed in a workspace with a layer, what of it was applied to the folder, and what
+    /// was not (`conflicts`, `held_back`).
+    #[schema(value_type = Option<Object>)]
+    workspace: Option<WorkspaceChanges>,
     notes: Vec<String>,
 }
 
@@ -160,7 +172,7 @@ impl SandboxState {
                 SessionStatus::Paused => SandboxStatus::Paused,
                 SessionStatus::Ended => SandboxStatus::Ended,
             },
-            reason: state.ended.map(reason),
+            reason: state.ended.map(end_reason),
             labels: labels.clone(),
             created_at: state.created_at,
             ended_at: state.ended_at,
@@ -172,21 +184,22 @@ impl SandboxState {
             usage: state.usage,
             limits_hit: state.limits_hit,
             denials: state.denials,
+            workspace: state.workspace,
             notes: state.notes,
         }
     }
 }
 
-/// What [`reason`] says; whatever else is written was lost.
-pub(super) fn end_of(reason_said: &str) -> SessionEnd {
+/// Parses the text of [`end_reason`]; anything else is `lost`.
+pub(super) fn parse_end(text: &str) -> SessionEnd {
     use SessionEnd::{Asked, Idle, Lifetime, Limit, ServerStopped};
     let ends = [Asked, Idle, Lifetime, Limit, ServerStopped];
     ends.into_iter()
-        .find(|end| reason(*end) == reason_said)
+        .find(|end| end_reason(*end) == text)
         .unwrap_or(SessionEnd::Lost)
 }
 
-pub(crate) fn reason(end: SessionEnd) -> &'static str {
+pub(crate) fn end_reason(end: SessionEnd) -> &'static str {
     match end {
         SessionEnd::Asked => "asked",
         SessionEnd::Idle => "idle",
@@ -197,8 +210,8 @@ pub(crate) fn reason(end: SessionEnd) -> &'static str {
     }
 }
 
-/// Why there is nothing to be had of a sandbox any more.
-pub(super) fn gone(state: &SessionState) -> Problem {
+/// 410: the sandbox has ended, and why.
+pub(super) fn gone_problem(state: &SessionState) -> Problem {
     let why = match state.ended {
         Some(SessionEnd::Asked) => "it was ended by request",
         Some(SessionEnd::Idle) => "nobody used it for its `idle_timeout`",
@@ -225,24 +238,26 @@ pub(crate) struct SandboxList {
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Size {
+#[schema(as = Size)]
+pub(crate) struct TtySize {
     /// Lines.
     pub(super) rows: u16,
     /// Characters in a line.
     pub(super) columns: u16,
 }
 
-impl Size {
-    pub(super) fn checked(self) -> Answer<TerminalSize> {
-        match (1..=4096).contains(&self.rows) && (1..=4096).contains(&self.columns) {
-            true => Ok(TerminalSize {
+impl TtySize {
+    pub(super) fn validate(self) -> Answer<TerminalSize> {
+        if (1..=4096).contains(&self.rows) && (1..=4096).contains(&self.columns) {
+            Ok(TerminalSize {
                 rows: self.rows,
                 columns: self.columns,
-            }),
-            false => Err(Problem::invalid(
+            })
+        } else {
+            Err(Problem::invalid(
                 "no terminal has that size",
                 "give 1 to 4096 rows and columns",
-            )),
+            ))
         }
     }
 }
@@ -250,7 +265,8 @@ impl Size {
 /// A program to be run in a sandbox.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct ExecAsked {
+#[schema(as = ExecAsked)]
+pub(crate) struct ExecOptions {
     /// Exact arguments; no shell is put before them.
     command: Vec<String>,
     /// Variables beyond those of the sandbox.
@@ -264,34 +280,35 @@ pub(crate) struct ExecAsked {
     /// Leaves its standard input open for `…/stdin`.
     open_stdin: bool,
     /// Gives it a terminal.
-    tty: Option<Size>,
+    tty: Option<TtySize>,
     /// Its time on the clock: never more than the sandbox allows.
     timeout: Option<Quantity>,
     /// Runs as long as the sandbox does; the answer is there at once.
     background: bool,
 }
 
-/// A program to be run, and what is typed at its start.
+/// A program to start, and its first standard input.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct ExecStart {
     pub(crate) request: spec::ExecRequest,
     pub(crate) typed: Vec<u8>,
-    /// Whether more will be typed.
+    /// Whether standard input stays open.
     pub(crate) stays_open: bool,
 }
 
-impl ExecAsked {
+impl ExecOptions {
     pub(super) fn background(&self) -> bool {
         self.background
     }
 
-    pub(super) fn order(self) -> Answer<Order> {
+    pub(super) fn into_start(self) -> Answer<ExecStart> {
         let words = self.command.len() + self.env.len();
-        if self.command.is_empty() || words > MOST_WORDS {
-            let hint = format!("name a program, with up to {MOST_WORDS} arguments and variables");
+        if self.command.is_empty() || words > MAX_ARGUMENTS {
+            let hint =
+                format!("name a program, with up to {MAX_ARGUMENTS} arguments and variables");
             return Err(Problem::invalid("`command` is empty or too long", hint));
         }
-        let typed = typed(self.stdin, self.stdin_base64)?;
+        let typed = stdin_bytes(self.stdin, self.stdin_base64)?;
         let stdin = self.open_stdin || typed.is_some();
         let request = spec::ExecRequest {
             command: self.command.into_iter().map(OsString::from).collect(),
@@ -302,8 +319,8 @@ impl ExecAsked {
                 .collect(),
             directory: self.directory.map(Into::into),
             stdin,
-            tty: self.tty.map(Size::checked).transpose()?,
-            timeout: span(self.timeout.as_ref(), "timeout")?,
+            tty: self.tty.map(TtySize::validate).transpose()?,
+            timeout: optional_duration(self.timeout.as_ref(), "timeout")?,
             background: self.background,
             beginning: 0,
         };
@@ -319,7 +336,7 @@ impl ExecAsked {
                 "leave it out",
             ));
         }
-        Ok(Order {
+        Ok(ExecStart {
             request,
             typed: typed.unwrap_or_default(),
             stays_open: self.open_stdin,
@@ -327,7 +344,7 @@ impl ExecAsked {
     }
 }
 
-fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>> {
+fn stdin_bytes(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>> {
     let typed = match (text, base64) {
         (Some(_), Some(_)) => {
             return Err(Problem::invalid(
@@ -339,12 +356,13 @@ fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>
         (None, Some(base64)) => Some(decoded(&base64, "stdin_base64")?),
         (None, None) => None,
     };
-    match typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
-        true => Err(Problem::invalid(
-            format!("`stdin` is longer than {MOST_STDIN} bytes"),
+    if typed.as_ref().is_some_and(|typed| typed.len() > MAX_STDIN) {
+        Err(Problem::invalid(
+            format!("`stdin` is longer than {MAX_STDIN} bytes"),
             "set `open_stdin` and send it to `…/exec/{exec}/stdin`",
-        )),
-        false => Ok(typed),
+        ))
+    } else {
+        Ok(typed)
     }
 }
 
@@ -363,7 +381,8 @@ impl From<[u64; 2]> for Offsets {
 
 /// Which streams are not here from their beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
-pub(crate) struct Shortened {
+#[schema(as = Shortened)]
+pub(crate) struct TruncatedStart {
     stdout: bool,
     stderr: bool,
 }
@@ -398,12 +417,13 @@ pub(crate) struct ExecState {
     /// How much it has written in all.
     offsets: Offsets,
     #[serde(flatten)]
-    output: Option<Output>,
+    output: Option<ExecOutput>,
 }
 
 /// The end of what a program wrote: up to 1 MiB of each stream. `…/output` has the rest, from `kept_from` on.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(crate) struct Output {
+#[schema(as = Output)]
+pub(crate) struct ExecOutput {
     #[serde(skip_serializing_if = "Option::is_none")]
     stdout: Option<String>,
     /// Instead of `stdout` where that is no UTF-8.
@@ -414,18 +434,18 @@ pub(crate) struct Output {
     /// Instead of `stderr` where that is no UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
-    truncated: Shortened,
+    truncated: TruncatedStart,
     /// Where what is here begins.
     from: Offsets,
     /// From where on it can still be fetched.
     kept_from: Offsets,
 }
 
-impl Output {
-    fn of(feed: &Feed) -> Output {
+impl ExecOutput {
+    fn of(feed: &OutputLog) -> ExecOutput {
         let [(stdout_from, stdout), (stderr_from, stderr)] =
-            [Stream::Stdout, Stream::Stderr].map(|stream| tail(feed, stream));
-        let truncated = Shortened {
+            [Stream::Stdout, Stream::Stderr].map(|stream| output_tail(feed, stream));
+        let truncated = TruncatedStart {
             stdout: stdout_from > 0,
             stderr: stderr_from > 0,
         };
@@ -433,7 +453,7 @@ impl Output {
         let (stdout, stdout_base64) = text_or_base64(stdout);
         let (stderr, stderr_base64) = text_or_base64(stderr);
         let kept_from = feed.oldest().into();
-        Output {
+        ExecOutput {
             stdout,
             stdout_base64,
             stderr,
@@ -445,11 +465,12 @@ impl Output {
     }
 }
 
-/// The end of a stream, and where that begins. A character is not cut in two.
-fn tail(feed: &Feed, stream: Stream) -> (u64, Vec<u8>) {
-    let from = feed.lengths()[index(stream)].saturating_sub(MOST_INLINE as u64);
-    let piece = feed.read(stream, from, MOST_INLINE);
-    let (mut from, mut bytes) = (piece.from, piece.bytes);
+/// The end of a stream and its offset, cut at a character boundary.
+fn output_tail(feed: &OutputLog, stream: Stream) -> (u64, Vec<u8>) {
+    let from = feed.lengths()[stream_index(stream)].saturating_sub(MAX_INLINE_OUTPUT as u64);
+    let piece = feed.read(stream, from, MAX_INLINE_OUTPUT);
+    let mut from = piece.from;
+    let mut bytes = piece.bytes;
     let cut = bytes
         .iter()
         .take(3)
@@ -471,9 +492,10 @@ pub(super) fn text_or_base64(bytes: Vec<u8>) -> (Option<String>, Option<String>)
 }
 
 impl ExecState {
-    /// How a program is, without what it wrote.
+    /// The state without output.
     pub(super) fn brief(exec: &Exec) -> ExecState {
-        let (request, result) = (exec.request(), exec.result());
+        let request = exec.request();
+        let result = exec.result();
         let words = request
             .command
             .iter()
@@ -521,10 +543,10 @@ impl ExecState {
         }
     }
 
-    /// The same with the end of what it wrote.
+    /// The state with the end of the output.
     pub(super) fn whole(exec: &Exec) -> ExecState {
         ExecState {
-            output: Some(Output::of(exec.output())),
+            output: Some(ExecOutput::of(exec.output())),
             ..ExecState::brief(exec)
         }
     }
@@ -558,7 +580,7 @@ impl From<StreamName> for Stream {
 
 impl From<Stream> for StreamName {
     fn from(stream: Stream) -> StreamName {
-        [StreamName::Stdout, StreamName::Stderr][index(stream)]
+        [StreamName::Stdout, StreamName::Stderr][stream_index(stream)]
     }
 }
 
@@ -572,7 +594,7 @@ pub(crate) enum SignalName {
     Name(String),
 }
 
-/// Those that one sends by name.
+/// Signals that have a name here.
 const SIGNALS: [(&str, i32); 17] = [
     ("HUP", 1),
     ("INT", 2),
@@ -615,7 +637,7 @@ impl SignalName {
     }
 }
 
-/// A path inside as words: what is no UTF-8 is shown with marks, and whole in `…_base64`.
+/// A path as text: invalid UTF-8 is replaced, and the exact bytes are in `…_base64`.
 pub(super) fn name_or_base64(name: OsString) -> (String, Option<String>) {
     let shown = name.to_string_lossy().into_owned();
     let bytes = name.into_vec();
@@ -629,19 +651,19 @@ mod tests {
 
     #[test]
     fn an_answer_has_the_end_of_a_long_stream_and_says_where_the_rest_is() {
-        let feed = Feed::new(8 << 20);
+        let feed = OutputLog::new(8 << 20);
         feed.append(Stream::Stdout, "xä".repeat(1 << 20).as_bytes());
         feed.append(Stream::Stderr, b"short");
-        let output = Output::of(&feed);
+        let output = ExecOutput::of(&feed);
         let text = output.stdout.unwrap();
         assert!(
-            text.len() > MOST_INLINE - 4
-                && text.len() <= MOST_INLINE
+            text.len() > MAX_INLINE_OUTPUT - 4
+                && text.len() <= MAX_INLINE_OUTPUT
                 && output.stdout_base64.is_none()
         );
         assert_eq!(
             output.truncated,
-            Shortened {
+            TruncatedStart {
                 stdout: true,
                 stderr: false
             }

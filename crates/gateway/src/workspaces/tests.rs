@@ -4,7 +4,7 @@ use super::*;
 use axum::{Extension, Router};
 use engine::{Engine, Settings};
 use serde_json::{Value, json};
-use spec::{Policy, RunRequest};
+use spec::{LayerKind, LayerUse, Policy, RunRequest};
 use std::fs;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,7 +13,7 @@ use tokio::{
 
 /// A gateway in which everybody has this key.
 async fn serve(gateway: &Gateway, key: &str, scopes: &[Scope]) -> std::net::SocketAddr {
-    let validity = crate::validity::InUse::default().watch(key);
+    let validity = crate::key_watch::ActiveKeys::default().watch(key);
     let caller = Caller {
         key: key.to_owned(),
         tenant: key.to_owned(),
@@ -45,13 +45,13 @@ async fn ask(at: std::net::SocketAddr, line: &str, body: &str) -> (u16, Value) {
 }
 
 /// A folder, and a state folder with layers of it.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     root: PathBuf,
     engine: Engine,
 }
 
-impl Place {
-    pub(crate) fn new(name: &str, layers: &[(&str, Option<&str>)]) -> Place {
+impl Fixture {
+    pub(crate) fn new(name: &str, layers: &[(&str, Option<&str>)]) -> Fixture {
         let root =
             std::env::temp_dir().join(format!("airlock-gateway-{name}-{}", std::process::id()));
         let (folder, state) = (root.join("folder"), root.join("state"));
@@ -67,7 +67,7 @@ impl Place {
             };
             let mut spec = Policy::default().admit(request).unwrap();
             let owner = owner.map(str::to_owned);
-            layers::lay(
+            layers::create_layer(
                 &state,
                 &Id::new(id).unwrap(),
                 &mut spec.sandbox,
@@ -77,7 +77,7 @@ impl Place {
             .unwrap();
             fs::write(spec.sandbox.workspace.unwrap().join("a"), id).unwrap();
         }
-        Place { root, engine }
+        Fixture { root, engine }
     }
 
     fn folder(&self) -> PathBuf {
@@ -85,7 +85,7 @@ impl Place {
     }
 
     pub(crate) fn gateway(&self, folders: Vec<PathBuf>) -> Gateway {
-        let settings = crate::Settings {
+        let settings = crate::GatewaySettings {
             engine: self.engine.clone(),
             policy: Policy::default(),
             state: self.root.join("state"),
@@ -95,7 +95,7 @@ impl Place {
             bounds: crate::Bounds::default(),
             jobs: spec::JobBounds::default(),
             tenants: spec::Tenants::default(),
-            node: crate::Node::default(),
+            node: crate::NodeSettings::default(),
             audit: Default::default(),
             webhooks: crate::WebhookSettings {
                 attempts: 1,
@@ -110,7 +110,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.root);
     }
@@ -118,11 +118,11 @@ impl Drop for Place {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_longer_shared_is_neither_compared_nor_changed() {
-    let place = Place::new(
+    let fixture = Fixture::new(
         "unshared",
         &[("hers", Some("her")), ("second", Some("her"))],
     );
-    let her = serve(&place.gateway(Vec::new()), "her", &[Scope::Sandboxes]).await;
+    let her = serve(&fixture.gateway(Vec::new()), "her", &[Scope::Sandboxes]).await;
     for line in [
         "GET /v1/workspaces/hers/diff",
         "POST /v1/workspaces/hers/commit",
@@ -134,19 +134,19 @@ async fn what_is_no_longer_shared_is_neither_compared_nor_changed() {
             "{line}: {told}"
         );
     }
-    assert_eq!(fs::read_to_string(place.folder().join("a")).unwrap(), "a");
+    assert_eq!(fs::read_to_string(fixture.folder().join("a")).unwrap(), "a");
     assert_eq!(
         ask(her, "DELETE /v1/workspaces/second", "").await.0,
         204,
         "what is hers she may drop"
     );
     // An admin needs no leave, and where the folder is shared, nor does she. Each state has one owner at a time.
-    let place = Place::new("unshared-admin", &[("hers", Some("her"))]);
-    let admin = serve(&place.gateway(Vec::new()), "root", &[Scope::Admin]).await;
+    let fixture = Fixture::new("unshared-admin", &[("hers", Some("her"))]);
+    let admin = serve(&fixture.gateway(Vec::new()), "root", &[Scope::Admin]).await;
     assert_eq!(ask(admin, "GET /v1/workspaces/hers/diff", "").await.0, 200);
-    let place = Place::new("unshared-shared", &[("hers", Some("her"))]);
+    let fixture = Fixture::new("unshared-shared", &[("hers", Some("her"))]);
     let shared = serve(
-        &place.gateway(vec![place.root.clone()]),
+        &fixture.gateway(vec![fixture.root.clone()]),
         "her",
         &[Scope::Sandboxes],
     )
@@ -156,14 +156,14 @@ async fn what_is_no_longer_shared_is_neither_compared_nor_changed() {
         200
     );
     assert_eq!(
-        fs::read_to_string(place.folder().join("a")).unwrap(),
+        fs::read_to_string(fixture.folder().join("a")).unwrap(),
         "hers"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
-    let place = Place::new(
+    let fixture = Fixture::new(
         "layers",
         &[
             ("hers", Some("her")),
@@ -171,8 +171,8 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
             ("admins", None),
         ],
     );
-    let folder = place.folder();
-    let gateway = place.gateway(vec![folder.clone()]);
+    let folder = fixture.folder();
+    let gateway = fixture.gateway(vec![folder.clone()]);
     let her = serve(&gateway, "her", &[Scope::Sandboxes]).await;
     let admin = serve(&gateway, "root", &[Scope::Admin]).await;
     let weak = serve(&gateway, "her", &[Scope::Runs]).await;
@@ -237,12 +237,15 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_there_is_no_room_to_do_or_to_tell_is_not_done() {
-    let place = Place::new("room", &[("hers", Some("her")), ("his", Some("him"))]);
-    let (folder, gateway) = (place.folder(), place.gateway(vec![place.folder()]));
+    let fixture = Fixture::new("room", &[("hers", Some("her")), ("his", Some("him"))]);
+    let (folder, gateway) = (fixture.folder(), fixture.gateway(vec![fixture.folder()]));
     let her = serve(&gateway, "her", &[Scope::Sandboxes]).await;
-    for (shares, amount) in [(gateway.answering(), 60 << 20), (gateway.working(), 16)] {
-        let mut taken = shares.of("her");
-        shares.add(&mut taken, amount).unwrap();
+    for (shares, amount) in [
+        (gateway.response_bytes(), 60 << 20),
+        (gateway.blocking_work(), 16),
+    ] {
+        let mut taken = shares.guard("her");
+        shares.acquire(&mut taken, amount).unwrap();
         let (status, told) = ask(her, "POST /v1/workspaces/hers/commit", "").await;
         assert_eq!(
             (status, &told["code"]),
@@ -251,31 +254,38 @@ async fn what_there_is_no_room_to_do_or_to_tell_is_not_done() {
         );
         assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "a");
     }
-    let mut others = gateway.working().of("him");
-    gateway.working().add(&mut others, 16).unwrap();
+    let mut others = gateway.blocking_work().guard("him");
+    gateway.blocking_work().acquire(&mut others, 16).unwrap();
     assert_eq!(ask(her, "POST /v1/workspaces/hers/commit", "").await.0, 200);
     assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "hers");
 }
 
 #[test]
 fn what_is_told_of_hostile_changes_is_bounded() {
-    let change = |number: usize| layers::Change {
+    let change = |number: usize| layers::LayerChange {
         path: number.to_string().into(),
-        what: layers::What::Added,
-        kind: layers::Kind::Link,
+        what: layers::ChangeKind::Added,
+        kind: layers::FileKind::Link,
         mode: 0o777,
         size_bytes: 0,
         target: Some("\u{1}".repeat(4095).into()),
         left_out: None,
+        why: None,
         conflict: None,
     };
     let changes = |count: usize| (0..count).map(change).collect::<Vec<_>>();
     let told = |count| {
-        let diff = shown(layers::Diff {
+        let diff = layers::Diff {
             changes: changes(count),
             unknown: Vec::new(),
             compared: true,
-        });
+            layer: LayerUse {
+                kind: LayerKind::Copy,
+                bytes: 0,
+            },
+            commits: Vec::new(),
+        };
+        let diff = diff_response(diff, None);
         (
             diff.changes.len(),
             diff.truncated,
@@ -285,14 +295,15 @@ fn what_is_told_of_hostile_changes_is_bounded() {
     assert!(matches!(told(3), (3, false, _)));
     let (count, truncated, bytes) = told(400);
     assert!(
-        count > 100 && truncated && bytes < fitting::MOST_BYTES * 11 / 10,
+        count > 100 && truncated && bytes < json_response::MAX_ENTRY_BYTES * 11 / 10,
         "{count} {bytes}"
     );
-    let committed = layers::Committed {
+    let committed = layers::CommitOutcome {
         applied: changes(400),
         left: Vec::new(),
         discarded: true,
+        ..layers::CommitOutcome::default()
     };
-    let committed = taken_over(committed);
+    let committed = commit_response(committed);
     assert!(committed.applied.len() == count && committed.truncated && committed.discarded);
 }

@@ -10,11 +10,11 @@ use super::{
     refused,
 };
 use crate::{
-    Process, Sandbox, Soon,
+    FileLocks, Process, Sandbox, Soon,
     native::{
         Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
         cgroup::{Counters, Watched},
-        denials::{self, Rules, Told},
+        denials::{self, Budget, Rules, Told},
         launcher::{self, Channel},
         plan, probe,
         protect::{Protection, TakenDown},
@@ -40,6 +40,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt,
     },
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -68,6 +69,8 @@ pub struct ContainerBox {
     passing: Option<Passing>,
     reach: Option<Reach>,
     denials: Option<mpsc::Receiver<Told>>,
+    /// What looking at its calls may cost.
+    looks: Arc<Budget>,
     protection: Option<Protection>,
     berth: Berth,
     notes: Vec<String>,
@@ -369,6 +372,7 @@ impl Started {
             passing,
             reach,
             denials: None,
+            looks: Arc::new(Budget::new(&spec.limits)),
             protection,
             berth,
             notes,
@@ -513,7 +517,7 @@ impl ContainerBox {
         let ids = root.then_some((self.ids.uid, self.ids.gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
         listener
-            .map(|listener| denials::watch(listener, rules()))
+            .map(|listener| denials::watch(listener, rules(), self.looks.clone()))
             .transpose()
     }
 
@@ -635,6 +639,11 @@ impl Sandbox for ContainerBox {
         }
     }
 
+    /// Its repository is the host's own, and what it has is not ours to write.
+    fn read_only_paths(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
     fn notes(&self) -> Vec<String> {
         let weaker: Vec<_> = self
             .enforcers()
@@ -654,10 +663,18 @@ impl Sandbox for ContainerBox {
     }
 
     fn counters(&self) -> Counters {
-        self.groups
-            .as_ref()
-            .map(Watched::counters)
-            .unwrap_or_default()
+        let groups = self.groups.as_ref();
+        let counters = groups.map(Watched::counters).unwrap_or_default();
+        Counters {
+            cpu: counters.cpu.map(|cpu| cpu + self.looks.total()),
+            ..counters
+        }
+    }
+
+    /// Where this process may look into those of the container, that is, as root.
+    fn file_locks(&self) -> Option<FileLocks> {
+        let cgroup = self.groups.as_ref()?.directory()?;
+        Some(FileLocks::new(cgroup.to_owned(), false))
     }
 
     fn barriers(&self) -> Vec<Barrier> {

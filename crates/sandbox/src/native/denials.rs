@@ -13,9 +13,12 @@
 //! to, before or after the look: it denies itself something, or gets the kernel's answer. Where anything is in doubt,
 //! the kernel decides and nothing is told. Without us every such call fails (ENOSYS).
 
+mod budget;
+mod layer;
 mod place;
 mod rules;
 
+pub(crate) use budget::Budget;
 pub(crate) use rules::Rules;
 
 use init::{
@@ -36,8 +39,8 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::OnceLock,
-    time::{Duration, Instant},
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 use tokio::{io::Interest, net::unix::pipe, sync::mpsc};
 
@@ -47,8 +50,6 @@ pub const MOST_DENIALS: usize = 64;
 const LONGEST_ADDRESS: u64 = 128;
 /// Of `openat2`: what it points at, in the only version that there is.
 const OPEN_HOW: usize = 24;
-/// What looking may take of the CPUs before the program's share counts: more than a session that works needs.
-const FREE: Duration = Duration::from_secs(1);
 /// Enough for a path or two on the stack.
 const STACK: usize = 256 << 10;
 
@@ -70,7 +71,11 @@ pub enum Told {
 
 /// Watches the programs under a filter. What they are denied comes out of the receiver, which ends with the last
 /// of them.
-pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receiver<Told>> {
+pub(crate) fn watch(
+    listener: OwnedFd,
+    rules: Rules,
+    budget: Arc<Budget>,
+) -> io::Result<mpsc::Receiver<Told>> {
     // Room for all there can be: the watcher never waits for a reader.
     let (tell, told) = mpsc::channel(MOST_DENIALS + 2);
     // To tokio it is the reading end of a pipe: something to wait for.
@@ -84,7 +89,7 @@ pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receive
         if over {
             return;
         }
-        if start(listener, rules, tell.clone()).is_err() {
+        if start(listener, rules, budget, tell.clone()).is_err() {
             _ = tell.try_send(Told::Unanswered);
         }
     });
@@ -93,11 +98,17 @@ pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receive
 
 /// A thread and no task: a file system that does not answer holds up this run's program alone. Without it the
 /// listener closes, and calls fail.
-fn start(listener: pipe::Receiver, rules: Rules, tell: mpsc::Sender<Told>) -> io::Result<()> {
+fn start(
+    listener: pipe::Receiver,
+    rules: Rules,
+    budget: Arc<Budget>,
+    tell: mpsc::Sender<Told>,
+) -> io::Result<()> {
     let listener = listener.into_nonblocking_fd()?;
     let watcher = Watcher {
         listener,
         rules,
+        budget,
         tell,
         seen: Vec::new(),
         full: false,
@@ -111,6 +122,7 @@ fn start(listener: pipe::Receiver, rules: Rules, tell: mpsc::Sender<Told>) -> io
 struct Watcher {
     listener: OwnedFd,
     rules: Rules,
+    budget: Arc<Budget>,
     tell: mpsc::Sender<Told>,
     seen: Vec<Denial>,
     full: bool,
@@ -125,13 +137,12 @@ impl Watcher {
             .is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
         let mut places = able.then(Places::default);
         notify::answer_in_turn(&self.listener);
-        let began = Instant::now();
+        let mut booked = Duration::ZERO;
         loop {
-            let debt = self
-                .rules
-                .cpus
-                .map(|cpus| debt(time_spent(), began.elapsed(), cpus));
-            if let Some(debt) = debt.filter(|debt| !debt.is_zero()) {
+            let spent = time_spent();
+            let debt = self.budget.book(spent.saturating_sub(booked));
+            booked = spent;
+            if !debt.is_zero() {
                 notify::let_wait(&self.listener, debt);
             }
             let notice = match notify::next(&self.listener) {
@@ -139,6 +150,10 @@ impl Watcher {
                 Ok(None) => return,
                 Err(_) => return drop(self.tell.try_send(Told::Unanswered)),
             };
+            if self.budget.is_spent() && !self.full {
+                self.full = true;
+                _ = self.tell.try_send(Told::More);
+            }
             let (answer, denial) = self.decide(&notice, places.as_mut());
             // An answer that arrives is one to the very call whose thread we looked at: it has waited all the
             // time, so its number was nobody else's. One that does not arrive decided nothing.
@@ -171,6 +186,7 @@ impl Watcher {
             .and_then(|number| table.get(number));
         match verdict.map(|verdict| verdict.given(&notice.arguments)) {
             Some(Verdict::Refuse(errno)) => (Answer::Errno(i32::from(*errno)), refused(notice)),
+            Some(Verdict::Watch) if self.budget.is_spent() => (Answer::Continue, None),
             Some(Verdict::Watch) => match self.denied(notice, places) {
                 Some((errno, denial)) => (Answer::Errno(errno), Some(denial)),
                 None => (Answer::Continue, None),
@@ -190,8 +206,15 @@ impl Watcher {
             errno,
             target,
             place,
-        } = change(notice, action, places?)?;
-        let (rule, allow_with) = self.rules.against(&place, &target)?;
+            by_layer,
+        } = change(notice, action, places?, &self.rules)?;
+        let (what, rule, allow_with) = match by_layer {
+            true => self.rules.against_renaming(),
+            false => {
+                let (rule, allow_with) = self.rules.against(&place, &target)?;
+                ("write", rule, allow_with)
+            }
+        };
         let by_that_rule = match errno {
             // Something is there: denied if it is there only to keep the name from being taken.
             Errno::EXIST | Errno::ISDIR => rule == "protected",
@@ -204,7 +227,7 @@ impl Watcher {
         }
         let target = target.to_string_lossy().into_owned();
         let denial = Denial {
-            what: "write".to_owned(),
+            what: what.to_owned(),
             target,
             rule: rule.to_owned(),
             allow_with,
@@ -253,12 +276,6 @@ fn time_spent() -> Duration {
     Duration::try_from(rustix::time::clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// How long not to work, so that looking takes no larger share of the CPUs than the program has.
-fn debt(spent: Duration, elapsed: Duration, cpus: f64) -> Duration {
-    let over = spent.as_secs_f64() - FREE.as_secs_f64() - elapsed.as_secs_f64() * cpus;
-    Duration::try_from_secs_f64(over / cpus).unwrap_or_default()
-}
-
 /// A descriptor of another thread.
 fn descriptor_of(pid: u32, number: i32) -> Option<OwnedFd> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -288,7 +305,7 @@ fn can_connect(socket: BorrowedFd<'_>, family: AddressFamily) -> rustix::io::Res
 }
 
 /// What a call would come to that changes files.
-fn change(notice: &Notice, action: Action, places: &mut Places) -> Option<Refusal> {
+fn change(notice: &Notice, action: Action, places: &mut Places, rules: &Rules) -> Option<Refusal> {
     let pid = notice.pid;
     places.enter(pid)?;
     let path = |path: PathArgument| -> Option<PathBuf> {
@@ -328,7 +345,7 @@ fn change(notice: &Notice, action: Action, places: &mut Places) -> Option<Refusa
         ),
         Action::Rename(from, to, how) => {
             let how = RenameFlags::from_bits_retain(flags(notice, how)? as u32);
-            places.rename(&path(from)?, &path(to)?, how)
+            places.rename(&path(from)?, &path(to)?, how, rules.layer.as_ref())
         }
         Action::Change(at, how) => places.change(
             &path(at)?,
@@ -382,10 +399,15 @@ fn refused(notice: &Notice) -> Option<Denial> {
         | "name_to_handle_at" | "fchmodat" | "fchmodat2" | "openat" | "mknodat" => path(1),
         "move_mount" => path(3),
         "clone" | "unshare" => format!("flags {first:#x}"),
-        "socket" if [2, 10].contains(&first) => format!("protocol {third}"),
+        "socket" if [2, 10].contains(&first) && [1, 2].contains(&(second & 0xf)) => {
+            format!("protocol {third}")
+        }
+        "socket" if [2, 10].contains(&first) => format!("kind {}", second & 0xf),
         "socket" | "socketpair" => format!("family {first}"),
         "ioctl" => format!("request {second:#x}"),
-        "fcntl" => "F_SETLEASE".to_owned(),
+        "fcntl" => filter::fcntl_name(second).unwrap_or_default().to_owned(),
+        "setsockopt" => format!("option {third}"),
+        "close_range" => format!("flags {third:#x}"),
         "personality" => format!("{first:#x}"),
         "prlimit64" => format!("pid {first}"),
         _ => String::new(),
@@ -397,28 +419,4 @@ fn refused(notice: &Notice) -> Option<Denial> {
         rule,
         allow_with,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looking_takes_no_larger_share_than_the_program_has() {
-        let millis = Duration::from_millis;
-        for (spent, elapsed, cpus, owed) in [
-            (0, 0, 0.5, 0),
-            (1000, 0, 0.5, 0),
-            (1500, 1000, 0.5, 0),
-            (1500, 0, 0.5, 1000),
-            (2000, 8000, 0.125, 0),
-            (2000, 4000, 0.125, 4000),
-        ] {
-            assert_eq!(
-                debt(millis(spent), millis(elapsed), cpus),
-                millis(owed),
-                "{spent} {elapsed} {cpus}"
-            );
-        }
-    }
 }

@@ -1,7 +1,10 @@
 //! Why a box could not be made, with what to do about it.
 
 use super::{cgroup::CgroupError, protect::ProtectError};
-use init::step::{Failure, Step};
+use init::{
+    plan::OVER_WORKSPACE,
+    step::{Failure, Step},
+};
 use spec::{Barrier, ErrorCode, ErrorInfo};
 use std::{io, path::PathBuf};
 
@@ -288,6 +291,10 @@ fn step_hint(failure: &Failure) -> String {
         Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
         Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
         Step::Passing => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
+        Step::Workspace if failure.detail == OVER_WORKSPACE => {
+            "this kernel does not lay a layer over that folder: share it at once with --workspace DIR:live, show it \
+             read-only with DIR:ro, or have it copied (`copy_names` and `copy_size` under [workspace])"
+        }
         Step::Workspace => "check what lies at this place in the workspace",
         Step::JoinNamespaces if failure.errno == NOT_FOUND => "the folder to start in does not exist inside: look at the image's WORKDIR",
         Step::Terminal => "close a terminal first: a sandbox may have a few at once",
@@ -302,6 +309,25 @@ fn step_hint(failure: &Failure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_that_the_kernel_refuses_has_the_remedies_of_one_that_cannot_be_made() {
+        let hint = |detail: &str| {
+            let step = Step::Workspace;
+            let (errno, detail) = (22, detail.to_owned());
+            step_hint(&Failure {
+                step,
+                errno,
+                detail,
+            })
+        };
+        let told = hint(OVER_WORKSPACE);
+        assert!(
+            told.contains("DIR:live") && told.contains("DIR:ro"),
+            "{told}"
+        );
+        assert!(!hint("/workspace").contains("DIR:live"));
+    }
 
     #[test]
     fn who_cannot_freeze_now_may_another_time_and_who_has_no_freezer_may_not() {

@@ -1,12 +1,12 @@
 //! A plan in words, for `--explain`.
 
-use super::{Native, Program, SandboxError, machine, plan, root};
+use super::{Missing, Native, Program, SandboxError, barriers, live, machine, plan, probe, root};
 use init::{
     plan::{HostPath, PassingPlan, PlaceKind, ProgramPlan, TemplatePlan},
     step::Step,
 };
 use spec::{Enforcer, Id, Limits, SandboxSpec};
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
 /// One line: a step and what it will do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,7 @@ impl Native {
             .iter()
             .map(|finding| (finding.limit, finding.enforcer))
             .collect();
+        self.check_planned(spec, in_box.own_network, &enforcers)?;
         let last = plan::of_program(Some(program), spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
@@ -60,7 +61,7 @@ impl Native {
             Step::Scratch,
             format!(
                 "tmpfs of {} for /tmp, /dev/shm, home and a fresh workspace",
-                limits.disk
+                limits.scratch()
             ),
         ));
         if !in_box.copies.is_empty() {
@@ -111,6 +112,31 @@ impl Native {
         }
         lines.extend(of_program(&last));
         Ok(lines)
+    }
+}
+
+impl Native {
+    /// Refuses a required barrier that would not stand if every step succeeds.
+    fn check_planned(
+        &self,
+        spec: &SandboxSpec,
+        own_network: bool,
+        enforcers: &BTreeMap<&'static str, Enforcer>,
+    ) -> Result<(), SandboxError> {
+        let mut steps = self.steps;
+        if !own_network {
+            steps = steps.without(Step::NetNamespace);
+        }
+        if probe::landlock_version() == 0 {
+            steps = steps.without(Step::PathRules);
+        }
+        let standing = barriers::standing(steps, spec, enforcers, self.starter);
+        match spec.required.iter().find(|it| !standing.contains(it)) {
+            None => Ok(()),
+            Some(barrier) => {
+                Err(Missing::new(barrier.name(), live::why_missing(*barrier, None)).into())
+            }
+        }
     }
 }
 

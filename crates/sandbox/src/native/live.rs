@@ -3,14 +3,14 @@
 use super::{
     Ended, Missing, Program, SandboxError, Starter, barriers,
     cgroup::{Counters, Group},
-    denials::{self, Rules, Told},
+    denials::{self, Budget, Rules, Told},
     launcher::{Channel, Launcher},
     mount_watch::MountWatch,
     plan, probe,
     protect::{Protection, TakenDown},
 };
 use crate::{
-    Process, Sandbox, Soon,
+    FileLocks, Process, Sandbox, Soon,
     passing::{Passing, Reach},
     process::{self, StandBy},
 };
@@ -25,6 +25,7 @@ use std::{
     io::ErrorKind,
     net::TcpListener,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -60,6 +61,8 @@ pub struct NativeBox {
     pub(super) passing: Option<Passing>,
     pub(super) reach: Option<Reach>,
     pub(super) denials: Option<mpsc::Receiver<Told>>,
+    /// What looking at its calls may cost.
+    pub(super) looks: Arc<Budget>,
     pub(super) held: Held,
     pub(super) notes: Vec<String>,
 }
@@ -86,10 +89,17 @@ pub enum Progress {
 
 impl Sandbox for NativeBox {
     fn workspace(&self) -> BorrowedFd<'_> {
-        self.held
-            .protection
-            .as_ref()
+        let protection = self.held.protection.as_ref();
+        protection
+            // What lies over a folder is seen from inside alone.
+            .filter(|_| self.spec.overlay.is_none())
             .map_or(self.workspace.as_fd(), Protection::workspace)
+    }
+
+    fn read_only_paths(&self) -> Vec<PathBuf> {
+        let protection = self.held.protection.as_ref();
+        let binds = protection.map_or(&[][..], Protection::binds);
+        binds.iter().map(|bind| bind.path.clone()).collect()
     }
 
     fn scratch_is_full(&self) -> bool {
@@ -148,11 +158,19 @@ impl Sandbox for NativeBox {
     }
 
     fn counters(&self) -> Counters {
-        self.held
-            .group
-            .as_ref()
-            .map(Group::counters)
-            .unwrap_or_default()
+        let group = self.held.group.as_ref();
+        let counters = group.map(Group::counters).unwrap_or_default();
+        Counters {
+            cpu: counters.cpu.map(|cpu| cpu + self.looks.total()),
+            ..counters
+        }
+    }
+
+    fn file_locks(&self) -> Option<FileLocks> {
+        let cgroup = self.held.group.as_ref()?.directory()?;
+        // A user made the namespace of the program's processes; for root they are another user's.
+        let sees_all = self.starter == Starter::User || probe::may_trace();
+        Some(FileLocks::new(cgroup.to_owned(), sees_all))
     }
 
     fn barriers(&self) -> Vec<Barrier> {
@@ -447,7 +465,7 @@ impl NativeBox {
             (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
         listener
-            .map(|listener| denials::watch(listener, rules()))
+            .map(|listener| denials::watch(listener, rules(), self.looks.clone()))
             .transpose()
     }
 

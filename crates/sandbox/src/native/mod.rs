@@ -22,7 +22,12 @@ pub(crate) mod root;
 pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
-pub use init::{protocol::Ended, step::Step};
+pub use init::{
+    lease::{Lease, LeaseKind},
+    plan::{UPPER, WORK},
+    protocol::Ended,
+    step::Step,
+};
 pub use live::{NativeBox, Progress, Released};
 pub(crate) use live::{send_off, taken_down, why_missing};
 pub use plan::{Program, Starter};
@@ -32,6 +37,7 @@ use crate::{
     passing::{self, Power},
 };
 use cgroup::{Group, Placement};
+use denials::Budget;
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{Arriving, Report},
@@ -163,8 +169,8 @@ impl Native {
         Ok(self.own_cgroups()?.remove(run)?)
     }
 
-    /// Settles workspaces whose runs are dead; gives back what there is to say.
-    pub fn sweep_workspaces(&self) -> Vec<String> {
+    /// Settles workspaces whose runs are dead.
+    pub fn sweep_workspaces(&self) -> protect::SweptWorkspaces {
         protect::sweep(&self.state)
     }
 
@@ -532,6 +538,7 @@ impl Native {
             passing,
             reach,
             denials: None,
+            looks: Arc::new(Budget::new(&spec.limits)),
             held: Held::default(),
             notes,
         };
@@ -547,6 +554,20 @@ pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     }
     passing::plan(spec, Power::Ours)?;
     plan::host_paths(spec, false).map(drop)
+}
+
+/// Whether anything is mounted below a folder.
+pub fn has_mounts_below(folder: &Path) -> std::io::Result<bool> {
+    let path = CString::new(folder.as_os_str().as_bytes())?;
+    init::submounts::any_below(&path)
+}
+
+/// A file system of the kernel's own below a folder, if there is one: its files are nobody's to copy.
+pub fn kernel_file_system_below(folder: &Path) -> std::io::Result<Option<PathBuf>> {
+    let path = CString::new(folder.as_os_str().as_bytes())?;
+    let found = init::submounts::below(&path)?;
+    let first = found.first();
+    Ok(first.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes()))))
 }
 
 /// What came back for a box.
@@ -568,7 +589,7 @@ fn mapping_notes(
     spec: &SandboxSpec,
 ) -> (Vec<String>, Option<PathBuf>) {
     let mut notes = Vec::new();
-    let of_workspace = u32::from(plan.workspace.is_some());
+    let of_workspace = plan.workspace.iter().chain(&plan.overlay).count() as u32;
     for number in unmapped {
         match (number.checked_sub(of_workspace), &spec.workspace) {
             (None, Some(path)) => return (notes, Some(path.clone())),

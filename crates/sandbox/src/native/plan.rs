@@ -112,6 +112,7 @@ pub(super) fn of_box(
     ahead: bool,
 ) -> Result<BoxPlan, SandboxError> {
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
+    let overlay = overlay(spec, who.idmaps)?;
     let fresh = workspace.is_none();
     // A copy is out of reach of the host's tools.
     let watched = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
@@ -127,13 +128,14 @@ pub(super) fn of_box(
         passing: passing::plan(spec, Power::Ours)?,
         terminal: spec.tty.is_some(),
         stays: spec.stays,
-        scratch_bytes: spec.limits.disk.0,
-        scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
+        scratch_bytes: spec.limits.scratch().0,
+        scratch_files: (spec.limits.scratch().0 / BYTES_PER_FILE).max(1024),
         copies: copies(spec)?
             .iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
         workspace,
+        overlay,
         protected: names(protection, false)?,
         hidden: names(protection, true)?,
         workspace_directories: if fresh {
@@ -255,6 +257,15 @@ pub(crate) fn host_paths(
         }
     }
     Ok((workspace, mounts))
+}
+
+/// The layer over the workspace: it belongs to whoever owns that.
+fn overlay(spec: &SandboxSpec, idmaps: bool) -> Result<Option<HostPath>, SandboxError> {
+    let path = |overlay: &spec::WorkspaceOverlay| {
+        let place = Path::new(spec::WORKSPACE);
+        host_path(spec, &overlay.layer, place, Access::ReadWrite, idmaps)
+    };
+    spec.overlay.as_ref().map(path).transpose()
 }
 
 fn path_of(path: &HostPath) -> PathBuf {

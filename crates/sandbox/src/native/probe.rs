@@ -91,6 +91,12 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
+/// Whether this process may look into those of other users.
+pub(crate) fn may_trace() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE))
+}
+
 /// Whether this kernel lets a process be looked into by those whose user it becomes.
 pub(crate) fn processes_can_be_looked_into() -> bool {
     std::fs::read("/proc/sys/fs/suid_dumpable").is_ok_and(|text| text.trim_ascii() == b"1")

@@ -23,9 +23,9 @@ mod tests;
 mod walk;
 
 pub use beneath::target_inside;
-pub use hide::{MAX_HIDDEN, holds_key};
+pub use hide::{MAX_HIDDEN, holds_credentials, holds_key};
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{find, find_below, lifts_nothing, protects};
+pub use names::{find, find_below, is_spared, lifts_nothing, protects};
 pub use settle::resolve_inside;
 pub use start::{REPOSITORY, is_repository};
 
@@ -33,14 +33,17 @@ use super::mount_watch::WatchFindings;
 use hide::Hiding;
 use hold::HoldFolder;
 use init::protocol::Remounted;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, FlockOperation, OFlags};
 use spec::{HeldBack, Hide, Id, ProtectedNames, SandboxSpec};
 use start::Start;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -65,6 +68,8 @@ pub struct Protection {
     workspace: OwnedFd,
     /// Nothing where the changes are looked at before they are taken over.
     held: Option<(Start, HoldFolder)>,
+    /// The layer that takes the changes, locked against whoever removes it or takes it over.
+    layer: Option<OwnedFd>,
     binds: Vec<Bind>,
     replaced: Vec<Replaced>,
     artifacts_kept: bool,
@@ -133,6 +138,8 @@ impl FileState {
 pub struct TakenDown {
     /// What was taken out of the workspace.
     pub held_back: Vec<HeldBack>,
+    /// The run as whose it is kept: its own id may have been another's, of which something is kept still.
+    pub held_as: Option<String>,
     /// What a reader of the result should know.
     pub notes: Vec<String>,
 }
@@ -180,11 +187,23 @@ impl Protection {
         workspace: OwnedFd,
         spec: &SandboxSpec,
     ) -> Result<Protection, ProtectError> {
+        let look = |source| ProtectError::Look { source };
+        if let Some(overlay) = &spec.overlay {
+            let layer = beneath::open_absolute(&overlay.layer).map_err(look)?;
+            return Ok(Protection {
+                layer: Some(in_use(layer).map_err(look)?),
+                ..Protection::hiding(workspace, &overlay.hidden)?
+            });
+        }
         if spec.copy_on_write {
-            return Ok(Protection::reviewed(workspace));
+            let layer = workspace.try_clone().and_then(in_use).map_err(look)?;
+            return Ok(Protection {
+                layer: Some(layer),
+                ..Protection::reviewed(workspace)
+            });
         }
         if spec.read_only_workspace {
-            return Protection::read_only(workspace, &spec.hide);
+            return Protection::read_only(workspace, spec);
         }
         Protection::put_up(state, run, workspace.as_fd(), spec)
     }
@@ -217,7 +236,9 @@ impl Protection {
             Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
         start.expect(workspace.as_fd(), &spec.passing_inputs);
         let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
-        let binds = binds(workspace.as_fd(), &start, second, &hiding.found).map_err(look)?;
+        let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
+        let hidden = [&hiding.found[..], &sockets].concat();
+        let binds = binds(workspace.as_fd(), &start, second, &hidden).map_err(look)?;
         others.extend(unsettled()?);
         for other in &others {
             start.leave_out_news_of(other);
@@ -231,30 +252,39 @@ impl Protection {
         Ok(Protection {
             workspace,
             held: Some((start, hold)),
+            layer: None,
             binds,
             replaced: Vec::new(),
             artifacts_kept: false,
             notes: lifting_notes(spec)
                 .chain(unread)
                 .chain(hiding_note(&hiding.found))
+                .chain(sockets_note(&sockets))
                 .collect(),
         })
     }
 
     /// For a workspace that cannot be written: only what is hidden counts.
-    fn read_only(workspace: OwnedFd, hide: &Hide) -> Result<Protection, ProtectError> {
-        let mut hiding = Hiding::new(hide);
-        let look = |source| ProtectError::Look { source };
-        hiding.look(workspace.as_fd()).map_err(look)?;
+    fn read_only(workspace: OwnedFd, spec: &SandboxSpec) -> Result<Protection, ProtectError> {
+        let mut hiding = Hiding::new(&spec.hide);
+        let looked = hiding.look(workspace.as_fd());
+        looked.map_err(|source| ProtectError::Look { source })?;
+        let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
+        let hidden = [&hiding.found[..], &sockets].concat();
         Ok(Protection {
-            binds: binds(
-                workspace.as_fd(),
-                &Start::default(),
-                Vec::new(),
-                &hiding.found,
-            )
-            .map_err(look)?,
-            notes: hiding_note(&hiding.found).into_iter().collect(),
+            notes: hiding_note(&hiding.found)
+                .into_iter()
+                .chain(sockets_note(&sockets))
+                .collect(),
+            ..Protection::hiding(workspace, &hidden)?
+        })
+    }
+
+    /// For a workspace of which only these files are kept from the program.
+    fn hiding(workspace: OwnedFd, hidden: &[PathBuf]) -> Result<Protection, ProtectError> {
+        let binds = binds(workspace.as_fd(), &Start::default(), Vec::new(), hidden);
+        Ok(Protection {
+            binds: binds.map_err(|source| ProtectError::Look { source })?,
             ..Protection::reviewed(workspace)
         })
     }
@@ -264,6 +294,7 @@ impl Protection {
         Protection {
             workspace,
             held: None,
+            layer: None,
             binds: Vec::new(),
             replaced: Vec::new(),
             artifacts_kept: false,
@@ -284,7 +315,8 @@ impl Protection {
     /// The lock of the run. The first process of the sandbox should inherit it, out of the program's reach: then no
     /// sweep settles a workspace in which a program may still run.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
-        self.held.as_ref().map(|(_, hold)| hold.lock.as_fd())
+        let held = self.held.as_ref().map(|(_, hold)| hold.lock.as_fd());
+        held.or(self.layer.as_ref().map(AsFd::as_fd))
     }
 
     /// All that the program put into the folder for artifacts is kept: it need not stay.
@@ -300,7 +332,7 @@ impl Protection {
 
     /// Takes out what does not belong into the workspace. The program must be gone.
     pub fn take_down(self) -> TakenDown {
-        let mut taken_down = match self.held {
+        let Settled { mut taken_down, .. } = match self.held {
             Some((start, hold)) => settle(
                 self.workspace.as_fd(),
                 &start,
@@ -308,7 +340,7 @@ impl Protection {
                 self.artifacts_kept,
                 hold,
             ),
-            None => TakenDown::default(),
+            None => Settled::default(),
         };
         taken_down.notes.splice(0..0, self.notes);
         taken_down
@@ -337,10 +369,12 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
 }
 
 /// What of `--allow-protected` does nothing.
-fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
+pub fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
     let is_folder = |path: &Path| {
-        let workspace = spec.workspace.as_ref();
-        workspace.is_some_and(|workspace| workspace.join(path).is_dir())
+        let found = spec.workspace.as_ref().map(|it| it.join(path).metadata());
+        let kind = found.and_then(Result::ok).map(|found| found.file_type());
+        // A socket can be lifted, too.
+        kind.is_some_and(|kind| kind.is_dir() || kind.is_socket())
     };
     spec.protected.allowed.iter().filter_map(move |path| {
         let path = path.as_path();
@@ -356,6 +390,43 @@ pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
         hidden,
         "cannot be opened inside: hidden, as `--hide` says (`--hide none` hides only what you name)",
     )
+}
+
+/// What to say of sockets that are covered.
+fn sockets_note(sockets: &[PathBuf]) -> Option<String> {
+    listed(
+        sockets,
+        "is a socket of a program outside, and is covered: whoever listens there cannot be talked to from inside \
+         (`--allow-protected` with its path uncovers it)",
+    )
+}
+
+/// Of paths that a program changed and that stay, those that toolchains or agents obey.
+pub fn noted_paths<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
+    let noted = |path: &'a Path| match names::is_noted(path) {
+        true => Some(path),
+        false => names::environment(path),
+    };
+    let noted: BTreeSet<_> = paths.filter_map(noted).map(Path::to_owned).collect();
+    noted.into_iter().collect()
+}
+
+/// What to say of them.
+pub fn noted_note(noted: &[PathBuf]) -> Option<String> {
+    listed(
+        noted,
+        "changed: toolchains or agents obey it, so look at it before you use it",
+    )
+}
+
+/// What to say of so many new names that would be protected outside of packages.
+pub fn spared_note(count: usize) -> Option<String> {
+    (count > 0).then(|| {
+        format!(
+            "{count} names of editors and agents are new among the packages in the workspace, and stay there: open none \
+             of these folders by itself"
+        )
+    })
 }
 
 /// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace; and by its second names.
@@ -415,15 +486,37 @@ fn binds(
     Ok(binds.map(bind).collect())
 }
 
+/// Locks a layer for as long as one of its users lives.
+fn in_use(layer: OwnedFd) -> io::Result<OwnedFd> {
+    rustix::fs::flock(&layer, FlockOperation::NonBlockingLockShared)?;
+    Ok(layer)
+}
+
+/// What became of a workspace in which nobody is any more.
+#[derive(Default)]
+struct Settled {
+    taken_down: TakenDown,
+    /// Whether something could not be done.
+    failed: bool,
+}
+
 fn settle(
     workspace: BorrowedFd<'_>,
     start: &Start,
     replaced: &[Replaced],
     artifacts_kept: bool,
     mut hold: HoldFolder,
-) -> TakenDown {
+) -> Settled {
     let findings = settle::settle(workspace, start, replaced, artifacts_kept, &mut hold);
+    let mut failed = findings.unfinished || !findings.problems.is_empty();
     let mut notes = findings.problems;
+    let more = findings.problem_count.saturating_sub(notes.len());
+    if more > 0 {
+        notes.push(format!(
+            "{more} more names in the workspace could not be checked or taken out; look at it before you use the folder"
+        ));
+    }
+    let held_as = Some(hold.name());
     notes.extend(replaced_notes(replaced));
     notes.extend(listed(
         &findings.cleared,
@@ -434,29 +527,28 @@ fn settle(
         "was changed meanwhile, by you or through a second name: look at it before you use it",
     ));
     let noted: Vec<_> = findings.noted.into_iter().collect();
-    notes.extend(listed(
-        &noted,
-        "changed: toolchains or agents obey it, so look at it before you use it",
-    ));
-    if findings.spared > 0 {
-        notes.push(format!(
-            "{} names of editors and agents are new among the packages in the workspace, and stay there: open none of these folders by itself",
-            findings.spared
-        ));
-    }
+    notes.extend(noted_note(&noted));
+    notes.extend(spared_note(findings.spared));
     if findings.unfinished {
         notes.push("`airlock sweep` looks through the workspace once more".to_owned());
-        let held_back = hold.leave();
-        return TakenDown { held_back, notes };
+        let taken_down = TakenDown {
+            held_back: hold.leave(),
+            held_as,
+            notes,
+        };
+        return Settled { taken_down, failed };
     }
-    match hold.close() {
-        Ok(held_back) => TakenDown { held_back, notes },
-        Err(error) => {
-            notes.push(format!("`airlock sweep` finishes the workspace: {error}"));
-            let held_back = Vec::new();
-            TakenDown { held_back, notes }
-        }
-    }
+    let held_back = hold.close().unwrap_or_else(|error| {
+        notes.push(format!("`airlock sweep` finishes the workspace: {error}"));
+        failed = true;
+        Vec::new()
+    });
+    let taken_down = TakenDown {
+        held_as: held_as.filter(|_| !held_back.is_empty()),
+        held_back,
+        notes,
+    };
+    Settled { taken_down, failed }
 }
 
 fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
@@ -485,44 +577,65 @@ fn listed(paths: &[PathBuf], what: &str) -> Option<String> {
     (!paths.is_empty()).then(|| format!("{} in the workspace {what}", shown.join(", ")))
 }
 
-/// Settles workspaces whose runs are dead; gives back what there is to say.
-pub fn sweep(state: &Path) -> Vec<String> {
-    let folders = match hold::folders(state) {
-        Ok(folders) => folders,
-        Err(error) => return vec![format!("the records of workspaces: {error}")],
-    };
-    let swept = folders.iter().map(|folder| {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        sweep_one(folder)
-            .unwrap_or_else(|error| vec![format!("the workspace of run {name}: {error}")])
-    });
-    swept.flatten().collect()
+/// What there is to say of workspaces whose runs are dead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SweptWorkspaces {
+    /// What was done.
+    pub notes: Vec<String>,
+    /// What could not be done.
+    pub problems: Vec<String>,
 }
 
-fn sweep_one(folder: &Path) -> io::Result<Vec<String>> {
+/// Settles workspaces whose runs are dead.
+pub fn sweep(state: &Path) -> SweptWorkspaces {
+    let mut swept = SweptWorkspaces::default();
+    let folders = hold::folders(state).unwrap_or_else(|error| {
+        let problem = format!("the records of workspaces: {error}");
+        swept.problems.push(problem);
+        Vec::new()
+    });
+    for folder in folders {
+        if let Err(error) = sweep_one(&folder, &mut swept) {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            let problem = format!("the workspace of run {name}: {error}");
+            swept.problems.push(problem);
+        }
+    }
+    swept
+}
+
+fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
     let Some((hold, text)) = HoldFolder::take_over(folder)? else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let damaged = || io::Error::other("its record is damaged");
     let start = Start::parse(&text).ok_or_else(damaged)?;
     let shown = start.workspace.to_string_lossy().escape_debug().to_string();
     let workspace = match beneath::open_absolute(&start.workspace) {
         Ok(workspace) if rustix::fs::fstat(&workspace)?.st_ino == start.inode => workspace,
-        Ok(_) => return forget(hold, &shown),
-        Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown),
+        Ok(_) => return forget(hold, &shown, swept),
+        Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown, swept),
         Err(error) => return Err(error),
     };
-    let TakenDown { held_back, notes } = settle(workspace.as_fd(), &start, &[], false, hold);
-    let taken = held_back.iter().map(|it| {
+    let Settled { taken_down, failed } = settle(workspace.as_fd(), &start, &[], false, hold);
+    let taken = taken_down.held_back.iter().map(|it| {
         let path = it.path.escape_debug();
         format!("`{path}` was taken out of `{shown}`: {}", it.why.words())
     });
-    Ok(taken.take(MAX_LISTED).chain(notes).collect())
+    swept.notes.extend(taken.take(MAX_LISTED));
+    let said = if failed {
+        &mut swept.problems
+    } else {
+        &mut swept.notes
+    };
+    said.extend(taken_down.notes);
+    Ok(())
 }
 
-fn forget(hold: HoldFolder, shown: &str) -> io::Result<Vec<String>> {
+fn forget(hold: HoldFolder, shown: &str, swept: &mut SweptWorkspaces) -> io::Result<()> {
     hold.close()?;
-    Ok(vec![format!(
+    swept.problems.push(format!(
         "the workspace `{shown}` is gone or was moved: what a killed program left there was not looked at"
-    )])
+    ));
+    Ok(())
 }

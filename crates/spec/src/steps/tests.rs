@@ -5,7 +5,7 @@ const PLAIN: &str = r#"{"protocol_version":"1.0","job_id":"j-1","task_id":"t-1",
     "steps":[{"type":"run_command","args":{"argv":["true"]}}]}"#;
 
 fn json(text: &str) -> Json {
-    parse::parse(text)
+    serde_json::from_str(text).unwrap()
 }
 
 fn read(text: &str) -> Result<StepJob, BadJob> {
@@ -14,41 +14,6 @@ fn read(text: &str) -> Result<StepJob, BadJob> {
 
 fn field(text: &str) -> String {
     read(text).unwrap_err().field
-}
-
-/// By serde's reader where that is built in; the crate itself has none.
-mod parse {
-    #[cfg(feature = "serde")]
-    pub(super) fn parse(text: &str) -> crate::Json {
-        serde_json::from_str(text).unwrap()
-    }
-
-    #[cfg(not(feature = "serde"))]
-    pub(super) fn parse(text: &str) -> crate::Json {
-        of(&serde_json::from_str(text).unwrap())
-    }
-
-    #[cfg(not(feature = "serde"))]
-    fn of(value: &serde_json::Value) -> crate::Json {
-        use crate::Json;
-        use serde_json::Value;
-        match value {
-            Value::Null => Json::Null,
-            Value::Bool(value) => Json::Bool(*value),
-            Value::Number(value) => match (value.as_u64(), value.as_i64()) {
-                (Some(whole), _) => Json::Whole(whole),
-                (None, Some(negative)) => Json::Negative(negative),
-                (None, None) => Json::Fraction(value.as_f64().unwrap()),
-            },
-            Value::String(text) => Json::Text(text.clone()),
-            Value::Array(list) => Json::List(list.iter().map(of).collect()),
-            Value::Object(map) => Json::Object(
-                map.iter()
-                    .map(|(name, value)| (name.clone(), of(value)))
-                    .collect(),
-            ),
-        }
-    }
 }
 
 #[test]

@@ -67,6 +67,15 @@ pub enum StoreError {
         /// What came.
         found: String,
     },
+    /// Its name means something else where artifacts are named.
+    #[error(
+        "artifact `{}` is not kept: a name ends neither in `/versions` nor in `@` and a number",
+        shown(name)
+    )]
+    Name {
+        /// Which one.
+        name: WorkspacePath,
+    },
     /// What is said of its bytes is no content type.
     #[error(
         "artifact `{}` is not kept: its content type cannot be used",

@@ -13,6 +13,7 @@ use super::{
 use crate::names;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use spec::WorkspacePath;
 use std::{
     io::{self, Write},
     time::{Duration, Instant},
@@ -48,9 +49,19 @@ enum Sink {
     Upload(Box<Upload>),
 }
 
+/// Whether the name would be read as another: `NAME/versions` lists the versions of `NAME`, and `NAME@N` is one of them.
+fn is_taken(name: &WorkspacePath) -> bool {
+    let name = name.as_path().to_string_lossy();
+    let version = name.rsplit_once('@').map(|(_, version)| version);
+    name.ends_with("/versions") || version.is_some_and(|text| text.parse::<u64>().is_ok())
+}
+
 impl Artifacts {
     /// Begins to keep something as the next version of its name.
     pub async fn begin(&self, mut new: New) -> Result<Putting, StoreError> {
+        if is_taken(&new.name) {
+            return Err(StoreError::Name { name: new.name });
+        }
         let failed = |source| StoreError::Keep {
             name: new.name.clone(),
             source,

@@ -1,14 +1,16 @@
-//! Files in a bucket, one object a version, as agents of the mesh have them.
+//! Artifacts in a bucket (S3 or GCS), one object per version, in the layout of the mesh's agents.
 //!
-//! An object appears whole or not at all, and is made only if its key is free: whoever loses takes the next number. Some servers
-//! of others cannot do that, or do not care; which is found out by making the first object a second time. With those, writers
-//! of one name take turns in this process, those of two workers may lose a file to each other, and [`Bucket::weakness`] says so. When only
-//! the answer to a write is lost, the same bytes may become two versions.
+//! A version is created with a conditional write (`If-None-Match`), so that a lost race takes the
+//! next number. Some S3-compatible servers ignore the condition; this is detected by creating the
+//! first object twice. With such a server, writers of one name take turns in this process, two
+//! workers may overwrite each other's file, and [`Bucket::weakness`] reports it. When only the
+//! response to a write is lost, the same bytes may become two versions.
 
 use super::{
-    Failed, Version, cause, missing,
-    names::{self, Names, version_number},
-    remote::{ANSWER, Kind, Store, in_motion},
+    ArtifactContent, StoreFailure,
+    bucket_client::{BucketClient, BucketKind, RESPONSE_TIMEOUT, next_chunk},
+    cause, missing,
+    names::{self, ArtifactNames, version_number},
     too_large,
 };
 use bytes::{Bytes, BytesMut};
@@ -23,31 +25,31 @@ use std::{
 };
 use tokio::sync::OwnedMutexGuard;
 
-/// Each lost race means that another writer won one.
-const TRIES: usize = 1000;
-/// What is looked at to find the versions of one name.
-const MOST_LISTED: usize = 100_000;
-/// Of agents by Google's kit: the object stands for something that is elsewhere.
-const ELSEWHERE: [&str; 2] = ["adkfileuri", "file_uri"];
+/// Each failed try means that another writer won the race.
+const MAX_TRIES: usize = 1000;
+/// Objects that are listed to find the versions of one name.
+const MAX_LISTED: usize = 100_000;
+/// Metadata of Google's agent kit: the object only refers to a file elsewhere.
+const FILE_REFERENCE_KEYS: [&str; 2] = ["adkfileuri", "file_uri"];
 
-/// What is made a second time to see what the server does is not larger.
-const LARGEST_TRIAL: usize = 16 << 20;
+/// Largest object that is written twice to probe conditional writes.
+const MAX_PROBE_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct Bucket {
-    store: Store,
-    /// Whether the server makes an object only if its key is free, once that is known.
+    store: BucketClient,
+    /// Whether the server honours conditional creation, once that is known.
     exclusive: OnceLock<bool>,
-    /// For as long as it is not known to do so.
-    turns: Turns,
+    /// Used as long as conditional creation is not known to work.
+    key_locks: KeyLocks,
 }
 
-/// Who writes versions of a key, by the key: only equal ones can collide, so nobody waits for a stranger's slow upload. There
-/// are as many as there are writers.
+/// Locks of writers, by key: only equal keys can collide, so a slow upload delays nobody else.
+/// There are as many entries as active writers.
 #[derive(Debug, Default)]
-struct Turns(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
+struct KeyLocks(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
-impl Turns {
+impl KeyLocks {
     async fn take(&self, key: &str) -> OwnedMutexGuard<()> {
         self.of(key).lock_owned().await
     }
@@ -65,43 +67,49 @@ impl Turns {
 }
 
 impl Bucket {
-    pub(super) fn new(store: Store) -> Bucket {
+    pub(super) fn new(store: BucketClient) -> Bucket {
         let exclusive = OnceLock::new();
-        if store.kind == Kind::Gcs {
+        if store.kind == BucketKind::Gcs {
             _ = exclusive.set(true);
         }
         Bucket {
             store,
             exclusive,
-            turns: Turns::default(),
+            key_locks: KeyLocks::default(),
         }
     }
 
-    /// What this store does not hold to, if it is known.
+    /// A guarantee that the server is known not to give.
     pub(super) fn weakness(&self) -> Option<&'static str> {
         let weak = "the server of artifacts writes over what is there (it does not honour `If-None-Match`): \
                     versions of two workers may collide";
         (self.exclusive.get() == Some(&false)).then_some(weak)
     }
 
-    /// The key of a name's versions.
-    pub(super) fn key(&self, names: &Names<'_>) -> Result<String, super::ShelfError> {
+    /// The key prefix of a name's versions.
+    pub(super) fn key(
+        &self,
+        names: &ArtifactNames<'_>,
+    ) -> Result<String, super::ArtifactStoreError> {
         match self.store.kind {
-            Kind::S3 => names.s3(),
-            Kind::Gcs => names.gcs(),
+            BucketKind::S3 => names.s3(),
+            BucketKind::Gcs => names.gcs(),
         }
     }
 
     pub(super) async fn load(
         &self,
-        names: &Names<'_>,
+        names: &ArtifactNames<'_>,
         version: Option<i64>,
-        most: u64,
-    ) -> Result<Version, Failed> {
+        limit: u64,
+    ) -> Result<ArtifactContent, StoreFailure> {
         let (number, found) = self.find(names, version, false).await?;
-        let said = |name: &'static str| found.attributes.get(&Attribute::Metadata(name.into()));
-        if ELSEWHERE.into_iter().any(|name| said(name).is_some()) {
-            return Err(Failed(
+        let metadata = |name: &'static str| found.attributes.get(&Attribute::Metadata(name.into()));
+        if FILE_REFERENCE_KEYS
+            .into_iter()
+            .any(|name| metadata(name).is_some())
+        {
+            return Err(StoreFailure(
                 "it only names something that is elsewhere".to_owned(),
             ));
         }
@@ -110,30 +118,30 @@ impl Bucket {
             .get(&Attribute::ContentType)
             .map(|value| value.as_ref());
         let mime_type = names::mime_type_or_any(mime_type);
-        let bytes = whole(found, most).await?;
-        Ok(Version {
+        let bytes = read_all(found, limit).await?;
+        Ok(ArtifactContent {
             version: number,
             mime_type,
             bytes,
         })
     }
 
-    /// Which version it is, and how large, without its bytes.
+    /// Number and size of a version, without its bytes.
     pub(super) async fn size(
         &self,
-        names: &Names<'_>,
+        names: &ArtifactNames<'_>,
         version: Option<i64>,
-    ) -> Result<(i64, u64), Failed> {
+    ) -> Result<(i64, u64), StoreFailure> {
         let (number, found) = self.find(names, version, true).await?;
         Ok((number, found.meta.size))
     }
 
     async fn find(
         &self,
-        names: &Names<'_>,
+        names: &ArtifactNames<'_>,
         version: Option<i64>,
         head: bool,
-    ) -> Result<(i64, GetResult), Failed> {
+    ) -> Result<(i64, GetResult), StoreFailure> {
         let key = self.key(names)?;
         let number = match version {
             Some(version) => version,
@@ -151,41 +159,43 @@ impl Bucket {
 
     pub(super) async fn save(
         &self,
-        names: &Names<'_>,
+        names: &ArtifactNames<'_>,
         mime_type: &str,
         bytes: Bytes,
         has_begun: &AtomicBool,
-    ) -> Result<i64, Failed> {
+    ) -> Result<i64, StoreFailure> {
         let key = self.key(names)?;
         let _turn = match self.exclusive.get() {
             Some(true) => None,
-            Some(false) | None => Some(self.turns.take(&key).await),
+            Some(false) | None => Some(self.key_locks.take(&key).await),
         };
         let mut number = self.latest(&key).await?.unwrap_or(-1);
-        for _ in 0..TRIES {
-            number = number
-                .checked_add(1)
-                .ok_or_else(|| Failed("its versions have come to the highest number".to_owned()))?;
+        for _ in 0..MAX_TRIES {
+            number = number.checked_add(1).ok_or_else(|| {
+                StoreFailure("its versions have come to the highest number".to_owned())
+            })?;
             let attributes = self.attributes(names, mime_type, number)?;
             let at = format!("{key}/{number}");
-            // Others may find it out meanwhile.
+            // Another writer may have found it out meanwhile.
             let exclusive = self.exclusive.get().copied();
             has_begun.store(true, Ordering::Relaxed);
             match self.put(&at, &bytes, attributes.clone(), exclusive).await {
                 Ok(()) => {
-                    self.try_out(&at, &bytes, attributes).await;
+                    self.probe_exclusive_create(&at, &bytes, attributes).await;
                     return Ok(number);
                 }
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
-                Err(error) if exclusive.is_none() && cannot_create(&error) => {
+                Err(error) if exclusive.is_none() && is_create_unsupported(&error) => {
                     _ = self.exclusive.set(false);
-                    // The same number again, in the other way.
+                    // The same number again, without the condition.
                     number -= 1;
                 }
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(Failed("too many others keep files of this name".to_owned()))
+        Err(StoreFailure(
+            "too many others keep files of this name".to_owned(),
+        ))
     }
 
     async fn put(
@@ -212,9 +222,10 @@ impl Bucket {
             .await
     }
 
-    /// Makes what was just made a second time: a server that lets us writes the same bytes over themselves.
-    async fn try_out(&self, at: &str, bytes: &Bytes, attributes: Attributes) {
-        if self.exclusive.get().is_some() || bytes.len() > LARGEST_TRIAL {
+    /// Repeats the creation that just succeeded: a server that accepts it only overwrites the
+    /// object with the same bytes.
+    async fn probe_exclusive_create(&self, at: &str, bytes: &Bytes, attributes: Attributes) {
+        if self.exclusive.get().is_some() || bytes.len() > MAX_PROBE_BYTES {
             return;
         }
         match self.put(at, bytes, attributes, None).await {
@@ -222,63 +233,63 @@ impl Bucket {
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                 _ = self.exclusive.set(true)
             }
-            // Whatever else it is: it is still not known.
+            // Any other error leaves it unknown.
             Err(_) => {}
         }
     }
 
     fn attributes(
         &self,
-        names: &Names<'_>,
+        names: &ArtifactNames<'_>,
         mime_type: &str,
         number: i64,
-    ) -> Result<Attributes, Failed> {
+    ) -> Result<Attributes, StoreFailure> {
         let mut attributes = Attributes::new();
         attributes.insert(Attribute::ContentType, mime_type.to_owned().into());
-        if self.store.kind == Kind::S3 {
-            for (name, value) in names.described(number)? {
+        if self.store.kind == BucketKind::S3 {
+            for (name, value) in names.metadata(number)? {
                 attributes.insert(Attribute::Metadata(name.into()), value.into());
             }
         }
         Ok(attributes)
     }
 
-    async fn latest(&self, key: &str) -> Result<Option<i64>, Failed> {
+    async fn latest(&self, key: &str) -> Result<Option<i64>, StoreFailure> {
         let mut latest = None;
         let mut each = |rest: &str, _: &object_store::ObjectMeta| {
             latest = latest.max(version_number(rest));
             true
         };
         self.store
-            .list(key, MOST_LISTED, ANSWER, &mut each)
+            .list(key, MAX_LISTED, RESPONSE_TIMEOUT, &mut each)
             .await
             .map_err(failed)?;
         Ok(latest)
     }
 }
 
-fn failed(error: Error) -> Failed {
-    Failed(cause(&error))
+fn failed(error: Error) -> StoreFailure {
+    StoreFailure(cause(&error))
 }
 
-/// `NotImplemented`, as a client or a server says it.
-fn cannot_create(error: &Error) -> bool {
+/// `NotImplemented`, reported by the client or by the server.
+fn is_create_unsupported(error: &Error) -> bool {
     matches!(error, Error::NotImplemented { .. })
         || error.to_string().contains("501 Not Implemented")
 }
 
-/// All of an object, if it is not larger than that, whatever its server says.
-async fn whole(found: GetResult, most: u64) -> Result<Bytes, Failed> {
-    if found.meta.size > most {
-        return Err(too_large(found.meta.size, most));
+/// Reads a whole object up to a maximum size, whatever the server announces.
+async fn read_all(found: GetResult, limit: u64) -> Result<Bytes, StoreFailure> {
+    if found.meta.size > limit {
+        return Err(too_large(found.meta.size, limit));
     }
     let mut bytes = BytesMut::with_capacity(usize::try_from(found.meta.size).unwrap_or(0));
     let mut pieces = found.into_stream();
-    let mut next = async || in_motion(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
+    let mut next = async || next_chunk(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
     while let Some(piece) = next().await.map_err(failed)? {
         bytes.extend_from_slice(&piece);
-        if bytes.len() as u64 > most {
-            return Err(too_large(bytes.len() as u64, most));
+        if bytes.len() as u64 > limit {
+            return Err(too_large(bytes.len() as u64, limit));
         }
     }
     Ok(bytes.freeze())

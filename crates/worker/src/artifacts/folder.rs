@@ -1,17 +1,17 @@
-//! Files in a folder, as agents of the mesh have them, by handles.
+//! Artifacts in a folder, in the layout of the mesh's agents, opened by file descriptors.
 //!
 //! ```text
-//! BASE/.airlock-drafts-UID/…                     in the making; each has a lock that dies with its writer
-//! BASE/APP/USER/SESSION/NAME/VERSION.meta        {"mime_type": "…"}, comes first: whoever makes it has the number
-//! BASE/APP/USER/SESSION/NAME/VERSION             the bytes: with them the version is there
+//! BASE/.airlock-drafts-UID/…                     drafts; each is locked until its writer is gone
+//! BASE/APP/USER/SESSION/NAME/VERSION.meta        {"mime_type": "…"}, written first: its creator owns the number
+//! BASE/APP/USER/SESSION/NAME/VERSION             the bytes: with them the version exists
 //! ```
-//! Both are whole and on the disk before they have these names, and neither ever replaces another. A writer that dies between
-//! the two leaves a number that nobody uses.
+//! Both files are complete and synced before they get these names, and neither ever replaces
+//! another. A writer that dies between the two leaves an unused number.
 
 use super::{
-    Failed, Version, beneath, missing,
-    names::{self, OURS, version_number},
-    too_large,
+    ArtifactContent, StoreFailure, missing,
+    names::{self, RESERVED_PREFIX, version_number},
+    openat, too_large,
 };
 use ::fs::{Dir, Draft};
 use std::{
@@ -21,13 +21,13 @@ use std::{
     path::Path,
 };
 
-/// Each lost race means that another writer won one.
-const TRIES: usize = 10_000;
-/// What one name may have beside each other, and one sweep looks at.
-const MOST_ENTRIES: usize = 200_000;
-/// What stands beside the bytes is a line.
-const LONGEST_META: u64 = 64 << 10;
-const META: &str = ".meta";
+/// Each failed try means that another writer won the race.
+const MAX_TRIES: usize = 10_000;
+/// Directory entries of one name, and of one sweep.
+const MAX_ENTRIES: usize = 200_000;
+/// A metadata file is one line.
+const MAX_META_BYTES: u64 = 64 << 10;
+const META_SUFFIX: &str = ".meta";
 
 #[derive(Debug)]
 pub(super) struct Folder {
@@ -36,12 +36,15 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens it; makes it if absent. Drafts of writers that are gone are removed.
+    /// Opens the folder, creates it if absent, and removes the drafts of dead writers.
     pub(super) fn open(base: &Path) -> io::Result<Folder> {
-        let base = beneath::base(base)?;
-        // Of a user's own: workers of several users may share the folder.
-        let name = format!("{OURS}drafts-{}", rustix::process::geteuid().as_raw());
-        let drafts = beneath::own_folder(&base, &name)?;
+        let base = openat::open_base(base)?;
+        // Per user: workers of several users may share the folder.
+        let name = format!(
+            "{RESERVED_PREFIX}drafts-{}",
+            rustix::process::geteuid().as_raw()
+        );
+        let drafts = openat::ensure_private_folder(&base, &name)?;
         sweep(&drafts)?;
         Ok(Folder { base, drafts })
     }
@@ -50,30 +53,33 @@ impl Folder {
         &self,
         place: &[String; 4],
         version: Option<i64>,
-        most: u64,
-    ) -> Result<Version, Failed> {
+        limit: u64,
+    ) -> Result<ArtifactContent, StoreFailure> {
         let (folder, number) = self.find(place, version)?;
-        let mime_type = mime_type(opened(&folder, number, META)?)?;
-        let bytes = whole(opened(&folder, number, "")?, most)?;
-        Ok(Version {
+        let mime_type = mime_type(open_version_file(&folder, number, META_SUFFIX)?)?;
+        let bytes = read_all(open_version_file(&folder, number, "")?, limit)?;
+        Ok(ArtifactContent {
             version: number,
             mime_type,
             bytes: bytes.into(),
         })
     }
 
-    /// Which version it is, and how large, without its bytes.
+    /// Number and size of a version, without its bytes.
     pub(super) fn size(
         &self,
         place: &[String; 4],
         version: Option<i64>,
-    ) -> Result<(i64, u64), Failed> {
+    ) -> Result<(i64, u64), StoreFailure> {
         let (folder, number) = self.find(place, version)?;
-        Ok((number, opened(&folder, number, "")?.metadata()?.len()))
+        Ok((
+            number,
+            open_version_file(&folder, number, "")?.metadata()?.len(),
+        ))
     }
 
-    fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(Dir, i64), Failed> {
-        let folder = match beneath::open_folder(&self.base, place.join("/")) {
+    fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(Dir, i64), StoreFailure> {
+        let folder = match openat::open_folder(&self.base, place.join("/")) {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => {
                 return Err(missing(version));
             }
@@ -81,7 +87,7 @@ impl Folder {
         };
         let number = match version {
             Some(version) => version,
-            None => Numbers::of(&folder)?
+            None => VersionNumbers::of(&folder)?
                 .latest()
                 .ok_or_else(|| missing(None))?,
         };
@@ -93,88 +99,97 @@ impl Folder {
         place: &[String; 4],
         mime_type: &str,
         bytes: &[u8],
-    ) -> Result<i64, Failed> {
-        let mut folder = beneath::make_folder(&self.base, &place[0])?;
+    ) -> Result<i64, StoreFailure> {
+        let mut folder = openat::ensure_folder(&self.base, &place[0])?;
         for name in &place[1..] {
-            folder = beneath::make_folder(&folder, name)?;
+            folder = openat::ensure_folder(&folder, name)?;
         }
         let mut data = self.draft(bytes)?;
-        // As Python's `json.dump` writes it; a MIME type has nothing that would be escaped but these two.
+        // As Python's `json.dump` writes it; in a MIME type only these two characters need
+        // escaping.
         let quoted = mime_type.replace('\\', "\\\\").replace('"', "\\\"");
         let meta = format!("{{\"mime_type\": \"{quoted}\"}}");
-        for _ in 0..TRIES {
-            let number = Numbers::of(&folder)?.next()?;
-            // A new one each time: an agent may have taken the number, and be writing into the one of before.
+        for _ in 0..MAX_TRIES {
+            let number = VersionNumbers::of(&folder)?.next()?;
+            // A new draft for each try: an agent may have taken the number and be writing to the
+            // previous file.
             let mut beside = self.draft(meta.as_bytes())?;
-            if !became(&mut beside, &folder, &format!("{number}{META}"))? {
+            if !publish(&mut beside, &folder, &format!("{number}{META_SUFFIX}"))? {
                 continue;
             }
-            if !became(&mut data, &folder, &number.to_string())? {
+            if !publish(&mut data, &folder, &number.to_string())? {
                 continue;
             }
             return Ok(number);
         }
-        Err(Failed("too many others keep files of this name".to_owned()))
+        Err(StoreFailure(
+            "too many others keep files of this name".to_owned(),
+        ))
     }
 
-    /// A file that nobody sees yet, whole and on the disk.
+    /// An unpublished file, complete and synced.
     fn draft(&self, bytes: &[u8]) -> io::Result<Draft<'_>> {
-        let draft = self.drafts.draft(beneath::unique()?, beneath::FILE)?;
+        let draft = self
+            .drafts
+            .draft(openat::random_name()?, openat::FILE_MODE)?;
         draft.file().write_all(bytes)?;
         draft.file().sync_all()?;
         Ok(draft)
     }
 }
 
-/// Gives a draft its name, unless something has that; what has it then is what was written.
-fn became(draft: &mut Draft<'_>, folder: &Dir, name: &str) -> Result<bool, Failed> {
+/// Publishes a draft under a name that is free, and verifies that the name refers to the draft.
+fn publish(draft: &mut Draft<'_>, folder: &Dir, name: &str) -> Result<bool, StoreFailure> {
     match draft.publish_new(folder, name) {
         Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
         published => published?,
     }
-    match folder.is_entry(name, draft.file())? {
-        true => Ok(true),
-        false => Err(Failed("somebody put another file in its place".to_owned())),
+    if folder.is_entry(name, draft.file())? {
+        Ok(true)
+    } else {
+        Err(StoreFailure(
+            "somebody put another file in its place".to_owned(),
+        ))
     }
 }
 
-fn opened(folder: &Dir, number: i64, ending: &str) -> Result<File, Failed> {
-    match beneath::read(folder, format!("{number}{ending}")) {
+fn open_version_file(folder: &Dir, number: i64, ending: &str) -> Result<File, StoreFailure> {
+    match openat::open_file(folder, format!("{number}{ending}")) {
         Err(absent) if absent.kind() == io::ErrorKind::NotFound => Err(missing(Some(number))),
-        opened => Ok(opened?),
+        open_version_file => Ok(open_version_file?),
     }
 }
 
-/// Removes what has no lock, and with it no writer.
+/// Removes drafts without a lock: their writers are gone.
 fn sweep(drafts: &Dir) -> io::Result<()> {
-    for entry in drafts.entries()?.take(MOST_ENTRIES) {
+    for entry in drafts.entries()?.take(MAX_ENTRIES) {
         let name = entry?.name;
-        // What cannot be opened or removed is in nobody's way: names are never used twice.
+        // What cannot be removed does no harm: draft names are unique.
         _ = drafts.sweep_draft(&name);
     }
     Ok(())
 }
 
-/// The numbers in the folder of a name.
+/// The version numbers in the folder of a name.
 #[derive(Debug, Default)]
-struct Numbers {
+struct VersionNumbers {
     bytes: BTreeSet<i64>,
     metas: BTreeSet<i64>,
 }
 
-impl Numbers {
-    fn of(folder: &Dir) -> Result<Numbers, Failed> {
-        let mut numbers = Numbers::default();
+impl VersionNumbers {
+    fn of(folder: &Dir) -> Result<VersionNumbers, StoreFailure> {
+        let mut numbers = VersionNumbers::default();
         for (count, entry) in folder.entries()?.enumerate() {
-            if count >= MOST_ENTRIES {
-                return Err(Failed(format!(
+            if count >= MAX_ENTRIES {
+                return Err(StoreFailure(format!(
                     "it has more than {} versions",
-                    MOST_ENTRIES / 2
+                    MAX_ENTRIES / 2
                 )));
             }
             let name = entry?.name;
             let Some(name) = name.to_str() else { continue };
-            match name.strip_suffix(META) {
+            match name.strip_suffix(META_SUFFIX) {
                 Some(number) => numbers.metas.extend(version_number(number)),
                 None => numbers.bytes.extend(version_number(name)),
             }
@@ -182,7 +197,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// The latest that is whole: one without its other half is still being written, or never will be.
+    /// The latest complete version. A number with one file only is being written, or was abandoned.
     fn latest(&self) -> Option<i64> {
         self.bytes
             .iter()
@@ -191,16 +206,17 @@ impl Numbers {
             .copied()
     }
 
-    fn next(&self) -> Result<i64, Failed> {
+    fn next(&self) -> Result<i64, StoreFailure> {
         let highest = self.bytes.last().max(self.metas.last());
         let next = highest.map_or(Some(0), |highest| highest.checked_add(1));
-        next.ok_or_else(|| Failed("its versions have come to the highest number".to_owned()))
+        next.ok_or_else(|| StoreFailure("its versions have come to the highest number".to_owned()))
     }
 }
 
-fn mime_type(file: File) -> Result<String, Failed> {
-    let damaged = || Failed("what stands beside it about its MIME type is damaged".to_owned());
-    let text = whole(file, LONGEST_META).map_err(|_| damaged())?;
+fn mime_type(file: File) -> Result<String, StoreFailure> {
+    let damaged =
+        || StoreFailure("what stands beside it about its MIME type is damaged".to_owned());
+    let text = read_all(file, MAX_META_BYTES).map_err(|_| damaged())?;
     let meta: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&text).map_err(|_| damaged())?;
     Ok(names::mime_type_or_any(
@@ -208,19 +224,19 @@ fn mime_type(file: File) -> Result<String, Failed> {
     ))
 }
 
-/// All of a regular file, if it is not larger than that, nor becomes so.
-fn whole(file: File, most: u64) -> Result<Vec<u8>, Failed> {
+/// Reads a regular file up to a maximum size, also if it grows meanwhile.
+fn read_all(file: File, limit: u64) -> Result<Vec<u8>, StoreFailure> {
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(Failed("what is in its place is no file".to_owned()));
+        return Err(StoreFailure("what is in its place is no file".to_owned()));
     }
-    if found.len() > most {
-        return Err(too_large(found.len(), most));
+    if found.len() > limit {
+        return Err(too_large(found.len(), limit));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0));
-    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 {
-        size if size > most => Err(too_large(size, most)),
+        size if size > limit => Err(too_large(size, limit)),
         _ => Ok(bytes),
     }
 }

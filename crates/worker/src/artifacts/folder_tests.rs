@@ -1,5 +1,7 @@
 use super::*;
-use crate::artifacts::{Place, Scope, Settings, Sharing, Shelf};
+use crate::artifacts::{
+    ArtifactLocation, ArtifactScope, ArtifactStore, ArtifactStoreSettings, Sharing,
+};
 use bytes::Bytes;
 use std::{
     fs,
@@ -14,13 +16,13 @@ struct Base(PathBuf);
 
 impl Base {
     fn new() -> Base {
-        Base(std::env::temp_dir().join(format!("airlock-shelf-{}", beneath::unique().unwrap())))
+        Base(std::env::temp_dir().join(format!("airlock-shelf-{}", openat::random_name().unwrap())))
     }
 
-    fn open(&self) -> Shelf {
+    fn open(&self) -> ArtifactStore {
         let sharing = Sharing::Namespace("myorg/dev".to_owned());
-        Shelf::open(Settings {
-            place: Place::Folder(self.0.clone()),
+        ArtifactStore::open(ArtifactStoreSettings {
+            place: ArtifactLocation::Folder(self.0.clone()),
             sharing,
         })
         .unwrap()
@@ -45,32 +47,36 @@ impl Drop for Base {
     }
 }
 
-fn ana() -> Scope {
-    Scope {
+fn ana() -> ArtifactScope {
+    ArtifactScope {
         app: "agent".to_owned(),
         user: "ana".to_owned(),
         session: "s".to_owned(),
     }
 }
 
-async fn save(shelf: &Shelf, name: &str, bytes: &'static [u8]) -> i64 {
-    shelf
+async fn save(store: &ArtifactStore, name: &str, bytes: &'static [u8]) -> i64 {
+    store
         .save(&ana(), name, "text/plain", Bytes::from_static(bytes))
         .await
         .unwrap()
 }
 
-async fn why(shelf: &Shelf, name: &str, version: Option<i64>, most: u64) -> String {
-    shelf.load(&ana(), name, version, most).await.unwrap_err().0
+async fn why(store: &ArtifactStore, name: &str, version: Option<i64>, limit: u64) -> String {
+    store
+        .load(&ana(), name, version, limit)
+        .await
+        .unwrap_err()
+        .0
 }
 
 #[tokio::test]
 async fn files_lie_where_agents_look_for_them() {
     let base = Base::new();
-    let shelf = base.open();
-    assert_eq!(save(&shelf, "a.txt", b"one").await, 0);
-    assert_eq!(save(&shelf, "a.txt", b"two").await, 1);
-    assert_eq!(save(&shelf, "user:b.txt", b"three").await, 0);
+    let store = base.open();
+    assert_eq!(save(&store, "a.txt", b"one").await, 0);
+    assert_eq!(save(&store, "a.txt", b"two").await, 1);
+    assert_eq!(save(&store, "user:b.txt", b"three").await, 0);
     let at = base.0.join("dev/ana/s/a.txt");
     assert_eq!(fs::read(at.join("0")).unwrap(), b"one");
     assert_eq!(fs::read(at.join("1")).unwrap(), b"two");
@@ -82,15 +88,15 @@ async fn files_lie_where_agents_look_for_them() {
         fs::read(base.0.join("dev/ana/user/b.txt/0")).unwrap(),
         b"three"
     );
-    let latest = shelf.load(&ana(), "a.txt", None, 3).await.unwrap();
-    let expected = Version {
+    let latest = store.load(&ana(), "a.txt", None, 3).await.unwrap();
+    let expected = ArtifactContent {
         version: 1,
         mime_type: "text/plain".to_owned(),
         bytes: Bytes::from_static(b"two"),
     };
     assert_eq!(latest, expected);
     assert_eq!(
-        shelf.load(&ana(), "a.txt", Some(0), 3).await.unwrap().bytes,
+        store.load(&ana(), "a.txt", Some(0), 3).await.unwrap().bytes,
         "one"
     );
     assert_eq!(base.count_drafts(), 0);
@@ -109,23 +115,23 @@ async fn files_lie_where_agents_look_for_them() {
 #[tokio::test]
 async fn what_is_missing_too_large_or_half_is_said() {
     let base = Base::new();
-    let shelf = base.open();
-    save(&shelf, "a.txt", b"four").await;
+    let store = base.open();
+    save(&store, "a.txt", b"four").await;
     assert_eq!(
-        why(&shelf, "b.txt", None, 9).await,
+        why(&store, "b.txt", None, 9).await,
         "`b.txt` cannot be read: there is no such file"
     );
     assert_eq!(
-        why(&shelf, "a.txt", Some(7), 9).await,
+        why(&store, "a.txt", Some(7), 9).await,
         "`a.txt` cannot be read: there is no version 7 of it"
     );
     assert!(
-        why(&shelf, "a.txt", Some(-1), 9)
+        why(&store, "a.txt", Some(-1), 9)
             .await
             .contains("they count from 0")
     );
     assert!(
-        why(&shelf, "a.txt", None, 3)
+        why(&store, "a.txt", None, 3)
             .await
             .contains("4 bytes, and at most 3")
     );
@@ -133,27 +139,27 @@ async fn what_is_missing_too_large_or_half_is_said() {
     fs::write(at.join("1"), "no meta").unwrap();
     fs::write(at.join("2.meta"), "{\"mime_type\": \"x/y\"}").unwrap();
     assert_eq!(
-        shelf.load(&ana(), "a.txt", None, 9).await.unwrap().version,
+        store.load(&ana(), "a.txt", None, 9).await.unwrap().version,
         0,
         "the latest that is whole"
     );
     assert!(
-        why(&shelf, "a.txt", Some(1), 9)
+        why(&store, "a.txt", Some(1), 9)
             .await
             .contains("no version 1")
     );
     assert_eq!(
-        save(&shelf, "a.txt", b"next").await,
+        save(&store, "a.txt", b"next").await,
         3,
         "halves have their numbers"
     );
     fs::write(at.join("3.meta"), "[1]").unwrap();
-    assert!(why(&shelf, "a.txt", None, 9).await.contains("damaged"));
+    assert!(why(&store, "a.txt", None, 9).await.contains("damaged"));
     fs::write(at.join("3.meta"), "{\"mime_type\": null}").unwrap();
-    let odd = shelf.load(&ana(), "a.txt", None, 9).await.unwrap();
+    let odd = store.load(&ana(), "a.txt", None, 9).await.unwrap();
     assert_eq!(odd.mime_type, "application/octet-stream");
     fs::write(at.join(i64::MAX.to_string()), "planted").unwrap();
-    let full = shelf
+    let full = store
         .save(&ana(), "a.txt", "x/y", Bytes::new())
         .await
         .unwrap_err();
@@ -167,11 +173,11 @@ async fn no_two_writers_get_the_same_version() {
     let shelves = [base.open(), base.open()];
     let mut writers = Vec::new();
     for count in 0..64_usize {
-        let shelf = shelves[count % 2].clone();
+        let store = shelves[count % 2].clone();
         let bytes = Bytes::from(count.to_string());
         writers.push(tokio::spawn(async move {
             (
-                shelf
+                store
                     .save(&ana(), "a", "text/plain", bytes.clone())
                     .await
                     .unwrap(),
@@ -217,8 +223,8 @@ async fn writes_until_it_is_killed() {
         return;
     };
     let sharing = Sharing::Namespace("myorg/dev".to_owned());
-    let shelf = Shelf::open(Settings {
-        place: Place::Folder(base.into()),
+    let store = ArtifactStore::open(ArtifactStoreSettings {
+        place: ArtifactLocation::Folder(base.into()),
         sharing,
     })
     .unwrap();
@@ -226,7 +232,7 @@ async fn writes_until_it_is_killed() {
         let bytes = vec![7; 100_000].into();
         println!(
             "saved {}",
-            shelf.save(&ana(), "a", "text/plain", bytes).await.unwrap()
+            store.save(&ana(), "a", "text/plain", bytes).await.unwrap()
         );
     }
 }
@@ -262,10 +268,10 @@ async fn a_writer_that_is_killed_leaves_whole_versions_and_nothing_else() {
             assert!(told.insert(number), "{number} twice");
         }
     }
-    let shelf = base.open();
+    let store = base.open();
     assert_eq!(base.count_drafts(), 0, "swept");
     for number in &told {
-        let kept = shelf
+        let kept = store
             .load(&ana(), "a", Some(*number), 100_000)
             .await
             .unwrap();
@@ -276,20 +282,20 @@ async fn a_writer_that_is_killed_leaves_whole_versions_and_nothing_else() {
             entry.as_ref().unwrap().file_name(),
             entry.unwrap().metadata().unwrap().len(),
         );
-        let whole = if name.to_str().unwrap().ends_with(".meta") {
+        let read_all = if name.to_str().unwrap().ends_with(".meta") {
             27
         } else {
             100_000
         };
-        assert_eq!(size, whole, "{name:?}");
+        assert_eq!(size, read_all, "{name:?}");
     }
 }
 
 #[tokio::test]
 async fn planted_links_pipes_and_folders_are_not_followed() {
     let (base, outside) = (Base::new(), Base::new());
-    let shelf = base.open();
-    save(&shelf, "a", b"mine").await;
+    let store = base.open();
+    save(&store, "a", b"mine").await;
     let at = base.0.join("dev/ana/s/a");
     fs::create_dir_all(outside.0.join("s/a")).unwrap();
     fs::write(outside.0.join("s/a/0"), "secret").unwrap();
@@ -303,25 +309,25 @@ async fn planted_links_pipes_and_folders_are_not_followed() {
         b"secret",
         "the link leads there"
     );
-    assert!(why(&shelf, "a", None, 99).await.contains("symbolic link"));
+    assert!(why(&store, "a", None, 99).await.contains("symbolic link"));
     assert_eq!(
-        shelf.load(&ana(), "a", Some(0), 99).await.unwrap().bytes,
+        store.load(&ana(), "a", Some(0), 99).await.unwrap().bytes,
         "mine"
     );
     assert_eq!(
-        save(&shelf, "a", b"next").await,
+        save(&store, "a", b"next").await,
         2,
         "beside the link, not through it"
     );
 
     // A folder on the way.
     symlink(outside.0.join("s"), base.0.join("dev/ana/linked")).unwrap();
-    let linked = Scope {
+    let linked = ArtifactScope {
         session: "linked".to_owned(),
         ..ana()
     };
     assert!(
-        shelf
+        store
             .load(&linked, "a", Some(0), 99)
             .await
             .unwrap_err()
@@ -329,7 +335,7 @@ async fn planted_links_pipes_and_folders_are_not_followed() {
             .contains("symbolic link")
     );
     assert!(
-        shelf
+        store
             .save(&linked, "b", "x/y", Bytes::new())
             .await
             .unwrap_err()
@@ -342,10 +348,10 @@ async fn planted_links_pipes_and_folders_are_not_followed() {
     let pipe = Command::new("mkfifo").arg(at.join("3")).status().unwrap();
     assert!(pipe.success());
     fs::write(at.join("3.meta"), "{}").unwrap();
-    assert!(why(&shelf, "a", None, 99).await.contains("no file"));
+    assert!(why(&store, "a", None, 99).await.contains("no file"));
     fs::create_dir(at.join("4")).unwrap();
     fs::write(at.join("4.meta"), "{}").unwrap();
-    assert!(why(&shelf, "a", Some(4), 99).await.contains("no file"));
+    assert!(why(&store, "a", Some(4), 99).await.contains("no file"));
 }
 
 /// Writes as an agent would, with nothing but Python's own modules, and reads what we wrote.
@@ -370,7 +376,7 @@ with open(os.path.join(at, f"{version}.meta"), "w") as meta:
 #[tokio::test]
 async fn agents_and_we_read_each_others_files() {
     let base = Base::new();
-    let shelf = base.open();
+    let store = base.open();
     for name in [
         "plain.txt",
         "ﬁle Ａ\u{202f}é.txt",
@@ -394,7 +400,7 @@ async fn agents_and_we_read_each_others_files() {
             String::from_utf8(python.stdout).unwrap()
         };
         assert_eq!(agent(), "", "{name}");
-        let theirs = shelf.load(&ana(), name, None, 99).await.unwrap();
+        let theirs = store.load(&ana(), name, None, 99).await.unwrap();
         let expected = ("of the agent".into(), "text/x-agent".to_owned(), 0);
         assert_eq!(
             (theirs.bytes, theirs.mime_type, theirs.version),
@@ -402,7 +408,7 @@ async fn agents_and_we_read_each_others_files() {
             "{name}"
         );
         let mime = "text/\"quoted\\";
-        let ours = shelf
+        let ours = store
             .save(&ana(), name, mime, Bytes::from_static(b"ours"))
             .await
             .unwrap();
@@ -414,7 +420,7 @@ async fn agents_and_we_read_each_others_files() {
             "{name}"
         );
         assert_eq!(
-            shelf.load(&ana(), name, None, 99).await.unwrap().version,
+            store.load(&ana(), name, None, 99).await.unwrap().version,
             2,
             "{name}"
         );
@@ -453,7 +459,7 @@ fn names_of_all_kinds_have_the_place_that_python_gives_them() {
     let (sharing, scope) = (Sharing::Namespace("myorg/dev".to_owned()), ana());
     let mut compared = 0;
     for (filename, place) in names.iter().zip(places) {
-        let ours = names::Names {
+        let ours = names::ArtifactNames {
             sharing: &sharing,
             scope: &scope,
             filename,
@@ -472,8 +478,8 @@ async fn a_planted_folder_of_drafts_is_refused() {
     let base = Base::new();
     let settings = || {
         let sharing = Sharing::Namespace("dev".to_owned());
-        Settings {
-            place: Place::Folder(base.0.clone()),
+        ArtifactStoreSettings {
+            place: ArtifactLocation::Folder(base.0.clone()),
             sharing,
         }
     };
@@ -483,7 +489,7 @@ async fn a_planted_folder_of_drafts_is_refused() {
         fs::create_dir_all(base.drafts()).unwrap();
         fs::set_permissions(base.drafts(), fs::Permissions::from_mode(mode)).unwrap();
         std::os::unix::fs::chown(base.drafts(), owner, None).unwrap();
-        Shelf::open(settings())
+        ArtifactStore::open(settings())
     };
     // Ours, and opened to others since: closed again.
     for mode in [0o777, 0o2770, 0o702] {
@@ -500,8 +506,8 @@ async fn a_planted_folder_of_drafts_is_refused() {
         let why = planted(mode, Some(12_345)).unwrap_err().0;
         assert!(why.contains("not ours alone"), "{why}");
     }
-    let shelf = planted(0o700, None).unwrap();
-    assert_eq!(save(&shelf, "a", b"one").await, 0, "the control");
+    let store = planted(0o700, None).unwrap();
+    assert_eq!(save(&store, "a", b"one").await, 0, "the control");
     assert_eq!(base.count_drafts(), 0);
 }
 
@@ -509,18 +515,18 @@ async fn a_planted_folder_of_drafts_is_refused() {
 fn what_was_exchanged_on_its_way_is_not_kept() {
     let base = Base::new();
     let folder = Folder::open(&base.0).unwrap();
-    let there = beneath::make_folder(&folder.base, "there").unwrap();
+    let there = openat::ensure_folder(&folder.base, "there").unwrap();
     let mut draft = folder.draft(b"ours").unwrap();
     fs::remove_file(base.drafts().join(draft.name())).unwrap();
     fs::write(base.drafts().join(draft.name()), "theirs").unwrap();
-    let Failed(why) = became(&mut draft, &there, "0").unwrap_err();
+    let StoreFailure(why) = publish(&mut draft, &there, "0").unwrap_err();
     assert!(why.contains("another file"), "{why}");
     assert!(
-        became(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
+        publish(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
         "the control"
     );
     assert!(
-        !became(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
+        !publish(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
         "the name is taken"
     );
 }

@@ -1,8 +1,9 @@
-//! Files in the memory of this process, gone with it. Bounded: when it is full, the oldest versions are forgotten, of whoever
-//! has most; and one user has at most half of it, so that none can take the place of all others. The number of a version that
-//! was forgotten is never given to another: whoever still has it is told that it is gone.
+//! Artifacts in the memory of this process. Bounded: when the memory is full, the oldest versions
+//! of the largest user are dropped, and one user may use at most half, so that no user evicts
+//! everybody else. The number of a dropped version is never reused: a stale reference gets an
+//! error.
 
-use super::{Failed, Version, missing, too_large};
+use super::{ArtifactContent, StoreFailure, missing, too_large};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque, btree_map::Entry},
@@ -11,47 +12,47 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// What keeping a version costs besides its bytes and names.
-const APIECE: u64 = 256;
-/// Keys without versions whose numbers are known one by one.
-const MOST_GONE: usize = 1 << 16;
+/// Overhead of a version besides its bytes and names.
+const OVERHEAD_BYTES: u64 = 256;
+/// Keys without versions whose next number is kept individually.
+const MAX_FORGOTTEN_KEYS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    most: u64,
-    held: Mutex<Held>,
+    limit: u64,
+    held: Mutex<MemoryState>,
 }
 
 #[derive(Default)]
-struct Held {
-    /// The versions of each key.
+struct MemoryState {
+    /// Versions by key.
     files: BTreeMap<String, BTreeMap<i64, (String, Bytes)>>,
     users: BTreeMap<String, User>,
     weight: u64,
     has_forgotten: bool,
-    gone: Gone,
+    gone: ForgottenNumbers,
 }
 
-/// The next numbers of keys whose versions are all forgotten.
+/// Next version numbers of keys that lost all their versions.
 #[derive(Default)]
-struct Gone {
-    /// By a digest of the key, which strangers cannot foresee.
+struct ForgottenNumbers {
+    /// By a keyed hash of the key, which clients cannot predict.
     next: HashMap<u64, i64>,
     digests: RandomState,
-    /// Where all other keys begin: above 0 once there were more of them than are known one by one.
+    /// First number of all other keys: above 0 once the table had to be dropped.
     others: i64,
 }
 
-/// What one user has of it.
+/// Memory of one user.
 #[derive(Default)]
 struct User {
-    /// Keys, versions and their weights.
+    /// Keys, versions and their sizes.
     oldest_first: VecDeque<(String, i64, u64)>,
     weight: u64,
 }
 
-/// Without what they hold.
-impl fmt::Debug for Held {
+/// Leaves out the contents.
+impl fmt::Debug for MemoryState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -63,9 +64,9 @@ impl fmt::Debug for Held {
 }
 
 impl Memory {
-    pub(super) fn new(most: u64) -> Memory {
+    pub(super) fn new(limit: u64) -> Memory {
         Memory {
-            most,
+            limit,
             held: Mutex::default(),
         }
     }
@@ -74,8 +75,8 @@ impl Memory {
         &self,
         key: &str,
         version: Option<i64>,
-        most: u64,
-    ) -> Result<Version, Failed> {
+        limit: u64,
+    ) -> Result<ArtifactContent, StoreFailure> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let versions = held.files.get(key).ok_or_else(|| missing(None))?;
         let found = match version {
@@ -84,8 +85,8 @@ impl Memory {
         };
         let (number, (mime_type, bytes)) = found.ok_or_else(|| missing(version))?;
         match bytes.len() as u64 {
-            size if size > most => Err(too_large(size, most)),
-            _ => Ok(Version {
+            size if size > limit => Err(too_large(size, limit)),
+            _ => Ok(ArtifactContent {
                 version: *number,
                 mime_type: mime_type.clone(),
                 bytes: bytes.clone(),
@@ -93,17 +94,22 @@ impl Memory {
         }
     }
 
-    pub(super) fn size(&self, key: &str, version: Option<i64>) -> Result<(i64, u64), Failed> {
+    pub(super) fn size(&self, key: &str, version: Option<i64>) -> Result<(i64, u64), StoreFailure> {
         let found = self.load(key, version, u64::MAX)?;
         Ok((found.version, found.bytes.len() as u64))
     }
 
-    pub(super) fn save(&self, key: String, mime_type: String, bytes: Bytes) -> Result<i64, Failed> {
+    pub(super) fn save(
+        &self,
+        key: String,
+        mime_type: String,
+        bytes: Bytes,
+    ) -> Result<i64, StoreFailure> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + APIECE;
-        let share = self.share();
+        let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + OVERHEAD_BYTES;
+        let share = self.user_quota();
         if weight > share {
-            return Err(Failed(format!(
+            return Err(StoreFailure(format!(
                 "of the memory for artifacts one user has at most {share} bytes"
             )));
         }
@@ -115,7 +121,7 @@ impl Memory {
         {
             held.forget_oldest(&user);
         }
-        while held.weight + weight > self.most {
+        while held.weight + weight > self.limit {
             let heaviest = held
                 .users
                 .iter()
@@ -126,12 +132,12 @@ impl Memory {
         Ok(held.add(user, key, (mime_type, bytes), weight))
     }
 
-    /// What one user may have of it.
-    pub(super) fn share(&self) -> u64 {
-        self.most / 2
+    /// Memory that one user may use.
+    pub(super) fn user_quota(&self) -> u64 {
+        self.limit / 2
     }
 
-    /// Whether anything was ever forgotten.
+    /// Whether a version was ever dropped.
     pub(super) fn has_forgotten(&self) -> bool {
         self.held
             .lock()
@@ -140,7 +146,7 @@ impl Memory {
     }
 }
 
-impl Held {
+impl MemoryState {
     fn add(
         &mut self,
         name: String,
@@ -151,7 +157,7 @@ impl Held {
         let versions = self.files.entry(key.clone()).or_default();
         let last = versions.last_key_value().map(|(last, _)| last + 1);
         let number = last.unwrap_or_else(|| self.gone.take(&key));
-        // A copy: what came may be a piece of something much larger.
+        // A copy: the slice may keep a much larger buffer alive.
         versions.insert(number, (mime_type, Bytes::copy_from_slice(&bytes)));
         let user = self.users.entry(name).or_default();
         user.oldest_first.push_back((key, number, weight));
@@ -182,8 +188,8 @@ impl Held {
     }
 }
 
-impl Gone {
-    /// The number of a key's next version.
+impl ForgottenNumbers {
+    /// The next version number of a key.
     fn take(&mut self, key: &str) -> i64 {
         self.next
             .remove(&self.digests.hash_one(key))
@@ -191,7 +197,7 @@ impl Gone {
     }
 
     fn put(&mut self, key: &str, next: i64) {
-        if self.next.len() >= MOST_GONE {
+        if self.next.len() >= MAX_FORGOTTEN_KEYS {
             self.others = self
                 .next
                 .drain()
@@ -202,7 +208,7 @@ impl Gone {
     }
 }
 
-/// Whose it is: all but the session and the name.
+/// The user's part of a key: everything but session and name.
 fn user(key: &str) -> &str {
     key.rsplitn(3, '/').last().unwrap_or(key)
 }
@@ -237,15 +243,15 @@ mod tests {
 
     #[test]
     fn numbers_of_more_keys_than_are_known_one_by_one_do_not_come_again_either() {
-        let mut gone = Gone::default();
+        let mut gone = ForgottenNumbers::default();
         gone.put("first", 7);
-        for count in 1..MOST_GONE {
+        for count in 1..MAX_FORGOTTEN_KEYS {
             gone.put(&count.to_string(), 1);
         }
         assert_eq!((gone.take("other"), gone.take("1")), (0, 1), "the control");
         gone.put("1", 1);
         gone.put("one more", 2);
-        assert!(gone.next.len() <= MOST_GONE);
+        assert!(gone.next.len() <= MAX_FORGOTTEN_KEYS);
         assert_eq!(
             (
                 gone.take("one more"),

@@ -1,32 +1,32 @@
-//! Files that tools and agents share, in the layouts that agents of the mesh read and write. Names are strangers' words: none
-//! becomes a path unchecked.
+//! The artifact store: files that tools and agents share, in the layouts that the mesh's agents
+//! read and write. Names are untrusted: none becomes a path unchecked.
 //!
 //! ```text
-//!            ┌── memory   bounded, forgets the oldest, shared with nobody
-//! Shelf ─────┼── folder   BASE/APP/USER/SESSION/NAME/VERSION and VERSION.meta, by handles
-//!  (scope)   └── bucket   APP/USER/SESSION/NAME/VERSION, in S3 or GCS
+//!                  ┌── memory   bounded, drops the oldest, not shared
+//! ArtifactStore ───┼── folder   BASE/APP/USER/SESSION/NAME/VERSION and VERSION.meta
+//!    (scope)       └── bucket   APP/USER/SESSION/NAME/VERSION, in S3 or GCS
 //! ```
-//! `names.rs` has the layouts, and what of them is refused.
+//! `names.rs` has the layouts and the rules for names.
 
-pub(crate) mod beneath;
 mod bucket;
+mod bucket_client;
+mod credentials;
 #[cfg(test)]
-pub(crate) mod fake;
+pub(crate) mod fake_s3;
 mod folder;
-mod found;
-mod line;
+mod http;
 mod memory;
 pub(crate) mod names;
-mod remote;
+pub(crate) mod openat;
 
-pub(crate) use line::ODD;
-pub use remote::{Credentials, Kind, Remote};
-pub(crate) use remote::{Store, carrying, cause, in_motion};
+pub(crate) use bucket_client::{BucketClient, cause, next_chunk, transfer_timeout};
+pub use bucket_client::{BucketConfig, BucketCredentials, BucketKind};
+pub(crate) use http::INVALID_KEY_MARK;
 
 use bucket::Bucket;
 use folder::Folder;
 use memory::Memory;
-use names::Names;
+use names::ArtifactNames;
 use std::{
     path::PathBuf,
     sync::{
@@ -35,80 +35,90 @@ use std::{
     },
 };
 
-/// What the memory shelf holds at most, unless told otherwise.
-pub const MEMORY_BYTES: u64 = 256 << 20;
+/// Default size of the memory backend.
+pub const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Whose files. None of it is a path.
+/// The owner of an artifact. None of the fields is a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Scope {
-    /// The agent's name. A shelf that is shared by a namespace puts that in its place.
+pub struct ArtifactScope {
+    /// The agent's name; replaced by the namespace where a namespace shares its artifacts.
     pub app: String,
+    /// The user.
     pub user: String,
+    /// The session.
     pub session: String,
 }
 
-/// A version of a file.
+/// One version of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Version {
+pub struct ArtifactContent {
+    /// Version number.
     pub version: i64,
+    /// MIME type.
     pub mime_type: String,
+    /// Content.
     pub bytes: bytes::Bytes,
 }
 
-/// Why a file cannot be had or kept: whether it is not there, its name is bad, it is too large, or the store fails.
+/// Why an artifact cannot be read or saved: it is missing, its name is invalid, it is too large, or
+/// the store fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct ShelfError(pub String);
+pub struct ArtifactStoreError(pub String);
 
-/// Where files are, and who shares them.
+/// Location of the artifacts and who shares them.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Settings {
-    pub place: Place,
+pub struct ArtifactStoreSettings {
+    /// Location.
+    pub place: ArtifactLocation,
+    /// Who shares them.
     pub sharing: Sharing,
 }
 
-/// Where files are.
+/// Location of the artifacts.
 #[derive(Clone, Debug)]
-pub enum Place {
-    /// In the memory of this process, at most so many bytes: shared with nobody.
+pub enum ArtifactLocation {
+    /// In the memory of this process, not shared.
     Memory {
-        /// In bytes.
-        most: u64,
+        /// Maximum size in bytes.
+        limit: u64,
     },
     /// In a folder of this machine.
     Folder(PathBuf),
     /// In a bucket.
-    Bucket(Remote),
+    Bucket(BucketConfig),
 }
 
-/// Who shares files: `ARTIFACT_SCOPE`.
+/// Who shares artifacts (`ARTIFACT_SCOPE`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// All agents of a namespace: this stands where the agent's name would.
+    /// All agents of a namespace; the namespace takes the place of the agent's name.
     Namespace(String),
     /// Each agent has its own.
     App,
 }
 
 impl Sharing {
-    /// By the words of `ARTIFACT_SCOPE` and `ARTIFACT_SCOPE_VALUE`. Without a value, a namespace is the worker's own.
-    pub fn named(scope: &str, value: Option<&str>, namespace: &str) -> Result<Sharing, ShelfError> {
+    /// Parses `ARTIFACT_SCOPE` and `ARTIFACT_SCOPE_VALUE`. Without a value, the namespace is the
+    /// worker's own.
+    pub fn named(
+        scope: &str,
+        value: Option<&str>,
+        namespace: &str,
+    ) -> Result<Sharing, ArtifactStoreError> {
         match (scope, value.filter(|value| !value.is_empty())) {
             ("namespace", value) => Ok(Sharing::Namespace(value.unwrap_or(namespace).to_owned())),
             ("custom", Some(value)) => Ok(Sharing::Namespace(value.to_owned())),
-            ("custom", None) => Err(ShelfError(
+            ("custom", None) => Err(ArtifactStoreError(
                 "the artifact scope `custom` needs a value".to_owned(),
             )),
             ("app", None) => Ok(Sharing::App),
-            ("app", Some(_)) => Err(ShelfError(
+            ("app", Some(_)) => Err(ArtifactStoreError(
                 "the artifact scope `app` takes no value".to_owned(),
             )),
             (other, _) => {
                 let other = names::shown(other);
-                Err(ShelfError(format!(
+                Err(ArtifactStoreError(format!(
                     "the artifact scope {other} is none of `namespace`, `app`, `custom`"
                 )))
             }
@@ -116,210 +126,222 @@ impl Sharing {
     }
 }
 
-/// Where they are, opened. Its copies are the same shelf.
+/// An open artifact store. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Shelf {
-    kept: Kept,
+pub struct ArtifactStore {
+    kept: Backend,
     sharing: Arc<Sharing>,
 }
 
 #[derive(Clone, Debug)]
-enum Kept {
+enum Backend {
     Memory(Arc<Memory>),
     Folder(Arc<Folder>),
     Bucket(Arc<Bucket>),
 }
 
-impl Shelf {
-    /// Opens it. A folder is made if absent, and what dead writers left in it is swept; a bucket is not asked for anything yet.
-    pub fn open(settings: Settings) -> Result<Shelf, ShelfError> {
+impl ArtifactStore {
+    /// Opens the store. A folder is created if absent and swept; a bucket is not contacted yet.
+    pub fn open(settings: ArtifactStoreSettings) -> Result<ArtifactStore, ArtifactStoreError> {
         let kept = match settings.place {
-            Place::Memory { most } => Kept::Memory(Arc::new(Memory::new(most))),
-            Place::Folder(base) => {
+            ArtifactLocation::Memory { limit } => Backend::Memory(Arc::new(Memory::new(limit))),
+            ArtifactLocation::Folder(base) => {
                 let opened = Folder::open(&base).map_err(|error| {
-                    ShelfError(format!(
+                    ArtifactStoreError(format!(
                         "the folder of artifacts `{}` cannot be used: {error}",
                         base.display()
                     ))
                 })?;
-                Kept::Folder(Arc::new(opened))
+                Backend::Folder(Arc::new(opened))
             }
-            Place::Bucket(remote) => Kept::Bucket(Arc::new(Bucket::new(Store::open(&remote)?))),
+            ArtifactLocation::Bucket(remote) => {
+                Backend::Bucket(Arc::new(Bucket::new(BucketClient::open(&remote)?)))
+            }
         };
-        let shelf = Shelf {
+        let store = ArtifactStore {
             kept,
             sharing: Arc::new(settings.sharing),
         };
-        shelf.check_sharing()?;
-        Ok(shelf)
+        store.check_sharing()?;
+        Ok(store)
     }
 
-    /// One in memory, of the usual size, that each agent has to itself.
-    pub fn memory() -> Shelf {
-        let memory = Memory::new(MEMORY_BYTES);
-        Shelf {
-            kept: Kept::Memory(Arc::new(memory)),
+    /// A memory store of the default size that each agent has to itself.
+    pub fn memory() -> ArtifactStore {
+        let memory = Memory::new(DEFAULT_MEMORY_BYTES);
+        ArtifactStore {
+            kept: Backend::Memory(Arc::new(memory)),
             sharing: Arc::new(Sharing::App),
         }
     }
 
-    /// What the store turned out not to hold to, for the log: known after the first save at the earliest.
+    /// A guarantee that the store turned out not to give, for the log: known after the first save
+    /// at the earliest.
     pub fn weakness(&self) -> Option<&'static str> {
         match &self.kept {
-            Kept::Bucket(bucket) => bucket.weakness(),
-            Kept::Memory(memory) => memory.has_forgotten().then_some(
+            Backend::Bucket(bucket) => bucket.weakness(),
+            Backend::Memory(memory) => memory.has_forgotten().then_some(
                 "the memory for artifacts, or a user's half of it, is full: the oldest versions are forgotten",
             ),
-            Kept::Folder(_) => None,
+            Backend::Folder(_) => None,
         }
     }
 
-    /// A version, or the latest, of at most so many bytes.
+    /// Loads a version, or the latest one, up to a maximum size.
     pub async fn load(
         &self,
-        scope: &Scope,
+        scope: &ArtifactScope,
         filename: &str,
         version: Option<i64>,
-        most: u64,
-    ) -> Result<Version, ShelfError> {
-        counts_from_zero(filename, version)?;
+        limit: u64,
+    ) -> Result<ArtifactContent, ArtifactStoreError> {
+        check_version(filename, version)?;
         let names = self.names(scope, filename);
         let loaded = match &self.kept {
-            Kept::Memory(memory) => memory.load(&names.s3()?, version, most),
-            Kept::Folder(folder) => {
-                let (folder, place) = (folder.clone(), names.folder()?);
-                blocking(move || folder.load(&place, version, most)).await
+            Backend::Memory(memory) => memory.load(&names.s3()?, version, limit),
+            Backend::Folder(folder) => {
+                let folder = folder.clone();
+                let place = names.folder()?;
+                blocking(move || folder.load(&place, version, limit)).await
             }
-            Kept::Bucket(bucket) => bucket.load(&names, version, most).await,
+            Backend::Bucket(bucket) => bucket.load(&names, version, limit).await,
         };
-        loaded.map_err(|Failed(why)| {
-            ShelfError(format!("{} cannot be read: {why}", names::shown(filename)))
+        loaded.map_err(|StoreFailure(why)| {
+            ArtifactStoreError(format!("{} cannot be read: {why}", names::shown(filename)))
         })
     }
 
-    /// Which version it would load, and of how many bytes: to make room before.
+    /// Number and size of the version that would be loaded, so that memory can be reserved first.
     pub async fn size(
         &self,
-        scope: &Scope,
+        scope: &ArtifactScope,
         filename: &str,
         version: Option<i64>,
-    ) -> Result<(i64, u64), ShelfError> {
-        counts_from_zero(filename, version)?;
+    ) -> Result<(i64, u64), ArtifactStoreError> {
+        check_version(filename, version)?;
         let names = self.names(scope, filename);
         let looked = match &self.kept {
-            Kept::Memory(memory) => memory.size(&names.s3()?, version),
-            Kept::Folder(folder) => {
-                let (folder, place) = (folder.clone(), names.folder()?);
+            Backend::Memory(memory) => memory.size(&names.s3()?, version),
+            Backend::Folder(folder) => {
+                let folder = folder.clone();
+                let place = names.folder()?;
                 blocking(move || folder.size(&place, version)).await
             }
-            Kept::Bucket(bucket) => bucket.size(&names, version).await,
+            Backend::Bucket(bucket) => bucket.size(&names, version).await,
         };
-        looked.map_err(|Failed(why)| {
-            ShelfError(format!("{} cannot be read: {why}", names::shown(filename)))
+        looked.map_err(|StoreFailure(why)| {
+            ArtifactStoreError(format!("{} cannot be read: {why}", names::shown(filename)))
         })
     }
 
-    /// Keeps it as the next version, and tells which that is: no two writers get the same.
+    /// Saves a new version and returns its number, which is unique.
     pub async fn save(
         &self,
-        scope: &Scope,
+        scope: &ArtifactScope,
         filename: &str,
         mime_type: &str,
         bytes: bytes::Bytes,
-    ) -> Result<i64, ShelfError> {
-        self.save_telling(scope, filename, mime_type, bytes, &AtomicBool::new(false))
+    ) -> Result<i64, ArtifactStoreError> {
+        self.save_tracked(scope, filename, mime_type, bytes, &AtomicBool::new(false))
             .await
     }
 
-    /// The same. Whoever does not wait for its end knows by `has_begun` whether any of it may be there.
-    pub(crate) async fn save_telling(
+    /// Saves a new version. After a timeout, `has_begun` tells whether some of it may have been
+    /// stored.
+    pub(crate) async fn save_tracked(
         &self,
-        scope: &Scope,
+        scope: &ArtifactScope,
         filename: &str,
         mime_type: &str,
         bytes: bytes::Bytes,
         has_begun: &AtomicBool,
-    ) -> Result<i64, ShelfError> {
+    ) -> Result<i64, ArtifactStoreError> {
         let mime_type = names::mime_type(mime_type)?.to_owned();
         let names = self.names(scope, filename);
         let saved = match &self.kept {
-            Kept::Memory(memory) => memory.save(names.s3()?, mime_type, bytes),
-            Kept::Folder(folder) => {
-                let (folder, place) = (folder.clone(), names.folder()?);
+            Backend::Memory(memory) => memory.save(names.s3()?, mime_type, bytes),
+            Backend::Folder(folder) => {
+                let folder = folder.clone();
+                let place = names.folder()?;
                 has_begun.store(true, Ordering::Relaxed);
                 blocking(move || folder.save(&place, &mime_type, &bytes)).await
             }
-            Kept::Bucket(bucket) => bucket.save(&names, &mime_type, bytes, has_begun).await,
+            Backend::Bucket(bucket) => bucket.save(&names, &mime_type, bytes, has_begun).await,
         };
-        saved.map_err(|Failed(why)| {
-            ShelfError(format!("{} cannot be kept: {why}", names::shown(filename)))
+        saved.map_err(|StoreFailure(why)| {
+            ArtifactStoreError(format!("{} cannot be kept: {why}", names::shown(filename)))
         })
     }
 
-    /// What all files of one user may have there, if that is bounded: older ones are forgotten for newer ones.
-    pub(crate) fn share(&self) -> Option<u64> {
+    /// Space for all artifacts of one user, where it is bounded: newer versions replace the oldest.
+    pub(crate) fn user_quota(&self) -> Option<u64> {
         match &self.kept {
-            Kept::Memory(memory) => Some(memory.share()),
-            Kept::Folder(_) | Kept::Bucket(_) => None,
+            Backend::Memory(memory) => Some(memory.user_quota()),
+            Backend::Folder(_) | Backend::Bucket(_) => None,
         }
     }
 
-    /// Whether what was kept is forgotten by now.
-    pub(crate) fn has_forgotten(&self, scope: &Scope, filename: &str, version: i64) -> bool {
+    /// Whether a saved version has been dropped since.
+    pub(crate) fn has_forgotten(
+        &self,
+        scope: &ArtifactScope,
+        filename: &str,
+        version: i64,
+    ) -> bool {
         match &self.kept {
-            Kept::Memory(memory) => {
+            Backend::Memory(memory) => {
                 let key = self.names(scope, filename).s3();
                 key.is_ok_and(|key| memory.size(&key, Some(version)).is_err())
             }
-            Kept::Folder(_) | Kept::Bucket(_) => false,
+            Backend::Folder(_) | Backend::Bucket(_) => false,
         }
     }
 
-    fn names<'a>(&'a self, scope: &'a Scope, filename: &'a str) -> Names<'a> {
-        Names {
+    fn names<'a>(&'a self, scope: &'a ArtifactScope, filename: &'a str) -> ArtifactNames<'a> {
+        ArtifactNames {
             sharing: &self.sharing,
             scope,
             filename,
         }
     }
 
-    /// What every name begins with must be usable: said at the start, not at the first call.
-    fn check_sharing(&self) -> Result<(), ShelfError> {
-        let scope = Scope {
+    /// Validates the part that all names have in common, at the start instead of at the first call.
+    fn check_sharing(&self) -> Result<(), ArtifactStoreError> {
+        let scope = ArtifactScope {
             app: "app".to_owned(),
             user: "user".to_owned(),
             session: "session".to_owned(),
         };
         let names = self.names(&scope, "name");
         match &self.kept {
-            Kept::Memory(_) => names.s3().map(drop),
-            Kept::Folder(_) => names.folder().map(drop),
-            Kept::Bucket(bucket) => bucket.key(&names).map(drop),
+            Backend::Memory(_) => names.s3().map(drop),
+            Backend::Folder(_) => names.folder().map(drop),
+            Backend::Bucket(bucket) => bucket.key(&names).map(drop),
         }
     }
 }
 
-/// What went wrong, before it is said with whom.
+/// The reason of a failure, before the file's name is added.
 #[derive(Debug)]
-struct Failed(String);
+struct StoreFailure(String);
 
-impl From<std::io::Error> for Failed {
-    fn from(error: std::io::Error) -> Failed {
-        Failed(error.to_string())
+impl From<std::io::Error> for StoreFailure {
+    fn from(error: std::io::Error) -> StoreFailure {
+        StoreFailure(error.to_string())
     }
 }
 
-impl From<ShelfError> for Failed {
-    fn from(error: ShelfError) -> Failed {
-        Failed(error.0)
+impl From<ArtifactStoreError> for StoreFailure {
+    fn from(error: ArtifactStoreError) -> StoreFailure {
+        StoreFailure(error.0)
     }
 }
 
-fn counts_from_zero(filename: &str, version: Option<i64>) -> Result<(), ShelfError> {
+fn check_version(filename: &str, version: Option<i64>) -> Result<(), ArtifactStoreError> {
     match version.filter(|version| *version < 0) {
         Some(version) => {
             let name = names::shown(filename);
-            Err(ShelfError(format!(
+            Err(ArtifactStoreError(format!(
                 "{name} has no version {version}: they count from 0"
             )))
         }
@@ -327,25 +349,27 @@ fn counts_from_zero(filename: &str, version: Option<i64>) -> Result<(), ShelfErr
     }
 }
 
-fn missing(version: Option<i64>) -> Failed {
+fn missing(version: Option<i64>) -> StoreFailure {
     match version {
-        Some(version) => Failed(format!("there is no version {version} of it")),
-        None => Failed("there is no such file".to_owned()),
+        Some(version) => StoreFailure(format!("there is no version {version} of it")),
+        None => StoreFailure("there is no such file".to_owned()),
     }
 }
 
-fn too_large(size: u64, most: u64) -> Failed {
-    Failed(format!("it has {size} bytes, and at most {most} are taken"))
+fn too_large(size: u64, limit: u64) -> StoreFailure {
+    StoreFailure(format!(
+        "it has {size} bytes, and at most {limit} are taken"
+    ))
 }
 
-/// Files are read and written beside the loop.
+/// Runs file I/O on a blocking thread.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failed> + Send + 'static,
-) -> Result<T, Failed> {
+    work: impl FnOnce() -> Result<T, StoreFailure> + Send + 'static,
+) -> Result<T, StoreFailure> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(Failed("the store stopped in the middle".to_owned())))
+    done.unwrap_or_else(|_| Err(StoreFailure("the store stopped in the middle".to_owned())))
 }
 
 #[cfg(test)]
-#[path = "shelf_tests.rs"]
+#[path = "tests.rs"]
 mod tests;

@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn scope(app: &str, user: &str, session: &str) -> Scope {
-    Scope {
+fn scope(app: &str, user: &str, session: &str) -> ArtifactScope {
+    ArtifactScope {
         app: app.to_owned(),
         user: user.to_owned(),
         session: session.to_owned(),
@@ -13,8 +13,8 @@ fn namespace(name: &str) -> Sharing {
     Sharing::Namespace(name.to_owned())
 }
 
-fn folder(sharing: &Sharing, scope: &Scope, filename: &str) -> Result<String, String> {
-    let names = Names {
+fn folder(sharing: &Sharing, scope: &ArtifactScope, filename: &str) -> Result<String, String> {
+    let names = ArtifactNames {
         sharing,
         scope,
         filename,
@@ -25,8 +25,8 @@ fn folder(sharing: &Sharing, scope: &Scope, filename: &str) -> Result<String, St
         .map_err(|error| error.0)
 }
 
-fn s3(sharing: &Sharing, scope: &Scope, filename: &str) -> Result<String, String> {
-    Names {
+fn s3(sharing: &Sharing, scope: &ArtifactScope, filename: &str) -> Result<String, String> {
+    ArtifactNames {
         sharing,
         scope,
         filename,
@@ -35,8 +35,8 @@ fn s3(sharing: &Sharing, scope: &Scope, filename: &str) -> Result<String, String
     .map_err(|error| error.0)
 }
 
-fn gcs(sharing: &Sharing, scope: &Scope, filename: &str) -> Result<String, String> {
-    Names {
+fn gcs(sharing: &Sharing, scope: &ArtifactScope, filename: &str) -> Result<String, String> {
+    ArtifactNames {
         sharing,
         scope,
         filename,
@@ -209,8 +209,12 @@ fn versions_are_written_in_one_way_only() {
 #[test]
 fn metadata_is_ascii_as_python_escapes_it() {
     // python3 -c 'print("é€😀a".encode("ascii", "backslashreplace").decode())'
-    assert_eq!(ascii("é€😀a", 100), "\\xe9\\u20ac\\U0001f600a");
-    assert_eq!(ascii("é€😀a", 10), "\\xe9\\u20ac", "no half of an escape");
+    assert_eq!(escape_ascii("é€😀a", 100), "\\xe9\\u20ac\\U0001f600a");
+    assert_eq!(
+        escape_ascii("é€😀a", 10),
+        "\\xe9\\u20ac",
+        "no half of an escape"
+    );
 }
 
 #[test]
@@ -250,9 +254,9 @@ fn strange() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn anything_is_refused_or_has_its_place(app in strange(), user in strange(), session in strange(), name in strange()) {
-        let scope = Scope { app, user, session };
+        let scope = ArtifactScope { app, user, session };
         for sharing in [Sharing::App, Sharing::Namespace("my/org".to_owned())] {
-            let names = Names { sharing: &sharing, scope: &scope, filename: &name };
+            let names = ArtifactNames { sharing: &sharing, scope: &scope, filename: &name };
             if let Ok(parts) = names.folder() {
                 for part in &parts {
                     prop_assert!(unsafe_name(part).is_none(), "{parts:?}");
@@ -264,7 +268,7 @@ proptest! {
             for key in [names.s3(), names.gcs()].into_iter().flatten() {
                 prop_assert!(key.starts_with(&owned), "{key:?}");
                 prop_assert!(key.split('/').all(|part| unsafe_name(part).is_none()), "{key:?}");
-                prop_assert!(key.len() < LONGEST_KEY);
+                prop_assert!(key.len() < MAX_KEY_BYTES);
             }
         }
     }

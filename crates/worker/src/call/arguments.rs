@@ -1,61 +1,63 @@
-//! `runner_args.json`: what a tool's process is told, in the words of both generations at once. Secrets are among it.
+//! `runner_args.json`: the arguments of a tool's process, with the field names of both runner
+//! generations. It contains secrets.
 
-use super::{places, stage::Staged};
+use super::{paths, staging::StagedFiles};
 use crate::{
-    tools::{Tool, What},
-    wire::request::{Invoke, Object},
+    tools::{EntryPoint, Tool},
+    wire::request::{Invoke, RawObject},
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 #[derive(Serialize)]
-struct Written<'a> {
-    args: &'a Object,
-    tool_config: &'a Object,
+struct RunnerArguments<'a> {
+    args: &'a RawObject,
+    tool_config: &'a RawObject,
     #[serde(flatten)]
     rest: Value,
 }
 
-/// The whole file. Arguments and configuration are as the request wrote them, to the last digit.
+/// Serializes the file. Arguments and configuration keep the text of the request, to the last
+/// digit.
 pub(crate) fn write(
     tool: &Tool,
     invoke: &mut Invoke,
-    staged: &Staged,
+    staged: &StagedFiles,
     ipc: Option<&str>,
 ) -> serde_json::Result<Vec<u8>> {
     let mut rest = json!({
         "artifact_paths": paths(staged),
         "artifact_metadata": metadata(staged),
-        "status_pipe": places::inside(places::STATUS),
-        "result_file": places::inside(places::RESULT),
-        "output_dir": places::inside(places::OUTPUT),
+        "status_pipe": paths::in_sandbox(paths::STATUS_FIFO),
+        "result_file": paths::in_sandbox(paths::RESULT_FILE),
+        "output_dir": paths::in_sandbox(paths::OUTPUT_FOLDER),
         "user_id": invoke.user_id,
         "session_id": invoke.session_id,
         "app_name": invoke.app_name,
         "tool_name": tool.name,
         "task_id": invoke.task_id,
-        "ipc_socket": ipc.map(places::inside).unwrap_or_default(),
+        "ipc_socket": ipc.map(paths::in_sandbox).unwrap_or_default(),
         "tool_oauth_token": "",
         "tool_auth_headers": {},
         "volume_mounts": [],
         "a2a_user_config": invoke.user_config.take().unwrap_or_default(),
     });
     if let Value::Object(fields) = &mut rest {
-        name(fields, &tool.what);
+        insert_entry_point(fields, &tool.what);
     }
-    serde_json::to_vec(&Written {
+    serde_json::to_vec(&RunnerArguments {
         args: &invoke.args,
         tool_config: &invoke.tool_config,
         rest,
     })
 }
 
-/// What is to be called. An executable knows itself, and its own name for what it shall do.
-fn name(fields: &mut Map<String, Value>, what: &What) {
+/// Adds what to call. An executable knows its own code and only needs the name of its tool.
+fn insert_entry_point(fields: &mut Map<String, Value>, what: &EntryPoint) {
     let (module, function, class_name) = match what {
-        What::Function { module, function } => (module, Some(function), None),
-        What::Class { module, class_name } => (module, None, Some(class_name)),
-        What::Executable { tool, .. } => {
+        EntryPoint::Function { module, function } => (module, Some(function), None),
+        EntryPoint::Class { module, class_name } => (module, None, Some(class_name)),
+        EntryPoint::Executable { tool, .. } => {
             fields.insert("tool_name".to_owned(), json!(tool));
             return;
         }
@@ -65,7 +67,7 @@ fn name(fields: &mut Map<String, Value>, what: &What) {
     fields.insert("class_name".to_owned(), json!(class_name));
 }
 
-fn paths(staged: &Staged) -> Map<String, Value> {
+fn paths(staged: &StagedFiles) -> Map<String, Value> {
     staged
         .by_key
         .iter()
@@ -73,8 +75,8 @@ fn paths(staged: &Staged) -> Map<String, Value> {
         .collect()
 }
 
-fn metadata(staged: &Staged) -> Map<String, Value> {
-    let one = |file: &super::stage::File| {
+fn metadata(staged: &StagedFiles) -> Map<String, Value> {
+    let one = |file: &super::staging::StagedFile| {
         json!({
             "filename": file.filename,
             "mime_type": file.mime_type,
@@ -96,8 +98,8 @@ mod tests {
     #[test]
     fn numbers_and_their_order_are_as_the_request_has_them() {
         let said = r#"{"z":1208925819614629174706176,"a":0.1000000000000000055511151231257827}"#;
-        let object: Object = serde_json::from_str(said).unwrap();
-        let written = Written {
+        let object: RawObject = serde_json::from_str(said).unwrap();
+        let written = RunnerArguments {
             args: &object,
             tool_config: &object,
             rest: json!({"user_id": "u"}),

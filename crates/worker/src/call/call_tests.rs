@@ -1,13 +1,13 @@
-//! Calls in real boxes.
+//! Calls in real sandboxes.
 
 use super::*;
 use crate::{
     artifacts::{
         self,
-        fake::{self, Does, Fake},
+        fake_s3::{self, FakeResponse, FakeS3},
     },
-    tools::{Limits, What},
-    wire::{code::Code as ErrorCode, request::Preloaded},
+    tools::{EntryPoint, ToolLimits},
+    wire::{code::MeshErrorCode as ErrorCode, request::PreloadedFile},
 };
 use serde_json::json;
 use std::{fs, sync::atomic::Ordering, time::Instant};
@@ -15,9 +15,9 @@ use std::{fs, sync::atomic::Ordering, time::Instant};
 /// Tools of a test, a place for the engine, and one who calls.
 struct Place {
     top: PathBuf,
-    caller: Caller,
+    caller: CallRunner,
     engine: Engine,
-    shelf: Shelf,
+    store: ArtifactStore,
 }
 
 impl Place {
@@ -26,39 +26,39 @@ impl Place {
     }
 
     fn with(name: &str, code: &str, parked: usize) -> Place {
-        Place::keeping(name, code, parked, Shelf::memory())
+        Place::keeping(name, code, parked, ArtifactStore::memory())
     }
 
-    fn keeping(name: &str, code: &str, parked: usize, shelf: Shelf) -> Place {
+    fn keeping(name: &str, code: &str, parked: usize, store: ArtifactStore) -> Place {
         let top = std::env::temp_dir().join(format!("airlock-call-{name}-{}", std::process::id()));
         fs::create_dir_all(top.join("tools")).unwrap();
         fs::write(top.join("tools/tool.py"), code).unwrap();
         let engine = Engine::open(engine::Settings::new(top.join("state"))).unwrap();
-        let settings = Settings {
+        let settings = CallSettings {
             python: "/usr/bin/python3".into(),
             largest_result: 100_000,
-            parked,
-            parked_bytes: 1 << 30,
-            spares: 0,
+            max_warm: parked,
+            max_warm_bytes: 1 << 30,
+            max_prewarmed: 0,
             hidden: vec![top.clone()],
         };
-        let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
+        let caller = CallRunner::new(engine.clone(), store.clone(), None, settings);
         Place {
             top,
             caller,
             engine,
-            shelf,
+            store,
         }
     }
 
     fn tool(&self, function: &str) -> Tool {
-        let what = What::Function {
+        let what = EntryPoint::Function {
             module: "tool".to_owned(),
             function: function.to_owned(),
         };
-        let code = Code {
+        let code = ToolCode {
             python: Some(self.top.join("tools")),
-            ..Code::default()
+            ..ToolCode::default()
         };
         Tool {
             name: "tool".to_owned(),
@@ -67,24 +67,24 @@ impl Place {
             card: Default::default(),
             profile: None,
             timeout: None,
-            limits: Limits::default(),
+            limits: ToolLimits::default(),
         }
     }
 
-    fn order(&self, function: &str, args: Value) -> Order {
-        Order {
+    fn order(&self, function: &str, args: Value) -> CallOrder {
+        CallOrder {
             tool: Arc::new(self.tool(function)),
             invoke: Box::new(invoke(args)),
             time: Duration::from_secs(60),
-            profile: Profile::Restrictive,
+            profile: ToolProfile::Restrictive,
         }
     }
 
-    async fn call(&self, function: &str, args: Value) -> Done {
+    async fn call(&self, function: &str, args: Value) -> CallReport {
         self.carry_out(self.order(function, args)).await.0
     }
 
-    async fn carry_out(&self, order: Order) -> (Done, Vec<String>) {
+    async fn carry_out(&self, order: CallOrder) -> (CallReport, Vec<String>) {
         let (_cancel, cancelled) = watch::channel(false);
         let (statuses, mut said) = mpsc::channel(1000);
         let done = self.caller.carry_out(order, cancelled, statuses).await;
@@ -135,9 +135,9 @@ fn invoke(args: Value) -> Invoke {
     }
 }
 
-fn success(done: &Done) -> (Value, Vec<String>) {
+fn success(done: &CallReport) -> (Value, Vec<String>) {
     match &done.outcome {
-        Outcome::Success {
+        ToolCallOutcome::Success {
             result, artifacts, ..
         } => {
             let names = artifacts.iter().map(|file| file.filename.clone()).collect();
@@ -151,9 +151,9 @@ fn success(done: &Done) -> (Value, Vec<String>) {
     }
 }
 
-fn refused(done: &Done) -> (ErrorCode, String) {
+fn refused(done: &CallReport) -> (ErrorCode, String) {
     match &done.outcome {
-        Outcome::Refused(refusal) => (refusal.code, refusal.message.clone()),
+        ToolCallOutcome::Refused(refusal) => (refusal.code, refusal.message.clone()),
         other => panic!("{other:?}"),
     }
 }
@@ -220,12 +220,16 @@ def tells(how):
 #[tokio::test]
 async fn results_of_every_kind_come_back() {
     let place = Place::new("kinds", TOOLS);
-    let held = place.caller.prepare(Profile::Restrictive).await.unwrap();
+    let held = place
+        .caller
+        .prepare(ToolProfile::Restrictive)
+        .await
+        .unwrap();
     assert!(
         held.contains(&"no_network".to_owned()),
         "what holds tools in is told: {held:?}"
     );
-    let held = place.caller.prepare(Profile::Standard).await.unwrap();
+    let held = place.caller.prepare(ToolProfile::Standard).await.unwrap();
     assert!(
         !held.is_empty() && !held.contains(&"no_network".to_owned()),
         "and nothing else: {held:?}"
@@ -274,7 +278,7 @@ async fn what_goes_wrong_is_told_by_its_kind() {
         ErrorCode::ToolNotFound
     );
     let mut order = place.order("echo", json!({}));
-    let what = What::Function {
+    let what = EntryPoint::Function {
         module: "no_such_module".to_owned(),
         function: "f".to_owned(),
     };
@@ -353,8 +357,12 @@ async fn nothing_of_the_worker_is_in_the_environment() {
     let (_, ours) = std::env::vars()
         .find(|(name, value)| name != "PATH" && value.len() > 4)
         .unwrap();
-    for profile in [Profile::Restrictive, Profile::Standard, Profile::Permissive] {
-        let order = Order {
+    for profile in [
+        ToolProfile::Restrictive,
+        ToolProfile::Standard,
+        ToolProfile::Permissive,
+    ] {
+        let order = CallOrder {
             profile,
             ..place.order("environment", json!({}))
         };
@@ -399,7 +407,7 @@ fn looks_as_promised(found: &Value, ours: &str) {
 async fn the_numbers_of_a_profile_hold_inside() {
     let place = Place::new("limits", TOOLS);
     let (found, _) = success(&place.call("limits", json!({})).await);
-    for (name, most) in [
+    for (name, limit) in [
         ("CPU", 60),
         ("FSIZE", 64 << 20),
         ("NOFILE", 128),
@@ -410,7 +418,7 @@ async fn the_numbers_of_a_profile_hold_inside() {
         ("CORE", 1),
     ] {
         let held = found[name].as_i64().unwrap();
-        assert!((0..=most).contains(&held), "{name} {held}");
+        assert!((0..=limit).contains(&held), "{name} {held}");
     }
     assert!(found["nice"].as_i64().unwrap() >= 15, "{found}");
     place.close().await;
@@ -432,13 +440,13 @@ async fn all_statuses_go_out_before_the_outcome() {
 async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     let place = Place::new("time", TOOLS);
     let began = Instant::now();
-    let order = Order {
+    let order = CallOrder {
         time: Duration::from_secs(2),
         ..place.order("sleeps", json!({"mark": 1}))
     };
     let (done, _) = place.carry_out(order).await;
     assert!(
-        matches!(done.outcome, Outcome::TimedOut { took } if took >= Duration::from_secs(2)),
+        matches!(done.outcome, ToolCallOutcome::TimedOut { took } if took >= Duration::from_secs(2)),
         "{done:?}"
     );
     assert!(began.elapsed() < Duration::from_secs(30));
@@ -454,7 +462,10 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
         cancel.send_replace(true);
     };
     let (done, ()) = tokio::join!(call, both);
-    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::Cancelled),
+        "{done:?}"
+    );
     // One that nobody waits for any more ends, too, however far it is: `close` sees to it that nothing is left.
     for time in [300, 60, 20, 5, 1] {
         let (_cancel, cancelled) = watch::channel(false);
@@ -484,19 +495,26 @@ fn is_running(name: &str) -> bool {
 #[tokio::test]
 async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     let place = Place::new("stubborn", TOOLS);
-    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    let sandboxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
     let mark = format!("asked{}", std::process::id());
-    let order = Order {
+    let order = CallOrder {
         time: Duration::from_secs(6),
         ..place.order("stubborn", json!({"mark": mark}))
     };
     let (done, said) = place.carry_out(order).await;
-    assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
-    assert_eq!(boxes(), 1, "the outcome is there before the box is gone");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::TimedOut { .. }),
+        "{done:?}"
+    );
+    assert_eq!(
+        sandboxes(),
+        1,
+        "the outcome is there before the box is gone"
+    );
     assert_eq!(said, ["ready"], "what was said before comes before it");
     let asked = async {
         while !is_running(&mark) {
-            assert_eq!(boxes(), 1, "the box went, and the tool was not asked");
+            assert_eq!(sandboxes(), 1, "the box went, and the tool was not asked");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -504,12 +522,15 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
         .await
         .unwrap();
     // One that ends by itself when it is asked.
-    let order = Order {
+    let order = CallOrder {
         time: Duration::from_secs(6),
         ..place.order("polite", json!({}))
     };
     let (done, said) = place.carry_out(order).await;
-    assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::TimedOut { .. }),
+        "{done:?}"
+    );
     assert_eq!(said.first().map(String::as_str), Some("ready"));
     place.close().await;
     assert!(!is_running(&mark), "and is gone");
@@ -528,7 +549,11 @@ async fn until(is_so: impl Fn() -> bool) {
 }
 
 /// Calls a tool that does not end when it is asked, and cancels that once it runs.
-async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Output = ()>) -> Done {
+async fn cancel_stubborn(
+    place: &Place,
+    mark: &str,
+    meanwhile: impl Future<Output = ()>,
+) -> CallReport {
     let (cancel, cancelled) = watch::channel(false);
     let (statuses, mut said) = mpsc::channel(10);
     let call = place.caller.carry_out(
@@ -550,48 +575,58 @@ async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Outpu
 #[tokio::test]
 async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() {
     let place = Place::new("ending", TOOLS);
-    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
-    place.caller.prepare(Profile::Restrictive).await.unwrap();
-    until(|| boxes() == 0).await;
-    let (mark, rooms) = (
+    let sandboxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    place
+        .caller
+        .prepare(ToolProfile::Restrictive)
+        .await
+        .unwrap();
+    until(|| sandboxes() == 0).await;
+    let (mark, factory) = (
         format!("ending{}", std::process::id()),
-        &place.caller.0.rooms,
+        &place.caller.0.factory,
     );
     success(&place.call("number", json!({})).await);
-    until(|| boxes() == 0).await;
+    until(|| sandboxes() == 0).await;
     // As many end as may at once, and none of them is done.
     let open = async {
-        until(|| boxes() == 1).await;
-        rooms
+        until(|| sandboxes() == 1).await;
+        factory
             .ending
             .clone()
-            .acquire_many_owned(room::MOST_ENDING as u32)
+            .acquire_many_owned(sandbox::MAX_ENDING as u32)
             .await
             .unwrap()
     };
     let asked = until(|| is_running(&mark));
     let (done, ending) = tokio::join!(cancel_stubborn(&place, &mark, asked), open);
-    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::Cancelled),
+        "{done:?}"
+    );
     until(|| !is_running(&mark)).await;
-    assert_eq!(boxes(), 1, "its box waits for its turn");
+    assert_eq!(sandboxes(), 1, "its box waits for its turn");
     // Nobody gets another before it.
     let freed = async {
         tokio::task::yield_now().await;
-        assert_eq!(boxes(), 1);
+        assert_eq!(sandboxes(), 1);
         drop(ending);
     };
     success(&tokio::join!(place.call("number", json!({})), freed).0);
-    until(|| boxes() == 0).await;
+    until(|| sandboxes() == 0).await;
     // As many have their grace as may have it at once: others do not wait until those are gone.
-    let graces = rooms
+    let graces = factory
         .in_grace
         .clone()
-        .acquire_many_owned(room::MOST_IN_GRACE as u32)
+        .acquire_many_owned(sandbox::MAX_IN_GRACE as u32)
         .await
         .unwrap();
     let done = cancel_stubborn(&place, &mark, async {}).await;
-    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
-    until(|| boxes() == 0).await;
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::Cancelled),
+        "{done:?}"
+    );
+    until(|| sandboxes() == 0).await;
     drop(graces);
     place.close().await;
 }
@@ -599,14 +634,17 @@ async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() 
 #[tokio::test]
 async fn who_floods_the_pipe_ends_with_its_time_and_says_no_more_than_it_may() {
     let place = Place::new("floods", TOOLS);
-    for (function, most) in [("floods", 0), ("chatters", 700)] {
-        let order = Order {
+    for (function, limit) in [("floods", 0), ("chatters", 700)] {
+        let order = CallOrder {
             time: Duration::from_secs(2),
             ..place.order(function, json!({}))
         };
         let (done, said) = place.carry_out(order).await;
-        assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
-        assert!(said.len() <= most, "{}", said.len());
+        assert!(
+            matches!(done.outcome, ToolCallOutcome::TimedOut { .. }),
+            "{done:?}"
+        );
+        assert!(said.len() <= limit, "{}", said.len());
     }
     place.close().await;
 }
@@ -681,7 +719,7 @@ def eats():
 async fn files_go_in_and_come_out() {
     let place = Place::new("files", FILES);
     let mut order = place.order("reads", json!({"name": "sub/in.txt"}));
-    let file = Preloaded {
+    let file = PreloadedFile {
         filename: "sub/in.txt".to_owned(),
         content: b"brought".to_vec(),
         mime_type: "text/plain".to_owned(),
@@ -700,7 +738,7 @@ async fn files_go_in_and_come_out() {
         "it is nobody's path"
     );
     let done = place.call("writes", json!({})).await;
-    let Outcome::Success { artifacts, .. } = &done.outcome else {
+    let ToolCallOutcome::Success { artifacts, .. } = &done.outcome else {
         panic!("{done:?}")
     };
     let told: Vec<_> = artifacts
@@ -722,7 +760,7 @@ async fn files_go_in_and_come_out() {
     assert_eq!(told, wanted);
     // And in again, by reference.
     let mut order = place.order("reads", json!({"name": "a.txt"}));
-    let reference = crate::wire::request::Reference {
+    let reference = crate::wire::request::ArtifactReference {
         filename: "a.txt".to_owned(),
         version: None,
     };
@@ -739,7 +777,7 @@ async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
     let place = Place::new("misnamed", FILES);
     for name in ["../escape", "/etc/passwd", "a\\b", "a/../b"] {
         let mut order = place.order("writes", json!({}));
-        let file = Preloaded {
+        let file = PreloadedFile {
             filename: name.to_owned(),
             content: Vec::new(),
             mime_type: String::new(),
@@ -753,7 +791,7 @@ async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
         );
     }
     let mut order = place.order("writes", json!({}));
-    let reference = crate::wire::request::Reference {
+    let reference = crate::wire::request::ArtifactReference {
         filename: "absent.txt".to_owned(),
         version: None,
     };
@@ -768,7 +806,7 @@ async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
 #[tokio::test]
 async fn files_of_one_name_and_large_ones_are_put_in_place() {
     let place = Place::new("several", FILES);
-    let scope = crate::artifacts::Scope {
+    let scope = crate::artifacts::ArtifactScope {
         app: "app".to_owned(),
         user: "user".to_owned(),
         session: "session".to_owned(),
@@ -779,22 +817,22 @@ async fn files_of_one_name_and_large_ones_are_put_in_place() {
         bytes::Bytes::from_static(b"second"),
     ] {
         place
-            .shelf
+            .store
             .save(&scope, "same.txt", "text/plain", bytes)
             .await
             .unwrap();
     }
     place
-        .shelf
+        .store
         .save(&scope, "large.bin", "x/y", large)
         .await
         .unwrap();
-    let reference = |name: &str, version| crate::wire::request::Reference {
+    let reference = |name: &str, version| crate::wire::request::ArtifactReference {
         filename: name.to_owned(),
         version,
     };
     let mut order = place.order("reads", json!({"name": "same.txt", "large": "large.bin"}));
-    let file = Preloaded {
+    let file = PreloadedFile {
         filename: "same.txt".to_owned(),
         content: b"brought".to_vec(),
         mime_type: "text/plain".to_owned(),
@@ -850,7 +888,7 @@ async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     success(&place.carry_out(order()).await.0);
     place.close().await;
     // A store that is silent.
-    let store = Fake::serve(|_| Does::Hang);
+    let store = FakeS3::serve(|_| FakeResponse::Hang);
     let place = Place::keeping("no-store", FILES, 0, in_bucket(&store));
     let mut order = place.order("writes", json!({}));
     order.time = Duration::from_secs(3);
@@ -867,30 +905,30 @@ async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     place.close().await;
 }
 
-fn reference(name: &str) -> crate::wire::request::Reference {
-    crate::wire::request::Reference {
+fn reference(name: &str) -> crate::wire::request::ArtifactReference {
+    crate::wire::request::ArtifactReference {
         filename: name.to_owned(),
         version: None,
     }
 }
 
-fn in_bucket(store: &Fake) -> Shelf {
+fn in_bucket(store: &FakeS3) -> ArtifactStore {
     let (place, sharing) = (
-        artifacts::Place::Bucket(store.remote()),
+        artifacts::ArtifactLocation::Bucket(store.remote()),
         artifacts::Sharing::App,
     );
-    Shelf::open(artifacts::Settings { place, sharing }).unwrap()
+    ArtifactStore::open(artifacts::ArtifactStoreSettings { place, sharing }).unwrap()
 }
 
 /// Puts a file where calls find it.
 async fn keep(place: &Place, name: &str, text: &'static str) {
-    let scope = artifacts::Scope {
+    let scope = artifacts::ArtifactScope {
         app: "app".to_owned(),
         user: "user".to_owned(),
         session: "session".to_owned(),
     };
     place
-        .shelf
+        .store
         .save(&scope, name, "text/plain", text.into())
         .await
         .unwrap();
@@ -909,7 +947,12 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
             .insert("x".to_owned(), reference("small.txt"));
         order
     };
-    let held = place.caller.0.inputs.lease(budget::MOST - (64 << 10)).await;
+    let held = place
+        .caller
+        .0
+        .inputs
+        .lease(memory_budget::MAX_BYTES - (64 << 10))
+        .await;
     assert_eq!(
         success(&place.carry_out(order()).await.0).0["content"],
         "small"
@@ -920,7 +963,7 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
         ErrorCode::ArtifactError,
         "the control"
     );
-    let order = Order {
+    let order = CallOrder {
         time: Duration::from_secs(30),
         ..place.order("writes", json!({}))
     };
@@ -936,10 +979,10 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
 async fn a_call_is_cancelled_while_its_files_are_kept() {
     let (is_silent, empty) = (Arc::new(AtomicBool::new(false)), Default::default());
     let silent = is_silent.clone();
-    let store = Fake::serve(move |asked| match asked.method.as_str() {
-        _ if silent.load(Ordering::SeqCst) => Does::Hang,
-        "PUT" => Does::Answer(200, String::new()),
-        _ => fake::bucket(&empty, asked),
+    let store = FakeS3::serve(move |asked| match asked.method.as_str() {
+        _ if silent.load(Ordering::SeqCst) => FakeResponse::Hang,
+        "PUT" => FakeResponse::Answer(200, String::new()),
+        _ => fake_s3::bucket(&empty, asked),
     });
     let place = Place::keeping("keeping", FILES, 0, in_bucket(&store));
     let done = place.call("writes", json!({})).await;
@@ -956,7 +999,10 @@ async fn a_call_is_cancelled_while_its_files_are_kept() {
         cancel.send_replace(true);
     };
     let (done, ()) = tokio::join!(call, meanwhile);
-    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::Cancelled),
+        "{done:?}"
+    );
     place.close().await;
 }
 
@@ -994,7 +1040,7 @@ async fn who_is_left_behind_harms_nobody_and_limits_are_named() {
         (json!({"left": true}), vec!["kept.txt".to_owned()])
     );
     let done = place.call("eats", json!({})).await;
-    // Where no cgroup counts for the whole box, each process has its limit, and Python says so itself.
+    // Where no cgroup counts for the whole sandbox, each process has its limit, and Python says so itself.
     match refused(&done) {
         (ErrorCode::ExecutionError, message) => {
             assert!(
@@ -1010,7 +1056,10 @@ async fn who_is_left_behind_harms_nobody_and_limits_are_named() {
         }
     }
     let done = place.call("bomb", json!({})).await;
-    assert!(matches!(done.outcome, Outcome::Refused(_)), "{done:?}");
+    assert!(
+        matches!(done.outcome, ToolCallOutcome::Refused(_)),
+        "{done:?}"
+    );
     place.close().await;
 }
 
@@ -1025,11 +1074,11 @@ async fn a_program_is_run_and_asked() {
     fs::write(folder.join("bin/it"), script).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(folder.join("bin/it"), mode).unwrap();
-    let code = Code {
+    let code = ToolCode {
         folder: Some(folder.clone()),
-        ..Code::default()
+        ..ToolCode::default()
     };
-    let what = What::Executable {
+    let what = EntryPoint::Executable {
         path: folder.join("bin/it"),
         tool: "own_name".to_owned(),
     };
@@ -1038,9 +1087,9 @@ async fn a_program_is_run_and_asked() {
         code: code.clone(),
         ..place.tool("x")
     });
-    let order = Order {
+    let order = CallOrder {
         tool,
-        profile: Profile::Standard,
+        profile: ToolProfile::Standard,
         ..place.order("x", json!({"a": 1}))
     };
     let (done, _) = place.carry_out(order).await;
@@ -1073,8 +1122,8 @@ async fn a_program_is_run_and_asked() {
     place.close().await;
 }
 
-#[path = "spare_tests.rs"]
-mod spare;
+#[path = "prewarmed_tests.rs"]
+mod prewarmed;
 
-#[path = "warm_tests.rs"]
-mod warm;
+#[path = "warm_pool_tests.rs"]
+mod warm_pool;

@@ -1,54 +1,58 @@
-//! One call of a tool: its files staged, the tool run in a box of its own, its result and files taken out by handle.
+//! One call of a tool: its files are staged, the tool runs in a sandbox of its own, and its result
+//! and files are collected.
 //!
 //! ```text
-//! order ─ stage ─ run ─┬─ result.json ─▶ Success, with what lay in output/ kept
+//! order ─ stage ─ run ─┬─ result.json ─▶ Success, with the saved files of output/
 //!                      ├─ error in it, exit ≠ 0, none, too large ─▶ Refused
-//!                      ├─ its time is up ─▶ TimedOut
+//!                      ├─ timeout ─▶ TimedOut
 //!                      └─ cancelled ─▶ Cancelled
 //! ```
-//! Whatever happens, there is an outcome, and the box is gone soon after it.
+//! Every call has an outcome, and its sandbox is gone soon after it.
 //!
-//! What a Python tool is called by is our runner, one file that every box has in its work folder:
-//! - `runner.py ARGS_FILE` reads the file, calls the tool, writes `result.json` and ends with 0, whatever the tool did;
-//! - `runner.py --park MODULE ATTRIBUTE` imports first, writes a line `ready` to standard output, and then takes one line from
-//!   standard input, which is the name of the file; if it cannot import, it ends with another status than 0.
+//! A Python tool is called by the runner, one file in the work folder of every sandbox:
+//! - `runner.py ARGS_FILE` reads the file, calls the tool, writes `result.json` and exits with 0,
+//!   whatever the tool did;
+//! - `runner.py --park MODULE ATTRIBUTE` imports first, prints a line `ready`, and then reads the
+//!   name of the file from standard input; it exits with another status if the import fails.
 //!
-//! `result.json` is `{"result": …}` or `{"error": "…"}`, which begins with `Import error: `, `Not found: `, `Call error: ` or
-//! `Execution error: `; `artifacts` beside a result says what is known of files in `output/`.
+//! `result.json` is `{"result": …}` or `{"error": "…"}`; an error begins with `Import error: `,
+//! `Not found: `, `Call error: ` or `Execution error: `. `artifacts` beside a result describes
+//! files in `output/`.
 //!
-//! A program that is no Python is started with `runner_args.json` as its only argument, and writes the same `result.json`.
+//! A program that is not Python is started with `runner_args.json` as its only argument, and writes
+//! the same `result.json`.
 
 mod arguments;
-mod ask;
-mod budget;
-mod handle;
+mod memory_budget;
 mod output;
-pub mod places;
+pub mod paths;
+mod prewarmed;
+mod probe;
 pub mod profile;
 mod result;
-pub(crate) mod room;
 mod run;
-mod spare;
-mod stage;
+pub(crate) mod sandbox;
+mod staging;
 mod status;
+mod workspace;
 
 pub(crate) use run::READY;
-pub(crate) use status::Statuses;
+pub(crate) use status::StatusPipe;
 
 use crate::{
-    artifacts::Shelf,
-    ipc::{Models, Spent},
+    artifacts::ArtifactStore,
+    ipc::{ModelProxy, ModelUsage},
     log,
-    tools::{Code, Tool},
-    warm::Warm,
-    wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
+    tools::{Tool, ToolCode},
+    warm_pool::WarmPool,
+    wire::{answer::CreatedArtifact, code::CallRefusal, request::Invoke},
 };
-use budget::Budget;
 use engine::Engine;
-use profile::Profile;
-use room::{Room, Rooms};
+use memory_budget::MemoryBudget;
+use prewarmed::PrewarmedSandboxes;
+use profile::ToolProfile;
+use sandbox::{CallSandbox, SandboxFactory};
 use serde_json::{Map, Value};
-use spare::Spares;
 use spec::LimitName;
 use std::{
     collections::BTreeSet,
@@ -62,215 +66,235 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// What is to be done.
+/// A call to run.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Order {
+pub struct CallOrder {
+    /// The tool.
     pub tool: Arc<Tool>,
+    /// The request.
     pub invoke: Box<Invoke>,
-    /// The time that it has. At its end there is the outcome; the tool gets SIGTERM, and SIGKILL a little later.
+    /// Timeout of the call. At its end the outcome is returned; the tool gets SIGTERM, and SIGKILL
+    /// a little later.
     pub time: Duration,
-    pub profile: Profile,
+    /// The profile of the sandbox.
+    pub profile: ToolProfile,
 }
 
-/// What came of it.
+/// Outcome of a call.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Outcome {
+pub enum ToolCallOutcome {
+    /// The tool returned a result.
     Success {
+        /// The result.
         result: Map<String, Value>,
+        /// The saved output files.
         artifacts: Vec<CreatedArtifact>,
+        /// Duration of the run.
         took: Duration,
     },
+    /// The tool timed out.
     TimedOut {
+        /// Duration of the run.
         took: Duration,
     },
-    Refused(Refusal),
+    /// The call failed.
+    Refused(CallRefusal),
+    /// The call was cancelled.
     Cancelled,
 }
 
-/// The outcome, and what only the log is told.
+/// Outcome of a call and the details for the log.
 #[derive(Debug)]
-pub struct Done {
-    /// What came of it.
-    pub outcome: Outcome,
-    /// What the tool wrote: the beginning and the end.
+pub struct CallReport {
+    /// The outcome.
+    pub outcome: ToolCallOutcome,
+    /// Standard output of the tool: beginning and end.
     pub stdout: Vec<u8>,
-    /// See `stdout`.
+    /// Standard error of the tool: beginning and end.
     pub stderr: Vec<u8>,
-    /// Limits that it ran into, as far as they are known by now: all of them if it failed.
+    /// Limits that were hit, as far as known when the call ends; complete if it failed.
     pub limits_hit: BTreeSet<LimitName>,
-    /// What else there is to say: files that were left out, why a box could not be made.
+    /// Remarks for the log: files that were left out, why a sandbox could not be created.
     pub notes: Vec<String>,
-    /// What it spent on models, where there are any.
-    pub spent: Option<Spent>,
-    /// Whether an interpreter was ready for it.
+    /// Model usage, where a model is configured.
+    pub spent: Option<ModelUsage>,
+    /// Whether a warm interpreter was used.
     pub was_warm: bool,
-    /// Files that it was given, in bytes.
+    /// Size of the files that the tool was given, in bytes.
     pub bytes_in: u64,
-    /// Statuses that were read of it and that nobody was told.
-    pub unsaid: u64,
+    /// Statuses that were read and not passed on.
+    pub dropped_statuses: u64,
 }
 
-/// What all calls have in common.
+/// Settings that all calls share.
 #[derive(Debug)]
-pub struct Settings {
-    /// The interpreter, as programs inside see it.
+pub struct CallSettings {
+    /// Path of the interpreter inside the sandbox.
     pub python: PathBuf,
-    /// The largest result, in bytes.
+    /// Maximum size of a result, in bytes.
     pub largest_result: usize,
-    /// Interpreters that are kept ready, at most; their memory, at most.
-    pub parked: usize,
-    /// See `parked`.
-    pub parked_bytes: u64,
-    /// Boxes that are made ahead of calls that find no interpreter ready, at most.
-    pub spares: usize,
-    /// Paths of this machine that nobody is told, whatever a tool says.
+    /// Maximum number of warm interpreters.
+    pub max_warm: usize,
+    /// Maximum memory of warm interpreters, in bytes.
+    pub max_warm_bytes: u64,
+    /// Maximum number of prewarmed sandboxes, for calls that find no warm interpreter.
+    pub max_prewarmed: usize,
+    /// Host paths that are removed from everything a tool says.
     pub hidden: Vec<PathBuf>,
 }
 
-/// Makes calls.
+/// Runs calls in sandboxes.
 #[derive(Clone, Debug)]
-pub struct Caller(Arc<Inner>);
+pub struct CallRunner(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    rooms: Arc<Rooms>,
-    shelf: Shelf,
-    models: Option<Models>,
-    settings: Settings,
-    warm: Arc<Warm>,
-    spares: Arc<Spares>,
-    /// What files of all calls may take of our memory on their way in.
-    inputs: Budget,
-    /// The same on their way out, apart: who waits for his files to come in holds up nobody who is done.
-    outputs: Budget,
-    /// Whether it was told that two writers may get one version.
-    is_weakness_told: AtomicBool,
-    /// Of each profile, whether it was told what its boxes lack.
-    are_notes_told: [AtomicBool; 3],
+    factory: Arc<SandboxFactory>,
+    store: ArtifactStore,
+    models: Option<ModelProxy>,
+    settings: CallSettings,
+    warm: Arc<WarmPool>,
+    prewarmed: Arc<PrewarmedSandboxes>,
+    /// Memory for the files of all calls on their way in.
+    inputs: MemoryBudget,
+    /// Memory for files on their way out, separate: a call that waits for its input must not delay
+    /// one that is finished.
+    outputs: MemoryBudget,
+    /// Whether a weakness of the artifact store has been reported.
+    is_weakness_reported: AtomicBool,
+    /// Per profile, whether missing protections have been reported.
+    are_notes_reported: [AtomicBool; 3],
 }
 
 impl Inner {
-    /// What the first box of a profile does not have as it should. Of later ones it is not said again.
-    fn news_of(&self, room: &Room, profile: Profile) -> Vec<String> {
-        let is_told = self.are_notes_told[profile as usize].swap(true, Ordering::Relaxed);
-        room.state()
+    /// Protections that the first sandbox of a profile lacks. Reported once per profile.
+    fn startup_notes(&self, sandbox: &CallSandbox, profile: ToolProfile) -> Vec<String> {
+        let is_told = self.are_notes_reported[profile as usize].swap(true, Ordering::Relaxed);
+        sandbox
+            .state()
             .filter(|_| !is_told)
             .map(|state| state.notes)
             .unwrap_or_default()
     }
 
-    fn hide(&self, refusal: Refusal) -> Refusal {
-        Refusal {
+    fn hide(&self, refusal: CallRefusal) -> CallRefusal {
+        CallRefusal {
             message: log::hide(refusal.message, &self.settings.hidden),
             ..refusal
         }
     }
 }
 
-impl Caller {
-    /// One that uses these.
-    pub fn new(engine: Engine, shelf: Shelf, models: Option<Models>, settings: Settings) -> Caller {
-        let rooms = Rooms::new(engine);
-        let Settings {
+impl CallRunner {
+    /// Uses this engine, store, model proxy and settings.
+    pub fn new(
+        engine: Engine,
+        store: ArtifactStore,
+        models: Option<ModelProxy>,
+        settings: CallSettings,
+    ) -> CallRunner {
+        let factory = SandboxFactory::new(engine);
+        let CallSettings {
             python,
-            parked,
-            parked_bytes,
-            spares,
+            max_warm,
+            max_warm_bytes,
+            max_prewarmed,
             ..
         } = &settings;
-        let warm = Warm::new(
-            rooms.clone(),
+        let warm = WarmPool::new(
+            factory.clone(),
             python.clone(),
             models.is_some(),
-            *parked,
-            *parked_bytes,
+            *max_warm,
+            *max_warm_bytes,
         );
-        let spares = Spares::new(rooms.clone(), *spares);
-        Caller(Arc::new(Inner {
-            rooms,
-            shelf,
+        let prewarmed = PrewarmedSandboxes::new(factory.clone(), *max_prewarmed);
+        CallRunner(Arc::new(Inner {
+            factory,
+            store,
             models,
             settings,
             warm,
-            spares,
-            inputs: Budget::new(),
-            outputs: Budget::new(),
-            is_weakness_told: AtomicBool::new(false),
-            are_notes_told: Default::default(),
+            prewarmed,
+            inputs: MemoryBudget::new(),
+            outputs: MemoryBudget::new(),
+            is_weakness_reported: AtomicBool::new(false),
+            are_notes_reported: Default::default(),
         }))
     }
 
-    /// Makes a first box, so that whatever is wrong is said at the start, and has the interpreter compile the runner in it.
-    /// Tells what holds tools of this profile in, for the log. Calls do not need it.
-    pub async fn prepare(&self, profile: Profile) -> Result<Vec<String>, Refusal> {
-        ask::prepare(&self.0, profile).await
+    /// Creates a first sandbox, so that problems are reported at the start, and compiles the runner
+    /// in it. Returns the barriers around tools of this profile, for the log. Calls work without
+    /// it.
+    pub async fn prepare(&self, profile: ToolProfile) -> Result<Vec<String>, CallRefusal> {
+        probe::prepare(&self.0, profile).await
     }
 
-    /// Carries an order out. Statuses go out as they come; whoever does not listen misses them. Dropped, the box ends.
+    /// Runs a call. Statuses are sent as they come; an unread channel loses them. Dropping the
+    /// future ends the sandbox.
     pub async fn call(
         &self,
-        order: Order,
+        order: CallOrder,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> Outcome {
+    ) -> ToolCallOutcome {
         self.carry_out(order, cancelled, statuses).await.outcome
     }
 
-    /// The same, with what the log is told.
+    /// Runs a call and returns the details for the log, too.
     pub async fn carry_out(
         &self,
-        order: Order,
+        order: CallOrder,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> Done {
+    ) -> CallReport {
         run::carry_out(&self.0, order, cancelled, statuses).await
     }
 
-    /// Runs a program of a tool's code in a box without network and gives what it printed: how schemas are asked for
-    /// (`--schema`), in at most `time`. Paths in it are those inside; our runner is at [`places::RUNNER`].
+    /// Runs a program of a tool's code in a sandbox without network and returns its output; used to
+    /// ask for schemas (`--schema`). Paths in the command are those inside; the runner is at
+    /// [`paths::RUNNER`].
     pub async fn ask(
         &self,
-        code: &Code,
+        code: &ToolCode,
         command: Vec<OsString>,
         time: Duration,
-    ) -> Result<Vec<u8>, Refusal> {
-        self.ask_with(code, command, &[], time).await
+    ) -> Result<Vec<u8>, CallRefusal> {
+        self.probe_with(code, command, &[], time).await
     }
 
-    /// The same, with files in its work folder: their names there, and their bytes.
-    pub async fn ask_with(
+    /// As above, with additional files in the work folder: names and contents.
+    pub async fn probe_with(
         &self,
-        code: &Code,
+        code: &ToolCode,
         command: Vec<OsString>,
         files: &[(&str, &[u8])],
         time: Duration,
-    ) -> Result<Vec<u8>, Refusal> {
-        ask::ask(&self.0, code, command, files, time).await
+    ) -> Result<Vec<u8>, CallRefusal> {
+        probe::probe(&self.0, code, command, files, time).await
     }
 
-    /// A tool's code has changed: what was imported from it before is of no use any more.
-    pub fn forget(&self, code: &Code) {
+    /// Drops warm interpreters and prewarmed sandboxes of code that has changed.
+    pub fn forget(&self, code: &ToolCode) {
         self.0.warm.forget(code);
-        self.0.spares.forget(code);
+        self.0.prewarmed.forget(code);
     }
 
-    /// Interpreters that are ready now.
-    pub fn parked(&self) -> usize {
-        self.0.warm.parked()
+    /// Number of warm interpreters.
+    pub fn warm_count(&self) -> usize {
+        self.0.warm.warm_count()
     }
 
-    /// Why no interpreter is kept ready, if none can be; told once.
-    pub fn trouble(&self) -> Option<String> {
-        self.0.warm.trouble()
+    /// Why no interpreter can be kept warm, if so; returned once.
+    pub fn warning(&self) -> Option<String> {
+        self.0.warm.warning()
     }
 
-    /// Ends what was made ahead and waits until every box is gone.
+    /// Ends warm interpreters and prewarmed sandboxes, and waits until every sandbox is gone.
     pub async fn close(&self) {
         self.0.warm.close();
-        self.0.spares.close();
-        self.0.rooms.close().await;
+        self.0.prewarmed.close();
+        self.0.factory.close().await;
     }
 }
 

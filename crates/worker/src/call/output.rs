@@ -1,21 +1,22 @@
-//! What a tool made: regular files directly in `output/`, and data objects of its result that are to be files. Found by handle,
-//! one after the other, within bounds; what the result says of a file (its type, a description) goes with it.
+//! Output files of a tool: regular files directly in `output/`, and data objects of the result that
+//! are to become files. They are opened by descriptor and saved one after the other, within limits;
+//! type and description come from the result.
 //!
-//! What is no regular file is left out and noted. What is one and cannot be kept fails the call: an answer that names no file
-//! which the tool wrote would lose it in silence.
+//! Anything but a regular file is left out and noted. A regular file that cannot be saved fails the
+//! call: an answer that omits a file would lose it silently.
 
 use super::{
-    budget::{self, Budget, Lease},
-    handle::{self, Unread, Workspace},
-    places,
-    result::Said,
-    stage::shown,
+    memory_budget::{self, MemoryBudget, MemoryLease},
+    paths,
+    result::ToolResult,
+    staging::escape_name,
+    workspace::{self, ReadError, Workspace},
 };
 use crate::{
-    artifacts::{Scope, Shelf},
+    artifacts::{ArtifactScope, ArtifactStore},
     wire::{
         answer::CreatedArtifact,
-        code::{Code, Refusal},
+        code::{CallRefusal, MeshErrorCode},
     },
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -32,92 +33,99 @@ use std::{
     time::Instant,
 };
 
-/// Files of one call, and names that are looked at for them.
-const MOST_FILES: usize = 256;
-const MOST_NAMES: usize = 4096;
-/// The longest name, description and type, in bytes.
-const LONGEST_NAME: usize = 255;
-const LONGEST_DESCRIPTION: usize = 4096;
-const LONGEST_TYPE: usize = 255;
-/// One file, and all together.
-const LARGEST_FILE: u64 = budget::MOST;
-const LARGEST_ALL: u64 = 512 << 20;
-/// What a file may grow by between being looked at and being read.
-const GROWTH: u64 = 1 << 20;
-/// Notes about what was left out.
-const MOST_NOTES: usize = 20;
+/// Files of one call, and directory entries that are examined.
+const MAX_FILES: usize = 256;
+const MAX_NAMES: usize = 4096;
+/// Maximum length of name, description and type, in bytes.
+const MAX_NAME_BYTES: usize = 255;
+const MAX_DESCRIPTION_BYTES: usize = 4096;
+const MAX_TYPE_BYTES: usize = 255;
+/// Maximum size of one file and of all together.
+const MAX_FILE_BYTES: u64 = memory_budget::MAX_BYTES;
+const MAX_TOTAL_BYTES: u64 = 512 << 20;
+/// Growth of a file that is tolerated between stat and read.
+const GROWTH_MARGIN: u64 = 1 << 20;
+/// Notes about files that were left out.
+const MAX_NOTES: usize = 20;
 
-/// What is known of a file beside its bytes.
+/// What is known of a file besides its bytes.
 #[derive(Debug, Default)]
-struct Told {
+struct FileDetails {
     mime_type: Option<String>,
     description: Option<String>,
-    /// The bytes, if they came with the result.
+    /// The bytes, if they are in the result.
     content: Option<Vec<u8>>,
 }
 
-/// Files that are there to be kept.
+/// Output files to be saved.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct OutputFiles {
     folder: Option<Arc<OwnedFd>>,
     names: BTreeSet<String>,
-    told: BTreeMap<String, Told>,
+    details: BTreeMap<String, FileDetails>,
     /// What was left out.
     pub(crate) notes: Vec<String>,
 }
 
-/// Where files are kept, and until when.
+/// Destination of the files, and the deadline.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target<'a> {
+pub(crate) struct SaveTarget<'a> {
     pub(crate) workspace: &'a Workspace,
-    pub(crate) shelf: &'a Shelf,
-    pub(crate) scope: &'a Scope,
-    pub(crate) budget: &'a Budget,
+    pub(crate) store: &'a ArtifactStore,
+    pub(crate) scope: &'a ArtifactScope,
+    pub(crate) budget: &'a MemoryBudget,
     pub(crate) until: Instant,
 }
 
-/// Looks what there is. Takes the contents of data objects out of the result that become files.
-pub(crate) fn find(workspace: &Workspace, said: &mut Said) -> Result<Found, Refusal> {
-    let mut told = told(said.artifacts.as_array_mut())?;
-    told.extend(self::told(
+/// Lists the output files. Takes the contents of data objects that become files out of the result.
+pub(crate) fn collect(
+    workspace: &Workspace,
+    said: &mut ToolResult,
+) -> Result<OutputFiles, CallRefusal> {
+    let mut details = details(said.artifacts.as_array_mut())?;
+    details.extend(self::details(
         said.result
             .get_mut("data_objects")
             .and_then(Value::as_array_mut),
     )?);
-    let mut found = Found {
+    let mut found = OutputFiles {
         folder: None,
         names: BTreeSet::new(),
-        told,
+        details,
         notes: Vec::new(),
     };
-    match workspace.open_folder(places::OUTPUT) {
+    match workspace.open_folder(paths::OUTPUT_FOLDER) {
         Ok(folder) => found.list(folder)?,
         Err(why) => found.note(format!("the folder `output` cannot be used: {why}")),
     }
     Ok(found)
 }
 
-impl Found {
-    /// Whether there is anything to keep.
+impl OutputFiles {
+    /// Whether there is nothing to save.
     pub(crate) fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.told.values().all(|told| told.content.is_none())
+        self.names.is_empty()
+            && self
+                .details
+                .values()
+                .all(|details| details.content.is_none())
     }
 
     fn note(&mut self, note: String) {
-        if self.notes.len() < MOST_NOTES {
+        if self.notes.len() < MAX_NOTES {
             self.notes.push(note);
         }
     }
 
-    fn list(&mut self, folder: OwnedFd) -> Result<(), Refusal> {
+    fn list(&mut self, folder: OwnedFd) -> Result<(), CallRefusal> {
         let bad = |error: rustix::io::Errno| {
             refuse(format!("the tool's files cannot be listed: {error}"))
         };
         for (count, entry) in Dir::read_from(&folder).map_err(bad)?.enumerate() {
             let entry = entry.map_err(bad)?;
-            if count >= MOST_NAMES {
+            if count >= MAX_NAMES {
                 return Err(refuse(format!(
-                    "the tool left more than {MOST_NAMES} names in `output`"
+                    "the tool left more than {MAX_NAMES} names in `output`"
                 )));
             }
             let name = match entry.file_name().to_bytes() {
@@ -131,112 +139,130 @@ impl Found {
                     }
                 },
             };
-            match handle::look(folder.as_fd(), &name) {
+            match workspace::file_type(folder.as_fd(), &name) {
                 Ok(FileType::RegularFile) => {
                     check(&name)?;
                     self.names.insert(name);
                 }
                 Ok(kind) => self.note(format!(
                     "`output/{}` is {}, and was left out",
-                    shown(&name),
-                    handle::called(kind)
+                    escape_name(&name),
+                    workspace::describe(kind)
                 )),
-                // It went meanwhile.
-                Err(why) => self.note(format!("`output/{}` was left out: {why}", shown(&name))),
+                // The file was removed meanwhile.
+                Err(why) => self.note(format!(
+                    "`output/{}` was left out: {why}",
+                    escape_name(&name)
+                )),
             }
         }
         self.folder = Some(Arc::new(folder));
         Ok(())
     }
 
-    /// Keeps them one by one, in the order of their names: so no more than one is in memory, within the budget of all calls.
-    pub(crate) async fn keep(mut self, to: Target<'_>) -> Result<Vec<CreatedArtifact>, Refusal> {
-        let mut told = std::mem::take(&mut self.told);
-        // The file is what the tool wrote last; what came with the result stands in for one that is not there.
-        let carried: Vec<_> = told
+    /// Saves the files one by one, in the order of their names: only one is in memory, within the
+    /// budget of all calls.
+    pub(crate) async fn save_all(
+        mut self,
+        to: SaveTarget<'_>,
+    ) -> Result<Vec<CreatedArtifact>, CallRefusal> {
+        let mut details = std::mem::take(&mut self.details);
+        // A file in the folder is what the tool wrote last; the content in the result is used if
+        // there is no such file.
+        let carried: Vec<_> = details
             .iter()
-            .filter(|(_, told)| told.content.is_some())
+            .filter(|(_, details)| details.content.is_some())
             .map(|(name, _)| name.clone())
             .collect();
         let all: BTreeSet<String> = self.names.iter().cloned().chain(carried).collect();
-        if all.len() > MOST_FILES {
+        if all.len() > MAX_FILES {
             return Err(refuse(format!(
-                "the tool left {} files, and may leave {MOST_FILES}",
+                "the tool left {} files, and may leave {MAX_FILES}",
                 all.len()
             )));
         }
-        let (mut kept, mut left) = (Vec::new(), largest_all(to.shelf));
+        let mut kept = Vec::new();
+        let mut left = max_total(to.store);
         let mut all = all.into_iter();
         while let Some(name) = all.next() {
-            let told = told.remove(&name).unwrap_or_default();
-            let saved = self.keep_one(to, &name, told, left).await.map_err(|why| {
-                let why = format!("the tool's file `{}` cannot be kept: {why}", shown(&name));
-                behind(refuse(why), &kept, all.by_ref())
-            });
+            let details = details.remove(&name).unwrap_or_default();
+            let saved = self
+                .save_one(to, &name, details, left)
+                .await
+                .map_err(|why| {
+                    let why = format!(
+                        "the tool's file `{}` cannot be kept: {why}",
+                        escape_name(&name)
+                    );
+                    with_saved_and_skipped(refuse(why), &kept, all.by_ref())
+                });
             let artifact = saved?;
             left -= artifact.size_bytes.min(left);
             kept.push(artifact);
         }
-        still_there(to, kept)
+        check_retained(to, kept)
     }
 
-    /// What a file takes: as it lies there, or as it came with the result.
-    fn size(&self, name: &str, told: &Told) -> u64 {
+    /// Size of a file: in the folder, or in the result.
+    fn size(&self, name: &str, details: &FileDetails) -> u64 {
         match self.folder.as_ref().filter(|_| self.names.contains(name)) {
-            Some(folder) => handle::size(folder.as_fd(), name).unwrap_or_default(),
-            None => told
+            Some(folder) => workspace::size(folder.as_fd(), name).unwrap_or_default(),
+            None => details
                 .content
                 .as_ref()
                 .map_or(0, |content| content.len() as u64),
         }
     }
 
-    async fn keep_one(
+    async fn save_one(
         &self,
-        to: Target<'_>,
+        to: SaveTarget<'_>,
         name: &str,
-        mut told: Told,
+        mut details: FileDetails,
         left: u64,
     ) -> Result<CreatedArtifact, String> {
-        let size = self.size(name, &told);
-        // Before it waits for memory that it will not need.
-        if size > LARGEST_FILE {
-            return Err(Unread::TooLarge {
+        let size = self.size(name, &details);
+        // Before waiting for memory that is not needed.
+        if size > MAX_FILE_BYTES {
+            return Err(ReadError::TooLarge {
                 size,
-                most: LARGEST_FILE,
+                limit: MAX_FILE_BYTES,
             }
             .to_string());
         }
         if size > left {
             return Err(format!(
                 "all files together may have {} bytes",
-                largest_all(to.shelf)
+                max_total(to.store)
             ));
         }
-        let most = (size + GROWTH).min(left).min(LARGEST_FILE);
-        let lease = tokio::time::timeout_at(to.until.into(), to.budget.lease(most)).await;
+        let limit = (size + GROWTH_MARGIN).min(left).min(MAX_FILE_BYTES);
+        let lease = tokio::time::timeout_at(to.until.into(), to.budget.lease(limit)).await;
         let lease = lease.map_err(|_| {
             "its time was up before files of other calls left memory for it".to_owned()
         })?;
-        let mime_type = told
+        let mime_type = details
             .mime_type
             .take()
-            .unwrap_or_else(|| by_extension(name).to_owned());
-        let description = told.description.take();
+            .unwrap_or_else(|| mime_type_by_extension(name).to_owned());
+        let description = details.description.take();
         let has_begun = AtomicBool::new(false);
         let save = async {
-            let bytes = self.read(to.workspace, name, told, most, lease).await?;
+            let bytes = self.read(to.workspace, name, details, limit, lease).await?;
             let size_bytes = bytes.len() as u64;
             let saved = to
-                .shelf
-                .save_telling(to.scope, name, &mime_type, bytes, &has_begun)
+                .store
+                .save_tracked(to.scope, name, &mime_type, bytes, &has_begun)
                 .await;
             Ok::<_, String>((saved.map_err(|error| error.to_string())?, size_bytes))
         };
         let saved = tokio::time::timeout_at(to.until.into(), save).await;
-        let late = |_| match has_begun.load(Ordering::Relaxed) {
-            true => "its time was up while the store took it, so it may be there".to_owned(),
-            false => "its time was up before the store took any of it".to_owned(),
+        let late = |_| {
+            if has_begun.load(Ordering::Relaxed) {
+                "its time was up while the store took it, so it may be there".to_owned()
+            } else {
+                "its time was up before the store took any of it".to_owned()
+            }
         };
         let (version, size_bytes) = saved.map_err(late)??;
         Ok(CreatedArtifact {
@@ -252,18 +278,20 @@ impl Found {
         &self,
         workspace: &Workspace,
         name: &str,
-        told: Told,
-        most: u64,
-        lease: Lease,
+        details: FileDetails,
+        limit: u64,
+        lease: MemoryLease,
     ) -> Result<Bytes, String> {
         let Some(folder) = self.folder.as_ref().filter(|_| self.names.contains(name)) else {
-            return Ok(lease.over(told.content.unwrap_or_default()));
+            return Ok(lease.attach(details.content.unwrap_or_default()));
         };
-        let (workspace, folder, name) = (workspace.clone(), folder.clone(), name.to_owned());
+        let workspace = workspace.clone();
+        let folder = folder.clone();
+        let name = name.to_owned();
         let read = move || {
             workspace
-                .read(folder.as_fd(), &name, most)
-                .map(|bytes| lease.over(bytes))
+                .read(folder.as_fd(), &name, limit)
+                .map(|bytes| lease.attach(bytes))
         };
         let read = tokio::task::spawn_blocking(read).await;
         read.map_err(|error| error.to_string())?
@@ -271,86 +299,92 @@ impl Found {
     }
 }
 
-/// Files of one call that a store would forget for each other are not taken.
-fn largest_all(shelf: &Shelf) -> u64 {
-    shelf
-        .share()
-        .map_or(LARGEST_ALL, |share| share.min(LARGEST_ALL))
+/// Maximum total size. A store that would drop one file of the call for another sets a lower limit.
+fn max_total(store: &ArtifactStore) -> u64 {
+    store
+        .user_quota()
+        .map_or(MAX_TOTAL_BYTES, |share| share.min(MAX_TOTAL_BYTES))
 }
 
-/// Where memory is scarce, others or the later ones may have pushed the earlier ones out: an answer names none of those.
-fn still_there(
-    to: Target<'_>,
+/// Where memory is scarce, later files may have evicted earlier ones: the answer must not name
+/// those.
+fn check_retained(
+    to: SaveTarget<'_>,
     kept: Vec<CreatedArtifact>,
-) -> Result<Vec<CreatedArtifact>, Refusal> {
+) -> Result<Vec<CreatedArtifact>, CallRefusal> {
     let is_gone = |file: &CreatedArtifact| {
-        to.shelf
+        to.store
             .has_forgotten(to.scope, &file.filename, file.version)
     };
     let (gone, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_gone);
-    match listed(gone.iter().map(|file| file.filename.as_str())) {
+    match list_names(gone.iter().map(|file| file.filename.as_str())) {
         None => Ok(kept),
         Some(names) => {
             let why = format!(
                 "the memory for artifacts is full, and has forgotten the tool's files {names} already"
             );
-            Err(behind(refuse(why), &kept, std::iter::empty()))
+            Err(with_saved_and_skipped(
+                refuse(why),
+                &kept,
+                std::iter::empty(),
+            ))
         }
     }
 }
 
-/// What was kept before the one that was not is there to stay, what comes behind it is not kept, and the asker should know.
-fn behind(
-    refusal: Refusal,
+/// Adds to an error which files were saved before it and which were skipped, because the requester
+/// must know.
+fn with_saved_and_skipped(
+    refusal: CallRefusal,
     kept: &[CreatedArtifact],
     left: impl Iterator<Item = String>,
-) -> Refusal {
-    let kept = listed(kept.iter().map(|file| file.filename.as_str()));
+) -> CallRefusal {
+    let kept = list_names(kept.iter().map(|file| file.filename.as_str()));
     let left: Vec<_> = left.collect();
-    let left = listed(left.iter().map(String::as_str));
+    let left = list_names(left.iter().map(String::as_str));
     let kept = kept
         .map(|names| format!(". Kept were {names}"))
         .unwrap_or_default();
     let left = left
         .map(|names| format!(". Not kept either: {names}"))
         .unwrap_or_default();
-    Refusal::new(refusal.code, format!("{}{kept}{left}", refusal.message))
+    CallRefusal::new(refusal.code, format!("{}{kept}{left}", refusal.message))
 }
 
-/// Some names, and how many there are more; nothing for none.
-fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
-    const MOST: usize = 10;
-    let more = names.len().saturating_sub(MOST);
-    let shown: Vec<_> = names
-        .take(MOST)
-        .map(|name| format!("`{}`", shown(name)))
+/// Quoted names, truncated; none if there are none.
+fn list_names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
+    const MAX_LISTED: usize = 10;
+    let more = names.len().saturating_sub(MAX_LISTED);
+    let escape_name: Vec<_> = names
+        .take(MAX_LISTED)
+        .map(|name| format!("`{}`", escape_name(name)))
         .collect();
     let more = if more > 0 {
         format!(" and {more} more")
     } else {
         String::new()
     };
-    (!shown.is_empty()).then(|| shown.join(", ") + &more)
+    (!escape_name.is_empty()).then(|| escape_name.join(", ") + &more)
 }
 
-/// What the result says of files, by their names.
-fn told(objects: Option<&mut Vec<Value>>) -> Result<BTreeMap<String, Told>, Refusal> {
+/// File details in the result, by name.
+fn details(objects: Option<&mut Vec<Value>>) -> Result<BTreeMap<String, FileDetails>, CallRefusal> {
     let mut all = BTreeMap::new();
     for object in objects
         .into_iter()
         .flatten()
         .filter_map(Value::as_object_mut)
     {
-        let text = |field: &str, most: usize| {
+        let text = |field: &str, limit: usize| {
             let text = object.get(field).and_then(Value::as_str);
-            text.filter(|text| !text.is_empty() && text.len() <= most)
+            text.filter(|text| !text.is_empty() && text.len() <= limit)
                 .map(str::to_owned)
         };
-        let Some(name) = text("name", LONGEST_NAME) else {
+        let Some(name) = text("name", MAX_NAME_BYTES) else {
             continue;
         };
         let is_file = ["artifact", "auto", "artifact_with_preview"].contains(
-            &text("disposition", LONGEST_TYPE)
+            &text("disposition", MAX_TYPE_BYTES)
                 .unwrap_or_default()
                 .as_str(),
         );
@@ -358,9 +392,9 @@ fn told(objects: Option<&mut Vec<Value>>) -> Result<BTreeMap<String, Told>, Refu
             text.chars()
                 .all(|letter| letter.is_ascii_graphic() || letter == ' ')
         };
-        let mut told = Told {
-            mime_type: text("mime_type", LONGEST_TYPE).filter(plain),
-            description: text("description", LONGEST_DESCRIPTION),
+        let mut details = FileDetails {
+            mime_type: text("mime_type", MAX_TYPE_BYTES).filter(plain),
+            description: text("description", MAX_DESCRIPTION_BYTES),
             content: None,
         };
         if is_file
@@ -369,16 +403,21 @@ fn told(objects: Option<&mut Vec<Value>>) -> Result<BTreeMap<String, Told>, Refu
                 .is_some_and(|content| !content.is_null())
         {
             check(&name)?;
-            told.content = Some(content(&name, object)?);
+            details.content = Some(content(&name, object)?);
             object.insert("content".to_owned(), Value::Null);
         }
-        all.insert(name, told);
+        all.insert(name, details);
     }
     Ok(all)
 }
 
-fn content(name: &str, object: &mut Map<String, Value>) -> Result<Vec<u8>, Refusal> {
-    let bad = |why: &str| refuse(format!("the tool's data object `{}` {why}", shown(name)));
+fn content(name: &str, object: &mut Map<String, Value>) -> Result<Vec<u8>, CallRefusal> {
+    let bad = |why: &str| {
+        refuse(format!(
+            "the tool's data object `{}` {why}",
+            escape_name(name)
+        ))
+    };
     let is_binary = object
         .get("is_binary")
         .and_then(Value::as_bool)
@@ -392,29 +431,30 @@ fn content(name: &str, object: &mut Map<String, Value>) -> Result<Vec<u8>, Refus
     }
 }
 
-/// Refuses what is no plain name of a file.
-fn check(name: &str) -> Result<(), Refusal> {
+/// Refuses anything but a plain file name.
+fn check(name: &str) -> Result<(), CallRefusal> {
     let is_bad = name.is_empty()
         || [".", ".."].contains(&name)
-        || name.len() > LONGEST_NAME
+        || name.len() > MAX_NAME_BYTES
         || name
             .chars()
             .any(|letter| ['/', '\\'].contains(&letter) || letter.is_control());
-    match is_bad {
-        true => Err(refuse(format!(
+    if is_bad {
+        Err(refuse(format!(
             "the tool's file `{}` has a name that cannot be kept",
-            shown(name)
-        ))),
-        false => Ok(()),
+            escape_name(name)
+        )))
+    } else {
+        Ok(())
     }
 }
 
-fn refuse(message: String) -> Refusal {
-    Refusal::new(Code::ArtifactError, message)
+fn refuse(message: String) -> CallRefusal {
+    CallRefusal::new(MeshErrorCode::ArtifactError, message)
 }
 
-/// What a file is by the end of its name.
-fn by_extension(name: &str) -> &'static str {
+/// MIME type by the extension of a file name.
+fn mime_type_by_extension(name: &str) -> &'static str {
     let extension = name
         .rsplit_once('.')
         .map(|(_, extension)| extension.to_ascii_lowercase());
@@ -448,34 +488,34 @@ mod tests {
     use super::*;
     use crate::artifacts::{
         self,
-        fake::{self, Does, Fake},
+        fake_s3::{self, FakeResponse, FakeS3},
     };
     use serde_json::json;
 
-    fn of(mut objects: Value) -> (Value, Result<BTreeMap<String, Told>, Refusal>) {
-        let told = told(objects.as_array_mut());
-        (objects, told)
+    fn of(mut objects: Value) -> (Value, Result<BTreeMap<String, FileDetails>, CallRefusal>) {
+        let details = details(objects.as_array_mut());
+        (objects, details)
     }
 
     #[test]
     fn contents_that_are_to_be_files_leave_the_result_and_others_stay() {
-        let (result, told) = of(json!([
+        let (result, details) = of(json!([
             {"name": "a.bin", "content": "AAE=", "is_binary": true, "disposition": "artifact", "mime_type": "x/y"},
             {"name": "b.txt", "content": "here", "disposition": "inline", "description": "b"},
             {"name": "c.txt", "content": null, "disposition": "auto"},
             "no object", {"content": "no name"},
         ]));
-        let told = told.unwrap();
-        assert_eq!(told["a.bin"].content.as_deref(), Some(&[0, 1][..]));
-        assert_eq!(told["a.bin"].mime_type.as_deref(), Some("x/y"));
+        let details = details.unwrap();
+        assert_eq!(details["a.bin"].content.as_deref(), Some(&[0, 1][..]));
+        assert_eq!(details["a.bin"].mime_type.as_deref(), Some("x/y"));
         assert_eq!(
             (
-                told["b.txt"].content.as_ref(),
-                told["b.txt"].description.as_deref()
+                details["b.txt"].content.as_ref(),
+                details["b.txt"].description.as_deref()
             ),
             (None, Some("b"))
         );
-        assert!(told["c.txt"].content.is_none());
+        assert!(details["c.txt"].content.is_none());
         assert_eq!(result[0]["content"], Value::Null);
         assert_eq!(result[1]["content"], "here");
     }
@@ -488,10 +528,14 @@ mod tests {
             ("ok", json!("%%")),
             ("ok", json!(5)),
         ] {
-            let (_, told) = of(json!([
+            let (_, details) = of(json!([
                 {"name": name, "content": content, "is_binary": true, "disposition": "artifact"}
             ]));
-            assert_eq!(told.unwrap_err().code, Code::ArtifactError, "{name}");
+            assert_eq!(
+                details.unwrap_err().code,
+                MeshErrorCode::ArtifactError,
+                "{name}"
+            );
         }
     }
 
@@ -504,63 +548,67 @@ mod tests {
             size_bytes: 0,
             description: None,
         };
-        let told = |kept: &[CreatedArtifact], left: Vec<String>| {
-            behind(
+        let details = |kept: &[CreatedArtifact], left: Vec<String>| {
+            with_saved_and_skipped(
                 refuse("`b` cannot be kept".to_owned()),
                 kept,
                 left.into_iter(),
             )
             .message
         };
-        assert_eq!(told(&[], Vec::new()), "`b` cannot be kept");
-        let both = told(&[kept("a")], vec!["c".to_owned(), "d".to_owned()]);
+        assert_eq!(details(&[], Vec::new()), "`b` cannot be kept");
+        let both = details(&[kept("a")], vec!["c".to_owned(), "d".to_owned()]);
         assert_eq!(
             both,
             "`b` cannot be kept. Kept were `a`. Not kept either: `c`, `d`"
         );
-        let many = told(&[], (10..30).map(|number| number.to_string()).collect());
+        let many = details(&[], (10..30).map(|number| number.to_string()).collect());
         assert!(many.ends_with("`19` and 10 more"), "{many}");
     }
 
     #[tokio::test]
     async fn when_time_runs_out_it_is_told_what_was_kept_before() {
         let top = std::env::temp_dir().join(format!("airlock-output-{}", std::process::id()));
-        std::fs::create_dir_all(top.join(places::OUTPUT)).unwrap();
+        std::fs::create_dir_all(top.join(paths::OUTPUT_FOLDER)).unwrap();
         for (name, size) in [("a", 1), ("b", 3 << 20), ("c", 1)] {
-            std::fs::write(top.join(places::OUTPUT).join(name), vec![0; size]).unwrap();
+            std::fs::write(top.join(paths::OUTPUT_FOLDER).join(name), vec![0; size]).unwrap();
         }
         let workspace = Workspace::new(std::fs::File::open(&top).unwrap().into(), None);
         let found = || {
-            let mut said = Said {
+            let mut said = ToolResult {
                 result: Map::new(),
                 artifacts: Value::Null,
             };
-            find(&workspace, &mut said).unwrap()
+            collect(&workspace, &mut said).unwrap()
         };
-        let scope = Scope {
+        let scope = ArtifactScope {
             app: "a".to_owned(),
             user: "u".to_owned(),
             session: "s".to_owned(),
         };
-        let (budget, memory) = (Budget::new(), Shelf::memory());
-        let to = |shelf, seconds| {
+        let budget = MemoryBudget::new();
+        let memory = ArtifactStore::memory();
+        let to = |store, seconds| {
             let until = Instant::now() + std::time::Duration::from_secs(seconds);
-            Target {
+            SaveTarget {
                 workspace: &workspace,
-                shelf,
+                store,
                 scope: &scope,
                 budget: &budget,
                 until,
             }
         };
         // There is room for small ones only.
-        let held = budget.lease(budget::MOST - (2 << 20)).await;
-        let refusal = found().keep(to(&memory, 3)).await.unwrap_err();
+        let held = budget.lease(memory_budget::MAX_BYTES - (2 << 20)).await;
+        let refusal = found().save_all(to(&memory, 3)).await.unwrap_err();
         let why = "its time was up before files of other calls left memory for it";
-        let told = format!(
+        let details = format!(
             "the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`"
         );
-        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        assert_eq!(
+            (refusal.code, refusal.message),
+            (MeshErrorCode::ArtifactError, details)
+        );
         drop(held);
         let names = |kept: Vec<CreatedArtifact>| {
             kept.into_iter()
@@ -568,77 +616,85 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            names(found().keep(to(&memory, 60)).await.unwrap()),
+            names(found().save_all(to(&memory, 60)).await.unwrap()),
             ["a", "b", "c"],
             "the control"
         );
         // A store that stops in the middle.
         let nothing = BTreeMap::new();
-        let store = Fake::serve(move |asked| match asked.method.as_str() {
-            "PUT" if asked.path.contains("/b/") => Does::Hang,
-            "PUT" => Does::Answer(200, String::new()),
-            _ => fake::bucket(&nothing, asked),
+        let store = FakeS3::serve(move |asked| match asked.method.as_str() {
+            "PUT" if asked.path.contains("/b/") => FakeResponse::Hang,
+            "PUT" => FakeResponse::Answer(200, String::new()),
+            _ => fake_s3::bucket(&nothing, asked),
         });
-        let settings = artifacts::Settings {
-            place: artifacts::Place::Bucket(store.remote()),
+        let settings = artifacts::ArtifactStoreSettings {
+            place: artifacts::ArtifactLocation::Bucket(store.remote()),
             sharing: artifacts::Sharing::App,
         };
-        let bucket = Shelf::open(settings).unwrap();
-        let refusal = found().keep(to(&bucket, 5)).await.unwrap_err();
+        let bucket = ArtifactStore::open(settings).unwrap();
+        let refusal = found().save_all(to(&bucket, 5)).await.unwrap_err();
         let why = "its time was up while the store took it, so it may be there";
-        let told = format!(
+        let details = format!(
             "the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`"
         );
-        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        assert_eq!(
+            (refusal.code, refusal.message),
+            (MeshErrorCode::ArtifactError, details)
+        );
         // One that does not even say which versions there are.
-        let deaf = Fake::serve(|_| Does::Hang);
-        let place = artifacts::Place::Bucket(deaf.remote());
-        let bucket = Shelf::open(artifacts::Settings {
+        let deaf = FakeS3::serve(|_| FakeResponse::Hang);
+        let place = artifacts::ArtifactLocation::Bucket(deaf.remote());
+        let bucket = ArtifactStore::open(artifacts::ArtifactStoreSettings {
             place,
             sharing: artifacts::Sharing::App,
         })
         .unwrap();
-        let refusal = found().keep(to(&bucket, 1)).await.unwrap_err();
+        let refusal = found().save_all(to(&bucket, 1)).await.unwrap_err();
         let why = "its time was up before the store took any of it";
-        let told = format!("the tool's file `a` cannot be kept: {why}. Not kept either: `b`, `c`");
-        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        let details =
+            format!("the tool's file `a` cannot be kept: {why}. Not kept either: `b`, `c`");
+        assert_eq!(
+            (refusal.code, refusal.message),
+            (MeshErrorCode::ArtifactError, details)
+        );
         std::fs::remove_dir_all(top).unwrap();
     }
 
     #[tokio::test]
     async fn an_answer_names_no_file_that_the_store_has_forgotten() {
         let top = std::env::temp_dir().join(format!("airlock-forgotten-{}", std::process::id()));
-        std::fs::create_dir_all(top.join(places::OUTPUT)).unwrap();
+        std::fs::create_dir_all(top.join(paths::OUTPUT_FOLDER)).unwrap();
         for name in ["a", "b", "c"] {
-            std::fs::write(top.join(places::OUTPUT).join(name), vec![0; 30_000]).unwrap();
+            std::fs::write(top.join(paths::OUTPUT_FOLDER).join(name), vec![0; 30_000]).unwrap();
         }
         let workspace = Workspace::new(std::fs::File::open(&top).unwrap().into(), None);
-        let scope = Scope {
+        let scope = ArtifactScope {
             app: "a".to_owned(),
             user: "u".to_owned(),
             session: "s".to_owned(),
         };
-        let budget = Budget::new();
-        let keep = async |most| {
-            let place = artifacts::Place::Memory { most };
+        let budget = MemoryBudget::new();
+        let keep = async |limit| {
+            let place = artifacts::ArtifactLocation::Memory { limit };
             let sharing = artifacts::Sharing::App;
-            let shelf = Shelf::open(artifacts::Settings { place, sharing }).unwrap();
+            let store =
+                ArtifactStore::open(artifacts::ArtifactStoreSettings { place, sharing }).unwrap();
             let until = Instant::now() + std::time::Duration::from_secs(60);
-            let to = Target {
+            let to = SaveTarget {
                 workspace: &workspace,
-                shelf: &shelf,
+                store: &store,
                 scope: &scope,
                 budget: &budget,
                 until,
             };
-            let mut said = Said {
+            let mut said = ToolResult {
                 result: Map::new(),
                 artifacts: Value::Null,
             };
-            let kept = find(&workspace, &mut said).unwrap().keep(to).await;
+            let kept = collect(&workspace, &mut said).unwrap().save_all(to).await;
             let all = ["a", "b", "c"]
                 .into_iter()
-                .filter(|name| !shelf.has_forgotten(&scope, name, 0));
+                .filter(|name| !store.has_forgotten(&scope, name, 0));
             (
                 kept.map(|kept| kept.len())
                     .map_err(|refusal| refusal.message),
@@ -668,7 +724,7 @@ mod tests {
             ("b", "application/octet-stream"),
             ("c.jpeg", "image/jpeg"),
         ] {
-            assert_eq!(by_extension(name), is);
+            assert_eq!(mime_type_by_extension(name), is);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The three profiles and their numbers. They are those of [`spec::Policy`], which has them from the same source; a tool's own
-//! limits only make them narrower.
+//! The three profiles of tools and their limits. The numbers are those of [`spec::Policy`]; a
+//! tool's own limits can only lower them.
 //!
 //! | | restrictive | standard | permissive |
 //! |---|---|---|---|
-//! | memory, of the whole box | 512 MiB | 1 GiB | 4 GiB |
-//! | CPU time, of the whole box | 60 s | 300 s | 600 s |
+//! | memory, whole sandbox | 512 MiB | 1 GiB | 4 GiB |
+//! | CPU time, whole sandbox | 60 s | 300 s | 600 s |
 //! | largest file | 64 MiB | 256 MiB | 1 GiB |
 //! | open files | 128 | 512 | 1024 |
 //! | processes and threads | 32 | 128 | 512 |
@@ -17,37 +17,40 @@
 use crate::tools;
 use spec::{ExtraMounts, Limits, Maximum, Policy, Size, Time};
 
-/// How far a tool is shut in.
+/// How strictly a tool is confined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Profile {
+pub enum ToolProfile {
+    /// No network, lowest limits.
     Restrictive,
+    /// Public network through the egress door, medium limits.
     Standard,
+    /// Public network through the egress door, highest limits.
     Permissive,
 }
 
-impl Profile {
-    /// By its name; none if nobody knows it.
-    pub fn named(name: &str) -> Option<Profile> {
+impl ToolProfile {
+    /// Parses a profile's name.
+    pub fn named(name: &str) -> Option<ToolProfile> {
         match name {
-            "restrictive" => Some(Profile::Restrictive),
-            "standard" => Some(Profile::Standard),
-            "permissive" => Some(Profile::Permissive),
+            "restrictive" => Some(ToolProfile::Restrictive),
+            "standard" => Some(ToolProfile::Standard),
+            "permissive" => Some(ToolProfile::Permissive),
             _ => None,
         }
     }
 
-    /// Its name.
+    /// The profile's name.
     pub fn name(self) -> &'static str {
         match self {
-            Profile::Restrictive => "restrictive",
-            Profile::Standard => "standard",
-            Profile::Permissive => "permissive",
+            ToolProfile::Restrictive => "restrictive",
+            ToolProfile::Standard => "standard",
+            ToolProfile::Permissive => "permissive",
         }
     }
 }
 
-/// What boxes of tools are admitted by: no profile shows more of the machine than another, and none gives stored secrets away.
+/// Admission policy for sandboxes of tools: no profile mounts more of the machine than another, and
+/// none gets stored secrets.
 pub(crate) fn policy() -> Policy {
     let mut policy = Policy::default();
     for profile in policy.profiles.values_mut() {
@@ -57,23 +60,24 @@ pub(crate) fn policy() -> Policy {
     policy
 }
 
-/// What each process has at most, in bytes, and how far it stands back. Where the machine gives less, that counts.
-struct Further {
+/// Limits of each process, in bytes, and its niceness. A lower limit of the machine wins.
+struct ProcessLimits {
     stack: u64,
     locked_memory: u64,
     message_queues: u64,
     nice: u32,
 }
 
-fn further(profile: Profile) -> Further {
-    let (kib, mib) = (1 << 10, 1 << 20);
+fn process_limits(profile: ToolProfile) -> ProcessLimits {
+    let kib = 1 << 10;
+    let mib = 1 << 20;
     let queues = Limits::MESSAGE_QUEUES.0;
     let (stack, locked_memory, message_queues, nice) = match profile {
-        Profile::Restrictive => (8 * mib, 64 * kib, queues, 15),
-        Profile::Standard => (16 * mib, 256 * kib, queues, 10),
-        Profile::Permissive => (32 * mib, mib, 2 * queues, 5),
+        ToolProfile::Restrictive => (8 * mib, 64 * kib, queues, 15),
+        ToolProfile::Standard => (16 * mib, 256 * kib, queues, 10),
+        ToolProfile::Permissive => (32 * mib, mib, 2 * queues, 5),
     };
-    Further {
+    ProcessLimits {
         stack,
         locked_memory,
         message_queues,
@@ -81,8 +85,8 @@ fn further(profile: Profile) -> Further {
     }
 }
 
-/// The profile's limits, made narrower by what the tool says.
-pub(crate) fn limits(policy: &Policy, profile: Profile, own: &tools::Limits) -> Maximum {
+/// The profile's limits, lowered by those of the tool.
+pub(crate) fn limits(policy: &Policy, profile: ToolProfile, own: &tools::ToolLimits) -> Maximum {
     let Some(usual) = policy
         .profile(profile.name())
         .map(|profile| &profile.limits)
@@ -96,12 +100,12 @@ pub(crate) fn limits(policy: &Policy, profile: Profile, own: &tools::Limits) -> 
     let file_size = own
         .file_bytes
         .map_or(usual.file_size, |own| Size(own.min(usual.file_size.0)));
-    let Further {
+    let ProcessLimits {
         stack,
         locked_memory,
         message_queues,
         nice,
-    } = further(profile);
+    } = process_limits(profile);
     let stack = own.stack_bytes.map_or(stack, |own| {
         own.clamp(Limits::SMALLEST_STACK.0.min(stack), stack)
     });
@@ -125,20 +129,24 @@ mod tests {
 
     #[test]
     fn profiles_are_known_by_their_names() {
-        for profile in [Profile::Restrictive, Profile::Standard, Profile::Permissive] {
-            assert_eq!(Profile::named(profile.name()), Some(profile));
+        for profile in [
+            ToolProfile::Restrictive,
+            ToolProfile::Standard,
+            ToolProfile::Permissive,
+        ] {
+            assert_eq!(ToolProfile::named(profile.name()), Some(profile));
             assert!(policy().profile(profile.name()).is_some());
         }
-        assert_eq!(Profile::named("Standard"), None);
+        assert_eq!(ToolProfile::named("Standard"), None);
     }
 
     #[test]
     fn the_numbers_are_those_of_the_table() {
         let policy = policy();
         let rows = [
-            (Profile::Restrictive, 512, 60, 64, 128, 32),
-            (Profile::Standard, 1024, 300, 256, 512, 128),
-            (Profile::Permissive, 4096, 600, 1024, 1024, 512),
+            (ToolProfile::Restrictive, 512, 60, 64, 128, 32),
+            (ToolProfile::Standard, 1024, 300, 256, 512, 128),
+            (ToolProfile::Permissive, 4096, 600, 1024, 1024, 512),
         ];
         for (profile, memory, cpu, file, open_files, pids) in rows {
             let limits = &policy.profile(profile.name()).unwrap().limits;
@@ -153,14 +161,14 @@ mod tests {
 
     #[test]
     fn what_a_tool_says_only_makes_them_narrower() {
-        let own = tools::Limits {
+        let own = tools::ToolLimits {
             cpu_time: Some(Duration::from_secs(5)),
             file_bytes: Some(u64::MAX),
             open_files: Some(0),
             processes: Some(7),
             stack_bytes: Some(1),
         };
-        let limits = limits(&policy(), Profile::Standard, &own);
+        let limits = limits(&policy(), ToolProfile::Standard, &own);
         assert_eq!(limits.cpu_time, Some(Time(Duration::from_secs(5))));
         assert_eq!(limits.file_size, Some(Size(256 << 20)));
         assert_eq!((limits.open_files, limits.pids), (Some(1), Some(7)));

@@ -1,77 +1,78 @@
-//! `result.json`: what a tool says came of it. Read by handle, bounded, and believed only as what it is: a tool's words.
+//! `result.json`: the result as the tool wrote it. Read by descriptor, bounded, and untrusted.
 
 use super::{
-    handle::{Unread, Workspace},
-    places,
+    paths,
+    workspace::{ReadError, Workspace},
 };
 use crate::wire::{
     answer,
-    code::{Code, Refusal},
-    fields, lenient, plain,
+    code::{CallRefusal, MeshErrorCode},
+    fields, lenient, untrusted_json,
 };
 use serde_json::{Map, Value};
 
-/// What it says.
+/// A parsed result.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Said {
+pub(crate) struct ToolResult {
     /// The result, as an object.
     pub(crate) result: Map<String, Value>,
-    /// What our runner knows of files in `output/`: `{"name", "mime_type", "description"}` each.
+    /// Files in `output/` as the runner describes them: `{"name", "mime_type", "description"}`
+    /// each.
     pub(crate) artifacts: Value,
 }
 
-/// Reads it.
-pub(crate) fn read(workspace: &Workspace, most: u64) -> Result<Said, Refusal> {
-    let bytes = workspace.read(workspace.folder(), places::RESULT, most).map_err(|why| match why {
-        Unread::Missing => Refusal::new(Code::InternalError, "the tool ended without a result"),
-        Unread::TooLarge { size, most } => Refusal::new(
-            Code::ExecutionError,
+/// Reads the file.
+pub(crate) fn read(workspace: &Workspace, limit: u64) -> Result<ToolResult, CallRefusal> {
+    let bytes = workspace.read(workspace.folder(), paths::RESULT_FILE, limit).map_err(|why| match why {
+        ReadError::Missing => CallRefusal::new(MeshErrorCode::InternalError, "the tool ended without a result"),
+        ReadError::TooLarge { size, limit } => CallRefusal::new(
+            MeshErrorCode::ExecutionError,
             format!(
-                "the result has {size} bytes; it may have {most}. Let the tool write large results to files"
+                "the result has {size} bytes; it may have {limit}. Let the tool write large results to files"
             ),
         ),
-        Unread::Kind(_) | Unread::Other(_) => {
-            Refusal::new(Code::InternalError, format!("the result of the tool cannot be used: {why}"))
+        ReadError::Kind(_) | ReadError::Other(_) => {
+            CallRefusal::new(MeshErrorCode::InternalError, format!("the result of the tool cannot be used: {why}"))
         }
     })?;
-    understand(&bytes)
+    parse(&bytes)
 }
 
-/// How deep it may be is bounded by whoever parses; what its values take, here: `[{},{},…` takes a hundred times its text.
-fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
+/// The parser limits the depth; memory is limited here: `[{},{},…` takes a hundred times its text.
+fn parse(bytes: &[u8]) -> Result<ToolResult, CallRefusal> {
     let bad = |why: &str| {
-        Refusal::new(
-            Code::InternalError,
+        CallRefusal::new(
+            MeshErrorCode::InternalError,
             format!("the result of the tool is {why}"),
         )
     };
-    if fields::room(bytes) > fields::MOST_ROOM {
-        let most = fields::MOST_ROOM;
-        return Err(Refusal::new(
-            Code::ExecutionError,
+    if fields::memory_estimate(bytes) > fields::MAX_MEMORY_BYTES {
+        let limit = fields::MAX_MEMORY_BYTES;
+        return Err(CallRefusal::new(
+            MeshErrorCode::ExecutionError,
             format!(
-                "the result has more values than fit into {most} bytes. Let the tool write large results to files"
+                "the result has more values than fit into {limit} bytes. Let the tool write large results to files"
             ),
         ));
     }
-    let said = plain::read(&lenient::in_words(bytes))
+    let document = untrusted_json::read(&lenient::quote_large_numbers(bytes))
         .map_err(|error| bad(&format!("no JSON: {error}")))?;
-    let Value::Object(mut said) = said else {
+    let Value::Object(mut document) = document else {
         return Err(bad("no JSON object"));
     };
-    match said.remove("error").filter(is_true) {
-        Some(error) => Err(failure(error)),
-        None => Ok(Said {
-            result: said
+    match document.remove("error").filter(is_truthy) {
+        Some(error) => Err(classify_error(error)),
+        None => Ok(ToolResult {
+            result: document
                 .remove("result")
                 .map_or_else(Map::new, answer::tool_result),
-            artifacts: said.remove("artifacts").unwrap_or_default(),
+            artifacts: document.remove("artifacts").unwrap_or_default(),
         }),
     }
 }
 
-/// As Python sees it.
-fn is_true(value: &Value) -> bool {
+/// Truthiness as in Python.
+fn is_truthy(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(truth) => *truth,
@@ -82,18 +83,19 @@ fn is_true(value: &Value) -> bool {
     }
 }
 
-/// Our runner says what kind of thing went wrong by how it begins; whatever a tool raised comes behind another beginning.
-fn failure(error: Value) -> Refusal {
+/// The runner marks the kind of an error by its prefix; an exception of the tool has another
+/// prefix.
+fn classify_error(error: Value) -> CallRefusal {
     let message = match error {
         Value::String(text) => text,
         other => other.to_string(),
     };
     let code = match () {
-        () if message.starts_with("Import error: ") => Code::ImportError,
-        () if message.starts_with("Not found: ") => Code::ToolNotFound,
-        () => Code::ToolError,
+        () if message.starts_with("Import error: ") => MeshErrorCode::ImportError,
+        () if message.starts_with("Not found: ") => MeshErrorCode::ToolNotFound,
+        () => MeshErrorCode::ToolError,
     };
-    Refusal::new(code, message)
+    CallRefusal::new(code, message)
 }
 
 #[cfg(test)]
@@ -102,8 +104,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn of(value: Value) -> Result<Value, (Code, String)> {
-        understand(value.to_string().as_bytes())
+    fn of(value: Value) -> Result<Value, (MeshErrorCode, String)> {
+        parse(value.to_string().as_bytes())
             .map(|said| Value::Object(said.result))
             .map_err(|refusal| (refusal.code, refusal.message))
     }
@@ -137,14 +139,14 @@ mod tests {
     #[test]
     fn no_number_becomes_another_one() {
         let huge = "7".repeat(400);
-        let said = understand(format!(r#"{{"result":{{"a":{huge},"b":1e400,"c":1}}}}"#).as_bytes())
-            .unwrap();
+        let said =
+            parse(format!(r#"{{"result":{{"a":{huge},"b":1e400,"c":1}}}}"#).as_bytes()).unwrap();
         assert_eq!(
             Value::Object(said.result),
             json!({"a": huge, "b": "1e400", "c": 1})
         );
         assert_eq!(
-            understand(format!(r#"{{"result":{huge}}}"#).as_bytes())
+            parse(format!(r#"{{"result":{huge}}}"#).as_bytes())
                 .unwrap()
                 .result["text"],
             huge.as_str()
@@ -154,10 +156,13 @@ mod tests {
     #[test]
     fn errors_are_told_by_their_kind() {
         for (error, code) in [
-            ("Import error: no", Code::ImportError),
-            ("Not found: no", Code::ToolNotFound),
-            ("Call error: no", Code::ToolError),
-            ("Execution error: Import error: no", Code::ToolError),
+            ("Import error: no", MeshErrorCode::ImportError),
+            ("Not found: no", MeshErrorCode::ToolNotFound),
+            ("Call error: no", MeshErrorCode::ToolError),
+            (
+                "Execution error: Import error: no",
+                MeshErrorCode::ToolError,
+            ),
         ] {
             assert_eq!(
                 of(json!({"error": error, "result": {}})),
@@ -166,10 +171,10 @@ mod tests {
         }
         assert_eq!(
             of(json!({"error": {"a": 1}})),
-            Err((Code::ToolError, "{\"a\":1}".to_owned()))
+            Err((MeshErrorCode::ToolError, "{\"a\":1}".to_owned()))
         );
         for bad in [&b"[1]"[..], b"", b"{", b"nul", b"\xff\xfe"] {
-            assert_eq!(understand(bad).unwrap_err().code, Code::InternalError);
+            assert_eq!(parse(bad).unwrap_err().code, MeshErrorCode::InternalError);
         }
         let deep = format!(
             "{{\"result\":{}1{}}}",
@@ -177,8 +182,8 @@ mod tests {
             "]".repeat(100_000)
         );
         assert_eq!(
-            understand(deep.as_bytes()).unwrap_err().code,
-            Code::InternalError
+            parse(deep.as_bytes()).unwrap_err().code,
+            MeshErrorCode::InternalError
         );
     }
 
@@ -187,18 +192,15 @@ mod tests {
         let of = |item: &str, count: usize| {
             format!("{{\"result\":{{\"a\":[{}0]}}}}", item.repeat(count))
         };
-        assert!(
-            understand(of("0,", 100_000).as_bytes()).is_ok(),
-            "the control"
-        );
+        assert!(parse(of("0,", 100_000).as_bytes()).is_ok(), "the control");
         // The brackets say whether it was parsed: this is no JSON at its end.
         for text in [
             of("{},", 100_000),
             of("0,", 1_000_000),
             of("[],", 300_000) + "}",
         ] {
-            let refusal = understand(text.as_bytes()).unwrap_err();
-            assert_eq!(refusal.code, Code::ExecutionError);
+            let refusal = parse(text.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code, MeshErrorCode::ExecutionError);
             assert!(
                 refusal.message.contains("more values"),
                 "{}",
@@ -206,16 +208,13 @@ mod tests {
             );
         }
         let long = format!("{{\"result\":{{\"a\":\"{}\"}}}}", ",[{".repeat(1_000_000));
-        assert!(
-            understand(long.as_bytes()).is_ok(),
-            "a long text is no list"
-        );
+        assert!(parse(long.as_bytes()).is_ok(), "a long text is no list");
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            _ = understand(&bytes);
+            _ = parse(&bytes);
         }
     }
 }

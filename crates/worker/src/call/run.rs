@@ -1,27 +1,28 @@
-//! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
+//! Execution of one call: create the sandbox, stage files, run the tool until it exits or times
+//! out, collect the results.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, ask,
-    output::{self, Target},
-    places,
-    result::{self, Said},
-    room::{self, Kind, NoRoom, Room},
-    stage::{Plan, Source, Unstaged},
-    status::Statuses,
+    CallOrder, CallReport, Inner, ToolCallOutcome, arguments,
+    output::{self, SaveTarget},
+    paths, probe,
+    result::{self, ToolResult},
+    sandbox::{self, CallSandbox, SandboxError, SandboxKind},
+    staging::{StageError, StageSource, StagingPlan},
+    status::StatusPipe,
 };
 use crate::{
-    artifacts::Scope,
-    ipc::{self, Listening},
+    artifacts::ArtifactScope,
+    ipc::{self, ModelListener},
     log,
-    tools::{Tool, What},
-    warm::Parked,
+    tools::{EntryPoint, Tool},
+    warm_pool::WarmInterpreter,
     wire::{
         answer::CreatedArtifact,
-        code::{self, Refusal},
+        code::{self, CallRefusal},
         request::Invoke,
     },
 };
-use engine::{Exec, ExecResult, SessionState, Unread};
+use engine::{Exec, ExecResult, SessionState, UnreadInput};
 use serde_json::{Map, Value};
 use spec::{LimitName, Status, Stream};
 use std::{
@@ -35,69 +36,69 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// What is waited for the last words of a tool that was asked to end.
-const LAST_WORDS: Duration = room::SHORT_GRACE;
-/// What its files may take to be kept, beyond its time: less than its asker's patience.
-const LONGEST_KEEPING: Duration = Duration::from_secs(7);
-/// What a question to a model that is under way may take to be given up.
-const LONGEST_SETTLING: Duration = Duration::from_secs(2);
-/// The same, where the time is up: the outcome does not come later for it.
-const SHORT_SETTLING: Duration = Duration::from_millis(250);
-/// Characters of what a tool says on standard error that its asker is told.
-const LONGEST_EXCUSE: usize = 500;
-/// What a parked interpreter says before it waits.
+/// Wait for the final output of a tool that was asked to stop.
+const LAST_OUTPUT_TIMEOUT: Duration = sandbox::SHORT_STOP_GRACE;
+/// Time to save files beyond the call's timeout: less than the requester's grace.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(7);
+/// Time for an active model request to be abandoned.
+const MODEL_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same after a timeout, so that the outcome is not delayed.
+const SHORT_MODEL_CLOSE_TIMEOUT: Duration = Duration::from_millis(250);
+/// Characters of standard error that the requester gets.
+const MAX_STDERR_CHARS: usize = 500;
+/// What a warm interpreter prints before it waits.
 pub(crate) const READY: &[u8] = b"ready\n";
 
 /// Why a call is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
+enum StopReason {
     Time,
     Cancelled,
 }
 
-/// A call under way.
+/// A running call.
 struct Call<'a> {
     inner: &'a Inner,
     tool: Arc<Tool>,
     invoke: Box<Invoke>,
-    kind: Kind,
+    kind: SandboxKind,
     began: Instant,
     until: Instant,
     cancelled: watch::Receiver<bool>,
     statuses: mpsc::Sender<String>,
-    /// What it is told, once that is written.
+    /// The serialized arguments, once they are written.
     arguments: Option<Vec<u8>>,
-    done: Done,
+    done: CallReport,
 }
 
-/// A tool that runs.
-struct Running {
-    room: Room,
+/// A running tool.
+struct RunningTool {
+    sandbox: CallSandbox,
     exec: Exec,
-    statuses: Statuses,
-    /// Answers for models, as long as the tool runs.
-    models: Option<Listening>,
-    /// How one that was ready was told of the call.
-    told: Option<Told>,
+    statuses: StatusPipe,
+    /// Serves model requests as long as the tool runs.
+    models: Option<ModelListener>,
+    /// The line that a warm interpreter was sent.
+    pending_input: Option<PendingInput>,
 }
 
-/// The line that tells of a call, and where it lies until somebody reads it.
-struct Told {
+/// The input line of a warm interpreter, and the pipe in which it stays until it is read.
+struct PendingInput {
     bytes: u64,
-    input: Unread,
+    input: UnreadInput,
 }
 
-impl Told {
-    /// Whether nobody has read any of it.
+impl PendingInput {
+    /// Whether none of it has been read.
     fn is_unread(&self) -> bool {
         self.input.bytes() == Some(self.bytes)
     }
 }
 
-impl Done {
-    fn new() -> Done {
-        Done {
-            outcome: Outcome::Cancelled,
+impl CallReport {
+    fn new() -> CallReport {
+        CallReport {
+            outcome: ToolCallOutcome::Cancelled,
             stdout: Vec::new(),
             stderr: Vec::new(),
             limits_hit: BTreeSet::new(),
@@ -105,35 +106,37 @@ impl Done {
             spent: None,
             was_warm: false,
             bytes_in: 0,
-            unsaid: 0,
+            dropped_statuses: 0,
         }
     }
 }
 
 pub(super) async fn carry_out(
     inner: &Arc<Inner>,
-    order: Order,
+    order: CallOrder,
     cancelled: watch::Receiver<bool>,
     statuses: mpsc::Sender<String>,
-) -> Done {
-    let Order {
+) -> CallReport {
+    let CallOrder {
         tool,
         invoke,
         time,
         profile,
     } = order;
-    let (code, limits, what) = (tool.code.clone(), tool.limits, Some(tool.what.clone()));
-    let kind = Kind {
+    let code = tool.code.clone();
+    let limits = tool.limits;
+    let what = Some(tool.what.clone());
+    let kind = SandboxKind {
         code,
         profile,
         limits,
         what,
     };
-    ask::prepare_behind(inner);
-    // Gone with the call: then another interpreter is made ready.
+    probe::prepare_in_background(inner);
+    // Dropped with the call; then another interpreter is prepared.
     let _using = inner.warm.using(&kind);
     let began = Instant::now();
-    let (until, done) = (began + time, Done::new());
+    let until = began + time;
     let mut call = Call {
         inner,
         tool,
@@ -144,122 +147,125 @@ pub(super) async fn carry_out(
         cancelled,
         statuses,
         arguments: None,
-        done,
+        done: CallReport::new(),
     };
-    call.done.outcome = match call.go().await {
-        Ok((result, artifacts)) => Outcome::Success {
+    call.done.outcome = match call.execute().await {
+        Ok((result, artifacts)) => ToolCallOutcome::Success {
             result,
             artifacts,
             took: began.elapsed(),
         },
-        Err(Outcome::Refused(refusal)) => Outcome::Refused(inner.hide(refusal)),
+        Err(ToolCallOutcome::Refused(refusal)) => ToolCallOutcome::Refused(inner.hide(refusal)),
         Err(outcome) => outcome,
     };
     if !call.done.was_warm {
-        inner.spares.restock(&call.kind);
+        inner.prewarmed.restock(&call.kind);
     }
     call.done.notes.extend(
         inner
             .warm
-            .trouble()
+            .warning()
             .into_iter()
-            .chain(inner.spares.trouble()),
+            .chain(inner.prewarmed.warning()),
     );
     call.done
 }
 
-type Kept = (Map<String, Value>, Vec<CreatedArtifact>);
+type CallSuccess = (Map<String, Value>, Vec<CreatedArtifact>);
 
 impl Call<'_> {
-    async fn go(&mut self) -> Result<Kept, Outcome> {
-        let most = self.most_staged();
-        let mut plan = Plan::of(&mut self.invoke, most).map_err(Outcome::Refused)?;
-        let mut parked = self.inner.warm.take(&self.kind);
-        let (room, ended) = loop {
-            if let Some(ended) = self.run(&mut plan, parked.take()).await? {
+    async fn execute(&mut self) -> Result<CallSuccess, ToolCallOutcome> {
+        let limit = self.max_staged_bytes();
+        let mut plan =
+            StagingPlan::of(&mut self.invoke, limit).map_err(ToolCallOutcome::Refused)?;
+        let mut interpreter = self.inner.warm.take(&self.kind);
+        let (sandbox, ended) = loop {
+            if let Some(ended) = self.run(&mut plan, interpreter.take()).await? {
                 break ended;
             }
         };
         if ended.status != Status::Succeeded {
-            let state = room.end().await;
-            return Err(Outcome::Refused(self.failed(state, ended)));
+            let state = sandbox.end().await;
+            return Err(ToolCallOutcome::Refused(self.failed(state, ended)));
         }
         self.done.limits_hit.extend(ended.limits_hit);
         let cancelled = is_cancelled(self.cancelled.clone());
-        // The box is ended behind.
+        // The sandbox is ended in the background.
         tokio::select! {
             biased;
-            () = cancelled => Err(Outcome::Cancelled),
-            kept = self.collect(&room) => kept.map_err(Outcome::Refused),
+            () = cancelled => Err(ToolCallOutcome::Cancelled),
+            kept = self.collect(&sandbox) => kept.map_err(ToolCallOutcome::Refused),
         }
     }
 
-    /// Runs the tool until its end, in what is parked if there is something. None if that ended and never heard of the call.
+    /// Runs the tool until it exits, in a warm interpreter if there is one. None if that exited
+    /// without having read the call.
     async fn run(
         &mut self,
-        plan: &mut Plan,
-        parked: Option<Parked>,
-    ) -> Result<Option<(Room, ExecResult)>, Outcome> {
+        plan: &mut StagingPlan,
+        interpreter: Option<WarmInterpreter>,
+    ) -> Result<Option<(CallSandbox, ExecResult)>, ToolCallOutcome> {
         let stopped = stop(self.until, self.cancelled.clone());
-        let Running {
-            room,
+        let RunningTool {
+            sandbox,
             exec,
             mut statuses,
             models,
-            told,
+            pending_input,
         } = tokio::select! {
             biased;
-            // What was made until then is ended behind.
+            // What was created until then is ended in the background.
             why = stopped => return Err(self.stopped(why)),
-            started = self.start(plan, parked) => started.map_err(Outcome::Refused)?,
+            started = self.start(plan, interpreter) => started.map_err(ToolCallOutcome::Refused)?,
         };
-        let ended = match self.attend(&exec, &mut statuses).await {
-            Ok(result) => Ok((room, result)),
+        let ended = match self.wait_for_exit(&exec, &mut statuses).await {
+            Ok(result) => Ok((sandbox, result)),
             Err(why) => {
-                // It is asked to end at once. Its last words are waited for, its end is not.
-                room.leave_to_stop(exec.clone());
+                // The tool is asked to stop. Its final output is awaited, its exit is not.
+                sandbox.stop_in_background(exec.clone());
                 tokio::select! {
-                    _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
+                    _ = tokio::time::timeout(LAST_OUTPUT_TIMEOUT, exec.wait()) => {}
                     never = statuses.forward(&self.statuses) => match never {},
                 }
                 Err(why)
             }
         };
-        // All of them before the outcome.
-        self.done.unsaid += statuses.finish(&self.statuses).await;
-        self.listen(&exec);
-        self.settle(
+        // All statuses come before the outcome.
+        self.done.dropped_statuses += statuses.finish(&self.statuses).await;
+        self.capture_output(&exec);
+        self.close_models(
             models,
             if ended.is_ok() {
-                LONGEST_SETTLING
+                MODEL_CLOSE_TIMEOUT
             } else {
-                SHORT_SETTLING
+                SHORT_MODEL_CLOSE_TIMEOUT
             },
         )
         .await;
-        let (room, ended) = ended.map_err(|why| self.stopped(why))?;
-        match told.filter(Told::is_unread) {
-            Some(told) => self.unheard(told, room, ended).await,
-            None => Ok(Some((room, ended))),
+        let (sandbox, ended) = ended.map_err(|why| self.stopped(why))?;
+        match pending_input.filter(PendingInput::is_unread) {
+            Some(pending_input) => self.retry_if_unread(pending_input, sandbox, ended).await,
+            None => Ok(Some((sandbox, ended))),
         }
     }
 
-    /// One that ended with the line unread. With its box everybody is gone who could still read it: if it lies there then, it
-    /// is certain that nobody began the call.
-    async fn unheard<T>(
+    /// The interpreter exited with its input unread. Once its sandbox is gone, nobody can read it
+    /// any more: if the input is still unread then, the call has certainly not begun and can be
+    /// repeated.
+    async fn retry_if_unread<T>(
         &mut self,
-        told: Told,
-        room: Room,
+        pending_input: PendingInput,
+        sandbox: CallSandbox,
         ended: ExecResult,
-    ) -> Result<Option<T>, Outcome> {
-        let state = room.end().await;
+    ) -> Result<Option<T>, ToolCallOutcome> {
+        let state = sandbox.end().await;
         let has_asked = self
             .done
             .spent
             .as_ref()
             .is_some_and(|spent| spent.questions > 0);
-        if has_asked || !told.is_unread() {
-            return Err(Outcome::Refused(self.failed(state, ended)));
+        if has_asked || !pending_input.is_unread() {
+            return Err(ToolCallOutcome::Refused(self.failed(state, ended)));
         }
         self.done.was_warm = false;
         self.done
@@ -268,50 +274,59 @@ impl Call<'_> {
         Ok(None)
     }
 
-    fn stopped(&self, why: Stop) -> Outcome {
+    fn stopped(&self, why: StopReason) -> ToolCallOutcome {
         match why {
-            Stop::Time => Outcome::TimedOut {
+            StopReason::Time => ToolCallOutcome::TimedOut {
                 took: self.began.elapsed(),
             },
-            Stop::Cancelled => Outcome::Cancelled,
+            StopReason::Cancelled => ToolCallOutcome::Cancelled,
         }
     }
 
-    /// Until the tool runs: an interpreter that is ready, or a box of its own.
-    async fn start(&mut self, plan: &mut Plan, parked: Option<Parked>) -> Result<Running, Refusal> {
-        if let Some(parked) = parked
-            && let Some(running) = self.wake(parked, plan).await?
+    /// Starts the tool in a warm interpreter or in a new sandbox.
+    async fn start(
+        &mut self,
+        plan: &mut StagingPlan,
+        interpreter: Option<WarmInterpreter>,
+    ) -> Result<RunningTool, CallRefusal> {
+        if let Some(interpreter) = interpreter
+            && let Some(running) = self.start_warm(interpreter, plan).await?
         {
             return Ok(running);
         }
-        let room = self
+        let sandbox = self
             .inner
-            .spares
+            .prewarmed
             .open(&self.kind)
             .await
-            .map_err(|why| self.no_room(&why))?;
+            .map_err(|why| self.sandbox_unavailable(&why))?;
         self.done
             .notes
-            .extend(self.inner.news_of(&room, self.kind.profile));
-        self.begin(room, plan).await
+            .extend(self.inner.startup_notes(&sandbox, self.kind.profile));
+        self.start_cold(sandbox, plan).await
     }
 
-    /// Hands a call to an interpreter that waits; none if it cannot be used, and then it has not been told anything.
-    async fn wake(&mut self, parked: Parked, plan: &mut Plan) -> Result<Option<Running>, Refusal> {
-        let Parked {
-            room,
+    /// Hands the call to a warm interpreter; none if that cannot be used and has not been told of
+    /// the call.
+    async fn start_warm(
+        &mut self,
+        interpreter: WarmInterpreter,
+        plan: &mut StagingPlan,
+    ) -> Result<Option<RunningTool>, CallRefusal> {
+        let WarmInterpreter {
+            sandbox,
             exec,
             statuses,
             socket,
             ..
-        } = parked;
-        let line = room::line(&places::inside(places::ARGUMENTS));
-        let input = exec.unread().await;
-        let handed = match self.put(&room, plan).await {
-            // Nobody in it saw how its files came. It goes on only for the call.
-            Ok(()) => room.resume().await.is_ok() && exec.write(&line).await.is_ok(),
-            Err(Unstaged::File(why)) => return Err(why),
-            Err(Unstaged::Place(why)) => {
+        } = interpreter;
+        let line = sandbox::stdin_line(&paths::in_sandbox(paths::ARGUMENTS_FILE));
+        let input = exec.unread_input().await;
+        let handed = match self.put(&sandbox, plan).await {
+            // The sandbox is frozen while its files are staged, and resumes only for the call.
+            Ok(()) => sandbox.resume().await.is_ok() && exec.write(&line).await.is_ok(),
+            Err(StageError::File(why)) => return Err(why),
+            Err(StageError::Sandbox(why)) => {
                 self.done.notes.push(format!(
                     "a parked interpreter could not be used: {}",
                     why.message
@@ -322,57 +337,69 @@ impl Call<'_> {
         self.done.was_warm = handed;
         exec.close_input();
         let models = if handed {
-            self.answer_for_models(&room, socket)
+            self.answer_for_models(&sandbox, socket)
         } else {
             None
         };
-        let told = input.map(|input| Told {
+        let pending_input = input.map(|input| PendingInput {
             bytes: line.len() as u64,
             input,
         });
-        Ok(handed.then_some(Running {
-            room,
+        Ok(handed.then_some(RunningTool {
+            sandbox,
             exec,
             statuses,
             models,
-            told,
+            pending_input,
         }))
     }
 
-    async fn begin(&mut self, room: Room, plan: &mut Plan) -> Result<Running, Refusal> {
+    async fn start_cold(
+        &mut self,
+        sandbox: CallSandbox,
+        plan: &mut StagingPlan,
+    ) -> Result<RunningTool, CallRefusal> {
         let has_models = self.inner.models.is_some();
-        let (statuses, socket) = room.prepare(has_models).map_err(|why| self.no_room(&why))?;
-        self.put(&room, plan).await?;
-        let file = places::inside(places::ARGUMENTS);
+        let (statuses, socket) = sandbox
+            .prepare(has_models)
+            .map_err(|why| self.sandbox_unavailable(&why))?;
+        self.put(&sandbox, plan).await?;
+        let file = paths::in_sandbox(paths::ARGUMENTS_FILE);
         let command = match &self.tool.what {
-            What::Function { .. } | What::Class { .. } => {
-                room.runner(&self.inner.settings.python, &[&file])
+            EntryPoint::Function { .. } | EntryPoint::Class { .. } => {
+                sandbox.runner(&self.inner.settings.python, &[&file])
             }
-            What::Executable { path, .. } => {
-                let program = room::executable(&self.kind.code, path);
-                room::bare(&self.kind, vec![program, file.into()])
+            EntryPoint::Executable { path, .. } => {
+                let program = sandbox::executable(&self.kind.code, path);
+                sandbox::with_clean_environment(&self.kind, vec![program, file.into()])
             }
         };
-        let exec = room
+        let exec = sandbox
             .start(command, false)
             .await
-            .map_err(|why| self.no_room(&why))?;
-        let models = self.answer_for_models(&room, socket);
-        Ok(Running {
-            room,
+            .map_err(|why| self.sandbox_unavailable(&why))?;
+        let models = self.answer_for_models(&sandbox, socket);
+        Ok(RunningTool {
+            sandbox,
             exec,
             statuses,
             models,
-            told: None,
+            pending_input: None,
         })
     }
 
-    /// Puts files and arguments into place.
-    async fn put(&mut self, room: &Room, plan: &mut Plan) -> Result<(), Unstaged> {
-        let workspace = room.workspace().map_err(|_| Unstaged::Place(no_room()))?;
-        let Inner { shelf, inputs, .. } = self.inner;
-        let from = Source {
-            shelf,
+    /// Stages files and arguments.
+    async fn put(
+        &mut self,
+        sandbox: &CallSandbox,
+        plan: &mut StagingPlan,
+    ) -> Result<(), StageError> {
+        let workspace = sandbox
+            .workspace()
+            .map_err(|_| StageError::Sandbox(sandbox_unavailable()))?;
+        let Inner { store, inputs, .. } = self.inner;
+        let from = StageSource {
+            store,
             scope: &self.scope(),
             budget: inputs,
             until: self.until,
@@ -385,45 +412,54 @@ impl Call<'_> {
                 let ipc = self.inner.models.as_ref().map(|_| ipc::SOCKET);
                 let written = arguments::write(&self.tool, &mut self.invoke, &staged, ipc);
                 let bad = |error| internal(format!("the arguments cannot be written: {error}"));
-                written.map_err(|error| Unstaged::File(bad(error)))?
+                written.map_err(|error| StageError::File(bad(error)))?
             }
         };
-        let made = workspace.make_file(workspace.folder(), places::ARGUMENTS, 0o600, &arguments);
+        let made =
+            workspace.make_file(workspace.folder(), paths::ARGUMENTS_FILE, 0o600, &arguments);
         self.arguments = Some(arguments);
         made.map_err(|error| {
-            Unstaged::Place(internal(format!(
+            StageError::Sandbox(internal(format!(
                 "the arguments cannot be put into place: {error}"
             )))
         })
     }
 
-    /// Whoever asked before waits in line at the socket.
-    fn answer_for_models(&self, room: &Room, socket: Option<UnixListener>) -> Option<Listening> {
-        Some(self.inner.models.as_ref()?.listen(room.id()?, socket?))
+    /// Requests made before wait in the socket's backlog.
+    fn answer_for_models(
+        &self,
+        sandbox: &CallSandbox,
+        socket: Option<UnixListener>,
+    ) -> Option<ModelListener> {
+        Some(self.inner.models.as_ref()?.listen(sandbox.id()?, socket?))
     }
 
-    /// Nobody is answered any more; what was spent is told.
-    async fn settle(&mut self, models: Option<Listening>, time: Duration) {
+    /// Stops serving model requests and records the usage.
+    async fn close_models(&mut self, models: Option<ModelListener>, time: Duration) {
         if let Some(models) = models {
             self.done.spent = tokio::time::timeout(time, models.close()).await.ok();
         }
     }
 
-    /// Half of what the work folder may hold: the tool, too, needs room.
-    fn most_staged(&self) -> u64 {
-        self.inner.rooms.disk(self.kind.profile) / 2
+    /// Half of the work folder's size: the tool needs space, too.
+    fn max_staged_bytes(&self) -> u64 {
+        self.inner.factory.disk(self.kind.profile) / 2
     }
 
-    fn scope(&self) -> Scope {
-        Scope {
+    fn scope(&self) -> ArtifactScope {
+        ArtifactScope {
             app: self.invoke.app_name.clone(),
             user: self.invoke.user_id.clone(),
             session: self.invoke.session_id.clone(),
         }
     }
 
-    /// Until the tool has ended, by itself or not; its statuses go out meanwhile.
-    async fn attend(&mut self, exec: &Exec, statuses: &mut Statuses) -> Result<ExecResult, Stop> {
+    /// Waits until the tool exits or is stopped, and forwards its statuses meanwhile.
+    async fn wait_for_exit(
+        &mut self,
+        exec: &Exec,
+        statuses: &mut StatusPipe,
+    ) -> Result<ExecResult, StopReason> {
         tokio::select! {
             biased;
             result = exec.wait() => Ok(result),
@@ -432,58 +468,67 @@ impl Call<'_> {
         }
     }
 
-    /// Keeps what it printed for the log.
-    fn listen(&mut self, exec: &Exec) {
-        let stdout = printed(exec, Stream::Stdout);
+    /// Keeps the output for the log.
+    fn capture_output(&mut self, exec: &Exec) {
+        let stdout = read_output(exec, Stream::Stdout);
         let own = if self.done.was_warm {
             READY.len().min(stdout.len())
         } else {
             0
         };
         self.done.stdout = stdout[own..].to_vec();
-        self.done.stderr = printed(exec, Stream::Stderr);
+        self.done.stderr = read_output(exec, Stream::Stderr);
     }
 
-    /// The result, and the files, which say themselves when their time is up.
-    async fn collect(&mut self, room: &Room) -> Result<Kept, Refusal> {
-        let workspace = room.workspace().map_err(|why| self.no_room(&why))?.clone();
-        let (most, handle) = (self.inner.settings.largest_result as u64, workspace.clone());
+    /// Collects the result and saves the files, which have their own timeouts.
+    async fn collect(&mut self, sandbox: &CallSandbox) -> Result<CallSuccess, CallRefusal> {
+        let workspace = sandbox
+            .workspace()
+            .map_err(|why| self.sandbox_unavailable(&why))?
+            .clone();
+        let limit = self.inner.settings.largest_result as u64;
+        let handle = workspace.clone();
         let read = move || {
-            let mut said = result::read(&handle, most)?;
-            let found = output::find(&handle, &mut said)?;
-            Ok::<_, Refusal>((said, found))
+            let mut tool_result = result::read(&handle, limit)?;
+            let found = output::collect(&handle, &mut tool_result)?;
+            Ok::<_, CallRefusal>((tool_result, found))
         };
-        let until = self.until + LONGEST_KEEPING;
+        let until = self.until + SAVE_TIMEOUT;
         let read = tokio::time::timeout_at(until.into(), tokio::task::spawn_blocking(read)).await;
         let read =
             read.map_err(|_| internal("the tool's result could not be read in time".to_owned()))?;
-        let (Said { result, .. }, mut found) =
+        let (ToolResult { result, .. }, mut found) =
             read.map_err(|error| internal(error.to_string()))??;
         self.done.notes.append(&mut found.notes);
         if found.is_empty() {
             return Ok((result, Vec::new()));
         }
-        let Inner { shelf, outputs, .. } = self.inner;
-        let (workspace, scope) = (&workspace, &self.scope());
+        let Inner { store, outputs, .. } = self.inner;
+        let workspace = &workspace;
+        let scope = &self.scope();
         let kept = found
-            .keep(Target {
+            .save_all(SaveTarget {
                 workspace,
-                shelf,
+                store,
                 scope,
                 budget: outputs,
                 until,
             })
             .await?;
-        if let Some(weakness) = self.inner.shelf.weakness()
-            && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
+        if let Some(weakness) = self.inner.store.weakness()
+            && !self
+                .inner
+                .is_weakness_reported
+                .swap(true, Ordering::Relaxed)
         {
             self.done.notes.push(weakness.to_owned());
         }
         Ok((result, kept))
     }
 
-    /// Why there is no result. The box has ended before: only then it is known which limits were hit.
-    fn failed(&mut self, ended: Option<SessionState>, result: ExecResult) -> Refusal {
+    /// Why the call failed. The sandbox has ended before, because only then all limits that were
+    /// hit are known.
+    fn failed(&mut self, ended: Option<SessionState>, result: ExecResult) -> CallRefusal {
         self.done
             .limits_hit
             .extend(result.limits_hit.iter().copied());
@@ -494,69 +539,70 @@ impl Call<'_> {
             .done
             .limits_hit
             .iter()
-            .filter_map(|limit| named(*limit));
+            .filter_map(|limit| limit_name(*limit));
         let limits = limits.collect::<Vec<_>>().join(", ");
         let limits = if limits.is_empty() {
             limits
         } else {
             format!("it ran into its limit of {limits}. ")
         };
-        let said = excuse(&self.done.stderr, &self.inner.settings.hidden);
-        let said = match (said.is_empty(), result.exit_code, result.signal) {
-            (false, ..) => said,
+        let reason = stderr_summary(&self.done.stderr, &self.inner.settings.hidden);
+        let reason = match (reason.is_empty(), result.exit_code, result.signal) {
+            (false, ..) => reason,
             (true, Some(status), _) => format!("it ended with status {status}"),
             (true, None, Some(signal)) => format!("it ended by signal {signal}"),
             (true, None, None) => result.error.map_or_else(String::new, |error| error.message),
         };
         let code = match result.status {
-            Status::Lost => code::Code::SandboxFailed,
-            _ => code::Code::ExecutionError,
+            Status::Lost => code::MeshErrorCode::SandboxFailed,
+            _ => code::MeshErrorCode::ExecutionError,
         };
-        Refusal::new(code, format!("Sandbox execution failed: {limits}{said}"))
+        CallRefusal::new(code, format!("Sandbox execution failed: {limits}{reason}"))
     }
 
-    /// The reason is for the log: it may name paths of this machine.
-    fn no_room(&mut self, why: &NoRoom) -> Refusal {
+    /// The reason goes to the log only: it may contain host paths.
+    fn sandbox_unavailable(&mut self, why: &SandboxError) -> CallRefusal {
         self.done.notes.push(format!("there is no sandbox: {why}"));
-        no_room()
+        sandbox_unavailable()
     }
 }
 
-pub(super) fn no_room() -> Refusal {
+pub(super) fn sandbox_unavailable() -> CallRefusal {
     let message = "the sandbox could not be made; the log of the worker says why";
-    Refusal::new(code::Code::SandboxFailed, message)
+    CallRefusal::new(code::MeshErrorCode::SandboxFailed, message)
 }
 
-pub(super) fn internal(message: String) -> Refusal {
-    Refusal::new(code::Code::InternalError, message)
+pub(super) fn internal(message: String) -> CallRefusal {
+    CallRefusal::new(code::MeshErrorCode::InternalError, message)
 }
 
-/// Until the time is up, or somebody cancels.
-async fn stop(until: Instant, cancelled: watch::Receiver<bool>) -> Stop {
+/// Waits for the timeout or a cancellation.
+async fn stop(until: Instant, cancelled: watch::Receiver<bool>) -> StopReason {
     tokio::select! {
         biased;
-        () = is_cancelled(cancelled) => Stop::Cancelled,
-        () = tokio::time::sleep_until(until.into()) => Stop::Time,
+        () = is_cancelled(cancelled) => StopReason::Cancelled,
+        () = tokio::time::sleep_until(until.into()) => StopReason::Time,
     }
 }
 
-/// Until somebody cancels. Whoever dropped the other end did not.
+/// Waits for a cancellation. A dropped sender is none.
 async fn is_cancelled(mut cancelled: watch::Receiver<bool>) {
     if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// The beginning of what a program wrote, and the end.
-pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
+/// Beginning and end of a program's output.
+pub(super) fn read_output(exec: &Exec, stream: Stream) -> Vec<u8> {
     let mut kept = exec.take_beginning(stream);
     let place = if stream == Stream::Stdout { 0 } else { 1 };
-    let (begun, total) = (kept.len() as u64, exec.output().lengths()[place]);
+    let begun = kept.len() as u64;
+    let total = exec.output().lengths()[place];
     if total > begun {
         let end = exec.output().read(
             stream,
-            begun.max(total.saturating_sub(room::KEPT as u64)),
-            room::KEPT,
+            begun.max(total.saturating_sub(sandbox::KEPT_OUTPUT_BYTES as u64)),
+            sandbox::KEPT_OUTPUT_BYTES,
         );
         if end.from > begun {
             kept.extend(format!("\n[... {} bytes left out ...]\n", end.from - begun).bytes());
@@ -566,18 +612,19 @@ pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
     kept
 }
 
-/// What a tool's asker is told of its standard error. Of a path that is hidden no beginning is left where it is cut.
-pub(super) fn excuse(stderr: &[u8], hidden: &[PathBuf]) -> String {
+/// Standard error for the requester. Hidden paths are removed before truncating, so that no part of
+/// one is left.
+pub(super) fn stderr_summary(stderr: &[u8], hidden: &[PathBuf]) -> String {
     let text = log::hide(String::from_utf8_lossy(stderr).into_owned(), hidden);
     let clean = |letter: char| !letter.is_control() || letter == '\n' || letter == '\t';
     text.trim()
         .chars()
         .filter(|letter| clean(*letter))
-        .take(LONGEST_EXCUSE)
+        .take(MAX_STDERR_CHARS)
         .collect()
 }
 
-fn named(limit: LimitName) -> Option<&'static str> {
+fn limit_name(limit: LimitName) -> Option<&'static str> {
     match limit {
         LimitName::Memory => Some("memory"),
         LimitName::Pids => Some("processes"),
@@ -588,7 +635,7 @@ fn named(limit: LimitName) -> Option<&'static str> {
         LimitName::Disk => Some("disk"),
         LimitName::Egress => Some("what may be sent out"),
         LimitName::Budget => Some("what may be spent on models"),
-        // It printed a lot. That ends nobody.
+        // Too much output does not end a program.
         LimitName::Output => None,
     }
 }

@@ -1,13 +1,15 @@
-//! What the worker tells of itself: one line an event on stderr, as JSON or as text, with the ids that the rest of the mesh
-//! knows a call by. Whoever tells never waits: lines go to a thread by a bounded queue, and those that find no room are counted.
+//! The worker's log: one line per event on stderr, as JSON or text, with the ids by which the mesh
+//! knows a call. Logging never blocks: lines go to a thread through a bounded queue, and lines that
+//! do not fit are counted.
 //!
-//! Nothing secret: names, codes, times. What a tool prints is told, too, within bounds and cleaned.
+//! The log has no secrets: names, codes, durations. The output of tools is logged within limits and
+//! sanitized.
 
-mod names;
-mod output;
+mod path_aliases;
+mod tool_output;
 
-pub use names::by_all_names;
-pub use output::{MOST_OUTPUT, Stream, ToolOutput, clean, hide};
+pub use path_aliases::path_aliases;
+pub use tool_output::{MAX_OUTPUT_BYTES, OutputStream, ToolOutput, clean, hide};
 
 use serde_json::{Map, Value};
 use spec::LogFormat;
@@ -22,99 +24,103 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Lines that may wait.
-const MOST_WAITING: usize = 4096;
-/// The longest text in a line, in letters: names and reasons come from strangers.
-const LONGEST_TEXT: usize = 4096;
-/// How long the last lines are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Capacity of the queue.
+const MAX_QUEUED: usize = 4096;
+/// Maximum length of a text: names and reasons are untrusted.
+const MAX_TEXT_CHARS: usize = 4096;
+/// Timeout of a flush.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How bad it is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Level {
+pub enum LogSeverity {
+    /// Normal operation.
     Info,
+    /// A problem that the worker handles.
     Warn,
+    /// A problem that needs attention.
     Error,
 }
 
-impl Level {
+impl LogSeverity {
     fn name(self) -> &'static str {
         match self {
-            Level::Info => "INFO",
-            Level::Warn => "WARN",
-            Level::Error => "ERROR",
+            LogSeverity::Info => "INFO",
+            LogSeverity::Warn => "WARN",
+            LogSeverity::Error => "ERROR",
         }
     }
 }
 
-/// Which call a line is about, as far as that is known.
+/// Ids of the call that a line belongs to, as far as known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct About {
+pub struct CallIds {
+    /// Trace id.
     pub trace: Option<String>,
+    /// Task id of the agent.
     pub task: Option<String>,
+    /// Correlation id of the answer.
     pub correlation: Option<String>,
+    /// Name of the tool.
     pub tool: Option<String>,
 }
 
-/// One event: what, about which call, and what else.
+/// A log line: event, ids, message and fields.
 #[derive(Clone, Debug)]
-pub struct Line {
-    level: Level,
+pub struct LogEntry {
+    level: LogSeverity,
     event: &'static str,
-    about: About,
+    ids: CallIds,
     message: Option<String>,
     fields: Vec<(&'static str, Value)>,
     at: SystemTime,
 }
 
-impl Line {
-    /// Something happened.
-    pub fn new(level: Level, event: &'static str) -> Line {
-        let (about, message, fields) = (About::default(), None, Vec::new());
-        Line {
+impl LogEntry {
+    /// A line for this event, now.
+    pub fn new(level: LogSeverity, event: &'static str) -> LogEntry {
+        LogEntry {
             level,
             event,
-            about,
-            message,
-            fields,
+            ids: CallIds::default(),
+            message: None,
+            fields: Vec::new(),
             at: SystemTime::now(),
         }
     }
 
-    /// To this call.
-    pub fn about(mut self, about: &About) -> Line {
-        self.about = about.clone();
+    /// Adds the ids of a call.
+    pub fn for_call(mut self, ids: &CallIds) -> LogEntry {
+        self.ids = ids.clone();
         self
     }
 
-    /// In words.
-    pub fn message(mut self, message: impl Into<String>) -> Line {
+    /// Adds a message.
+    pub fn message(mut self, message: impl Into<String>) -> LogEntry {
         self.message = Some(message.into());
         self
     }
 
-    /// It took so long.
-    pub fn took(self, took: Duration) -> Line {
+    /// Adds a duration.
+    pub fn took(self, took: Duration) -> LogEntry {
         let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.with("duration_ms", milliseconds)
     }
 
-    /// With this beside it.
-    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Line {
+    /// Adds a field.
+    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> LogEntry {
         self.fields.push((name, value.into()));
         self
     }
 
-    /// In the order in which they are written; every text clean and short.
+    /// All parts in the order in which they are written, sanitized and truncated.
     fn parts(&self) -> impl Iterator<Item = (&'static str, Value)> + '_ {
-        let About {
+        let CallIds {
             trace,
             task,
             correlation,
             tool,
-        } = &self.about;
+        } = &self.ids;
         let ids = [
             ("traceID", trace),
             ("taskID", task),
@@ -135,7 +141,7 @@ impl Line {
         message.chain(ids).chain(fields)
     }
 
-    fn write(&self, format: LogFormat) -> String {
+    fn format(&self, format: LogFormat) -> String {
         let time = iso_8601(self.at);
         match format {
             LogFormat::Json => {
@@ -159,18 +165,18 @@ impl Line {
 }
 
 fn short(text: &str) -> String {
-    clean(text, &[]).chars().take(LONGEST_TEXT).collect()
+    clean(text, &[]).chars().take(MAX_TEXT_CHARS).collect()
 }
 
-enum Message {
-    Line(Box<Line>),
+enum QueueItem {
+    Line(Box<LogEntry>),
     Flush(SyncSender<()>),
 }
 
-/// The log. Cheap to clone.
+/// Handle of the log. Cheap to clone.
 #[derive(Clone)]
 pub struct Log {
-    queue: SyncSender<Message>,
+    queue: SyncSender<QueueItem>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -181,14 +187,14 @@ impl fmt::Debug for Log {
 }
 
 impl Log {
-    /// One on stderr.
+    /// Logs to stderr.
     pub fn on_stderr(format: LogFormat) -> io::Result<Log> {
         Log::new(format, io::stderr())
     }
 
-    /// One that writes there.
+    /// Logs to this writer.
     pub fn new(format: LogFormat, to: impl Write + Send + 'static) -> io::Result<Log> {
-        let (queue, lines) = mpsc::sync_channel(MOST_WAITING);
+        let (queue, lines) = mpsc::sync_channel(MAX_QUEUED);
         let writing = move || write_all(&lines, to, format);
         std::thread::Builder::new()
             .name("log".to_owned())
@@ -199,34 +205,38 @@ impl Log {
         })
     }
 
-    /// Tells of something. Never waits.
-    pub fn tell(&self, line: Line) {
-        if self.queue.try_send(Message::Line(Box::new(line))).is_err() {
+    /// Queues a line. Never blocks.
+    pub fn write(&self, line: LogEntry) {
+        if self
+            .queue
+            .try_send(QueueItem::Line(Box::new(line)))
+            .is_err()
+        {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Lines that found no room.
+    /// Number of lines that did not fit into the queue.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that was told is written, for a moment.
+    /// Waits, with a timeout, until all queued lines are written.
     pub fn flush(&self) {
         let (done, written) = mpsc::sync_channel(1);
-        if self.queue.try_send(Message::Flush(done)).is_ok() {
-            // Nobody may read stderr any more.
-            _ = written.recv_timeout(LAST_WORDS);
+        if self.queue.try_send(QueueItem::Flush(done)).is_ok() {
+            // Nobody may be reading stderr any more.
+            _ = written.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 }
 
-fn write_all(lines: &Receiver<Message>, mut to: impl Write, format: LogFormat) {
+fn write_all(lines: &Receiver<QueueItem>, mut to: impl Write, format: LogFormat) {
     for message in lines {
         match message {
-            // Where stderr is gone there is nobody left to tell, and no reason to stop.
-            Message::Line(line) => _ = to.write_all(line.write(format).as_bytes()),
-            Message::Flush(done) => {
+            // A write error cannot be reported, and is no reason to stop.
+            QueueItem::Line(line) => _ = to.write_all(line.format(format).as_bytes()),
+            QueueItem::Flush(done) => {
                 _ = to.flush();
                 _ = done.send(());
             }
@@ -234,20 +244,23 @@ fn write_all(lines: &Receiver<Message>, mut to: impl Write, format: LogFormat) {
     }
 }
 
-/// As ISO 8601 has it, in UTC, with milliseconds.
+/// ISO 8601 in UTC with milliseconds.
 fn iso_8601(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since.as_secs();
     let (year, month, day) = date(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let hour = seconds / 3600 % 24;
+    let minute = seconds / 60 % 60;
+    let second = seconds % 60;
     let millis = since.subsec_millis();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Year, month and day of a day since 1970, by years that begin in March: leap days are then their last.
+/// Civil date of a day since 1970. Years are counted from March, so that leap days come last.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
+    let era = days / 146_097;
+    let of_era = days % 146_097;
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let month = (5 * of_year + 2) / 153;

@@ -1,23 +1,23 @@
-"""Runs one tool, inside the box. One file, standard library only, Python 3.9 and later.
+"""Runs one tool, inside the sandbox. One file, standard library only, Python 3.9 and later.
 
     runner.py ARGS_FILE                          run what the file says, write its result file
     runner.py --park MODULE ATTRIBUTE            import first, say `ready`, run when a line names an ARGS_FILE
     runner.py --describe MODULE ATTRIBUTE        print what the function takes, as JSON
     runner.py --schema-class MODULE CLASS FILE   construct, init, print what the class takes; FILE has its configuration
 
-A result is `{"result": {...}}` or `{"error": "..."}`; `artifacts` says what is known of files in the output folder.
+A result is `{"result": {...}}` or `{"error": "..."}`; `artifacts` describes files in the output folder.
 
-Most calls end sooner than `import inspect` would take. So what is not always needed is imported where it is needed, and
-JSON goes through the C half of the `json` module alone, whose other half brings `re`.
+Most calls end sooner than `import inspect` would take. So modules that are not always needed are imported where they
+are used, and JSON is handled by the C half of the `json` module alone, because the other half imports `re`.
 """
 
 import os
 import sys
 
-DEEPEST = 100  # levels of a result; whoever reads it on the host follows 128
-LONGEST_ERROR = 24 << 10
-LONGEST_LINE = 4096  # what a pipe takes whole or not at all
-LARGEST_ANSWER = 8 << 20
+MAX_DEPTH = 100  # levels of a result; whoever reads it on the host follows 128
+MAX_ERROR_LENGTH = 24 << 10
+MAX_LINE_BYTES = 4096  # what a pipe takes whole or not at all
+MAX_ANSWER_BYTES = 8 << 20
 CONTEXT_NAMES = ("ToolContextFacade", "SandboxToolContextFacade", "ToolContext")
 TO_ARTIFACTS = ("artifact", "auto", "artifact_with_preview")
 VARIABLES = ("HOME", "LANG", "LC_CTYPE", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TMPDIR", "_SAM_SANDBOX_LIGHT")
@@ -25,7 +25,7 @@ OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Failed(Exception):
-    """Why there is no result, in the words of the caller."""
+    """Why there is no result, as the caller is told."""
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -52,14 +52,14 @@ def from_json(text):
             return value
     except Exception:
         pass
-    # The other half of the module says best what is wrong; where there is no C half, it does the work.
+    # The pure Python half of the module has the better error messages, and does the work where there is no C half.
     import json
 
     return json.loads(text, parse_constant=_Reading.parse_constant)
 
 
 def to_json(value):
-    """Bytes of a value that [`plain`] has been through."""
+    """Size of a value that [`plain`] has converted, in bytes."""
     try:
         from _json import encode_basestring, make_encoder
 
@@ -68,17 +68,17 @@ def to_json(value):
         import json
 
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # Half a surrogate pair is no text.
+    # A lone surrogate is not valid text.
     return text.encode("utf-8", "replace")
 
 
 def plain(value, depth=0):
-    """The value in what JSON has. What JSON cannot say is said in words: NaN, numbers beyond 64 bits, bytes."""
+    """Converts a value to JSON types. What JSON cannot express becomes text: NaN, numbers beyond 64 bits, bytes."""
     kind = type(value)
     if value is None or kind is str or kind is bool:
         return value
-    if depth > DEEPEST:
-        raise ValueError("the result is nested more than %d levels deep, or contains itself" % DEEPEST)
+    if depth > MAX_DEPTH:
+        raise ValueError("the result is nested more than %d levels deep, or contains itself" % MAX_DEPTH)
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 64 else _digits(value)
     if kind is float:
@@ -150,7 +150,7 @@ def _sorted(items):
 
 
 def dump(value):
-    """An object's own way to become a dictionary; the object itself if it has none."""
+    """Converts an object with its own method for dictionaries; returns the object itself if it has none."""
     if isinstance(value, type):
         return value
     for way in ("to_serializable", "model_dump", "dict"):
@@ -161,7 +161,7 @@ def dump(value):
 
 
 def text_of(content):
-    """Bytes as text, and whether that had to be base64."""
+    """Bytes as text, and whether base64 was necessary."""
     try:
         return content.decode(), False
     except UnicodeDecodeError:
@@ -181,7 +181,7 @@ def shown(value):
 
 
 class Parameter:
-    """One parameter: how it is passed (as in `inspect`: 0 only by place, 1, 2 `*`, 3 only by name, 4 `**`), and what."""
+    """One parameter: its kind (as in `inspect`: 0 positional only, 1, 2 `*`, 3 keyword only, 4 `**`), default and annotation."""
 
     __slots__ = ("name", "kind", "has_default", "default", "annotation", "words")
 
@@ -209,7 +209,7 @@ class Parameter:
 
     @property
     def may_be_context(self):
-        """Says nothing about what it is, or says that it is some context."""
+        """Whether there is no annotation, or one for any kind of context."""
         if any("Context" in word for word in self.words):
             return True
         return self.words <= {"Any", "object", "Optional", "None"}
@@ -235,7 +235,7 @@ def words(annotation):
 
 
 def parameters(function):
-    """The parameters of a function; none if nothing is known about them."""
+    """The parameters of a function; none if they are unknown."""
     code = getattr(function, "__code__", None)
     if type(function).__name__ != "function" or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
         return _inspected(function)
@@ -291,7 +291,7 @@ def _inspected(function):
 
 
 def coerce(value, kinds):
-    """Models send numbers as text. What is no number stays as it is: the tool says it best."""
+    """Converts numbers that models send as text. Any other text stays as it is: the tool reports it best."""
     if not isinstance(value, str):
         return value
     kinds = kinds - {"Optional", "Union", "None", "NoneType"}
@@ -311,7 +311,7 @@ def coerce(value, kinds):
 
 
 class Artifact:
-    """A file that was put in for the tool, for tools that have no class of their own for it."""
+    """An input file, for tools without a class of their own for files."""
 
     def __init__(self, content, filename, version=0, mime_type="application/octet-stream", metadata=None):
         self.content, self.filename, self.version = content, filename, version
@@ -328,7 +328,7 @@ class Artifact:
 
 
 class Staged:
-    """The files that were put in, by parameter and by name."""
+    """The input files, by parameter and by name."""
 
     def __init__(self, order):
         self.paths = dict(order.get("artifact_paths") or {})
@@ -344,7 +344,7 @@ class Staged:
         return list(dict.fromkeys(entry["filename"] for entry in self.entries.values()))
 
     def find(self, name, version="latest", keys_first=False):
-        """By name, of those the asked version if it is there, else the newest; or by parameter."""
+        """A file by name, in the requested version if that exists, else the newest; or a file by parameter."""
         by_key = self.entries.get(name)
         if keys_first and by_key:
             return by_key
@@ -385,7 +385,7 @@ def read(path):
 
 
 class Output:
-    """The folder that files are kept from, and what is known of them."""
+    """The output folder, and the metadata of its files."""
 
     def __init__(self, folder):
         self.folder = folder or "/workspace/output"
@@ -434,7 +434,7 @@ class Mount:
 
 
 class Context:
-    """What a tool learns of its call, and may ask for."""
+    """The context of a call: what a tool can learn and request."""
 
     raw_tool_context = None
 
@@ -543,7 +543,7 @@ class Context:
 
 
 def user_config(order):
-    """The user's profile comes as JSON in a text."""
+    """The user's profile, which comes as JSON text."""
     try:
         found = order.get("a2a_user_config") or {}
         found = from_json(found) if isinstance(found, str) else found
@@ -553,7 +553,7 @@ def user_config(order):
 
 
 class LegacyContext(Context):
-    """The older, synchronous words: files by parameter."""
+    """The older, synchronous interface: files by parameter."""
 
     def load_artifact(self, param_name, version="latest", as_text=False):
         entry = self._staged.find(param_name, version, keys_first=True)
@@ -574,7 +574,7 @@ class LegacyContext(Context):
 
 
 class BothContext(LegacyContext):
-    """For a first parameter that does not say which of the two it wants: what it gives can be used, and awaited."""
+    """Context for a first parameter without an annotation: its results can be used directly and awaited."""
 
     def load_artifact(self, param_name, version="latest", as_text=False):
         found = LegacyContext.load_artifact(self, param_name, version, as_text)
@@ -588,7 +588,7 @@ class BothContext(LegacyContext):
 
 
 class AsyncBothContext(BothContext):
-    """The same in a coroutine, where a file that is absent may be awaited."""
+    """The same in a coroutine, where a missing file can be awaited."""
 
     def _nothing(self, name):
         return Absent(name)
@@ -615,7 +615,7 @@ class AwaitedPaths(dict):
 
 
 class Absent:
-    """No file: false, and a reason when it is awaited."""
+    """A missing file: false, and an error when it is awaited."""
 
     def __init__(self, name):
         self.name = name
@@ -635,7 +635,7 @@ class Absent:
 
 
 class StatusPipe:
-    """Statuses on their way out. One that cannot go now is dropped: a tool never waits for who listens."""
+    """Sends statuses. A status that cannot be sent at once is dropped: a tool never waits for its listener."""
 
     def __init__(self, path):
         self.path, self.descriptor, self.is_tried = path, None, False
@@ -644,8 +644,8 @@ class StatusPipe:
         if not self._is_open():
             return False
         line = to_json({"status": text}) + b"\n"
-        room = LONGEST_LINE
-        while len(line) > LONGEST_LINE:
+        room = MAX_LINE_BYTES
+        while len(line) > MAX_LINE_BYTES:
             room = room * 3 // 4
             line = to_json({"status": text[:room] + "…"}) + b"\n"
         try:
@@ -674,11 +674,11 @@ class StatusPipe:
 
 
 class ModelError(RuntimeError):
-    """A model could not be asked, or did not answer."""
+    """A model is not available, or did not respond."""
 
 
 class Model:
-    """A model, through the socket of this call: lines of JSON-RPC, one question at a time."""
+    """A model, through the socket of this call: JSON-RPC lines, one request at a time."""
 
     def __init__(self, path):
         from threading import Lock
@@ -715,7 +715,7 @@ class Model:
             while not answer.endswith(b"\n"):
                 piece = self.line.recv(65536)
                 answer += piece
-                if not piece or len(answer) > LARGEST_ANSWER:
+                if not piece or len(answer) > MAX_ANSWER_BYTES:
                     raise ModelError("the answer did not come whole")
         except OSError as error:
             raise ModelError("no model is to be had here: %s" % error.strerror) from None
@@ -727,7 +727,7 @@ class Model:
 
 
 class Call:
-    """One order, and what its tool needs."""
+    """The arguments of a call, and what its tool needs."""
 
     def __init__(self, order):
         self.order = order
@@ -740,7 +740,7 @@ class Call:
         return kind(self.order, self.staged, self.output)
 
     def context_for(self, parameter, function):
-        """Of the class that the tool asks for, where that can be made outside of its own program."""
+        """An instance of the class that the tool asks for, if it can be created outside of its own program."""
         named = class_called(CONTEXT_NAMES, parameter, function)
         if named is not None and str(named.__module__).startswith("sam_tool_sdk"):
             return self.context_of_sdk()
@@ -799,7 +799,7 @@ def class_called(names, parameter, function):
 
 
 def artifact_builder(named):
-    """The tool's own class of artifacts, or ours where that one wants something else."""
+    """The tool's own artifact class, or ours if that needs something else."""
 
     def build(**about):
         if named is not None:
@@ -813,7 +813,7 @@ def artifact_builder(named):
 
 
 def run_function(function, call, found, first=()):
-    """Calls with what the signature asks for; a coroutine is run to its end."""
+    """Calls a function with the arguments of its signature; runs a coroutine to its end."""
     given = dict(call.args)
     if found is None:
         return finish(function(*first, **given))
@@ -831,7 +831,7 @@ def run_function(function, call, found, first=()):
 
 
 def inject(function, call, found, given):
-    """Puts in what is asked for by annotation, and the configuration; whether a context was among it."""
+    """Adds arguments that are requested by annotation, and the configuration; returns whether a context was among them."""
     for one in found:
         if one.kind in (2, 4):
             continue
@@ -848,7 +848,7 @@ def inject(function, call, found, given):
 
 
 def context_of_first(first, function):
-    """Which context a first parameter gets that no argument is meant for; none if it is an argument that is missing."""
+    """The context for a first parameter without a matching argument; none if an argument is missing."""
     if first.has_default and first.name not in ("ctx", "context"):
         return None
     if first.has_default and first.default is not None:
@@ -863,7 +863,7 @@ def context_of_first(first, function):
 
 
 def check(function, found, given):
-    """Whether the arguments fit, before anything of the tool runs. Takes out what is passed by place."""
+    """Checks the arguments before the tool runs. Takes out those that are passed by position."""
     names = {one.name for one in found if one.kind in (0, 1, 3)}
     name = getattr(function, "__name__", "the tool")
     unknown = [key for key in given if key not in names]
@@ -896,7 +896,7 @@ def finish(result):
 
 
 def normalised(result, output):
-    """What came back, as an object of JSON."""
+    """Converts a return value to a JSON object."""
     if isinstance(result, dict):
         return plain(result)
     if hasattr(result, "data_objects") and not isinstance(result, type):
@@ -909,7 +909,7 @@ def normalised(result, output):
 
 
 def without_artifacts(result, output):
-    """A tool's result whose files are in the output folder instead."""
+    """A tool's result, with its files moved to the output folder."""
     objects = list(result.data_objects or ())
     left = [one for one in objects if not put_out(one, output)]
     if len(left) < len(objects):
@@ -942,7 +942,7 @@ def put_out(one, output):
 
 
 def told(error):
-    """An exception as text: its kind and words, and where in the tool it happened. Nothing of this file, no paths."""
+    """Formats an exception: type, message, and location in the tool. Nothing of this file, and no paths."""
     try:
         from importlib import import_module
         from traceback import StackSummary, TracebackException
@@ -966,7 +966,7 @@ def told(error):
 
 
 def short(path):
-    """A path as the tool's author knows it: from where it was imported."""
+    """A path as the tool's author knows it: relative to the import path."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         if path.startswith(folder.rstrip("/") + "/"):
             return path[len(folder.rstrip("/")) + 1 :]
@@ -974,14 +974,14 @@ def short(path):
 
 
 def cut(text):
-    if len(text) <= LONGEST_ERROR:
+    if len(text) <= MAX_ERROR_LENGTH:
         return text
-    half = LONGEST_ERROR // 2
+    half = MAX_ERROR_LENGTH // 2
     return text[:half] + "\n… (%d characters left out) …\n" % (len(text) - 2 * half) + text[-half:]
 
 
 def failure(error):
-    """What the caller is told of an exception of the tool."""
+    """The error message of a tool's exception for the caller."""
     if isinstance(error, Failed):
         return str(error)
     if isinstance(error, SystemExit):
@@ -995,7 +995,7 @@ def failure(error):
 
 
 def load(module, attribute):
-    """The thing that an order names."""
+    """The function or class that the arguments name."""
     from importlib import import_module
 
     try:
@@ -1016,7 +1016,7 @@ def load(module, attribute):
 
 
 class Tool:
-    """What was loaded, and what is known of it before there is an order."""
+    """A loaded tool, before its arguments are known."""
 
     def __init__(self, module, attribute):
         self.where = (module, attribute)
@@ -1062,7 +1062,7 @@ def carry_out(order, order_path, tool):
 
 
 def run_sdk_program(program, order_path):
-    """The entry of a program that was made with the public SDK: it reads the order, and writes the result itself."""
+    """The entry point of a program made with the public SDK: it reads the arguments and writes the result itself."""
     sys.argv = [sys.argv[0], order_path]
     try:
         program()
@@ -1073,7 +1073,7 @@ def run_sdk_program(program, order_path):
 
 
 def answer(order, envelope):
-    """Puts the result where it is looked for, whole or not at all."""
+    """Writes the result file atomically."""
     try:
         content = to_json(envelope)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -1123,7 +1123,7 @@ def run(order_path, tool=None):
 
 
 def leave(why, status):
-    """Ends at once: threads that a tool left behind hold nothing up."""
+    """Exits at once: threads that a tool left behind do not delay it."""
     try:
         if why:
             sys.stderr.write("airlock: %s\n" % why)
@@ -1138,7 +1138,7 @@ def leave(why, status):
 
 
 class Aside:
-    """What is printed meanwhile goes to standard error; standard output is for one answer."""
+    """Redirects printing to standard error: standard output is for the answer."""
 
     def __enter__(self):
         self.out = os.dup(1)
@@ -1173,7 +1173,7 @@ def park(module, attribute):
         line += piece
         if not piece or len(line) > 65536:
             os._exit(0)  # nobody needs it any more
-    # Whatever comes behind the order is not for the tool.
+    # Input after the arguments is not for the tool.
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -1203,7 +1203,7 @@ def configured(kind, config):
 
 
 def instance_of(kind, config, wanted=None):
-    """The tool: the class itself, or one of those that a provider has."""
+    """The tool: the class itself, or one of a provider's tools."""
     if not isinstance(kind, type):
         raise Failed("Call error: %s is no class" % getattr(kind, "__name__", "it"))
     if not callable(getattr(kind, "get_all_tools_for_framework", None)):
@@ -1244,7 +1244,7 @@ def artifact_class(tool):
 
 
 def init_of_class(kind, config, wanted=None):
-    """What an instance says of itself after its `init`."""
+    """The description of an instance after its `init`."""
     tool = instance_of(kind, config, wanted)
 
     async def asked():
@@ -1299,7 +1299,7 @@ SPELLINGS = {
 
 
 def lowered(schema):
-    """A schema of the older kind as JSON Schema: types in small letters, keys in JSON Schema's spelling."""
+    """Converts a schema of the older kind to JSON Schema: lower case types, JSON Schema's keywords."""
     if not isinstance(schema, dict):
         if callable(getattr(schema, "model_dump", None)):
             schema = schema.model_dump(exclude_none=True)
@@ -1340,7 +1340,7 @@ def describe_class(module, name, config_path=None):
 
 
 def describe(module, attribute):
-    """A function's parameters as JSON Schema, from its annotations, defaults and documentation."""
+    """A function's parameters as JSON Schema, from annotations, defaults and docstring."""
     function = load(module, attribute)
     if isinstance(function, type):
         return describe_class(module, attribute)
@@ -1385,7 +1385,7 @@ def is_context_by_look(one):
 
 
 def hints_of(function):
-    """Annotations that are text, as what they mean; one that cannot be understood spoils no other."""
+    """Evaluates annotations that are strings; one that cannot be evaluated does not affect the others."""
     from typing import get_type_hints
 
     try:
@@ -1482,7 +1482,7 @@ def schema_of_class(kind, depth):
 
 
 def fields_of(kind):
-    """Name, whether it must be there, description: of a TypedDict, a dataclass or a model of pydantic."""
+    """Name, whether required, and description of each field of a TypedDict, dataclass or pydantic model."""
     if hasattr(kind, "__required_keys__"):
         return [(name, name in kind.__required_keys__, None) for name in kind.__annotations__]
     if hasattr(kind, "__dataclass_fields__"):
@@ -1504,7 +1504,7 @@ def fields_of(kind):
 
 
 def documentation(function):
-    """The first paragraph, the text behind it, and what it says of each parameter (Google's or Sphinx's way)."""
+    """Splits a docstring: first paragraph, other text, and parameters (Google or Sphinx style)."""
     from inspect import getdoc
 
     lines = (getdoc(function) or "").splitlines()
@@ -1545,7 +1545,7 @@ def say(make):
 
 
 def tidy():
-    """As a tool shall find it: nothing is imported from this file's own folder, and no variable but those that tools are promised."""
+    """Prepares the process for a tool: no imports from this file's folder, and only the promised environment variables."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]
     for name in [name for name in os.environ if name not in VARIABLES]:

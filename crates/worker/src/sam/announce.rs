@@ -1,13 +1,14 @@
-//! Follows the tools: subscribes to what is asked of each, and tells the mesh of those that are new, changed or gone; of all
-//! after each connection and every few minutes, since agents come later and nobody keeps what was told.
+//! Announces tools: subscribes to the topics of each tool and tells the mesh about new, changed and
+//! removed ones; about all of them after each connection and every few minutes, because agents come
+//! later and the messages are not retained.
 
-use super::{Undiscovered, noted::Noted, post::Post};
+use super::{UndiscoveredTool, events::WorkerEvent, responder::Responder};
 use crate::{
     tools::{Catalog, Tool},
     transport::{LinkState, Properties, Subscription},
     wire::{
         answer,
-        topic::{BadTopic, Base},
+        topic::{BadTopic, TopicBase},
     },
 };
 use bytes::Bytes;
@@ -17,24 +18,25 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval_at},
 };
 
-/// Between two times that everybody is told of all tools.
-pub(super) const AGAIN: Duration = Duration::from_secs(300);
+/// Interval between announcements of all tools.
+pub(super) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(300);
 
 pub(super) struct Announcer {
-    pub(super) base: Base,
+    pub(super) base: TopicBase,
     pub(super) catalog: watch::Receiver<Catalog>,
     pub(super) state: watch::Receiver<LinkState>,
-    pub(super) undiscovered: mpsc::Receiver<Undiscovered>,
-    /// Tools that were asked for and that nobody has.
+    pub(super) undiscovered: mpsc::Receiver<UndiscoveredTool>,
+    /// Unknown tools that were requested.
     pub(super) strays: mpsc::Receiver<String>,
     pub(super) subscribed: BTreeSet<Subscription>,
-    /// Even when it is told to leave: see [`super::Worker::is_kept`].
+    /// Also after a shutdown: see [`super::Worker::redelivers`].
     pub(super) keeps_listening: bool,
-    pub(super) post: Post,
+    pub(super) responder: Responder,
 }
 
-/// What is listened to for these tools. A link that is begun with it is connected when a call can reach it.
-pub fn subscriptions(base: &Base, tools: &Catalog) -> BTreeSet<Subscription> {
+/// Subscriptions for these tools. A link that starts with them is ready for calls once it is
+/// connected.
+pub fn subscriptions(base: &TopicBase, tools: &Catalog) -> BTreeSet<Subscription> {
     let of_tools = tools
         .keys()
         .flat_map(|tool| of_tool(base, tool).into_iter().flatten());
@@ -43,8 +45,8 @@ pub fn subscriptions(base: &Base, tools: &Catalog) -> BTreeSet<Subscription> {
         .collect()
 }
 
-/// Calls, and questions of older agents.
-fn of_tool(base: &Base, tool: &str) -> Result<[Subscription; 2], BadTopic> {
+/// Subscriptions for calls, and for describe requests of older agents.
+fn of_tool(base: &TopicBase, tool: &str) -> Result<[Subscription; 2], BadTopic> {
     let shared = |pattern| Subscription {
         pattern,
         is_shared: true,
@@ -52,16 +54,16 @@ fn of_tool(base: &Base, tool: &str) -> Result<[Subscription; 2], BadTopic> {
     Ok([shared(base.invoke(tool)?), shared(base.init(tool)?)])
 }
 
-/// One member of a pool answers for all: they have the same tools.
-fn questions(base: &Base) -> Subscription {
+/// One member of the pool answers for all: they have the same tools.
+fn questions(base: &TopicBase) -> Subscription {
     Subscription {
         pattern: base.init_requests(),
         is_shared: true,
     }
 }
 
-/// Every member: nobody else knows who has the call.
-fn cancellations(base: &Base) -> Subscription {
+/// Every member gets cancellations: only one knows the call.
+fn cancellations(base: &TopicBase) -> Subscription {
     Subscription {
         pattern: base.cancellations(),
         is_shared: false,
@@ -69,8 +71,9 @@ fn cancellations(base: &Base) -> Subscription {
 }
 
 impl Announcer {
-    /// Until it is told to leave: then nothing more is listened to but cancellations, so that others have it. Where it would
-    /// come to nobody else, the broker gathers it for whoever comes next as long as it is listened to.
+    /// Runs until the shutdown, then unsubscribes from everything but cancellations, so that other
+    /// workers get the messages. Where no other worker would get them, it stays subscribed, because
+    /// the broker then keeps them for the next one.
     pub(super) async fn run(mut self, mut closing: watch::Receiver<bool>) {
         let mut known = Catalog::default();
         tokio::select! {
@@ -82,25 +85,25 @@ impl Announcer {
         }
         self.subscribed.remove(&cancellations(&self.base));
         for subscription in self.subscribed {
-            self.post.unsubscribe(subscription).await;
+            self.responder.unsubscribe(subscription).await;
         }
     }
 
     async fn follow_all(&mut self, known: &mut Catalog) {
         self.subscribe(cancellations(&self.base)).await;
         self.subscribe(questions(&self.base)).await;
-        let mut again = interval_at(Instant::now() + AGAIN, AGAIN);
+        let mut again = interval_at(Instant::now() + ANNOUNCE_INTERVAL, ANNOUNCE_INTERVAL);
         again.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.follow(known).await;
         loop {
             tokio::select! {
-                // Without those who change them, tools stay as they are.
+                // A closed channel means that the tools stay as they are.
                 () = changed(&mut self.catalog) => self.follow(known).await,
                 () = changed(&mut self.state) => self.link_changed(known).await,
-                _ = again.tick() => self.tell(known.values()).await,
+                _ = again.tick() => self.announce(known.values()).await,
                 Some(undiscovered) = self.undiscovered.recv() => self.failed(&undiscovered).await,
                 Some(tool) = self.strays.recv() => {
-                    // It may have come meanwhile.
+                    // The tool may have been added meanwhile.
                     if !self.catalog.borrow().contains_key(&tool) {
                         self.unsubscribe(&tool).await;
                     }
@@ -111,7 +114,7 @@ impl Announcer {
 
     async fn link_changed(&mut self, known: &Catalog) {
         if self.is_connected() {
-            self.tell(known.values()).await;
+            self.announce(known.values()).await;
         }
     }
 
@@ -143,26 +146,26 @@ impl Announcer {
         };
         let news: Vec<_> = now.values().filter(is_news).cloned().collect();
         *known = now;
-        // Otherwise all are told of once it is.
+        // Otherwise all tools are announced after the connect.
         if self.is_connected() && !news.is_empty() {
-            self.tell(news.iter()).await;
+            self.announce(news.iter()).await;
         }
     }
 
-    async fn tell(&self, tools: impl Iterator<Item = &Arc<Tool>>) {
+    async fn announce(&self, tools: impl Iterator<Item = &Arc<Tool>>) {
         let mut count = 0;
         for tool in tools {
             let topic = self.base.init(&tool.name);
-            match answer::init_broadcast(&tool.card, self.post.largest) {
+            match answer::init_broadcast(&tool.card, self.responder.largest) {
                 Ok(card) => count += usize::from(self.broadcast(topic, card).await),
                 Err(large) => self.unspeakable(&tool.name, &large),
             }
         }
-        self.post.note(Noted::Announced { tools: count });
+        self.responder.emit(WorkerEvent::Announced { tools: count });
     }
 
-    async fn failed(&self, undiscovered: &Undiscovered) {
-        let Undiscovered { tool, why } = undiscovered;
+    async fn failed(&self, undiscovered: &UndiscoveredTool) {
+        let UndiscoveredTool { tool, why } = undiscovered;
         self.broadcast(
             self.base.failed_discovery(tool),
             answer::failed_discovery(tool, why),
@@ -170,12 +173,12 @@ impl Announcer {
         .await;
     }
 
-    /// What nobody waits for is told again in any case.
+    /// Nobody waits for an announcement, and it is repeated anyway.
     async fn broadcast(&self, topic: Result<String, BadTopic>, message: Vec<u8>) -> bool {
         match topic {
             Ok(topic) => self
-                .post
-                .mention(None, &topic, Bytes::from(message), &Properties::new())
+                .responder
+                .publish_once(None, &topic, Bytes::from(message), &Properties::new())
                 .await
                 .is_ok(),
             Err(_) => false,
@@ -183,12 +186,10 @@ impl Announcer {
     }
 
     fn unspeakable(&self, tool: &str, why: &dyn std::fmt::Display) {
-        let (topic, why) = (
-            tool.to_owned(),
-            format!("the mesh cannot be told of this tool: {why}"),
-        );
-        self.post.note(Noted::PublishFailed {
-            which: None,
+        let topic = tool.to_owned();
+        let why = format!("the mesh cannot be told of this tool: {why}");
+        self.responder.emit(WorkerEvent::PublishFailed {
+            request: None,
             topic,
             why,
         });
@@ -196,20 +197,20 @@ impl Announcer {
 
     async fn subscribe(&mut self, to: Subscription) {
         if self.subscribed.insert(to.clone()) {
-            self.post.subscribe(to).await;
+            self.responder.subscribe(to).await;
         }
     }
 
-    /// Also what others left subscribed under our name.
+    /// Also removes subscriptions that others left under our name.
     async fn unsubscribe(&mut self, tool: &str) {
         for subscription in of_tool(&self.base, tool).into_iter().flatten() {
-            self.post.unsubscribe(subscription.clone()).await;
+            self.responder.unsubscribe(subscription.clone()).await;
             self.subscribed.remove(&subscription);
         }
     }
 }
 
-/// Until it has changed; for ever if nobody can change it.
+/// Waits for a change; for ever if the sender is gone.
 pub(super) async fn changed<T>(of: &mut watch::Receiver<T>) {
     if of.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -1,22 +1,22 @@
-//! What arrives: read, looked up, and taken to the desk.
+//! Intake: messages are parsed, looked up, and passed to admission control.
 
 use super::{
-    Calls,
-    noted::{Noted, Which},
-    post::{self, Asker, LARGE, Letter},
-    service::{Posted, Service, TOO_MANY, Turn, now_ms},
+    Executor,
+    events::{RequestIds, WorkerEvent},
+    responder::{self, LARGE_ANSWER_BYTES, Requester, Response},
+    service::{QueuedCall, SendTask, Service, TOO_MANY, now_ms},
 };
 use crate::{
-    call::profile::Profile,
-    desk::{Arrival, Before, Cancelled, Ticket},
+    admission::{Arrival, CancelOutcome, PendingCall, PriorCall},
+    call::profile::ToolProfile,
     tools::Tool,
-    transport::{Arrived, Receipt},
+    transport::{IncomingMessage, Receipt},
     wire::{
         answer,
-        code::{Code, Refusal},
+        code::{CallRefusal, MeshErrorCode},
         request::{
-            self, InitRequest, Invoke, LONGEST_TIMEOUT, Message, Refused, Reply, Request,
-            SHORTEST_TIMEOUT, Unread,
+            self, AddressedRefusal, InitRequest, Invoke, MAX_TIMEOUT, MIN_TIMEOUT, RawMessage,
+            ReplyAddress, RequestError, WorkerRequest,
         },
         topic::Topic,
     },
@@ -25,121 +25,137 @@ use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// Copies of one request that wait for its answer. Of older ones the broker has been told, or their connection is gone.
-const MOST_HELD: usize = 8;
-const BY_ASKER: &str = "its asker wants no answer any more";
+/// Receipts kept per request that waits for its answer. Older ones are settled.
+const MAX_HELD: usize = 8;
+const ENDED_BY_REQUESTER: &str = "its asker wants no answer any more";
 
-impl<C: Calls> Service<C> {
-    pub(super) fn arrived(&mut self, arrived: Arrived) {
-        let Arrived {
+impl<C: Executor> Service<C> {
+    pub(super) fn arrived(&mut self, arrived: IncomingMessage) {
+        let IncomingMessage {
             topic,
             payload,
             properties,
             receipt,
         } = arrived;
-        let message = Message {
+        let message = RawMessage {
             topic: &topic,
             payload: &payload,
             properties: &properties,
         };
         match request::read(&self.settings.base, message, self.settings.defaults.largest) {
-            Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, request::weight(&payload)),
-            Ok(Request::Init(asked)) => self.asked(*asked, receipt, request::weight(&payload)),
-            Ok(Request::Cancel(name)) => {
+            Ok(WorkerRequest::Invoke(invoke)) => {
+                self.handle_invoke(invoke, receipt, request::weight(&payload))
+            }
+            Ok(WorkerRequest::Init(asked)) => {
+                self.handle_describe(*asked, receipt, request::weight(&payload))
+            }
+            Ok(WorkerRequest::Cancel(name)) => {
                 self.settle(vec![receipt]);
                 self.cancel(&name);
             }
-            Err(Unread::NotARequest) => self.settle(vec![receipt]),
-            Err(Unread::Refused(refused)) => self.misunderstood(&topic, *refused, receipt),
-            Err(Unread::Unanswerable(refusal)) => {
-                self.note(Noted::Unanswerable { topic, refusal });
+            Err(RequestError::NotARequest) => self.settle(vec![receipt]),
+            Err(RequestError::Refused(refused)) => self.refuse_invalid(&topic, *refused, receipt),
+            Err(RequestError::Unanswerable(refusal)) => {
+                self.emit(WorkerEvent::Unanswerable { topic, refusal });
                 self.settle(vec![receipt]);
             }
         }
     }
 
-    fn invoked(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
-        let which = Which::of(&invoke);
+    fn handle_invoke(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
+        let request = RequestIds::of(&invoke);
         self.was_asked();
-        self.note(Noted::Received(which.clone()));
-        let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
+        self.emit(WorkerEvent::Received(request.clone()));
+        let id = invoke.id.clone();
+        let reply = invoke.reply.clone();
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
-        let asker = Asker {
+        let requester = Requester {
             key,
             id,
             reply,
-            which,
+            request,
             receipt,
             arrived: Instant::now(),
         };
         let now = now_ms();
-        // Whoever sends a request a hundred times has the same answer a few times.
-        if self.answering.contains(&asker.key) {
-            return self.hold(asker);
+        // A request that is sent a hundred times gets the same answer only a few times.
+        if self.answering.contains(&requester.key) {
+            return self.hold_copy(requester);
         }
-        // Before all else: a call goes on though its tool is gone, and one that is refused now is not run later.
-        match self.desk.before(&asker.key, now) {
-            Some(Before::Answered(answer)) => return self.answer_again(asker, answer),
-            Some(Before::UnderWay) => return self.hold(asker),
+        // First of all: a call goes on though its tool is gone, and a refused one is not run later.
+        match self.admission.find_prior(&requester.key, now) {
+            Some(PriorCall::Answered(answer)) => return self.answer_again(requester, answer),
+            Some(PriorCall::Active) => return self.hold_copy(requester),
             None => {}
         }
         let Some(tool) = self.tool(&invoke.tool) else {
-            return self.stray(&invoke.tool, asker);
+            return self.refuse_unknown_tool(&invoke.tool, requester);
         };
-        let ticket = Ticket {
-            id: asker.key.clone(),
-            names: [asker.id.clone(), asker.reply.correlation.clone()],
-            party: format!("{}\n{}", invoke.app_name, invoke.user_id),
+        let pending = PendingCall {
+            id: requester.key.clone(),
+            names: [requester.id.clone(), requester.reply.correlation.clone()],
+            client: format!("{}\n{}", invoke.app_name, invoke.user_id),
             tool: invoke.tool.clone(),
-            sent_ms: asker
-                .reply
-                .sent_ms
-                .map_or(now, |sent| self.clocks.by_ours(&invoke.app_name, sent, now)),
+            sent_ms: requester.reply.sent_ms.map_or(now, |sent| {
+                self.clocks.estimate_local_time(&invoke.app_name, sent, now)
+            }),
             timeout: self.time(&invoke, &tool),
             weight,
-            what: Turn { asker, invoke },
+            payload: QueuedCall { requester, invoke },
         };
-        match self.desk.arrive(ticket, now) {
-            Arrival::Waits => {}
-            Arrival::Answered(turn, answer) => self.answer_again(turn.asker, answer),
-            Arrival::Known(turn) => self.hold(turn.asker),
-            Arrival::Cancelled(turn) => self.refuse_cancelled(turn.asker),
-            Arrival::Refused(turn, refusal) => self.refuse_or_leave(turn.asker, &refusal),
+        match self.admission.admit(pending, now) {
+            Arrival::Queued => {}
+            Arrival::Answered(queued_call, answer) => {
+                self.answer_again(queued_call.requester, answer)
+            }
+            Arrival::Known(queued_call) => self.hold_copy(queued_call.requester),
+            Arrival::Cancelled(queued_call) => self.refuse_cancelled(queued_call.requester),
+            Arrival::Refused(queued_call, refusal) => {
+                self.refuse_or_leave(queued_call.requester, &refusal)
+            }
         }
     }
 
-    /// As it is now, if it is here.
+    /// The current version of a tool.
     pub(super) fn tool(&self, name: &str) -> Option<Arc<Tool>> {
         self.settings.catalog.borrow().get(name).cloned()
     }
 
-    /// What the request says, or its tool, or nobody.
+    /// Timeout of the request, of its tool, or the default.
     pub(super) fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
-        let said = invoke
+        let timeout = invoke
             .timeout
             .or(tool.timeout)
             .unwrap_or(self.settings.defaults.timeout);
-        said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+        timeout.clamp(MIN_TIMEOUT, MAX_TIMEOUT)
     }
 
-    /// What its entry insists on; otherwise what the request wishes, which may be narrower than what the operator says, and
-    /// no wider: whoever asks does not choose how far a tool is shut in.
-    pub(super) fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
+    /// The profile of the tool's entry; otherwise that of the request, which may be narrower than
+    /// the operator's default but not wider: a requester does not choose how strictly a tool is
+    /// confined.
+    pub(super) fn profile(
+        &self,
+        invoke: &Invoke,
+        tool: &Tool,
+        request: &Arc<RequestIds>,
+    ) -> ToolProfile {
         let widest = self.settings.defaults.profile;
         let wished = || {
             let Some(name) = invoke.profile.as_deref() else {
                 return widest;
             };
-            let (known, which, name) = (Profile::named(name), which.clone(), name.to_owned());
+            let known = ToolProfile::named(name);
+            let request = request.clone();
+            let name = name.to_owned();
             match known {
                 Some(wished) if wished <= widest => return wished,
-                Some(_) => self.note(Noted::ProfileTooWide {
-                    which,
+                Some(_) => self.emit(WorkerEvent::ProfileTooWide {
+                    request,
                     name,
                     instead: widest,
                 }),
-                None => self.note(Noted::UnknownProfile {
-                    which,
+                None => self.emit(WorkerEvent::UnknownProfile {
+                    request,
                     name,
                     instead: widest,
                 }),
@@ -149,47 +165,48 @@ impl<C: Calls> Service<C> {
         tool.profile.unwrap_or_else(wished)
     }
 
-    /// A tool that is gone, or one of a subscription that outlived another worker.
-    pub(super) fn stray(&mut self, tool: &str, asker: Asker) {
-        // When many wait to be unsubscribed, this one will come again.
+    /// The tool is gone, or the subscription is a leftover of another worker.
+    pub(super) fn refuse_unknown_tool(&mut self, tool: &str, requester: Requester) {
+        // If the queue is full, another request will bring it up again.
         _ = self.strays.try_send(tool.to_owned());
-        let refusal = Refusal::new(
-            Code::ToolNotAvailable,
+        let refusal = CallRefusal::new(
+            MeshErrorCode::ToolNotAvailable,
             format!("there is no tool `{tool}` here"),
         );
-        self.refuse_or_leave(asker, &refusal);
+        self.refuse_or_leave(requester, &refusal);
     }
 
-    fn answer_again(&mut self, asker: Asker, answer: Bytes) {
-        self.note(Noted::Duplicate {
-            which: asker.which.clone(),
+    fn answer_again(&mut self, requester: Requester, answer: Bytes) {
+        self.emit(WorkerEvent::Duplicate {
+            request: requester.request.clone(),
             is_answered: true,
         });
-        self.dispatch(asker, answer);
+        self.dispatch(requester, answer);
     }
 
-    /// One answer is for both. Should we die before it, the copy is the one that comes again: the first may be of a
-    /// connection that is gone.
-    fn hold(&mut self, asker: Asker) {
-        self.note(Noted::Duplicate {
-            which: asker.which,
+    /// One answer serves all copies. The newest receipt is kept for the case that we die before it:
+    /// older ones may belong to a lost connection.
+    fn hold_copy(&mut self, requester: Requester) {
+        self.emit(WorkerEvent::Duplicate {
+            request: requester.request,
             is_answered: false,
         });
-        // Of those whose answer is delayed one each: a broker gives only so many before some are settled, and they are many.
-        let most = if self.desk.is_delayed(&asker.key) {
+        // One receipt for each delayed answer: a broker sends only so many unsettled messages, and
+        // delayed ones may be many.
+        let limit = if self.admission.is_delayed(&requester.key) {
             1
         } else {
-            MOST_HELD
+            MAX_HELD
         };
-        let held = self.held.entry(asker.key).or_default();
-        held.push(asker.receipt);
-        let surplus = held.len().saturating_sub(most);
+        let held = self.held.entry(requester.key).or_default();
+        held.push(requester.receipt);
+        let surplus = held.len().saturating_sub(limit);
         let surplus = held.drain(..surplus).collect();
         self.settle(surplus);
     }
 
-    /// Nobody but the owner of a tool knows what it is: about others there is silence.
-    fn asked(&mut self, asked: InitRequest, receipt: Receipt, weight: usize) {
+    /// Only the owner of a tool answers a describe request; others stay silent.
+    fn handle_describe(&mut self, asked: InitRequest, receipt: Receipt, weight: usize) {
         let Some(tool) = self.tool(&asked.tool) else {
             return self.settle(vec![receipt]);
         };
@@ -197,35 +214,37 @@ impl<C: Calls> Service<C> {
             id,
             tool: name,
             tool_config,
-            words,
+            format,
             reply,
         } = asked;
-        let (which, largest) = (which(&id, &name, &reply), self.post.largest);
-        let too_many = || Refusal::new(Code::ResourceExhausted, TOO_MANY);
+        let request = request(&id, &name, &reply);
+        let largest = self.responder.largest;
+        let too_many = || CallRefusal::new(MeshErrorCode::ResourceExhausted, TOO_MANY);
         if tool_config.is_empty() {
-            let answer = answer::init_answer(&id, &tool.card, words, largest);
-            return match self.has_room(answer.len()) {
-                true => self.send(
-                    Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]),
+            let answer = answer::init_answer(&id, &tool.card, format, largest);
+            return if self.has_room(answer.len()) {
+                self.send(
+                    Response::new(request, id, reply, Bytes::from(answer), vec![receipt]),
                     None,
-                ),
-                false => self.decline(
-                    which,
-                    Refused {
+                )
+            } else {
+                self.decline(
+                    request,
+                    AddressedRefusal {
                         id,
                         reply,
                         refusal: too_many(),
                     },
                     receipt,
-                ),
+                )
             };
         }
-        // Then it may be another: it is asked itself, and nobody knows how much it says.
-        let weight = weight.max(LARGE);
+        // With a configuration the tool itself is asked, and the size of its answer is unknown.
+        let weight = weight.max(LARGE_ANSWER_BYTES);
         if !self.has_room(weight) {
             return self.decline(
-                which,
-                Refused {
+                request,
+                AddressedRefusal {
                     id,
                     reply,
                     refusal: too_many(),
@@ -233,27 +252,29 @@ impl<C: Calls> Service<C> {
                 receipt,
             );
         }
-        let (calls, post) = (self.settings.calls.clone(), self.post.clone());
-        self.background(Posted { weight, key: None }, async move {
+        let calls = self.settings.calls.clone();
+        let responder = self.responder.clone();
+        self.background(SendTask { weight, key: None }, async move {
             let answer = match calls.describe(tool, tool_config).await {
-                Ok(card) => answer::init_answer(&id, &card, words, largest),
+                Ok(card) => answer::init_answer(&id, &card, format, largest),
                 Err(refusal) => answer::error(&id, &refusal),
             };
-            post.answer_once(Letter::new(
-                which,
-                id,
-                reply,
-                Bytes::from(answer),
-                vec![receipt],
-            ))
-            .await;
+            responder
+                .respond_once(Response::new(
+                    request,
+                    id,
+                    reply,
+                    Bytes::from(answer),
+                    vec![receipt],
+                ))
+                .await;
         });
     }
 
-    fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {
+    fn refuse_invalid(&mut self, topic: &str, refused: AddressedRefusal, receipt: Receipt) {
         let tool = match self.settings.base.read(topic) {
             Some(Topic::InitRequest(tool) | Topic::Init(tool)) => {
-                // Whoever has the tool says so.
+                // The owner of the tool reports the error.
                 if !self.settings.catalog.borrow().contains_key(tool) {
                     return self.settle(vec![receipt]);
                 }
@@ -262,43 +283,48 @@ impl<C: Calls> Service<C> {
             Some(Topic::Invoke(tool)) => tool,
             _ => "",
         };
-        self.decline(which(&refused.id, tool, &refused.reply), refused, receipt);
+        self.decline(request(&refused.id, tool, &refused.reply), refused, receipt);
     }
 
-    /// What is no call is not remembered.
-    fn decline(&mut self, which: Arc<Which>, refused: Refused, receipt: Receipt) {
-        let Refused { id, reply, refusal } = refused;
+    /// Refuses a request that is not a call; it is not remembered.
+    fn decline(&mut self, request: Arc<RequestIds>, refused: AddressedRefusal, receipt: Receipt) {
+        let AddressedRefusal { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
-        self.note(Noted::Refused {
-            which: which.clone(),
+        self.emit(WorkerEvent::Refused {
+            request: request.clone(),
             refusal,
         });
-        self.send(Letter::new(which, id, reply, answer, vec![receipt]), None);
+        self.send(
+            Response::new(request, id, reply, answer, vec![receipt]),
+            None,
+        );
     }
 
     fn cancel(&mut self, name: &str) {
-        match self.desk.cancel(name, now_ms()) {
-            Cancelled::Waited(ticket) => self.refuse_cancelled(ticket.what.asker),
-            Cancelled::UnderWay(key) => self.stop(&key, BY_ASKER),
-            Cancelled::Nobody => {
-                // One that was left to others, whom nobody may tell.
-                let is_meant = |asker: &Asker| asker.id == name || asker.reply.correlation == name;
+        match self.admission.cancel(name, now_ms()) {
+            CancelOutcome::Removed(pending) => self.refuse_cancelled(pending.payload.requester),
+            CancelOutcome::Active(key) => self.stop(&key, ENDED_BY_REQUESTER),
+            CancelOutcome::Unknown => {
+                // The request was left to other workers, which cannot be told.
+                let is_meant = |requester: &Requester| {
+                    requester.id == name || requester.reply.correlation == name
+                };
                 if let Some(at) = self.left.iter().position(is_meant) {
-                    let asker = self.left.swap_remove(at);
-                    self.refuse_cancelled(asker);
+                    let requester = self.left.swap_remove(at);
+                    self.refuse_cancelled(requester);
                 }
             }
         }
     }
 
-    fn refuse_cancelled(&mut self, asker: Asker) {
-        self.note(Noted::Cancelled(asker.which.clone()));
-        self.refuse(asker, &post::cancelled(BY_ASKER));
+    fn refuse_cancelled(&mut self, requester: Requester) {
+        self.emit(WorkerEvent::Cancelled(requester.request.clone()));
+        self.refuse(requester, &responder::cancelled(ENDED_BY_REQUESTER));
     }
 }
 
-fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {
-    Arc::new(Which {
+fn request(id: &str, tool: &str, reply: &ReplyAddress) -> Arc<RequestIds> {
+    Arc::new(RequestIds {
         id: id.to_owned(),
         tool: tool.to_owned(),
         task: String::new(),

@@ -1,24 +1,24 @@
-//! The one task that owns the desk, and knows every request that is not answered. It waits for nothing but what happens.
+//! The task that owns admission control and all unanswered requests. It waits for events only.
 
 use super::{
-    Called, Calls, Defaults, Ended, Stop,
+    CallDefaults, CompletedCall, Executor, Shutdown, ShutdownReport,
     announce::changed,
-    clocks::Clocks,
-    ending::Phase,
-    noted::{How, Note, Noted},
-    post::{self, Asker, LARGE, Letter, Post},
-    run::{self, Listener},
+    call_task::{self, StatusListener},
+    clock_skew::ClockSkew,
+    events::{AnswerStatus, EventSink, WorkerEvent},
+    responder::{self, LARGE_ANSWER_BYTES, Requester, Responder, Response},
+    shutdown::Phase,
 };
 use crate::{
-    call::{Order, Outcome},
-    desk::{Bounds, Desk, PATIENCE, Ticket},
+    admission::{Admission, AdmissionLimits, CLIENT_GRACE, PendingCall},
+    call::{CallOrder, ToolCallOutcome},
     tools::Catalog,
-    transport::{Arrived, Gone, LinkState, Receipt},
+    transport::{IncomingMessage, LinkState, PublishError, Receipt},
     wire::{
         answer,
-        code::{Code, Refusal},
+        code::{CallRefusal, MeshErrorCode},
         request::Invoke,
-        topic::Base,
+        topic::TopicBase,
     },
 };
 use bytes::Bytes;
@@ -33,141 +33,145 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What waits for the broker besides the answers of calls, which are bounded by the slots: answers to what was not begun, to
-/// questions, and what is settled. Beyond that a request gets no answer, which is noted, and is settled all the same: it comes
-/// again only by another connection, and until then the broker would send one less.
-const MOST_POSTED: usize = 4096;
-/// Of those that are [`LARGE`]: errors find room whatever else waits.
-const MOST_POSTED_BYTES: usize = 64 << 20;
+/// Answers and settlements in progress, besides the answers of calls, which the slots bound. Beyond
+/// this a request gets no answer, which is reported, and is settled all the same: it would be
+/// redelivered on another connection only, and until then reduce the broker's credit.
+const MAX_SENDING: usize = 4096;
+/// Size of those of at least [`LARGE_ANSWER_BYTES`]; errors are always small enough.
+const MAX_SENDING_BYTES: usize = 64 << 20;
 pub(super) const TOO_MANY: &str = "too many answers wait for the broker";
-/// Answers of calls that the broker does not take for now, and that wait without a slot: no others are kept from beginning. Each
-/// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
-pub(super) const MOST_DELAYED: usize = 64;
-const MOST_DELAYED_BYTES: usize = 32 << 20;
-/// For no longer they wait, whatever time their askers have: whoever gives a call a day shall not have a place for a day.
-pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(300);
-/// For so long those wait that are too many, each in its slot.
-const IN_ITS_SLOT: Duration = Duration::from_secs(8);
+/// Delayed answers without a slot, so that they do not block other calls. Each keeps a request
+/// unsettled, of which a broker sends only so many: see `transport/protocol.rs`.
+pub(super) const MAX_DELAYED: usize = 64;
+const MAX_DELAYED_BYTES: usize = 32 << 20;
+/// Maximum delay of an answer, whatever the requester's timeout: a call with a timeout of a day
+/// must not occupy an entry for a day.
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(300);
+/// Maximum delay of an answer that keeps its slot, because there are too many delayed answers.
+const MAX_DELAY_IN_SLOT: Duration = Duration::from_secs(8);
 
 /// See [`super::Worker`].
-pub(super) struct Settings<C> {
-    pub(super) base: Base,
+pub(super) struct ServiceSettings<C> {
+    pub(super) base: TopicBase,
     pub(super) calls: C,
     pub(super) catalog: watch::Receiver<Catalog>,
-    pub(super) defaults: Defaults,
+    pub(super) defaults: CallDefaults,
     pub(super) grace: Duration,
-    pub(super) is_kept: bool,
+    pub(super) redelivers: bool,
     pub(super) keeps_listening: bool,
-    pub(super) is_full: Arc<dyn Fn() -> bool + Send + Sync>,
-    pub(super) note: Note,
+    pub(super) is_disk_full: Arc<dyn Fn() -> bool + Send + Sync>,
+    pub(super) events: EventSink,
 }
 
 pub(super) struct Service<C> {
-    pub(super) settings: Settings<C>,
-    pub(super) post: Post,
-    pub(super) desk: Desk<Turn>,
+    pub(super) settings: ServiceSettings<C>,
+    pub(super) responder: Responder,
+    pub(super) admission: Admission<QueuedCall>,
     /// By key.
-    pub(super) running: HashMap<String, Running>,
-    /// Copies of requests that wait, are under way or are being answered, by key.
+    pub(super) running: HashMap<String, RunningCall>,
+    /// Receipts of further copies of a request, by key.
     pub(super) held: HashMap<String, Vec<Receipt>>,
-    pub(super) tasks: JoinSet<Done>,
-    /// Which of the tasks are of calls, by key.
-    pub(super) of_calls: HashMap<task::Id, String>,
-    /// Which of them send something else.
-    pub(super) posted: HashMap<task::Id, Posted>,
+    pub(super) tasks: JoinSet<TaskResult>,
+    /// Keys of the calls that tasks work on.
+    pub(super) call_tasks: HashMap<task::Id, String>,
+    /// Tasks that send something else.
+    pub(super) sending: HashMap<task::Id, SendTask>,
     pub(super) posted_bytes: usize,
-    /// Which requests they answer, by key.
+    /// Keys of the requests that these tasks answer.
     pub(super) answering: HashSet<String>,
-    /// Which of the tasks send an answer again that has no slot any more, and how much.
+    /// Tasks that retry an answer without a slot, and its size.
     pub(super) delayed: HashMap<task::Id, usize>,
-    /// Tells them to try once more and no more.
+    /// Tells delayed answers to try once more and no more.
     pub(super) last_try: watch::Sender<bool>,
-    /// What is settled as soon as fewer send something.
+    /// Receipts to be settled as soon as fewer tasks are sending.
     pub(super) unsettled: Vec<Receipt>,
-    /// What others may take when this worker has ended.
-    pub(super) left: Vec<Asker>,
-    pub(super) clocks: Clocks,
+    /// Requests left to other workers.
+    pub(super) left: Vec<Requester>,
+    pub(super) clocks: ClockSkew,
     pub(super) strays: mpsc::Sender<String>,
     pub(super) closes: watch::Sender<bool>,
     pub(super) phase: Phase,
     pub(super) link: LinkState,
     pub(super) load: (usize, usize),
-    /// Calls that were not let finish, or of whose answer nobody knows, by key: some are both.
+    /// Keys of calls that were cut short or whose answer may be lost: some are both.
     pub(super) cut: HashSet<String>,
-    /// What else reached nobody.
+    /// Number of other requests without an answer.
     pub(super) lost: usize,
-    /// When a call was last asked for, or since when none should be.
+    /// Time of the last invocation, or since when none should come.
     pub(super) asked: Instant,
 }
 
-/// A call that waits for its turn.
+/// A call in the queue.
 #[derive(Debug)]
-pub(super) struct Turn {
-    pub(super) asker: Asker,
+pub(super) struct QueuedCall {
+    pub(super) requester: Requester,
     pub(super) invoke: Box<Invoke>,
 }
 
-/// A call that runs.
-pub(super) struct Running {
-    pub(super) asker: Asker,
+/// A running call.
+pub(super) struct RunningCall {
+    pub(super) requester: Requester,
     pub(super) cancel: watch::Sender<bool>,
     pub(super) started: Instant,
-    /// Until then its asker waits.
+    /// The requester waits until then.
     pub(super) until: Instant,
-    /// Why, if it was cancelled.
+    /// Reason of a cancellation.
     pub(super) ended_by: Option<&'static str>,
 }
 
-/// What a task sends besides the answers of calls.
+/// A task that sends something other than the answer of a call.
 #[derive(Default)]
-pub(super) struct Posted {
+pub(super) struct SendTask {
     pub(super) weight: usize,
-    /// Of the request that it answers, if it may come again.
+    /// Key of the request that it answers, if that may be redelivered.
     pub(super) key: Option<String>,
 }
 
-/// What a task has done.
-pub(super) enum Done {
-    Called { key: String, called: Box<Called> },
-    Answered(Box<Answered>),
-    Posted,
+/// Result of a task.
+pub(super) enum TaskResult {
+    Called {
+        key: String,
+        called: Box<CompletedCall>,
+    },
+    Answered(Box<AnsweredCall>),
+    Sent,
 }
 
-pub(super) struct Answered {
+pub(super) struct AnsweredCall {
     pub(super) key: String,
-    pub(super) letter: Letter,
-    sent: Result<(), Gone>,
-    pub(super) how: How,
+    pub(super) response: Response,
+    sent: Result<(), PublishError>,
+    pub(super) how: AnswerStatus,
     took: Duration,
     queued: Duration,
-    /// Until then its asker waits.
+    /// The requester waits until then.
     until: Instant,
 }
 
-impl<C: Calls> Service<C> {
+impl<C: Executor> Service<C> {
     pub(super) fn new(
-        settings: Settings<C>,
-        post: Post,
-        bounds: Bounds,
+        settings: ServiceSettings<C>,
+        responder: Responder,
+        bounds: AdmissionLimits,
         strays: mpsc::Sender<String>,
         closes: watch::Sender<bool>,
     ) -> Service<C> {
         Service {
             settings,
-            post,
-            desk: Desk::new(bounds),
+            responder,
+            admission: Admission::new(bounds),
             running: HashMap::new(),
             held: HashMap::new(),
             tasks: JoinSet::new(),
-            of_calls: HashMap::new(),
-            posted: HashMap::new(),
+            call_tasks: HashMap::new(),
+            sending: HashMap::new(),
             posted_bytes: 0,
             answering: HashSet::new(),
             delayed: HashMap::new(),
             last_try: watch::Sender::new(false),
             unsettled: Vec::new(),
             left: Vec::new(),
-            clocks: Clocks::default(),
+            clocks: ClockSkew::default(),
             strays,
             closes,
             phase: Phase::Open,
@@ -182,24 +186,24 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    /// Until it is told to end, and everything has an answer or has had its time.
+    /// Runs until the shutdown is complete: everything has an answer or has timed out.
     pub(super) async fn run(
         mut self,
-        mut arrived: mpsc::Receiver<Arrived>,
+        mut arrived: mpsc::Receiver<IncomingMessage>,
         mut link: watch::Receiver<LinkState>,
-        mut stop: watch::Receiver<Stop>,
-    ) -> Ended {
+        mut stop: watch::Receiver<Shutdown>,
+    ) -> ShutdownReport {
         let mut is_deaf = false;
         loop {
             let state = link.borrow_and_update().clone();
-            self.link_is(state);
+            self.set_link_state(state);
             let wish = *stop.borrow_and_update();
-            self.heed(wish);
-            self.begin();
-            self.tell_load();
-            self.hasten(arrived.is_empty());
+            self.handle_shutdown(wish);
+            self.start_queued();
+            self.report_load();
+            self.shorten_drain(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
-                return Ended {
+                return ShutdownReport {
                     cut: self.cut.len() + self.lost,
                 };
             }
@@ -207,102 +211,108 @@ impl<C: Calls> Service<C> {
             tokio::select! {
                 message = arrived.recv(), if !is_deaf => match message {
                     Some(message) => self.arrived(message),
-                    // The link has ended, which its state tells.
+                    // The link has ended, as its state shows.
                     None => is_deaf = true,
                 },
-                Some(done) = self.tasks.join_next_with_id() => self.done(done),
+                Some(done) = self.tasks.join_next_with_id() => self.handle_task(done),
                 () = changed(&mut link) => {}
                 () = changed(&mut stop) => {}
-                () = at(until) => self.late(&mut arrived),
+                () = at(until) => self.handle_deadline(&mut arrived),
             }
             if is_deaf {
-                self.heed(Stop::Drain);
+                self.handle_shutdown(Shutdown::Drain);
             }
         }
     }
 
-    fn link_is(&mut self, state: LinkState) {
+    fn set_link_state(&mut self, state: LinkState) {
         if state == self.link {
             return;
         }
         if matches!(state, LinkState::Lost { .. }) {
-            self.heed(Stop::Drain);
+            self.handle_shutdown(Shutdown::Drain);
         }
         self.link = state.clone();
-        self.note(Noted::Link(state));
+        self.emit(WorkerEvent::Link(state));
     }
 
-    fn tell_load(&mut self) {
-        let load = self.desk.load();
+    fn report_load(&mut self) {
+        let load = self.admission.load();
         if load != self.load {
             self.load = load;
-            self.note(Noted::Load {
+            self.emit(WorkerEvent::Load {
                 waiting: load.0,
                 running: load.1,
             });
         }
     }
 
-    pub(super) fn note(&self, noted: Noted) {
-        (self.settings.note)(noted);
+    pub(super) fn emit(&self, event: WorkerEvent) {
+        (self.settings.events)(event);
     }
 }
 
-/// Calls.
-impl<C: Calls> Service<C> {
-    /// All that may.
-    fn begin(&mut self) {
-        while let Some((ticket, time)) = self.desk.next(now_ms()) {
-            let exhausted = |why: &str| Refusal::new(Code::ResourceExhausted, why);
+/// Running calls.
+impl<C: Executor> Service<C> {
+    /// Starts queued calls as long as there are slots.
+    fn start_queued(&mut self) {
+        while let Some((pending, time)) = self.admission.next(now_ms()) {
+            let exhausted = |why: &str| CallRefusal::new(MeshErrorCode::ResourceExhausted, why);
             match time {
                 None => self.refuse(
-                    ticket.what.asker,
+                    pending.payload.requester,
                     &exhausted("it waited until nobody waits for it"),
                 ),
-                Some(_) if (self.settings.is_full)() => {
+                Some(_) if (self.settings.is_disk_full)() => {
                     self.refuse(
-                        ticket.what.asker,
+                        pending.payload.requester,
                         &exhausted("there is no room left for a tool's files"),
                     );
                 }
                 Some(time) => {
-                    let until = patience(&ticket, now_ms());
-                    self.start(ticket.what, time, until);
+                    let until = waits_until(&pending, now_ms());
+                    self.start(pending.payload, time, until);
                 }
             }
         }
     }
 
-    /// By what its tool's entry says now, which may have changed while it waited, or be gone. Its asker waits no longer for
-    /// that: it may have less time, and no more.
-    fn start(&mut self, turn: Turn, time: Duration, until: Instant) {
-        let Turn { asker, invoke } = turn;
+    /// Starts a call with its tool's current entry, which may have changed or be gone since the
+    /// call was queued. The timeout can only become shorter, because the requester does not wait
+    /// longer.
+    fn start(&mut self, queued_call: QueuedCall, time: Duration, until: Instant) {
+        let QueuedCall { requester, invoke } = queued_call;
         let Some(tool) = self.tool(&invoke.tool) else {
-            return self.stray(&invoke.tool, asker);
+            return self.refuse_unknown_tool(&invoke.tool, requester);
         };
-        let (profile, time) = (
-            self.profile(&invoke, &tool, &asker.which),
-            time.min(self.time(&invoke, &tool)),
-        );
-        let queued = asker.arrived.elapsed();
-        self.note(Noted::Started {
-            which: asker.which.clone(),
+        let profile = self.profile(&invoke, &tool, &requester.request);
+        let time = time.min(self.time(&invoke, &tool));
+        let queued = requester.arrived.elapsed();
+        self.emit(WorkerEvent::Started {
+            request: requester.request.clone(),
             profile,
             time,
             queued,
         });
         let (cancel, cancelled) = watch::channel(false);
-        let (post, which, reply) = (self.post.clone(), asker.which.clone(), asker.reply.clone());
-        let listener = Listener { post, which, reply };
-        let order = Order {
+        let responder = self.responder.clone();
+        let request = requester.request.clone();
+        let reply = requester.reply.clone();
+        let listener = StatusListener {
+            responder,
+            request,
+            reply,
+        };
+        let order = CallOrder {
             tool,
             invoke,
             time,
             profile,
         };
-        let (calls, key) = (self.settings.calls.clone(), asker.key.clone());
-        let running = Running {
-            asker,
+        let calls = self.settings.calls.clone();
+        let key = requester.key.clone();
+        let running = RunningCall {
+            requester,
             cancel,
             started: Instant::now(),
             until,
@@ -311,13 +321,13 @@ impl<C: Calls> Service<C> {
         self.running.insert(key.clone(), running);
         let of = key.clone();
         let task = self.tasks.spawn(async move {
-            let called = run::carry_out(calls, order, cancelled, listener).await;
-            Done::Called {
+            let called = call_task::carry_out(calls, order, cancelled, listener).await;
+            TaskResult::Called {
                 key: of,
                 called: Box::new(called),
             }
         });
-        self.of_calls.insert(task.id(), key);
+        self.call_tasks.insert(task.id(), key);
     }
 
     pub(super) fn stop(&mut self, key: &str, why: &'static str) {
@@ -326,79 +336,85 @@ impl<C: Calls> Service<C> {
         };
         running.ended_by.get_or_insert(why);
         running.cancel.send_replace(true);
-        let which = running.asker.which.clone();
-        self.note(Noted::Cancelled(which));
+        let request = running.requester.request.clone();
+        self.emit(WorkerEvent::Cancelled(request));
     }
 
-    fn done(&mut self, done: Result<(task::Id, Done), JoinError>) {
+    fn handle_task(&mut self, done: Result<(task::Id, TaskResult), JoinError>) {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        let key = self.of_calls.remove(&id);
+        let key = self.call_tasks.remove(&id);
         self.delayed.remove(&id);
         let copies = self
-            .posted
+            .sending
             .remove(&id)
-            .map(|posted| self.was_posted(posted));
+            .map(|sending| self.send_finished(sending));
         self.settle(copies.unwrap_or_default());
         match (done, key) {
-            (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
-            (Ok((_, Done::Answered(answered))), _) => self.answered(answered),
+            (Ok((_, TaskResult::Called { key, called })), _) => {
+                self.handle_completed(&key, *called)
+            }
+            (Ok((_, TaskResult::Answered(answered))), _) => self.handle_answered(answered),
             (Err(_), Some(key)) if self.running.contains_key(&key) => {
                 let why = "the worker failed at this call";
-                self.called(
+                self.handle_completed(
                     &key,
-                    Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))),
+                    CompletedCall::from(ToolCallOutcome::Refused(CallRefusal::new(
+                        MeshErrorCode::InternalError,
+                        why,
+                    ))),
                 );
             }
-            // Its answer could not be sent: whoever sends it again is served.
+            // The answer could not be sent: a redelivered request is run again.
             (Err(_), Some(key)) => {
-                self.desk.given_up(&key);
+                self.admission.abandon(&key);
                 self.held.remove(&key);
             }
-            (Ok((_, Done::Posted)) | Err(_), _) => {}
+            (Ok((_, TaskResult::Sent)) | Err(_), _) => {}
         }
     }
 
-    /// There is an outcome: it is said, and the slot is kept until the broker has it. So, while there is no broker, no more
-    /// answers gather than there are slots.
-    fn called(&mut self, key: &str, called: Called) {
+    /// Sends the answer of a call. The slot is kept until the broker has it, so that without a
+    /// broker there are no more answers than slots.
+    fn handle_completed(&mut self, key: &str, called: CompletedCall) {
         let Some(running) = self.running.remove(key) else {
             return;
         };
-        let Called { outcome, seen } = called;
-        self.note(Noted::Ran {
-            which: running.asker.which.clone(),
+        let CompletedCall { outcome, seen } = called;
+        self.emit(WorkerEvent::Ran {
+            request: running.requester.request.clone(),
             seen,
         });
-        let Running {
-            asker,
+        let RunningCall {
+            requester,
             started,
             until,
             ended_by,
             ..
         } = running;
-        let post = self.post.clone();
-        let queued = started - asker.arrived;
-        let took = post::took(&outcome).unwrap_or_else(|| started.elapsed());
+        let responder = self.responder.clone();
+        let queued = started - requester.arrived;
+        let took = responder::run_time(&outcome).unwrap_or_else(|| started.elapsed());
         let task = self.tasks.spawn(async move {
-            let (answer, how) = post::words(
-                &asker,
+            let (answer, how) = responder::encode_outcome(
+                &requester,
                 &outcome,
                 ended_by.unwrap_or("nobody says why"),
-                post.largest,
+                responder.largest,
             );
-            let Asker {
+            let Requester {
                 key,
                 id,
                 reply,
-                which,
+                request,
                 receipt,
                 ..
-            } = asker;
-            let mut letter = Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]);
-            let sent = post.answer(&mut letter).await;
-            Done::Answered(Box::new(Answered {
+            } = requester;
+            let mut response =
+                Response::new(request, id, reply, Bytes::from(answer), vec![receipt]);
+            let sent = responder.respond(&mut response).await;
+            TaskResult::Answered(Box::new(AnsweredCall {
                 key,
-                letter,
+                response,
                 sent,
                 how,
                 took,
@@ -406,40 +422,45 @@ impl<C: Calls> Service<C> {
                 until,
             }))
         });
-        self.of_calls.insert(task.id(), key.to_owned());
+        self.call_tasks.insert(task.id(), key.to_owned());
     }
 
-    fn answered(&mut self, answered: Box<Answered>) {
+    fn handle_answered(&mut self, answered: Box<AnsweredCall>) {
         let held = self.held.remove(&answered.key).unwrap_or_default();
         match &answered.sent {
-            Err(Gone::Over) => {
-                self.desk.given_up(&answered.key);
+            Err(PublishError::LinkClosed) => {
+                self.admission.abandon(&answered.key);
                 self.unanswered(&answered, &held);
             }
-            Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) => {
+            Err(
+                PublishError::Temporary(why)
+                | PublishError::ConnectionEnded(why)
+                | PublishError::BackedOff(why),
+            ) => {
                 let why = why.clone();
                 self.delay(answered, held, why);
             }
-            Ok(()) | Err(Gone::Refused(_)) => {
-                let Answered {
+            Ok(()) | Err(PublishError::Rejected(_)) => {
+                let AnsweredCall {
                     key,
-                    letter,
+                    response,
                     how,
                     took,
                     queued,
                     ..
                 } = *answered;
-                let Letter {
-                    which,
+                let Response {
+                    request,
                     answer,
-                    instead,
+                    replaced_by,
                     ..
-                } = letter;
-                self.desk.answered(&key, answer, Some(took), now_ms());
+                } = response;
+                self.admission
+                    .record_answer(&key, answer, Some(took), now_ms());
                 self.settle(held);
-                let how = instead.map_or(how, How::Error);
-                self.note(Noted::Answered {
-                    which,
+                let how = replaced_by.map_or(how, AnswerStatus::Error);
+                self.emit(WorkerEvent::Answered {
+                    request,
                     how,
                     took,
                     queued,
@@ -448,114 +469,133 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    /// The broker does not take it for now. It is sent again as long as its asker waits, and its slot is free for others
-    /// meanwhile, unless too many wait so: then it keeps its slot, and not for long.
-    fn delay(&mut self, mut answered: Box<Answered>, held: Vec<Receipt>, why: String) {
-        let letter = &mut answered.letter;
-        self.note(Noted::Delayed {
-            which: letter.which.clone(),
+    /// The broker does not take an answer for now. It is retried as long as its requester waits,
+    /// and its slot is free meanwhile, unless too many answers wait: then it keeps the slot, for a
+    /// short time.
+    fn delay(&mut self, mut answered: Box<AnsweredCall>, held: Vec<Receipt>, why: String) {
+        let response = &mut answered.response;
+        self.emit(WorkerEvent::Delayed {
+            request: response.request.clone(),
             why: why.clone(),
         });
-        let mut surplus = std::mem::take(&mut letter.receipts);
+        let mut surplus = std::mem::take(&mut response.receipts);
         surplus.extend(held);
-        // One is enough for it to come again: the newest, the others may be of connections that are gone. It is held here and
-        // not sent along, so that a copy that comes meanwhile takes its place.
+        // One receipt is enough for a redelivery: the newest, because older ones may belong to lost
+        // connections. It is kept here, so that a later copy can replace it.
         let newest = surplus.pop().into_iter().collect();
-        let (key, weight) = (answered.key.clone(), letter.answer.len());
+        let key = answered.key.clone();
+        let weight = response.answer.len();
         self.held.insert(key.clone(), newest);
         let delayed_bytes: usize = self.delayed.values().sum();
         let has_room =
-            self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
-        let longest = if has_room { LONGEST_DELAY } else { IN_ITS_SLOT };
+            self.delayed.len() < MAX_DELAYED && delayed_bytes + weight <= MAX_DELAYED_BYTES;
+        let longest = if has_room {
+            MAX_DELAY
+        } else {
+            MAX_DELAY_IN_SLOT
+        };
         let until = answered.until.min(Instant::now() + longest);
-        let (post, took, last_try) = (self.post.clone(), answered.took, self.last_try.subscribe());
+        let responder = self.responder.clone();
+        let took = answered.took;
+        let last_try = self.last_try.subscribe();
         let task = self.tasks.spawn(async move {
-            answered.sent = post
-                .insist(&mut answered.letter, why, until, last_try)
+            answered.sent = responder
+                .retry_until(&mut answered.response, why, until, last_try)
                 .await;
-            Done::Answered(answered)
+            TaskResult::Answered(answered)
         });
         if has_room {
-            self.desk.delay(&key, took);
+            self.admission.delay(&key, took);
             self.delayed.insert(task.id(), weight);
         }
-        self.of_calls.insert(task.id(), key);
+        self.call_tasks.insert(task.id(), key);
         self.settle(surplus);
     }
 }
 
-/// Answers to what is not run.
-impl<C: Calls> Service<C> {
-    /// Remembered as well: one that comes again is not run after it was refused.
-    pub(super) fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
-        self.note(Noted::Refused {
-            which: asker.which.clone(),
+/// Answers to requests that are not run.
+impl<C: Executor> Service<C> {
+    /// Refuses a request and remembers that: a copy must not run later.
+    pub(super) fn refuse(&mut self, requester: Requester, refusal: &CallRefusal) {
+        self.emit(WorkerEvent::Refused {
+            request: requester.request.clone(),
             refusal: refusal.clone(),
         });
-        let answer = Bytes::from(answer::error(&asker.id, refusal));
-        let names = [asker.id.clone(), asker.reply.correlation.clone()];
-        self.desk
-            .refused(&asker.key, names, answer.clone(), now_ms());
-        self.dispatch(asker, answer);
+        let answer = Bytes::from(answer::error(&requester.id, refusal));
+        let names = [requester.id.clone(), requester.reply.correlation.clone()];
+        self.admission
+            .record_refusal(&requester.key, names, answer.clone(), now_ms());
+        self.dispatch(requester, answer);
     }
 
-    pub(super) fn dispatch(&mut self, asker: Asker, answer: Bytes) {
-        let Asker {
+    pub(super) fn dispatch(&mut self, requester: Requester, answer: Bytes) {
+        let Requester {
             key,
             id,
             reply,
-            which,
+            request,
             receipt,
             ..
-        } = asker;
+        } = requester;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        self.send(Letter::new(which, id, reply, answer, receipts), Some(key));
+        self.send(
+            Response::new(request, id, reply, answer, receipts),
+            Some(key),
+        );
     }
 
-    pub(super) fn send(&mut self, letter: Letter, key: Option<String>) {
-        let weight = letter.answer.len();
+    pub(super) fn send(&mut self, response: Response, key: Option<String>) {
+        let weight = response.answer.len();
         if !self.has_room(weight) {
-            return self.too_many(letter);
+            return self.refuse_overload(response);
         }
-        let post = self.post.clone();
+        let responder = self.responder.clone();
         self.answering.extend(key.clone());
-        self.background(Posted { weight, key }, async move {
-            post.answer_once(letter).await
+        self.background(SendTask { weight, key }, async move {
+            responder.respond_once(response).await
         });
     }
 
-    /// Gives the copies that came meanwhile.
-    fn was_posted(&mut self, posted: Posted) -> Vec<Receipt> {
-        self.posted_bytes -= posted.weight;
-        let Some(key) = posted.key else {
+    /// Returns the receipts of copies that came meanwhile.
+    fn send_finished(&mut self, sending: SendTask) -> Vec<Receipt> {
+        self.posted_bytes -= sending.weight;
+        let Some(key) = sending.key else {
             return Vec::new();
         };
         self.answering.remove(&key);
         self.held.remove(&key).unwrap_or_default()
     }
 
-    /// Whether one more answer of this weight can wait for the broker.
+    /// Whether another answer of this size may wait for the broker.
     pub(super) fn has_room(&self, weight: usize) -> bool {
-        let fits = weight < LARGE || self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES;
-        fits && self.posted.len() < MOST_POSTED
+        let fits = weight < LARGE_ANSWER_BYTES
+            || self.posted_bytes.saturating_add(weight) <= MAX_SENDING_BYTES;
+        fits && self.sending.len() < MAX_SENDING
     }
 
-    fn too_many(&mut self, letter: Letter) {
-        let (which, topic, why) = (Some(letter.which), letter.reply.to, TOO_MANY.to_owned());
-        self.note(Noted::PublishFailed { which, topic, why });
-        self.settle(letter.receipts);
+    fn refuse_overload(&mut self, response: Response) {
+        let request = Some(response.request);
+        let topic = response.reply.to;
+        let why = TOO_MANY.to_owned();
+        self.emit(WorkerEvent::PublishFailed {
+            request,
+            topic,
+            why,
+        });
+        self.settle(response.receipts);
     }
 
-    /// Nothing more is to be done about these. They weigh nothing, and a broker gives only so many before some are settled.
+    /// Settles requests. Receipts take no memory budget, and a broker sends only so many unsettled
+    /// messages.
     pub(super) fn settle(&mut self, receipts: Vec<Receipt>) {
         self.unsettled
-            .extend(receipts.into_iter().filter(Receipt::comes_again));
-        if self.unsettled.is_empty() || self.posted.len() >= MOST_POSTED {
+            .extend(receipts.into_iter().filter(Receipt::is_redeliverable));
+        if self.unsettled.is_empty() || self.sending.len() >= MAX_SENDING {
             return;
         }
         let receipts = std::mem::take(&mut self.unsettled);
-        self.background(Posted::default(), async move {
+        self.background(SendTask::default(), async move {
             for receipt in receipts {
                 receipt.settle().await;
             }
@@ -564,22 +604,22 @@ impl<C: Calls> Service<C> {
 
     pub(super) fn background(
         &mut self,
-        what: Posted,
+        send: SendTask,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
         let task = self.tasks.spawn(async move {
             work.await;
-            Done::Posted
+            TaskResult::Sent
         });
-        self.posted_bytes += what.weight;
-        self.posted.insert(task.id(), what);
+        self.posted_bytes += send.weight;
+        self.sending.insert(task.id(), send);
     }
 }
 
-/// Until when its asker waits.
-fn patience(ticket: &Ticket<Turn>, now_ms: u64) -> Instant {
-    let age = Duration::from_millis(now_ms.saturating_sub(ticket.sent_ms));
-    Instant::now() + (ticket.timeout + PATIENCE).saturating_sub(age)
+/// Until when the requester waits.
+fn waits_until(pending: &PendingCall<QueuedCall>, now_ms: u64) -> Instant {
+    let age = Duration::from_millis(now_ms.saturating_sub(pending.sent_ms));
+    Instant::now() + (pending.timeout + CLIENT_GRACE).saturating_sub(age)
 }
 
 async fn at(when: Option<Instant>) {

@@ -1,20 +1,23 @@
-//! What the environment says: every variable of the workers that this one replaces, of all their generations, and few of our
-//! own. Reads nothing but variables. What cannot be kept is refused with what to do instead; what has no meaning here is
-//! accepted, and told.
+//! Settings from environment variables: every variable of the workers that this one replaces, in
+//! all their generations, and a few of our own. Only variables are read. A setting that cannot be
+//! honoured is an error with an alternative; one without meaning here is accepted with a notice.
 
-mod address;
 mod broker;
-mod parts;
-mod reader;
-mod store;
-mod table;
+mod broker_address;
+mod components;
+mod env;
+mod storage;
+mod variables;
 
-pub use broker::{Broker, Credentials, Pool, Transport};
-pub use store::{Artifacts, Keys, Role, S3, ScopeOf, Store, Sync, SyncFrom};
-pub use table::{Described, described};
+pub use broker::{BrokerLogin, BrokerSettings, PoolMode, TransportKind};
+pub use storage::{
+    ArtifactBackend, ArtifactSharing, ArtifactsConfig, S3Access, S3Keys, S3Role, ToolOrigin,
+    ToolSyncConfig,
+};
+pub use variables::{VariableDescription, descriptions};
 
-use crate::{call::profile::Profile, wire::topic::Base};
-use reader::{Found, Reader, shown};
+use crate::{call::profile::ToolProfile, wire::topic::TopicBase};
+use env::{EnvReader, Variable, shown};
 use spec::{LogFormat, Money};
 use std::{
     ffi::{OsStr, OsString},
@@ -23,48 +26,48 @@ use std::{
     time::Duration,
 };
 
-/// The namespace where none is said.
-const NAMESPACE: &str = "solace-agent-mesh";
-/// The longest name of a pool: it is part of names of queues, sessions and subscriptions.
-const LONGEST_ID: usize = 64;
-/// What parked interpreters may take together, in bytes.
-const PARKED_BYTES: u64 = 512 << 20;
-/// What calls that wait may take together, in bytes: twelve of the largest.
-const WAITING_BYTES: usize = 128 << 20;
-/// The longest time that anything may be told to take.
-const LONGEST_SECONDS: u64 = 24 * 60 * 60;
+/// Default namespace.
+const DEFAULT_NAMESPACE: &str = "solace-agent-mesh";
+/// Maximum length of a pool id: it is part of the names of queues, sessions and subscriptions.
+const MAX_ID_BYTES: usize = 64;
+/// Maximum memory of all warm interpreters, in bytes.
+const MAX_WARM_BYTES: u64 = 512 << 20;
+/// Maximum memory of queued calls, in bytes: twelve of the largest.
+const MAX_WAITING_BYTES: usize = 128 << 20;
+/// Upper bound of all durations.
+const MAX_SECONDS: u64 = 24 * 60 * 60;
 
 /// All settings.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct WorkerSettings {
     /// The broker.
-    pub broker: Broker,
-    /// What all topics begin with; its namespace.
-    pub base: Base,
-    /// The pool that this worker belongs to.
+    pub broker: BrokerSettings,
+    /// Base of all topics, with the namespace.
+    pub base: TopicBase,
+    /// Id of the pool that this worker belongs to.
     pub worker_id: String,
-    /// Where tools come from.
-    pub tools: Tools,
-    /// How they are called.
-    pub calls: Calls,
-    /// Where artifacts are.
-    pub artifacts: Artifacts,
-    /// Where the worker tells how it is; none is nowhere.
+    /// Sources of tools.
+    pub tools: ToolSources,
+    /// Settings of calls.
+    pub calls: CallLimits,
+    /// Artifact settings.
+    pub artifacts: ArtifactsConfig,
+    /// Port of the health endpoint; none if it is disabled.
     pub health_port: Option<u16>,
-    /// How its log looks.
+    /// Log format.
     pub log: LogFormat,
 }
 
-impl Settings {
-    /// With whole paths: those that were not are from this folder, where the worker was started.
-    pub fn from_folder(mut self, folder: &Path) -> Settings {
+impl WorkerSettings {
+    /// Makes relative paths absolute, relative to the working directory.
+    pub fn from_folder(mut self, folder: &Path) -> WorkerSettings {
         let tools = &mut self.tools;
         let mut paths: Vec<&mut PathBuf> = tools.site_packages.iter_mut().collect();
         paths.extend([&mut tools.folder, &mut tools.manifest, &mut tools.python]);
-        if let Store::Files(artifacts) = &mut self.artifacts.store {
+        if let ArtifactBackend::Files(artifacts) = &mut self.artifacts.store {
             paths.push(artifacts);
         }
-        // What is whole stays as it is.
+        // Joining an absolute path keeps it.
         paths
             .into_iter()
             .for_each(|path| *path = folder.join(&path));
@@ -72,64 +75,66 @@ impl Settings {
     }
 }
 
-/// Where tools come from.
+/// Sources of tools.
 #[derive(Clone, Debug)]
-pub struct Tools {
-    /// The folder of all of it.
+pub struct ToolSources {
+    /// Root folder of tools.
     pub folder: PathBuf,
-    /// What there is.
+    /// Path of the manifest.
     pub manifest: PathBuf,
-    /// Where modules are.
+    /// Folder of Python modules.
     pub python: PathBuf,
-    /// Installed packages that are mounted.
+    /// Mounted folder of installed packages.
     pub site_packages: Option<PathBuf>,
-    /// Where packages come from, if not from the public index.
+    /// Package index, if it is not the public one.
     pub index: Option<String>,
-    /// A host whose packages are taken without TLS.
+    /// Host whose packages are taken without TLS.
     pub trusted_host: Option<String>,
-    /// Where they are fetched from, if so.
-    pub sync: Option<Sync>,
+    /// Object storage from which tools are synced, if any.
+    pub sync: Option<ToolSyncConfig>,
 }
 
-/// How tools are called.
+/// Settings of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Calls {
-    /// The interpreter; see [`Calls::interpreter`].
+pub struct CallLimits {
+    /// The interpreter that was configured; see [`CallLimits::interpreter`].
     pub python: Option<PathBuf>,
-    /// A tool's time where nobody says one.
+    /// Default timeout of a tool.
     pub default_timeout: Duration,
-    /// Its profile where nobody says one.
-    pub default_profile: Profile,
-    /// Calls at once.
+    /// Default profile of a tool.
+    pub default_profile: ToolProfile,
+    /// Number of concurrent calls.
     pub slots: usize,
-    /// Calls that wait, and what they take.
+    /// Maximum number of queued calls.
     pub waiting: usize,
-    /// See `waiting`.
+    /// Maximum memory of queued calls, in bytes.
     pub waiting_bytes: usize,
-    /// Interpreters that are kept ready, and what they take.
-    pub parked: usize,
-    /// See `parked`.
-    pub parked_bytes: u64,
-    /// How long calls may go on when the worker is told to end.
+    /// Maximum number of warm interpreters.
+    pub max_warm: usize,
+    /// Maximum memory of warm interpreters, in bytes.
+    pub max_warm_bytes: u64,
+    /// Grace period of running calls at a shutdown.
     pub drain: Duration,
-    /// The model that tools may ask.
-    pub model: Option<Model>,
+    /// Model that tools may use.
+    pub model: Option<ToolModel>,
 }
 
-/// A model of a provider of the configuration file.
+/// A model of a provider in the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Model {
+pub struct ToolModel {
+    /// Name of the provider.
     pub provider: String,
+    /// Name of the model.
     pub model: String,
-    /// What one call may spend on it.
+    /// Budget of one call.
     pub budget: Money,
-    /// What all may spend in a day (UTC), if that is said.
+    /// Daily budget of all calls (UTC), if there is one.
     pub day: Option<Money>,
 }
 
-impl Calls {
-    /// The interpreter: the one that was named, else the first that is there. Images of Python have theirs in `/usr/local`.
+impl CallLimits {
+    /// The configured interpreter, otherwise the first that exists. Python images have theirs in
+    /// `/usr/local`.
     pub fn interpreter(&self, is_there: impl Fn(&Path) -> bool) -> PathBuf {
         let usual = ["/usr/local/bin/python3", "/usr/bin/python3"].map(PathBuf::from);
         let [first, last] = usual;
@@ -141,36 +146,36 @@ impl Calls {
     }
 }
 
-/// Something about a variable that its owner should know. Says nothing secret.
+/// A notice about a variable. Contains no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// Which.
+pub struct SettingNotice {
+    /// Name of the variable.
     pub variable: String,
-    /// What.
+    /// The notice.
     pub message: String,
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for SettingNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}: {}", self.variable, self.message)
     }
 }
 
-/// Why the worker cannot start so. Says nothing secret.
+/// Why the worker cannot start with these settings. Contains no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Mistake {
-    /// The variable to look at.
+pub struct SettingError {
+    /// Name of the variable.
     pub variable: String,
-    /// What is wrong with it.
+    /// What is wrong.
     pub message: String,
-    /// What to do instead.
+    /// How to fix it.
     pub hint: String,
 }
 
-impl Mistake {
-    fn new(variable: &str, message: impl Into<String>, hint: impl Into<String>) -> Mistake {
-        Mistake {
+impl SettingError {
+    fn new(variable: &str, message: impl Into<String>, hint: impl Into<String>) -> SettingError {
+        SettingError {
             variable: variable.to_owned(),
             message: message.into(),
             hint: hint.into(),
@@ -178,31 +183,35 @@ impl Mistake {
     }
 }
 
-/// Reads the settings by a function that knows the variables.
-pub fn read(lookup: impl Fn(&str) -> Option<OsString>) -> Result<(Settings, Vec<Notice>), Mistake> {
-    let mut reader = Reader::new(&lookup);
+/// Reads the settings with a function that looks variables up.
+pub fn read(
+    lookup: impl Fn(&str) -> Option<OsString>,
+) -> Result<(WorkerSettings, Vec<SettingNotice>), SettingError> {
+    let mut reader = EnvReader::new(&lookup);
     refuse_weaker_modes(&reader)?;
-    let settings = Settings {
+    let settings = WorkerSettings {
         base: base(&mut reader)?,
         worker_id: worker_id(&reader)?,
         broker: broker::read(&mut reader)?,
         tools: tools(&mut reader)?,
         calls: calls(&mut reader)?,
-        artifacts: store::artifacts(&mut reader)?,
+        artifacts: storage::artifacts(&mut reader)?,
         health_port: health_port(&mut reader)?,
         log: log_format(&reader)?,
     };
-    for (name, why) in table::WITHOUT_MEANING {
+    for (name, why) in variables::WITHOUT_MEANING {
         if reader.is_set(name) {
-            reader.tell(name, format!("it has no meaning here: {why}"));
+            reader.notice(name, format!("it has no meaning here: {why}"));
         }
     }
     Ok((settings, reader.notices()))
 }
 
-/// Variables that look like ours and that nobody knows; most likely one of them was meant.
-pub fn strangers<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Vec<Notice> {
-    let ours = [
+/// Notices about unknown variables with our prefixes, with the name that was probably meant.
+pub fn unknown_variables<N: AsRef<OsStr>>(
+    names: impl IntoIterator<Item = N>,
+) -> Vec<SettingNotice> {
+    let prefixes = [
         "SAM_",
         "SANDBOX_",
         "SOLACE_",
@@ -211,9 +220,10 @@ pub fn strangers<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Vec<Not
         "TOOL_SYNC_",
         "OBJECT_STORAGE_",
     ];
-    let known: Vec<&str> = described().iter().map(|(name, ..)| *name).collect();
-    let is_strange =
-        |name: &&str| ours.iter().any(|ours| name.starts_with(ours)) && !known.contains(name);
+    let known: Vec<&str> = descriptions().iter().map(|(name, ..)| *name).collect();
+    let is_strange = |name: &&str| {
+        prefixes.iter().any(|prefixes| name.starts_with(prefixes)) && !known.contains(name)
+    };
     let mut notices = Vec::new();
     for name in names {
         let Some(name) = name.as_ref().to_str().filter(is_strange) else {
@@ -223,7 +233,7 @@ pub fn strangers<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Vec<Not
             Some(near) => format!("nobody knows it; was `{near}` meant?"),
             None => "nobody knows it".to_owned(),
         };
-        notices.push(Notice {
+        notices.push(SettingNotice {
             variable: shown(name),
             message,
         });
@@ -232,13 +242,13 @@ pub fn strangers<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Vec<Not
     notices
 }
 
-/// There is one way to run tools, and nothing switches it off.
-fn refuse_weaker_modes(reader: &Reader<'_>) -> Result<(), Mistake> {
+/// Tools always run in a sandbox; no setting disables it.
+fn refuse_weaker_modes(reader: &EnvReader<'_>) -> Result<(), SettingError> {
     for name in ["SANDBOX_MODE", "STR_SANDBOX_MODE"] {
         match reader.text(&[name])?.as_deref() {
             None | Some("bwrap" | "native") => {}
             Some(mode) => {
-                return Err(Mistake::new(
+                return Err(SettingError::new(
                     name,
                     format!(
                         "`{name}={}` would run tools outside a sandbox, which is never done",
@@ -254,19 +264,19 @@ fn refuse_weaker_modes(reader: &Reader<'_>) -> Result<(), Mistake> {
     Ok(())
 }
 
-fn base(reader: &mut Reader<'_>) -> Result<Base, Mistake> {
+fn base(reader: &mut EnvReader<'_>) -> Result<TopicBase, SettingError> {
     let found = reader.found(&["SAM_NAMESPACE", "NAMESPACE"])?;
     let (name, value) = found.map_or(("SAM_NAMESPACE", String::new()), |found| {
         (found.name, found.value)
     });
     if value.is_empty() {
-        reader.tell(
+        reader.notice(
             name,
-            format!("it is not set: the mesh `{NAMESPACE}` is served"),
+            format!("it is not set: the mesh `{DEFAULT_NAMESPACE}` is served"),
         );
     }
-    Base::new(&value, NAMESPACE).map_err(|flaw| {
-        Mistake::new(
+    TopicBase::new(&value, DEFAULT_NAMESPACE).map_err(|flaw| {
+        SettingError::new(
             name,
             format!("`{name}`: {flaw}"),
             "write it as the agents have it",
@@ -274,29 +284,30 @@ fn base(reader: &mut Reader<'_>) -> Result<Base, Mistake> {
     })
 }
 
-fn worker_id(reader: &Reader<'_>) -> Result<String, Mistake> {
+fn worker_id(reader: &EnvReader<'_>) -> Result<String, SettingError> {
     let id = reader
         .text(&["SAM_WORKER_ID"])?
         .unwrap_or_else(|| "sandbox-worker-001".to_owned());
     let is_plain = id
         .chars()
         .all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter));
-    match is_plain && id.len() <= LONGEST_ID {
-        true => Ok(id),
-        false => Err(Mistake::new(
+    if is_plain && id.len() <= MAX_ID_BYTES {
+        Ok(id)
+    } else {
+        Err(SettingError::new(
             "SAM_WORKER_ID",
             format!(
                 "`SAM_WORKER_ID`: `{}` cannot be the id of a worker",
                 shown(&id)
             ),
             format!(
-                "at most {LONGEST_ID} letters, digits and . _ -: it is part of names at the broker"
+                "at most {MAX_ID_BYTES} letters, digits and . _ -: it is part of names at the broker"
             ),
-        )),
+        ))
     }
 }
 
-fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
+fn tools(reader: &mut EnvReader<'_>) -> Result<ToolSources, SettingError> {
     let folder = reader
         .path(&["SAM_TOOLS_DIR"])?
         .unwrap_or_else(|| PathBuf::from("/tools"));
@@ -307,9 +318,10 @@ fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
         .path(&["TOOLS_PYTHON_DIR"])?
         .unwrap_or_else(|| folder.join("python"));
     let site_packages = reader.path(&["SAM_SITE_PACKAGES"])?;
-    let (index, trusted_host) = (index(reader)?, reader.text(&["PIP_TRUSTED_HOST"])?);
-    let sync = store::sync(reader)?;
-    Ok(Tools {
+    let index = index(reader)?;
+    let trusted_host = reader.text(&["PIP_TRUSTED_HOST"])?;
+    let sync = storage::sync(reader)?;
+    Ok(ToolSources {
         folder,
         manifest,
         python,
@@ -320,49 +332,47 @@ fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
     })
 }
 
-/// Where packages come from. Whoever installs them sees the address: what may be secret in it is refused, and not repeated.
-fn index(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {
-    let Some(Found { name, value }) = reader.found(&["PIP_INDEX_URL"])? else {
+/// The package index. Its URL is visible to package builds, so that one with credentials is refused
+/// and not repeated.
+fn index(reader: &EnvReader<'_>) -> Result<Option<String>, SettingError> {
+    let Some(Variable { name, value }) = reader.found(&["PIP_INDEX_URL"])? else {
         return Ok(None);
     };
-    match value.contains(['@', '?', '#']) {
-        false => Ok(Some(value)),
-        true => Err(Mistake::new(
+    if value.contains(['@', '?', '#']) {
+        Err(SettingError::new(
             name,
             format!("`{name}` has a name, a password or a query in it, which no sandbox is given"),
             "write https://HOST/simple; an index that asks who you are needs a mirror that does not, or wheels beside the manifest",
-        )),
+        ))
+    } else {
+        Ok(Some(value))
     }
 }
 
-fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {
-    let seconds = reader.number(&["DEFAULT_TIMEOUT_SECONDS"], 300, 1..=LONGEST_SECONDS)?;
+fn calls(reader: &mut EnvReader<'_>) -> Result<CallLimits, SettingError> {
+    let seconds = reader.number(&["DEFAULT_TIMEOUT_SECONDS"], 300, 1..=MAX_SECONDS)?;
     let slots = whole(reader.number(&["SANDBOX_MAX_CONCURRENT"], 4, 1..=512)?);
-    Ok(Calls {
+    Ok(CallLimits {
         python: reader.absolute(&["SANDBOX_PYTHON_BIN", "SAM_STR_PYTHON"])?,
         default_timeout: Duration::from_secs(seconds),
         default_profile: default_profile(reader)?,
         slots,
         waiting: whole(reader.number(&["SAM_MAX_WAITING"], 256, 0..=65_536)?),
-        waiting_bytes: WAITING_BYTES,
-        parked: whole(reader.number(&["SAM_WARM"], 2 * slots as u64, 0..=1024)?),
-        parked_bytes: PARKED_BYTES,
-        drain: Duration::from_secs(reader.number(
-            &["SAM_DRAIN_SECONDS"],
-            25,
-            0..=LONGEST_SECONDS,
-        )?),
+        waiting_bytes: MAX_WAITING_BYTES,
+        max_warm: whole(reader.number(&["SAM_WARM"], 2 * slots as u64, 0..=1024)?),
+        max_warm_bytes: MAX_WARM_BYTES,
+        drain: Duration::from_secs(reader.number(&["SAM_DRAIN_SECONDS"], 25, 0..=MAX_SECONDS)?),
         model: model(reader)?,
     })
 }
 
-/// A name that nobody knows is a mistake: the one that was meant may be the stricter.
-fn default_profile(reader: &Reader<'_>) -> Result<Profile, Mistake> {
-    let Some(Found { name, value }) = reader.found(&["SANDBOX_DEFAULT_PROFILE"])? else {
-        return Ok(Profile::Standard);
+/// An unknown name is an error: the profile that was meant may be stricter.
+fn default_profile(reader: &EnvReader<'_>) -> Result<ToolProfile, SettingError> {
+    let Some(Variable { name, value }) = reader.found(&["SANDBOX_DEFAULT_PROFILE"])? else {
+        return Ok(ToolProfile::Standard);
     };
-    Profile::named(&value).ok_or_else(|| {
-        Mistake::new(
+    ToolProfile::named(&value).ok_or_else(|| {
+        SettingError::new(
             name,
             format!("`{name}`: there is no profile `{}`", shown(&value)),
             "one of restrictive, standard, permissive",
@@ -370,15 +380,15 @@ fn default_profile(reader: &Reader<'_>) -> Result<Profile, Mistake> {
     })
 }
 
-fn model(reader: &Reader<'_>) -> Result<Option<Model>, Mistake> {
-    let usual = crate::ipc::USUAL_BUDGET.parse().unwrap_or_default();
+fn model(reader: &EnvReader<'_>) -> Result<Option<ToolModel>, SettingError> {
+    let usual = crate::ipc::DEFAULT_BUDGET.parse().unwrap_or_default();
     let budget = reader.money("SAM_LLM_BUDGET_USD")?.unwrap_or(usual);
     let day = reader.money("SAM_LLM_BUDGET_DAY_USD")?;
     match (
         reader.text(&["SAM_LLM_PROVIDER"])?,
         reader.text(&["SAM_LLM_MODEL"])?,
     ) {
-        (Some(provider), Some(model)) => Ok(Some(Model {
+        (Some(provider), Some(model)) => Ok(Some(ToolModel {
             provider,
             model,
             budget,
@@ -390,25 +400,25 @@ fn model(reader: &Reader<'_>) -> Result<Option<Model>, Mistake> {
     }
 }
 
-/// Two that are of use only together.
-fn half(there: &str, missing: &str) -> Mistake {
-    Mistake::new(
+/// An error for two variables of which only one is set.
+fn half(there: &str, missing: &str) -> SettingError {
+    SettingError::new(
         missing,
         format!("`{there}` is set, and `{missing}` is not"),
         "set both, or none",
     )
 }
 
-fn health_port(reader: &mut Reader<'_>) -> Result<Option<u16>, Mistake> {
+fn health_port(reader: &mut EnvReader<'_>) -> Result<Option<u16>, SettingError> {
     let port = reader.number(&["HEALTH_PORT"], 8081, 0..=u64::from(u16::MAX))?;
     Ok(u16::try_from(port).ok().filter(|port| *port != 0))
 }
 
-fn log_format(reader: &Reader<'_>) -> Result<LogFormat, Mistake> {
+fn log_format(reader: &EnvReader<'_>) -> Result<LogFormat, SettingError> {
     match reader.text(&["LOG_FORMAT"])?.as_deref() {
         None | Some("json" | "JSON") => Ok(LogFormat::Json),
         Some("text" | "TEXT" | "console") => Ok(LogFormat::Text),
-        Some(other) => Err(Mistake::new(
+        Some(other) => Err(SettingError::new(
             "LOG_FORMAT",
             format!("`LOG_FORMAT`: there is no format `{}`", shown(other)),
             "json or text",

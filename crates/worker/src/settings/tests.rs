@@ -1,10 +1,14 @@
 use super::*;
-use crate::transport::{self, Certificate, Patience, Tls, Trust, mqtt::Speaks};
+use crate::transport::{
+    self, BrokerTls, ClientCertificate, ReconnectPolicy, Trust, mqtt::MqttVersions,
+};
 use std::{cell::RefCell, collections::BTreeSet};
 
 type Environment<'a> = &'a [(&'a str, &'a str)];
 
-fn tried(environment: Environment<'_>) -> Result<(Settings, Vec<Notice>), Mistake> {
+fn tried(
+    environment: Environment<'_>,
+) -> Result<(WorkerSettings, Vec<SettingNotice>), SettingError> {
     read(|name| {
         environment
             .iter()
@@ -15,7 +19,7 @@ fn tried(environment: Environment<'_>) -> Result<(Settings, Vec<Notice>), Mistak
 }
 
 /// With a broker, which everything needs.
-fn given(environment: Environment<'_>) -> (Settings, Vec<Notice>) {
+fn given(environment: Environment<'_>) -> (WorkerSettings, Vec<SettingNotice>) {
     let mut whole = vec![
         ("SAM_TRANSPORT", "mqtt://broker"),
         ("SAM_NAMESPACE", "acme/dev"),
@@ -27,7 +31,7 @@ fn given(environment: Environment<'_>) -> (Settings, Vec<Notice>) {
 
 const MEMORY: &str = "ARTIFACT_SERVICE_TYPE";
 
-fn refused(environment: Environment<'_>) -> Mistake {
+fn refused(environment: Environment<'_>) -> SettingError {
     let mut whole = vec![
         ("SAM_TRANSPORT", "mqtt://broker"),
         ("SAM_NAMESPACE", "acme/dev"),
@@ -41,11 +45,11 @@ enum Does {
     /// They show it.
     Shows(&'static str),
     /// They are as they were, and one notice names it.
-    Notice,
+    SettingNotice,
     /// There are none.
     Refuses,
 }
-use Does::{Notice as Tells, Refuses, Shows};
+use Does::{Refuses, SettingNotice as Tells, Shows};
 
 /// Every variable of the specification, in its order: name, value, what else must be set, what it does.
 const SPECIFIED: &[(&str, &str, Environment<'static>, Does)] = &[
@@ -424,7 +428,7 @@ fn every_specified_variable_does_something_that_can_be_seen() {
 
 #[test]
 fn the_table_has_every_variable_once_and_every_one_of_them_is_read() {
-    let mut names: Vec<&str> = described().iter().map(|(name, ..)| *name).collect();
+    let mut names: Vec<&str> = descriptions().iter().map(|(name, ..)| *name).collect();
     for (name, ..) in SPECIFIED {
         assert!(names.contains(name), "{name} is not described");
     }
@@ -491,7 +495,7 @@ fn the_table_has_every_variable_once_and_every_one_of_them_is_read() {
     names.dedup();
     assert_eq!(names.len(), count);
     assert!(
-        described()
+        descriptions()
             .iter()
             .all(|(_, _, meaning)| !meaning.is_empty())
     );
@@ -512,7 +516,7 @@ fn what_an_image_sets_to_nothing_is_as_if_it_were_not_set() {
 #[test]
 fn defaults_are_those_of_the_workers_before() {
     let (settings, notices) = tried(&[("SOLACE_BROKER_URL", "broker:1883")]).unwrap();
-    let Settings {
+    let WorkerSettings {
         broker,
         base,
         worker_id,
@@ -527,15 +531,15 @@ fn defaults_are_those_of_the_workers_before() {
         ("solace-agent-mesh", "sandbox-worker-001")
     );
     assert_eq!(
-        broker.patience,
-        Patience {
+        broker.reconnect,
+        ReconnectPolicy {
             tries: 10,
             pause: Duration::from_secs(3)
         }
     );
     assert_eq!(
         (broker.pool, broker.speaks),
-        (Pool::Shared, Speaks::FiveOrThree)
+        (PoolMode::Shared, MqttVersions::FiveOrThree)
     );
     let credentials = broker.credentials.unwrap();
     assert_eq!(
@@ -548,10 +552,10 @@ fn defaults_are_those_of_the_workers_before() {
     assert_eq!(tools.manifest, Path::new("/tools/manifest.yaml"));
     assert_eq!(tools.python, Path::new("/tools/python"));
     assert!(tools.sync.is_none());
-    assert_eq!((calls.slots, calls.waiting, calls.parked), (4, 256, 8));
+    assert_eq!((calls.slots, calls.waiting, calls.max_warm), (4, 256, 8));
     assert_eq!(
         (calls.default_timeout, calls.default_profile),
-        (Duration::from_secs(300), Profile::Standard)
+        (Duration::from_secs(300), ToolProfile::Standard)
     );
     assert_eq!((health_port, log), (Some(8081), LogFormat::Json));
     let told: Vec<&str> = notices
@@ -573,62 +577,78 @@ fn an_address_says_how_to_speak() {
     let plain = |transport, host: &str, port| (transport, host.to_owned(), port, false);
     let encrypted = |transport, host: &str, port| (transport, host.to_owned(), port, true);
     for (name, value, expected) in [
-        ("SOLACE_HOST", "h:1883", plain(Transport::Mqtt, "h", 1883)),
+        (
+            "SOLACE_HOST",
+            "h:1883",
+            plain(TransportKind::Mqtt, "h", 1883),
+        ),
         (
             "SOLACE_HOST",
             "h:8883",
-            encrypted(Transport::Mqtt, "h", 8883),
+            encrypted(TransportKind::Mqtt, "h", 8883),
         ),
-        ("SOLACE_HOST", "h:5672", plain(Transport::Amqp, "h", 5672)),
+        (
+            "SOLACE_HOST",
+            "h:5672",
+            plain(TransportKind::Amqp, "h", 5672),
+        ),
         (
             "SOLACE_HOST",
             "h:5671",
-            encrypted(Transport::Amqp, "h", 5671),
+            encrypted(TransportKind::Amqp, "h", 5671),
         ),
-        ("SOLACE_HOST", "h:55554", plain(Transport::Dev, "h", 55554)),
+        (
+            "SOLACE_HOST",
+            "h:55554",
+            plain(TransportKind::Dev, "h", 55554),
+        ),
         (
             "SOLACE_HOST",
             "[::1]:1883",
-            plain(Transport::Mqtt, "::1", 1883),
+            plain(TransportKind::Mqtt, "::1", 1883),
         ),
         (
             "SOLACE_BROKER_URL",
             "tcp://h:8883",
-            encrypted(Transport::Mqtt, "h", 8883),
+            encrypted(TransportKind::Mqtt, "h", 8883),
         ),
         (
             "SOLACE_BROKER_URL",
             "tcps://h:1883/",
-            encrypted(Transport::Mqtt, "h", 1883),
+            encrypted(TransportKind::Mqtt, "h", 1883),
         ),
         (
             "SOLACE_BROKER_URL",
             "mqtt://h",
-            plain(Transport::Mqtt, "h", 1883),
+            plain(TransportKind::Mqtt, "h", 1883),
         ),
         (
             "SOLACE_BROKER_URL",
             "mqtts://h:18883",
-            encrypted(Transport::Mqtt, "h", 18883),
+            encrypted(TransportKind::Mqtt, "h", 18883),
         ),
         (
             "SOLACE_BROKER_URL",
             "amqp://h:5555",
-            plain(Transport::Amqp, "h", 5555),
+            plain(TransportKind::Amqp, "h", 5555),
         ),
         (
             "SOLACE_BROKER_URL",
             "AMQPS://h",
-            encrypted(Transport::Amqp, "h", 5671),
+            encrypted(TransportKind::Amqp, "h", 5671),
         ),
-        ("SAM_TRANSPORT", "tcp://h:1", plain(Transport::Dev, "h", 1)),
+        (
+            "SAM_TRANSPORT",
+            "tcp://h:1",
+            plain(TransportKind::Dev, "h", 1),
+        ),
         (
             "SAM_TRANSPORT",
             "tcp://[fe80::1]",
-            plain(Transport::Dev, "fe80::1", 55554),
+            plain(TransportKind::Dev, "fe80::1", 55554),
         ),
     ] {
-        let (Settings { broker, .. }, _) = tried(&[(name, value)]).unwrap();
+        let (WorkerSettings { broker, .. }, _) = tried(&[(name, value)]).unwrap();
         let read = (
             broker.transport,
             broker.host.clone(),
@@ -769,7 +789,7 @@ fn numbers_that_are_none_are_told_and_the_default_stays() {
         given(&[("SOLACE_RECONNECT_RETRIES", "0")])
             .0
             .broker
-            .patience
+            .reconnect
             .tries,
         0
     );
@@ -788,13 +808,13 @@ fn what_counts_otherwise_than_it_was_written_is_told() {
         )
     };
     let (settings, notices) = told(&[("SOLACE_RECONNECT_RETRIES", "-1")]);
-    assert_eq!(settings.broker.patience.tries, 0);
+    assert_eq!(settings.broker.reconnect.tries, 0);
     assert_eq!(
         notices,
         ["SOLACE_RECONNECT_RETRIES: -1 is taken for 0, which is for ever"]
     );
     let (settings, notices) = told(&[("SOLACE_RECONNECT_RETRIES", "ten")]);
-    assert_eq!((settings.broker.patience.tries, notices.len()), (10, 1));
+    assert_eq!((settings.broker.reconnect.tries, notices.len()), (10, 1));
     for scope in ["app", "namespace"] {
         let (_, notices) = told(&[("ARTIFACT_SCOPE", scope), ("ARTIFACT_SCOPE_VALUE", "ours")]);
         assert_eq!(
@@ -922,11 +942,11 @@ fn a_broker_that_encrypts_is_known_by_its_certificate_alone() {
         ("SOLACE_CLIENT_KEY_PATH", "/k.pem"),
     ];
     let (settings, _) = tried(&environment).unwrap();
-    let certificate = Certificate {
+    let certificate = ClientCertificate {
         chain: "/c.pem".into(),
         key: "/k.pem".into(),
     };
-    let expected = Tls {
+    let expected = BrokerTls {
         trust: Trust::Platform,
         certificate: Some(certificate),
         server_name: None,
@@ -944,7 +964,10 @@ fn names_that_look_like_ours_are_told_with_the_nearest() {
         "PATH",
         "SAM_ZZZZZZZZ",
     ];
-    let told: Vec<String> = strangers(names).iter().map(Notice::to_string).collect();
+    let told: Vec<String> = unknown_variables(names)
+        .iter()
+        .map(SettingNotice::to_string)
+        .collect();
     assert_eq!(
         told,
         [
@@ -975,7 +998,7 @@ fn paths_are_from_the_folder_where_the_worker_was_started() {
     );
     assert_eq!(settings.tools.python, Path::new("/home/ana/kit/python"));
     assert!(
-        matches!(settings.artifacts.store, Store::Files(folder) if folder == Path::new("/home/ana/art"))
+        matches!(settings.artifacts.store, ArtifactBackend::Files(folder) if folder == Path::new("/home/ana/art"))
     );
 }
 
@@ -984,12 +1007,12 @@ fn the_container_is_given_every_variable_and_the_document_tells_of_it() {
     let script = include_str!("../../../../container/run.sh");
     let (_, list) = script.split_once("variables=(").unwrap();
     let mut passed: Vec<&str> = list.split_once(')').unwrap().0.split_whitespace().collect();
-    let mut known: Vec<&str> = described().iter().map(|(name, ..)| *name).collect();
+    let mut known: Vec<&str> = descriptions().iter().map(|(name, ..)| *name).collect();
     passed.sort_unstable();
     known.sort_unstable();
     assert_eq!(passed, known);
     let document = include_str!("../../../../docs/worker.md");
-    for (name, default, meaning) in described() {
+    for (name, default, meaning) in descriptions() {
         let row = format!("| `{name}` | {default} | {meaning} |");
         assert!(document.contains(&row), "docs/worker.md lacks: {row}");
     }
@@ -998,7 +1021,7 @@ fn the_container_is_given_every_variable_and_the_document_tells_of_it() {
 #[test]
 fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
     let broker = |environment: Environment<'_>| given(environment).0.transport();
-    let transport::Broker::Mqtt(shared) = broker(&[]) else {
+    let transport::BrokerProtocol::Mqtt(shared) = broker(&[]) else {
         panic!("MQTT was asked for")
     };
     assert_eq!(shared.pool.as_deref(), Some("sandbox-worker-001"));
@@ -1006,7 +1029,7 @@ fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
         shared.client_id,
         transport::mqtt::ClientId::Unique(_)
     ));
-    let transport::Broker::Mqtt(session) = broker(&[("SAM_POOL", "session")]) else {
+    let transport::BrokerProtocol::Mqtt(session) = broker(&[("SAM_POOL", "session")]) else {
         panic!("MQTT was asked for")
     };
     assert_eq!(session.pool, None);
@@ -1020,7 +1043,7 @@ fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
         ("SOLACE_USERNAME", "ana"),
         ("SOLACE_VPN", "blue"),
     ];
-    let transport::Broker::Amqp(queue) = broker(&amqp) else {
+    let transport::BrokerProtocol::Amqp(queue) = broker(&amqp) else {
         panic!("AMQP was asked for")
     };
     assert_eq!(
@@ -1038,11 +1061,11 @@ fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
         ("SAM_QUEUE", "mine"),
         ("SAM_AMQP_ADDRESSES", "rabbitmq"),
     ]);
-    let transport::Broker::Amqp(queue) = settings.transport() else {
+    let transport::BrokerProtocol::Amqp(queue) = settings.transport() else {
         panic!("AMQP was asked for")
     };
     assert_eq!(queue.queue, "mine");
-    let transport::Broker::Dev(dev) = broker(&[("SAM_TRANSPORT", "tcp://[::1]:7")]) else {
+    let transport::BrokerProtocol::Dev(dev) = broker(&[("SAM_TRANSPORT", "tcp://[::1]:7")]) else {
         panic!("a development broker")
     };
     assert_eq!(dev.address, "[::1]:7");
@@ -1050,35 +1073,37 @@ fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
 
 #[test]
 fn stores_are_opened_by_what_was_said() {
-    use crate::artifacts::{Credentials, Kind, Place, Sharing};
+    use crate::artifacts::{ArtifactLocation, BucketCredentials, BucketKind, Sharing};
     let keys = [
         ("AWS_ACCESS_KEY_ID", "AKIA"),
         ("AWS_SECRET_ACCESS_KEY", "canary"),
         S3_STORE[0],
         S3_STORE[1],
     ];
-    let shelf = given(&keys).0.shelf();
-    assert_eq!(shelf.sharing, Sharing::Namespace("acme/dev".to_owned()));
-    let Place::Bucket(remote) = shelf.place else {
+    let store = given(&keys).0.artifact_store();
+    assert_eq!(store.sharing, Sharing::Namespace("acme/dev".to_owned()));
+    let ArtifactLocation::Bucket(remote) = store.place else {
         panic!("a bucket was asked for")
     };
     assert_eq!(
         (remote.kind, remote.bucket.as_str(), remote.region.as_str()),
-        (Kind::S3, "b", "us-east-1")
+        (BucketKind::S3, "b", "us-east-1")
     );
-    assert!(matches!(remote.credentials, Credentials::Keys { secret, .. } if secret == "canary"));
+    assert!(
+        matches!(remote.credentials, BucketCredentials::Keys { secret, .. } if secret == "canary")
+    );
     let role = [
         S3_STORE[0],
         S3_STORE[1],
         ("AWS_ROLE_ARN", "r"),
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t"),
     ];
-    let Place::Bucket(remote) = given(&role).0.shelf().place else {
+    let ArtifactLocation::Bucket(remote) = given(&role).0.artifact_store().place else {
         panic!("a bucket was asked for")
     };
     assert!(matches!(
         remote.credentials,
-        Credentials::WebIdentity { .. }
+        BucketCredentials::WebIdentity { .. }
     ));
     assert!(given(&[]).0.tool_sync().is_none());
     let gcs = [
@@ -1093,22 +1118,22 @@ fn stores_are_opened_by_what_was_said() {
     );
     assert!(matches!(
         (sync.remote.kind, sync.remote.credentials),
-        (Kind::Gcs, Credentials::Machine)
+        (BucketKind::Gcs, BucketCredentials::Machine)
     ));
     let custom = [
         ("ARTIFACT_SCOPE", "custom"),
         ("ARTIFACT_SCOPE_VALUE", "ours"),
     ];
     assert_eq!(
-        given(&custom).0.shelf().sharing,
+        given(&custom).0.artifact_store().sharing,
         Sharing::Namespace("ours".to_owned())
     );
 }
 
 proptest::proptest! {
     #[test]
-    fn no_value_of_any_variable_makes_it_panic(name in 0..described().len(), value in "\\PC{0,40}", beside in "[a-z]{2,5}s?://\\PC{0,20}") {
-        let name = described()[name].0;
+    fn no_value_of_any_variable_makes_it_panic(name in 0..descriptions().len(), value in "\\PC{0,40}", beside in "[a-z]{2,5}s?://\\PC{0,20}") {
+        let name = descriptions()[name].0;
         let environment = [("SAM_TRANSPORT", beside.as_str()), (name, value.as_str())];
         _ = tried(&environment);
         _ = tried(&environment[1..]);

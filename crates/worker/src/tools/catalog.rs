@@ -1,28 +1,29 @@
-//! Keeps the catalog as the manifest and the code are: looks every second, prepares what changed, and tells what is wrong
-//! once.
+//! Keeps the catalog in sync with the manifest and the code: scans every second, prepares what
+//! changed, and reports each problem once.
 //!
 //! ```text
-//! look ─▶ slots ─┬─ as before ─────────────────────────────────────────────▶ served
-//!                ├─ new, other entry, other code ─▶ prepared ─┬─ well ──────▶ served
-//!                │                                            └─ failed ────▶ tried again, after a growing pause; what was served stays
-//!                ├─ its program is not there ─▶ left out, until it is
-//!                └─ gone ─▶ left out
+//! scan ─▶ slots ─┬─ unchanged ──────────────────────────────────────────────▶ served
+//!                ├─ new entry, changed entry or code ─▶ prepared ─┬─ ok ─────▶ served
+//!                │                                                └─ failed ─▶ retried with backoff; the old version stays
+//!                ├─ program missing ─▶ left out until it exists
+//!                └─ removed ─▶ left out
 //! ```
-//! While an entry that was served is prepared anew, it is served as it was, with the new code's stamp and the entry's new bounds,
-//! as long as what it runs is the same. So is what comes too late, from code that has changed since: where something changes all
-//! the time, nothing else would ever come. A Python module that is nowhere is served, too: whoever calls it is told so.
+//! While an entry is prepared again, its old version is served with the new code's stamp and the
+//! new limits, as long as it runs the same program. So is a late result for code that has changed
+//! since: with constant changes nothing else would ever be served. A missing Python module is
+//! served, too, so that its callers get an error.
 
 use super::{
     Catalog, Stamp, Tool,
-    look::{Found, Look, Memory, Placed, look},
-    manifest::Entry,
+    manifest::ManifestEntry,
     packages::Installer,
-    prepare::{Prepared, prepare},
-    probe::{Asker, with_known},
-    problem::Problem,
+    prepare::{PreparedEntry, prepare},
+    probe::{SchemaProbe, with_known},
+    problem::ToolProblem,
+    scan::{LocatedCode, Scan, ScanState, ScannedEntry, scan},
     wheels::Wheels,
 };
-use crate::wire::{answer::ToolCard, topic::Base};
+use crate::wire::{answer::ToolCard, topic::TopicBase};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -35,99 +36,101 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-/// How often is looked.
-pub const EVERY: Duration = Duration::from_secs(1);
-/// Where looking takes long, it is rested for so many times as long: large folders shall not keep a CPU busy.
-const REST: u32 = 20;
-/// Entries that are prepared at once: each is a box.
-const MOST_PREPARED: usize = 2;
-/// Until what failed is tried again: at first, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Reports that wait to be read; more are told once there is room.
-const MOST_REPORTS: usize = 1024;
-/// How often folders of packages are swept.
-const SWEPT: Duration = Duration::from_secs(3600);
-/// How long tools may keep those waiting at the start that are ready.
-pub const FIRST: Duration = Duration::from_secs(15);
+/// Interval between scans.
+pub const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+/// After a slow scan, pause this many times its duration, so that large folders do not keep a CPU
+/// busy.
+const REST_FACTOR: u32 = 20;
+/// Concurrent preparations: each uses a sandbox.
+const MAX_PREPARING: usize = 2;
+/// Backoff after a failed preparation.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
+/// Capacity of the report channel; reports that do not fit are repeated later.
+const MAX_REPORTS: usize = 1024;
+/// Interval between sweeps of package folders.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+/// Maximum delay of the first catalog for slow tools.
+pub const FIRST_CATALOG_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Where tools are.
+/// Settings of the catalog.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The manifest; wheels are in `wheels/` beside it.
+pub struct CatalogSettings {
+    /// The manifest; wheels are in `wheels/` next to it.
     pub manifest: PathBuf,
-    /// What `tool_dir` and `executable` are relative to.
+    /// Base of `tool_dir` and `executable`.
     pub folder: PathBuf,
-    /// What Python tools are imported from. It need not be there.
+    /// Import path of Python tools. It may be absent.
     pub python_dir: PathBuf,
-    /// A folder of packages that somebody else keeps.
+    /// A folder of packages that the operator maintains.
     pub site: Option<PathBuf>,
-    /// The interpreter, as it is inside.
+    /// Path of the interpreter inside the sandbox.
     pub python: PathBuf,
-    /// Who installs packages; with nobody, entries that need some are left out.
+    /// Installs packages; without it, entries that need packages are left out.
     pub installer: Option<Installer>,
-    /// Whose topics names must fit.
-    pub base: Base,
-    /// How often is looked: [`EVERY`].
+    /// Base of topics, which tool names must fit.
+    pub base: TopicBase,
+    /// Interval between scans: [`SCAN_INTERVAL`].
     pub every: Duration,
 }
 
-/// What is to be told to whoever looks after the tools.
+/// A report for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Report {
-    /// Something is wrong; what it is about is served all the same, or was never to be.
-    Problem(Problem),
-    /// An entry that was served does not say what it is now: what was known of it is served further.
-    Kept(Problem),
-    /// An entry cannot be served: the mesh is told, too.
+pub enum ToolReport {
+    /// A problem that does not keep its tool from being served, or concerns no tool.
+    Problem(ToolProblem),
+    /// An entry can no longer be described: its old description is used.
+    Kept(ToolProblem),
+    /// An entry cannot be served; the mesh is told as well.
     Failed {
-        /// Its name, as topics have it.
+        /// Name of the tool, as in topics.
         tool: String,
         /// What is wrong.
-        problem: Problem,
+        problem: ToolProblem,
     },
-    /// Nothing is wrong.
+    /// Progress; nothing is wrong.
     Note(String),
 }
 
-/// Entries that are being prepared; nothing before the first look. Reports and the catalog are there before this is.
-pub type Pending = Option<BTreeSet<String>>;
+/// Entries that are being prepared; none before the first scan. It is updated after reports and
+/// catalog.
+pub type PendingEntries = Option<BTreeSet<String>>;
 
-/// Keeps a catalog for as long as somebody reads it. It is empty at first, and told of as changed once every tool has been looked
-/// at, or after [`FIRST`]: what needs longer comes later.
-pub fn watch<A: Asker>(
-    settings: Settings,
-    asker: Arc<A>,
-) -> (channel::Receiver<Catalog>, mpsc::Receiver<Report>) {
-    let (catalog, reports, _) = watch_all(settings, asker);
+/// Watches the tools as long as the catalog has readers. The catalog is empty at first and changes
+/// once every tool has been prepared, or after [`FIRST_CATALOG_TIMEOUT`]; slower tools follow.
+pub fn watch<A: SchemaProbe>(
+    settings: CatalogSettings,
+    probe: Arc<A>,
+) -> (channel::Receiver<Catalog>, mpsc::Receiver<ToolReport>) {
+    let (catalog, reports, _) = watch_all(settings, probe);
     (catalog, reports)
 }
 
-/// The same, for whoever waits until everything is prepared, however long that takes.
-pub fn watch_all<A: Asker>(
-    settings: Settings,
-    asker: Arc<A>,
+/// As [`watch`], and tells which entries are still being prepared.
+pub fn watch_all<A: SchemaProbe>(
+    settings: CatalogSettings,
+    probe: Arc<A>,
 ) -> (
     channel::Receiver<Catalog>,
-    mpsc::Receiver<Report>,
-    channel::Receiver<Pending>,
+    mpsc::Receiver<ToolReport>,
+    channel::Receiver<PendingEntries>,
 ) {
-    let (out, catalog) = channel::channel(Catalog::default());
-    let (reports, reported) = mpsc::channel(MOST_REPORTS);
+    let (published, catalog) = channel::channel(Catalog::default());
+    let (reports, reported) = mpsc::channel(MAX_REPORTS);
     let (pending, awaited) = channel::channel(None);
     let watcher = Watcher {
         settings: Arc::new(settings),
-        asker,
-        memory: Memory::default(),
+        probe,
+        scan_state: ScanState::default(),
         slots: BTreeMap::new(),
         common: Vec::new(),
-        told: BTreeSet::new(),
+        reported: BTreeSet::new(),
         jobs: JoinSet::new(),
-        turns: Arc::new(Semaphore::new(MOST_PREPARED)),
+        turns: Arc::new(Semaphore::new(MAX_PREPARING)),
         generation: 0,
         began: Instant::now(),
-        out,
-        is_out: false,
+        published,
+        is_published: false,
         reports,
         pending,
     };
@@ -135,61 +138,63 @@ pub fn watch_all<A: Asker>(
     (catalog, reported, awaited)
 }
 
-/// What an entry is made from; anything else must be prepared anew.
+/// Everything that an entry depends on; a change means another preparation.
 #[derive(Clone, Debug, PartialEq)]
-struct Target {
-    entry: Entry,
-    found: Result<Found, Problem>,
+struct SlotTarget {
+    entry: ManifestEntry,
+    found: Result<LocatedCode, ToolProblem>,
     wheels: Stamp,
 }
 
 #[derive(Debug)]
 struct Slot {
-    target: Target,
+    target: SlotTarget,
     line: u64,
-    /// Which preparation it waits for.
+    /// Number of the pending preparation.
     generation: u64,
-    /// Which preparation its tools are of.
+    /// Number of the preparation that the tools are from.
     shown: u64,
     is_preparing: bool,
-    /// Gone with the slot: a preparation that nobody waits for any more does not take its turn.
+    /// Dropped with the slot, so that an obsolete preparation does not start.
     _wanted: Option<oneshot::Sender<()>>,
     tools: Vec<Arc<Tool>>,
-    failure: Option<Problem>,
-    notes: Vec<Problem>,
-    /// What is wrong with what all entries share.
-    common: Vec<Problem>,
-    again: Option<Instant>,
-    pause: Duration,
+    failure: Option<ToolProblem>,
+    notes: Vec<ToolProblem>,
+    /// Problems that all entries share.
+    common: Vec<ToolProblem>,
+    retry_at: Option<Instant>,
+    retry_delay: Duration,
 }
 
 impl Slot {
-    fn try_again(&mut self) {
-        self.again = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    fn schedule_retry(&mut self) {
+        self.retry_at = Some(Instant::now() + self.retry_delay);
+        self.retry_delay = (self.retry_delay * 2).min(MAX_RETRY_DELAY);
     }
 
-    /// Takes over what it waited for.
-    fn take(&mut self, prepared: Prepared) {
+    /// Takes over the result of a preparation.
+    fn apply(&mut self, prepared: PreparedEntry) {
         self.is_preparing = false;
-        (self.notes, self.common) = (prepared.notes, prepared.common);
+        self.notes = prepared.notes;
+        self.common = prepared.common;
         let has_packages = self.tools.iter().any(|tool| tool.code.packages.is_some());
         match prepared.tools {
-            // Packages of before are better than none.
-            Ok(_) if prepared.lacks_packages && has_packages => self.try_again(),
+            // Old packages are better than none.
+            Ok(_) if prepared.lacks_packages && has_packages => self.schedule_retry(),
             Ok(mut tools) => {
-                (self.shown, self.failure) = (self.generation, None);
-                if let Some(problem) = prepared.untold {
+                self.shown = self.generation;
+                self.failure = None;
+                if let Some(problem) = prepared.discovery_problem {
                     tools
                         .iter_mut()
-                        .for_each(|tool| self.tell_as_before(tool, &problem));
+                        .for_each(|tool| self.keep_known_card(tool, &problem));
                 }
                 self.tools = tools.into_iter().map(Arc::new).collect();
                 if prepared.is_partial {
-                    self.try_again();
+                    self.schedule_retry();
                 } else {
-                    self.pause = SHORTEST_PAUSE;
-                    self.again = self
+                    self.retry_delay = MIN_RETRY_DELAY;
+                    self.retry_at = self
                         .target
                         .entry
                         .refresh
@@ -198,13 +203,13 @@ impl Slot {
             }
             Err(problem) => {
                 self.failure = Some(problem);
-                self.try_again();
+                self.schedule_retry();
             }
         }
     }
 
-    /// Agents keep what they know of a tool that does not say what it is any more.
-    fn tell_as_before(&mut self, tool: &mut Tool, problem: &Problem) {
+    /// Keeps the known description of a tool that can no longer be described.
+    fn keep_known_card(&mut self, tool: &mut Tool, problem: &ToolProblem) {
         let is_known = |card: &ToolCard| card.description.is_some() || card.parameters.is_some();
         let is_it = |before: &&Arc<Tool>| before.name == tool.name && before.what == tool.what;
         match self
@@ -220,7 +225,7 @@ impl Slot {
             }
             None => {
                 let message = format!("{}; agents are told its name alone", problem.message);
-                self.notes.push(Problem {
+                self.notes.push(ToolProblem {
                     message,
                     ..problem.clone()
                 });
@@ -228,81 +233,86 @@ impl Slot {
         }
     }
 
-    /// Something changed meanwhile, which need not be what was asked: served until the answer of the new code is there, instead
-    /// of nothing, or of what still older code said.
-    fn take_late(&mut self, job: Job) {
+    /// Takes over a result for an older version of the entry: better than nothing, or than the
+    /// result of a still older version, until the next one is there.
+    fn apply_late(&mut self, job: Job) {
         let is_better =
             self.tools.is_empty() || job.generation > self.shown && !job.prepared.is_partial;
-        let is_same = self.target.is_same_thing(&job.entry, &job.found);
+        let is_same = self.target.runs_same_program(&job.entry, &job.found);
         if let (true, Ok(tools), Ok(found)) =
             (is_better && is_same, job.prepared.tools, &self.target.found)
         {
-            let meanwhile = |tool: &Tool| meanwhile(tool, &job.entry, &self.target.entry, found);
-            (self.tools, self.shown) = (tools.iter().map(meanwhile).collect(), job.generation);
+            let served_meanwhile =
+                |tool: &Tool| served_meanwhile(tool, &job.entry, &self.target.entry, found);
+            self.tools = tools.iter().map(served_meanwhile).collect();
+            self.shown = job.generation;
         }
     }
 }
 
-/// A preparation that has ended, and what it was of.
+/// A finished preparation.
 struct Job {
-    entry: Entry,
-    found: Found,
+    entry: ManifestEntry,
+    found: LocatedCode,
     generation: u64,
-    prepared: Prepared,
+    prepared: PreparedEntry,
 }
 
 struct Watcher<A> {
-    settings: Arc<Settings>,
-    asker: Arc<A>,
-    memory: Memory,
+    settings: Arc<CatalogSettings>,
+    probe: Arc<A>,
+    scan_state: ScanState,
     slots: BTreeMap<String, Slot>,
-    /// What is wrong with the manifest.
-    common: Vec<Problem>,
-    told: BTreeSet<Report>,
+    /// Problems of the manifest.
+    common: Vec<ToolProblem>,
+    reported: BTreeSet<ToolReport>,
     jobs: JoinSet<Option<Job>>,
     turns: Arc<Semaphore>,
     generation: u64,
     began: Instant,
-    out: channel::Sender<Catalog>,
-    is_out: bool,
-    reports: mpsc::Sender<Report>,
-    pending: channel::Sender<Pending>,
+    published: channel::Sender<Catalog>,
+    is_published: bool,
+    reports: mpsc::Sender<ToolReport>,
+    pending: channel::Sender<PendingEntries>,
 }
 
-impl<A: Asker> Watcher<A> {
+impl<A: SchemaProbe> Watcher<A> {
     async fn run(mut self) {
-        let mut looks = tokio::time::interval(self.settings.every);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut sweeps = tokio::time::interval_at(Instant::now() + SWEPT, SWEPT);
+        let mut scans = tokio::time::interval(self.settings.every);
+        scans.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sweeps = tokio::time::interval_at(Instant::now() + SWEEP_INTERVAL, SWEEP_INTERVAL);
         loop {
             tokio::select! {
-                _ = looks.tick() => {
+                _ = scans.tick() => {
                     let began = Instant::now();
-                    self.look().await;
-                    looks.reset_after(self.settings.every.max(began.elapsed() * REST));
+                    self.rescan().await;
+                    scans.reset_after(self.settings.every.max(began.elapsed() * REST_FACTOR));
                 }
                 Some(job) = self.jobs.join_next() => match job {
                     Ok(Some(job)) => self.prepared(job),
                     Ok(None) => {}
-                    Err(_) => self.lost(),
+                    Err(_) => self.preparation_lost(),
                 },
                 _ = sweeps.tick() => self.sweep().await,
-                () = self.out.closed() => return,
+                () = self.published.closed() => return,
             }
             self.publish();
         }
     }
 
-    async fn look(&mut self) {
-        let (settings, memory) = (self.settings.clone(), std::mem::take(&mut self.memory));
-        let looked = tokio::task::spawn_blocking(move || look(&settings, memory)).await;
-        let Ok((look, memory)) = looked else { return };
-        self.memory = memory;
-        let Look {
+    async fn rescan(&mut self) {
+        let settings = self.settings.clone();
+        let scan_state = std::mem::take(&mut self.scan_state);
+        let looked = tokio::task::spawn_blocking(move || scan(&settings, scan_state)).await;
+        let Ok((scan, scan_state)) = looked else {
+            return;
+        };
+        self.scan_state = scan_state;
+        let Scan {
             placed,
             problems,
             wheels,
-        } = look;
+        } = scan;
         self.common = problems;
         let names: BTreeSet<String> = placed
             .iter()
@@ -310,48 +320,54 @@ impl<A: Asker> Watcher<A> {
             .collect();
         self.slots.retain(|name, _| names.contains(name));
         for placed in placed {
-            self.place(placed, &wheels);
+            self.update_slot(placed, &wheels);
         }
     }
 
-    /// Takes over what is seen of an entry, and has it prepared if it is its time.
-    fn place(&mut self, placed: Placed, wheels: &Wheels) {
-        let Placed { entry, code: found } = placed;
-        let (name, line) = (entry.name.clone(), entry.line);
-        let target = Target {
-            entry: Entry { line: 0, ..entry },
+    /// Updates the slot of a scanned entry and starts a preparation if it is due.
+    fn update_slot(&mut self, placed: ScannedEntry, wheels: &Wheels) {
+        let ScannedEntry { entry, code: found } = placed;
+        let name = entry.name.clone();
+        let line = entry.line;
+        let target = SlotTarget {
+            entry: ManifestEntry { line: 0, ..entry },
             found,
             wheels: wheels.stamp,
         };
         let slot = match self.slots.remove(&name) {
             Some(slot) if slot.target == target => Slot { line, ..slot },
-            before => self.renewed(before, target, line),
+            before => self.replace_slot(before, target, line),
         };
         let slot = self.slots.entry(name.clone()).insert_entry(slot).into_mut();
-        let is_due = !slot.is_preparing && slot.again.is_some_and(|at| at <= Instant::now());
+        let is_due = !slot.is_preparing && slot.retry_at.is_some_and(|at| at <= Instant::now());
         if let (true, Ok(found)) = (is_due, slot.target.found.clone()) {
             slot.is_preparing = true;
-            let (entry, generation) = (slot.target.entry.clone(), slot.generation);
+            let entry = slot.target.entry.clone();
+            let generation = slot.generation;
             let (wanted, unwanted) = oneshot::channel();
             slot._wanted = Some(wanted);
             self.start(entry, found, wheels.clone(), generation, unwanted);
         }
     }
 
-    /// A slot for another target. What was served stays if it is the same thing, of other code or with other words.
-    fn renewed(&mut self, before: Option<Slot>, target: Target, line: u64) -> Slot {
+    /// A slot for a changed entry. Its tools stay if they run the same program.
+    fn replace_slot(&mut self, before: Option<Slot>, target: SlotTarget, line: u64) -> Slot {
         self.generation += 1;
         let (shown, tools) = match (&before, &target.found) {
-            (Some(before), Ok(found)) if before.target.is_same_thing(&target.entry, found) => {
-                let meanwhile =
-                    |tool: &Arc<Tool>| meanwhile(tool, &before.target.entry, &target.entry, found);
-                (before.shown, before.tools.iter().map(meanwhile).collect())
+            (Some(before), Ok(found)) if before.target.runs_same_program(&target.entry, found) => {
+                let served_meanwhile = |tool: &Arc<Tool>| {
+                    served_meanwhile(tool, &before.target.entry, &target.entry, found)
+                };
+                (
+                    before.shown,
+                    before.tools.iter().map(served_meanwhile).collect(),
+                )
             }
             _ => (0, Vec::new()),
         };
         Slot {
             failure: target.found.clone().err(),
-            again: Some(Instant::now()),
+            retry_at: Some(Instant::now()),
             target,
             line,
             generation: self.generation,
@@ -361,33 +377,32 @@ impl<A: Asker> Watcher<A> {
             tools,
             notes: Vec::new(),
             common: Vec::new(),
-            pause: SHORTEST_PAUSE,
+            retry_delay: MIN_RETRY_DELAY,
         }
     }
 
     fn start(
         &mut self,
-        entry: Entry,
-        found: Found,
+        entry: ManifestEntry,
+        found: LocatedCode,
         wheels: Wheels,
         generation: u64,
         unwanted: oneshot::Receiver<()>,
     ) {
-        let (settings, asker, turns) = (
-            self.settings.clone(),
-            self.asker.clone(),
-            self.turns.clone(),
-        );
+        let settings = self.settings.clone();
+        let probe = self.probe.clone();
+        let turns = self.turns.clone();
         let reports = self.reports.clone();
         self.jobs.spawn(async move {
             let _turn = tokio::select! {
                 turn = turns.acquire() => turn,
                 _ = unwanted => return None,
             };
-            let tell = |text: String| {
-                _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)))
+            let report = |text: String| {
+                _ = reports.try_send(ToolReport::Note(format!("tool `{}`: {text}", entry.name)))
             };
-            let prepared = prepare(&settings, &*asker, &entry, found.clone(), &wheels, tell).await;
+            let prepared =
+                prepare(&settings, &*probe, &entry, found.clone(), &wheels, report).await;
             Some(Job {
                 entry,
                 found,
@@ -399,40 +414,48 @@ impl<A: Asker> Watcher<A> {
 
     fn prepared(&mut self, job: Job) {
         match self.slots.get_mut(&job.entry.name) {
-            Some(slot) if slot.generation == job.generation => slot.take(job.prepared),
-            Some(slot) => slot.take_late(job),
+            Some(slot) if slot.generation == job.generation => slot.apply(job.prepared),
+            Some(slot) => slot.apply_late(job),
             None => {}
         }
     }
 
-    /// A preparation failed in a way of its own, and does not say which it was.
-    fn lost(&mut self) {
+    /// A preparation panicked; which one is unknown.
+    fn preparation_lost(&mut self) {
         for slot in self.slots.values_mut().filter(|slot| slot.is_preparing) {
             self.generation += 1;
-            (slot.generation, slot.is_preparing) = (self.generation, false);
-            slot.try_again();
+            slot.generation = self.generation;
+            slot.is_preparing = false;
+            slot.schedule_retry();
         }
     }
 
-    /// Tells what is new: the catalog if it is another, and what is wrong that was not before.
+    /// Publishes a changed catalog and new problems.
     fn publish(&mut self) {
         let mut catalog: BTreeMap<String, Arc<Tool>> = BTreeMap::new();
-        let mut current: BTreeSet<Report> =
-            self.common.iter().cloned().map(Report::Problem).collect();
+        let mut current: BTreeSet<ToolReport> = self
+            .common
+            .iter()
+            .cloned()
+            .map(ToolReport::Problem)
+            .collect();
         for (name, slot) in &self.slots {
-            let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
-            current.extend(slot.common.iter().cloned().map(Report::Problem));
+            let located = |problem: &ToolProblem| problem.clone().of(name).at(slot.line);
+            current.extend(slot.common.iter().cloned().map(ToolReport::Problem));
             current.extend(
                 slot.notes
                     .iter()
-                    .map(|problem| Report::Problem(told(problem))),
+                    .map(|problem| ToolReport::Problem(located(problem))),
             );
-            let failed = |problem: &Problem| match slot.tools.is_empty() {
-                true => Report::Failed {
-                    tool: name.clone(),
-                    problem: told(problem),
-                },
-                false => Report::Kept(kept(told(problem))),
+            let failed = |problem: &ToolProblem| {
+                if slot.tools.is_empty() {
+                    ToolReport::Failed {
+                        tool: name.clone(),
+                        problem: located(problem),
+                    }
+                } else {
+                    ToolReport::Kept(kept_problem(located(problem)))
+                }
             };
             current.extend(slot.failure.iter().map(failed));
             for tool in &slot.tools {
@@ -444,37 +467,38 @@ impl<A: Asker> Watcher<A> {
                         "another entry has a tool `{}`, too, which is served",
                         tool.name
                     );
-                    current.insert(Report::Problem(told(&Problem::new(
+                    current.insert(ToolReport::Problem(located(&ToolProblem::new(
                         message,
                         "rename one of them",
                     ))));
                 }
             }
         }
-        // What does not fit is told another time.
+        // Reports that do not fit are sent again later.
         let reports = &self.reports;
         current.retain(|report| {
-            self.told.contains(report) || reports.try_send(report.clone()).is_ok()
+            self.reported.contains(report) || reports.try_send(report.clone()).is_ok()
         });
-        self.told = current;
+        self.reported = current;
         let pending = self
             .slots
             .iter()
             .filter(|(_, slot)| slot.is_preparing)
             .map(|(name, _)| name.clone());
         let pending: BTreeSet<String> = pending.collect();
-        if self.is_out || pending.is_empty() || self.began.elapsed() >= FIRST {
-            let is_first = !std::mem::replace(&mut self.is_out, true);
+        if self.is_published || pending.is_empty() || self.began.elapsed() >= FIRST_CATALOG_TIMEOUT
+        {
+            let is_first = !std::mem::replace(&mut self.is_published, true);
             if is_first && !pending.is_empty() {
                 let names: Vec<String> = pending.iter().map(|name| format!("`{name}`")).collect();
                 let text = format!(
                     "still being prepared after {} s: {}",
-                    FIRST.as_secs(),
+                    FIRST_CATALOG_TIMEOUT.as_secs(),
                     names.join(", ")
                 );
-                _ = self.reports.try_send(Report::Note(text));
+                _ = self.reports.try_send(ToolReport::Note(text));
             }
-            self.out.send_if_modified(|now| {
+            self.published.send_if_modified(|now| {
                 let is_other = **now != catalog;
                 if is_other {
                     *now = Arc::new(catalog);
@@ -497,9 +521,9 @@ impl<A: Asker> Watcher<A> {
     }
 }
 
-impl Target {
-    /// Whether it runs the same, whatever else is said of it.
-    fn is_same_thing(&self, entry: &Entry, found: &Found) -> bool {
+impl SlotTarget {
+    /// Whether the entry runs the same program.
+    fn runs_same_program(&self, entry: &ManifestEntry, found: &LocatedCode) -> bool {
         let is_program = self
             .found
             .as_ref()
@@ -508,22 +532,28 @@ impl Target {
     }
 }
 
-fn kept(problem: Problem) -> Problem {
-    Problem {
+fn kept_problem(problem: ToolProblem) -> ToolProblem {
+    ToolProblem {
         message: format!("{}; what was known of it before is served", problem.message),
         ..problem
     }
 }
 
-/// A tool as it is served until it is prepared anew: its code and its bounds are already the new ones.
-fn meanwhile(tool: &Tool, before: &Entry, now: &Entry, found: &Found) -> Arc<Tool> {
+/// A tool until its new version is prepared: with the new code and limits.
+fn served_meanwhile(
+    tool: &Tool,
+    before: &ManifestEntry,
+    now: &ManifestEntry,
+    found: &LocatedCode,
+) -> Arc<Tool> {
     let mut tool = tool.clone();
-    tool.code = super::Code {
+    tool.code = super::ToolCode {
         packages: tool.code.packages.take(),
         ..found.code.clone()
     };
-    (tool.profile, tool.limits) = (now.profile, now.limits);
-    // Any other time is what the tool says of itself, which wins.
+    tool.profile = now.profile;
+    tool.limits = now.limits;
+    // Any other timeout comes from the tool itself, which wins.
     if tool.timeout == before.timeout {
         tool.timeout = now.timeout;
     }

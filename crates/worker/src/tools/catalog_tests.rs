@@ -1,8 +1,8 @@
 use super::*;
 use crate::{
-    call::profile::Profile,
-    tools::{Cards, Question, What},
-    wire::code::{Code as ErrorCode, Refusal},
+    call::profile::ToolProfile,
+    tools::{EntryPoint, ProbeRequest, ToolCardCache},
+    wire::code::{CallRefusal, MeshErrorCode as ErrorCode},
 };
 use serde_json::{Value, json};
 use std::{
@@ -16,7 +16,7 @@ use std::{
 #[derive(Default)]
 struct Fake {
     answers: Mutex<BTreeMap<String, Result<Value, String>>>,
-    asked: Mutex<Vec<Question>>,
+    asked: Mutex<Vec<ProbeRequest>>,
     /// Held while nobody is to be answered.
     gate: Arc<tokio::sync::RwLock<()>>,
 }
@@ -43,7 +43,7 @@ impl Fake {
     }
 }
 
-fn line(question: &Question) -> String {
+fn line(question: &ProbeRequest) -> String {
     question
         .command
         .join(" ".as_ref())
@@ -51,8 +51,8 @@ fn line(question: &Question) -> String {
         .into_owned()
 }
 
-impl Asker for Fake {
-    async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
+impl SchemaProbe for Fake {
+    async fn ask(&self, question: ProbeRequest) -> Result<Vec<u8>, CallRefusal> {
         let _open = self.gate.clone().read_owned().await;
         let line = line(&question);
         self.asked
@@ -66,7 +66,7 @@ impl Asker for Fake {
             .map(|(_, answer)| answer.clone());
         match found.unwrap_or_else(|| Err("nobody knows".to_owned())) {
             Ok(answer) => Ok(answer.to_string().into_bytes()),
-            Err(why) => Err(Refusal::new(ErrorCode::ExecutionError, why)),
+            Err(why) => Err(CallRefusal::new(ErrorCode::ExecutionError, why)),
         }
     }
 }
@@ -76,11 +76,11 @@ struct Place {
     top: PathBuf,
     fake: Arc<Fake>,
     catalog: channel::Receiver<Catalog>,
-    reports: mpsc::Receiver<Report>,
+    reports: mpsc::Receiver<ToolReport>,
 }
 
-#[path = "late_tests.rs"]
-mod late;
+#[path = "changing_code_tests.rs"]
+mod changing_code;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -118,13 +118,13 @@ impl Place {
     }
 
     /// The next report that says this.
-    async fn told(&mut self, words: &str) -> Report {
+    async fn told(&mut self, words: &str) -> ToolReport {
         let find = async {
             loop {
                 let report = self.reports.recv().await.unwrap();
-                let (Report::Problem(problem)
-                | Report::Kept(problem)
-                | Report::Failed { problem, .. }) = &report
+                let (ToolReport::Problem(problem)
+                | ToolReport::Kept(problem)
+                | ToolReport::Failed { problem, .. }) = &report
                 else {
                     continue;
                 };
@@ -145,15 +145,15 @@ impl Drop for Place {
     }
 }
 
-fn settings(top: &Path, every: Duration) -> Settings {
-    Settings {
+fn settings(top: &Path, every: Duration) -> CatalogSettings {
+    CatalogSettings {
         manifest: top.join("manifest.yaml"),
         folder: top.to_owned(),
         python_dir: top.join("python"),
         site: None,
         python: "/usr/bin/python3".into(),
         installer: None,
-        base: Base::new("n", "").unwrap(),
+        base: TopicBase::new("n", "").unwrap(),
         every,
     }
 }
@@ -200,7 +200,7 @@ async fn entries_become_tools_and_programs_with_several_have_both_names() {
     let catalog = place
         .has(&["asked", "echo", "one", "set__a", "set__b"])
         .await;
-    let executable = |path: &str, tool: &str| What::Executable {
+    let executable = |path: &str, tool: &str| EntryPoint::Executable {
         path: path.into(),
         tool: tool.into(),
     };
@@ -250,7 +250,7 @@ async fn an_edit_is_seen_and_what_cannot_be_read_changes_nothing() {
     put(&place.top, "manifest.yaml", "tools: [");
     assert!(matches!(
         place.told("tools stay as they were").await,
-        Report::Problem(_)
+        ToolReport::Problem(_)
     ));
     assert_eq!(place.catalog.borrow().len(), 1);
     fs::remove_file(&path).unwrap();
@@ -285,7 +285,7 @@ async fn an_entry_that_is_edited_is_served_until_it_is_prepared_anew_with_its_ne
         &place.top,
         &format!("  t: {{module: m, function: f, {strict}}}\n  p: {{executable: p, {strict}}}\n"),
     );
-    let is_strict = |tool: &Tool| tool.profile == Some(Profile::Restrictive);
+    let is_strict = |tool: &Tool| tool.profile == Some(ToolProfile::Restrictive);
     let mut seen = place.catalog.clone();
     let strict = async {
         loop {
@@ -326,11 +326,11 @@ async fn an_entry_that_is_edited_is_served_until_it_is_prepared_anew_with_its_ne
 fn a_manifest_that_is_being_written_takes_nothing_away() {
     let top = std::env::temp_dir().join(format!("airlock-catalog-torn-{}", std::process::id()));
     fs::create_dir_all(&top).unwrap();
-    let settings = settings(&top, EVERY);
-    let mut memory = Memory::default();
+    let settings = settings(&top, SCAN_INTERVAL);
+    let mut memory = ScanState::default();
     let mut looked = |text: &str| {
         put(&top, "manifest.yaml", text);
-        let (look, after) = look(&settings, std::mem::take(&mut memory));
+        let (look, after) = scan(&settings, std::mem::take(&mut memory));
         memory = after;
         let names: Vec<String> = look
             .placed
@@ -377,7 +377,8 @@ async fn what_is_pending_is_told_until_all_is_settled() {
     let fake = Arc::new(Fake::default());
     fake.says("--schema", Err("no"));
     let held = fake.hold();
-    let (_catalog, mut reports, mut pending) = watch_all(settings(&top, EVERY), fake.clone());
+    let (_catalog, mut reports, mut pending) =
+        watch_all(settings(&top, SCAN_INTERVAL), fake.clone());
     let first = pending.wait_for(Option::is_some).await.unwrap().clone();
     assert_eq!(first, Some(["p".to_owned()].into()));
     drop(held);
@@ -388,7 +389,7 @@ async fn what_is_pending_is_told_until_all_is_settled() {
     .await
     .unwrap()
     .unwrap();
-    let told: Vec<Report> = std::iter::from_fn(|| reports.try_recv().ok()).collect();
+    let told: Vec<ToolReport> = std::iter::from_fn(|| reports.try_recv().ok()).collect();
     assert_eq!(told.len(), 2, "{told:?}");
     fs::remove_dir_all(top).unwrap();
 }
@@ -436,7 +437,7 @@ async fn a_manifest_that_comes_before_its_code_is_served_once_that_is_there() {
     // Whoever calls the function is told so by the interpreter.
     assert!(matches!(
         place.told("its module `m` is nowhere").await,
-        Report::Problem(_)
+        ToolReport::Problem(_)
     ));
     place.has(&["echo"]).await;
     put(&place.top, "set/run", "");
@@ -446,7 +447,7 @@ async fn a_manifest_that_comes_before_its_code_is_served_once_that_is_there() {
     place.has(&["echo"]).await;
     assert!(matches!(
         place.told("`run` is not there").await,
-        Report::Failed { .. }
+        ToolReport::Failed { .. }
     ));
 }
 
@@ -476,9 +477,9 @@ async fn what_does_not_say_what_it_is_is_told_once_and_a_function_is_served_all_
     ];
     told.sort();
     let [one, two, three, four] = told.map(|report| match report {
-        Report::Problem(problem) => format!("- {problem}"),
-        Report::Kept(problem) | Report::Failed { problem, .. } => format!("! {problem}"),
-        Report::Note(text) => text,
+        ToolReport::Problem(problem) => format!("- {problem}"),
+        ToolReport::Kept(problem) | ToolReport::Failed { problem, .. } => format!("! {problem}"),
+        ToolReport::Note(text) => text,
     });
     assert!(
         one.contains("- tool `f`") && one.contains("its name alone"),
@@ -518,14 +519,17 @@ async fn a_program_whose_new_code_is_broken_is_kept_and_not_left_out() {
     let before = place.has(&["p"]).await["p"].clone();
     place.fake.says("/p --schema", Err("SyntaxError"));
     put(&place.top, "p", "broken");
-    assert!(matches!(place.told("SyntaxError").await, Report::Kept(_)));
+    assert!(matches!(
+        place.told("SyntaxError").await,
+        ToolReport::Kept(_)
+    ));
     let now = place.catalog.borrow().clone();
     assert!(now["p"].card == before.card && now["p"].code.stamp != before.code.stamp);
     // Once nothing of it can be served, it is left out.
     fs::remove_file(place.top.join("p")).unwrap();
     assert!(matches!(
         place.told("`p` is not there").await,
-        Report::Failed { .. }
+        ToolReport::Failed { .. }
     ));
     place.has(&[]).await;
 }
@@ -554,7 +558,7 @@ async fn a_function_whose_new_code_is_broken_is_kept_with_what_agents_know_of_it
     for _ in 0..2 {
         let told = place.told("SyntaxError").await;
         assert!(
-            matches!(&told, Report::Kept(problem) if !problem.message.contains("alone")),
+            matches!(&told, ToolReport::Kept(problem) if !problem.message.contains("alone")),
             "{told:?}"
         );
     }
@@ -570,7 +574,7 @@ async fn a_function_whose_new_code_is_broken_is_kept_with_what_agents_know_of_it
     fs::remove_file(place.top.join("python/m.py")).unwrap();
     assert!(matches!(
         place.told("its module `m` is nowhere").await,
-        Report::Kept(_)
+        ToolReport::Kept(_)
     ));
     place
         .fake
@@ -584,7 +588,7 @@ async fn a_function_whose_new_code_is_broken_is_kept_with_what_agents_know_of_it
     manifest(&place.top, "  f: {module: m, function: g}\n");
     assert!(matches!(
         place.told("its name alone").await,
-        Report::Problem(_)
+        ToolReport::Problem(_)
     ));
     assert_eq!(place.has(&["f"]).await["f"].card.description, None);
 }
@@ -600,7 +604,7 @@ async fn packages_without_an_installer_leave_the_entry_out() {
     });
     assert!(matches!(
         place.told("packages are not installed").await,
-        Report::Failed { .. }
+        ToolReport::Failed { .. }
     ));
     place.has(&["echo"]).await;
 }
@@ -624,7 +628,7 @@ async fn a_card_for_a_configuration_is_asked_for_once_and_the_secret_is_in_no_ar
         );
     });
     let catalog = place.has(&["c", "p"]).await;
-    let cards = Cards::new(place.fake.clone(), "/usr/bin/python3".into());
+    let cards = ToolCardCache::new(place.fake.clone(), "/usr/bin/python3".into());
     let Value::Object(config) = json!({"dsn": "very-secret"}) else {
         unreachable!()
     };
@@ -677,7 +681,7 @@ async fn a_card_for_a_configuration_is_asked_for_once_and_the_secret_is_in_no_ar
 
 #[tokio::test(start_paused = true)]
 async fn what_failed_is_tried_again_after_a_growing_pause_and_schemas_are_refreshed() {
-    let mut place = Place::every(EVERY, "again", |top, fake| {
+    let mut place = Place::every(SCAN_INTERVAL, "again", |top, fake| {
         manifest(
             top,
             "  bad: {executable: bad}\n  p: {executable: p, schema_refresh_seconds: 600}\n",
@@ -714,14 +718,14 @@ async fn what_failed_is_tried_again_after_a_growing_pause_and_schemas_are_refres
     let told = tokio::time::timeout(Duration::from_secs(700), place.reports.recv());
     let told = told.await.unwrap().unwrap();
     assert!(
-        matches!(&told, Report::Failed { tool, .. } if tool == "bad"),
+        matches!(&told, ToolReport::Failed { tool, .. } if tool == "bad"),
         "{told:?}"
     );
     let told = tokio::time::timeout(Duration::from_secs(700), place.reports.recv())
         .await
         .unwrap()
         .unwrap();
-    let Report::Kept(problem) = &told else {
+    let ToolReport::Kept(problem) = &told else {
         panic!("{told:?}")
     };
     assert!(
@@ -759,7 +763,7 @@ async fn what_is_outdated_before_its_turn_is_not_asked() {
     // Those of the last code, and at most those that had their turn before.
     let asked = place.fake.count("--describe");
     assert!(
-        (3..=3 + MOST_PREPARED).contains(&asked),
+        (3..=3 + MAX_PREPARING).contains(&asked),
         "{asked} were asked"
     );
 }
@@ -769,12 +773,12 @@ fn modules_in_a_folder_of_packages_are_looked_at_whole() {
     let top = std::env::temp_dir().join(format!("airlock-catalog-both-{}", std::process::id()));
     put(&top, "python/deep/er/m.py", "1");
     manifest(&top, ECHO);
-    let both = Settings {
+    let both = CatalogSettings {
         site: Some(top.join("python")),
-        ..settings(&top, EVERY)
+        ..settings(&top, SCAN_INTERVAL)
     };
     let stamp = || {
-        look(&both, Memory::default()).0.placed[0]
+        scan(&both, ScanState::default()).0.placed[0]
             .code
             .clone()
             .unwrap()

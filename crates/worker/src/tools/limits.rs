@@ -1,14 +1,18 @@
-//! Limits of one tool.
+//! Resource limits of one tool.
 
 use std::time::Duration;
 
-/// What an entry says about limits; what it does not say the profile does. Never more than the profile gives.
+/// Limits in a manifest entry. Missing ones come from the profile, which is also the maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Limits {
+pub struct ToolLimits {
+    /// CPU time.
     pub cpu_time: Option<Duration>,
+    /// Size of a file, in bytes.
     pub file_bytes: Option<u64>,
+    /// Open files.
     pub open_files: Option<u32>,
+    /// Processes and threads.
     pub processes: Option<u32>,
+    /// Stack size, in bytes.
     pub stack_bytes: Option<u64>,
 }

@@ -1,14 +1,14 @@
-//! The manifest, as pure functions of its bytes: which tools there shall be. An entry that is not right is left out, and
-//! reported; the others are served. Nothing is looked up here: whether code is there says [`super::place`].
+//! Parser of the manifest, a pure function of its bytes. An invalid entry is left out and reported;
+//! the others are served. Whether the code exists is checked by [`super::locate`].
 
 use super::{
-    Limits,
-    card::{self, LONGEST_TIME, Said},
-    problem::{Problem, word},
-    requirement::Requirement,
-    yaml::{self, Pair, Tree},
+    ToolLimits,
+    problem::{ToolProblem, word},
+    requirement::PackageRequirement,
+    schema::{self, MAX_SECONDS, ToolSchema},
+    yaml::{self, YamlNode, YamlPair},
 };
-use crate::{call::profile::Profile, wire::topic::Base};
+use crate::{call::profile::ToolProfile, wire::topic::TopicBase};
 use serde_json::Value;
 use spec::nearest;
 use std::{
@@ -17,9 +17,9 @@ use std::{
     time::Duration,
 };
 
-const MOST_TOOLS: usize = 512;
-const LONGEST_WORD: usize = 256;
-const LONGEST_PATH: usize = 1024;
+const MAX_TOOLS: usize = 512;
+const MAX_WORD_BYTES: usize = 256;
+const MAX_PATH_BYTES: usize = 1024;
 
 const TOP: [&str; 2] = ["version", "tools"];
 const KEYS: [&str; 17] = [
@@ -49,31 +49,31 @@ const LIMITS: [&str; 5] = [
     "max_stack_size_mb",
 ];
 
-/// What a manifest says.
+/// A parsed manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Manifest {
-    pub(crate) entries: Vec<Entry>,
-    /// What is wrong with those that were left out, and with the rest.
-    pub(crate) problems: Vec<Problem>,
+    pub(crate) entries: Vec<ManifestEntry>,
+    /// Problems of entries that were left out, and others.
+    pub(crate) problems: Vec<ToolProblem>,
 }
 
-/// An entry that can be served once its code is there.
+/// A valid entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct ManifestEntry {
     pub(crate) name: String,
     pub(crate) line: u64,
-    pub(crate) wanted: Wanted,
-    pub(crate) said: Said,
-    pub(crate) requirement: Option<Requirement>,
-    pub(crate) profile: Option<Profile>,
+    pub(crate) wanted: ManifestTarget,
+    pub(crate) schema: ToolSchema,
+    pub(crate) requirement: Option<PackageRequirement>,
+    pub(crate) profile: Option<ToolProfile>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) refresh: Option<Duration>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ToolLimits,
 }
 
-/// What is to be run; paths are relative and have no `..`.
+/// What to run; paths are relative and have no `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum ManifestTarget {
     Function {
         module: String,
         function: String,
@@ -88,18 +88,18 @@ pub(crate) enum Wanted {
     },
 }
 
-/// Reads a manifest. An error is one of the whole.
-pub(crate) fn read(bytes: &[u8], base: &Base) -> Result<Manifest, Problem> {
+/// Parses a manifest. An error concerns the whole file.
+pub(crate) fn read(bytes: &[u8], base: &TopicBase) -> Result<Manifest, ToolProblem> {
     let pairs = match yaml::read(bytes)? {
-        Tree::Map(pairs) => pairs,
-        Tree::Plain(Value::Null) => Vec::new(),
-        Tree::List(_) | Tree::Plain(_) => {
+        YamlNode::Map(pairs) => pairs,
+        YamlNode::Plain(Value::Null) => Vec::new(),
+        YamlNode::List(_) | YamlNode::Plain(_) => {
             let hint = "begin it with `version: 1` and `tools:`";
-            return Err(Problem::new("the manifest is no map", hint));
+            return Err(ToolProblem::new("the manifest is no map", hint));
         }
     };
     let mut manifest = Manifest::default();
-    for Pair { line, key, value } in &pairs {
+    for YamlPair { line, key, value } in &pairs {
         match key.as_str() {
             "version" => manifest
                 .problems
@@ -108,18 +108,18 @@ pub(crate) fn read(bytes: &[u8], base: &Base) -> Result<Manifest, Problem> {
             other => manifest.problems.push(unknown(other, &TOP).at(*line)),
         }
     }
-    // Whoever wants no tools says so: a file without is one that is not written yet.
-    match pairs.iter().any(|pair| pair.key == "tools") {
-        true => Ok(manifest),
-        false => {
-            let hint = "write them below `tools:`, by name, or `tools: {}` for none";
-            Err(Problem::new("the manifest names no tools", hint))
-        }
+    // No tools must be said explicitly: a file without the key is still being written.
+    if pairs.iter().any(|pair| pair.key == "tools") {
+        Ok(manifest)
+    } else {
+        let hint = "write them below `tools:`, by name, or `tools: {}` for none";
+        Err(ToolProblem::new("the manifest names no tools", hint))
     }
 }
 
-/// Another version is read all the same: keys that it means otherwise are likely unknown, and those are refused.
-fn version(value: &Tree) -> Option<Problem> {
+/// Another version is accepted with a problem: keys with a new meaning are probably unknown, and
+/// those are refused.
+fn version(value: &YamlNode) -> Option<ToolProblem> {
     let version = value.value();
     let is_known = version.as_f64() == Some(1.0) || version.as_str() == Some("1");
     (!is_known).then(|| {
@@ -127,24 +127,31 @@ fn version(value: &Tree) -> Option<Problem> {
             "`version` is {}, and only 1 is known; it is read as that",
             word(&version.to_string())
         );
-        Problem::new(message, "write `version: 1`")
+        ToolProblem::new(message, "write `version: 1`")
     })
 }
 
-fn tools(manifest: &mut Manifest, line: u64, value: &Tree, base: &Base) -> Result<(), Problem> {
+fn tools(
+    manifest: &mut Manifest,
+    line: u64,
+    value: &YamlNode,
+    base: &TopicBase,
+) -> Result<(), ToolProblem> {
     let pairs = match value {
-        Tree::Map(pairs) => pairs.as_slice(),
-        Tree::Plain(Value::Null) => &[],
-        Tree::List(_) | Tree::Plain(_) => {
-            return Err(Problem::new("`tools` is no map", "write each tool by its name").at(line));
+        YamlNode::Map(pairs) => pairs.as_slice(),
+        YamlNode::Plain(Value::Null) => &[],
+        YamlNode::List(_) | YamlNode::Plain(_) => {
+            return Err(
+                ToolProblem::new("`tools` is no map", "write each tool by its name").at(line),
+            );
         }
     };
-    if pairs.len() > MOST_TOOLS {
+    if pairs.len() > MAX_TOOLS {
         let message = format!(
-            "the manifest has {} entries; it may have {MOST_TOOLS}",
+            "the manifest has {} entries; it may have {MAX_TOOLS}",
             pairs.len()
         );
-        return Err(Problem::new(message, "split it among workers").at(line));
+        return Err(ToolProblem::new(message, "split it among workers").at(line));
     }
     for pair in pairs {
         match entry(pair, base) {
@@ -163,28 +170,28 @@ fn tools(manifest: &mut Manifest, line: u64, value: &Tree, base: &Base) -> Resul
     Ok(())
 }
 
-fn unknown(key: &str, known: &[&str]) -> Problem {
+fn unknown(key: &str, known: &[&str]) -> ToolProblem {
     let hint = match nearest(key, known) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("these are known: {}", known.join(", ")),
     };
-    Problem::new(format!("nobody knows the key `{}`", word(key)), hint)
+    ToolProblem::new(format!("nobody knows the key `{}`", word(key)), hint)
 }
 
-/// A tool's name is one level of topics.
-pub(crate) fn check_name(name: &str, base: &Base) -> Result<(), Problem> {
+/// A tool's name must be one level of a topic.
+pub(crate) fn check_name(name: &str, base: &TopicBase) -> Result<(), ToolProblem> {
     let hint = "use letters, digits, _ and -";
     if name.contains('/') {
-        return Err(Problem::new("its name has a slash", hint));
+        return Err(ToolProblem::new("its name has a slash", hint));
     }
     base.invoke(name)
         .map(|_| ())
-        .map_err(|bad| Problem::new(format!("its name cannot be used: {bad}"), hint))
+        .map_err(|bad| ToolProblem::new(format!("its name cannot be used: {bad}"), hint))
 }
 
-/// What is read of an entry before it is known what it is.
+/// Fields of an entry while it is parsed.
 #[derive(Default)]
-struct Draft {
+struct EntryDraft {
     runtime: Option<Value>,
     module: Option<String>,
     function: Option<String>,
@@ -193,23 +200,26 @@ struct Draft {
     tool_dir: Option<PathBuf>,
     package: Option<String>,
     version: Option<String>,
-    said: Said,
-    profile: Option<Profile>,
+    schema: ToolSchema,
+    profile: Option<ToolProfile>,
     timeout: Option<Duration>,
     refresh: Option<Duration>,
-    limits: Limits,
+    limits: ToolLimits,
 }
 
-/// An entry, and what is odd about it.
-fn entry(pair: &Pair, base: &Base) -> Result<(Entry, Option<Problem>), Problem> {
+/// Parses an entry; also returns a problem that does not invalidate it.
+fn entry(
+    pair: &YamlPair,
+    base: &TopicBase,
+) -> Result<(ManifestEntry, Option<ToolProblem>), ToolProblem> {
     check_name(&pair.key, base)?;
-    let Tree::Map(fields) = &pair.value else {
-        return Err(Problem::new(
+    let YamlNode::Map(fields) = &pair.value else {
+        return Err(ToolProblem::new(
             "its entry is no map",
             "write its keys on lines of their own, further in",
         ));
     };
-    let mut draft = Draft::default();
+    let mut draft = EntryDraft::default();
     for field in fields {
         draft
             .take(field)
@@ -219,9 +229,9 @@ fn entry(pair: &Pair, base: &Base) -> Result<(Entry, Option<Problem>), Problem> 
     Ok((draft.finish(&pair.key, pair.line)?, note))
 }
 
-impl Draft {
-    fn take(&mut self, field: &Pair) -> Result<(), Problem> {
-        if field.value == Tree::Plain(Value::Null) && KEYS.contains(&field.key.as_str()) {
+impl EntryDraft {
+    fn take(&mut self, field: &YamlPair) -> Result<(), ToolProblem> {
+        if field.value == YamlNode::Plain(Value::Null) && KEYS.contains(&field.key.as_str()) {
             return Ok(());
         }
         let value = || field.value.value();
@@ -232,13 +242,15 @@ impl Draft {
             "class_name" => self.class_name = Some(identifier(field)?),
             "package" => self.package = Some(text(field)?),
             "version" => self.version = Some(text(field)?),
-            "description" => self.said.description = filled(card::text("description", &value())?),
-            "parameters" => self.said.parameters = Some(card::parameters(&value())?),
-            "artifact_params" => self.said.artifact_params = card::artifact_params(&value())?,
-            "instructions" => {
-                self.said.instructions = filled(card::text("instructions", &value())?)
+            "description" => {
+                self.schema.description = filled(schema::text("description", &value())?)
             }
-            "config_schema" => self.said.config_schema = Some(card::config_schema(&value())?),
+            "parameters" => self.schema.parameters = Some(schema::parameters(&value())?),
+            "artifact_params" => self.schema.artifact_params = schema::artifact_params(&value())?,
+            "instructions" => {
+                self.schema.instructions = filled(schema::text("instructions", &value())?)
+            }
+            "config_schema" => self.schema.config_schema = Some(schema::config_schema(&value())?),
             "timeout_seconds" => self.timeout = Some(seconds(field)?),
             "sandbox_profile" => self.profile = Some(profile(field)?),
             "executable" => self.executable = Some(path(field)?),
@@ -250,12 +262,13 @@ impl Draft {
         Ok(())
     }
 
-    /// A runtime is a hint for whoever packs tools: what is run the other keys say.
-    fn odd_runtime(&self) -> Option<Problem> {
+    /// The runtime is only a hint for packaging: the other keys say what is run.
+    fn odd_runtime(&self) -> Option<ToolProblem> {
         let runtime = self.runtime.as_ref()?;
-        let known: &[&str] = match self.executable.is_some() {
-            true => &["python", "python3", "go", "binary", "executable"],
-            false => &["python", "python3"],
+        let known: &[&str] = if self.executable.is_some() {
+            &["python", "python3", "go", "binary", "executable"]
+        } else {
+            &["python", "python3"]
         };
         let is_known = |text: &str| known.iter().any(|known| text.eq_ignore_ascii_case(known));
         if runtime.as_str().is_some_and(is_known) {
@@ -268,25 +281,25 @@ impl Draft {
             "there is no runtime `{}` here; it is served by its other keys",
             word(&shown)
         );
-        Some(Problem::new(
+        Some(ToolProblem::new(
             message,
             "write `runtime: python`, or remove it",
         ))
     }
 
-    fn finish(self, name: &str, line: u64) -> Result<Entry, Problem> {
+    fn finish(self, name: &str, line: u64) -> Result<ManifestEntry, ToolProblem> {
         let requirement = match (&self.package, &self.version) {
-            (Some(package), version) => Some(Requirement::new(package, version.as_deref())?),
+            (Some(package), version) => Some(PackageRequirement::new(package, version.as_deref())?),
             (None, Some(_)) => {
-                return Err(Problem::new(
+                return Err(ToolProblem::new(
                     "`version` without `package`",
                     "say which package, or remove it",
                 ));
             }
             (None, None) => None,
         };
-        let Draft {
-            said,
+        let EntryDraft {
+            schema,
             profile,
             timeout,
             refresh,
@@ -300,11 +313,11 @@ impl Draft {
             self.executable,
             self.tool_dir,
         )?;
-        Ok(Entry {
+        Ok(ManifestEntry {
             name: name.to_owned(),
             line,
             wanted,
-            said,
+            schema,
             requirement,
             profile,
             timeout,
@@ -320,33 +333,38 @@ fn wanted(
     class_name: Option<String>,
     executable: Option<PathBuf>,
     tool_dir: Option<PathBuf>,
-) -> Result<Wanted, Problem> {
+) -> Result<ManifestTarget, ToolProblem> {
     let one = "say `module` with `function` or `class_name`, or `executable`";
     match (module, function, class_name, executable) {
         (Some(module), Some(function), None, None) if tool_dir.is_none() => {
-            Ok(Wanted::Function { module, function })
+            Ok(ManifestTarget::Function { module, function })
         }
         (Some(module), None, Some(class_name), None) if tool_dir.is_none() => {
-            Ok(Wanted::Class { module, class_name })
+            Ok(ManifestTarget::Class { module, class_name })
         }
-        (None, None, None, Some(executable)) => Ok(Wanted::Executable {
+        (None, None, None, Some(executable)) => Ok(ManifestTarget::Executable {
             tool_dir: tool_dir.unwrap_or_default(),
             executable,
         }),
-        (None, None, None, None) => Err(Problem::new("its entry does not say what to run", one)),
-        (Some(_), None, None, None) => Err(Problem::new(
+        (None, None, None, None) => {
+            Err(ToolProblem::new("its entry does not say what to run", one))
+        }
+        (Some(_), None, None, None) => Err(ToolProblem::new(
             "`module` without `function` or `class_name`",
             "say one of them",
         )),
-        (None, _, _, None) => Err(Problem::new(
+        (None, _, _, None) => Err(ToolProblem::new(
             "`function` or `class_name` without `module`",
             "say where it is",
         )),
         (_, _, _, None) if tool_dir.is_some() => {
             let hint = "remove it: modules are looked for in the Python folder of the tools";
-            Err(Problem::new("`tool_dir` belongs to an `executable`", hint))
+            Err(ToolProblem::new(
+                "`tool_dir` belongs to an `executable`",
+                hint,
+            ))
         }
-        _ => Err(Problem::new(
+        _ => Err(ToolProblem::new(
             "its entry says more than one thing to run",
             one,
         )),
@@ -357,22 +375,24 @@ fn filled(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn text(field: &Pair) -> Result<String, Problem> {
-    let Tree::Plain(Value::String(text)) = &field.value else {
-        return Err(Problem::new(
+fn text(field: &YamlPair) -> Result<String, ToolProblem> {
+    let YamlNode::Plain(Value::String(text)) = &field.value else {
+        return Err(ToolProblem::new(
             format!("`{}` is no text", field.key),
             "put it in quotes",
         ));
     };
-    match (1..=LONGEST_WORD).contains(&text.len()) && !text.contains(char::is_control) {
-        true => Ok(text.clone()),
-        false => {
-            let message = format!(
-                "`{}` is empty, too long, or on more than one line",
-                field.key
-            );
-            Err(Problem::new(message, "write 1 to 256 bytes on one line"))
-        }
+    if (1..=MAX_WORD_BYTES).contains(&text.len()) && !text.contains(char::is_control) {
+        Ok(text.clone())
+    } else {
+        let message = format!(
+            "`{}` is empty, too long, or on more than one line",
+            field.key
+        );
+        Err(ToolProblem::new(
+            message,
+            "write 1 to 256 bytes on one line",
+        ))
     }
 }
 
@@ -384,60 +404,58 @@ fn is_identifier(text: &str) -> bool {
             .all(|letter| letter == '_' || letter.is_alphanumeric())
 }
 
-fn identifier(field: &Pair) -> Result<String, Problem> {
+fn identifier(field: &YamlPair) -> Result<String, ToolProblem> {
     let text = text(field)?;
-    match is_identifier(&text) {
-        true => Ok(text),
-        false => {
-            let message = format!(
-                "`{}` is `{}`, which is no name in Python",
-                field.key,
-                word(&text)
-            );
-            Err(Problem::new(message, "use letters, digits and _"))
-        }
+    if is_identifier(&text) {
+        Ok(text)
+    } else {
+        let message = format!(
+            "`{}` is `{}`, which is no name in Python",
+            field.key,
+            word(&text)
+        );
+        Err(ToolProblem::new(message, "use letters, digits and _"))
     }
 }
 
-fn module(field: &Pair) -> Result<String, Problem> {
+fn module(field: &YamlPair) -> Result<String, ToolProblem> {
     let text = text(field)?;
-    match text.split('.').all(is_identifier) {
-        true => Ok(text),
-        false => {
-            let message = format!("`module` is `{}`, which is no module's name", word(&text));
-            Err(Problem::new(
-                message,
-                "write it as after `import`, such as imgtools.resize",
-            ))
-        }
+    if text.split('.').all(is_identifier) {
+        Ok(text)
+    } else {
+        let message = format!("`module` is `{}`, which is no module's name", word(&text));
+        Err(ToolProblem::new(
+            message,
+            "write it as after `import`, such as imgtools.resize",
+        ))
     }
 }
 
-fn profile(field: &Pair) -> Result<Profile, Problem> {
+fn profile(field: &YamlPair) -> Result<ToolProfile, ToolProblem> {
     let text = text(field)?;
-    Profile::named(&text).ok_or_else(|| {
+    ToolProfile::named(&text).ok_or_else(|| {
         let known = ["restrictive", "standard", "permissive"];
         let hint = match nearest(&text, &known) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("write one of {}", known.join(", ")),
         };
-        Problem::new(format!("there is no profile `{}`", word(&text)), hint)
+        ToolProblem::new(format!("there is no profile `{}`", word(&text)), hint)
     })
 }
 
-/// A relative path of plain names.
-fn path(field: &Pair) -> Result<PathBuf, Problem> {
+/// A relative path of plain components.
+fn path(field: &YamlPair) -> Result<PathBuf, ToolProblem> {
     let bad = |why: &str| {
         let message = format!("`{}` {why}", field.key);
-        Problem::new(
+        ToolProblem::new(
             message,
             "write a path below the folder of the tools, without `..`",
         )
     };
-    let Tree::Plain(Value::String(text)) = &field.value else {
+    let YamlNode::Plain(Value::String(text)) = &field.value else {
         return Err(bad("is no text"));
     };
-    if text.is_empty() || text.len() > LONGEST_PATH || text.contains(char::is_control) {
+    if text.is_empty() || text.len() > MAX_PATH_BYTES || text.contains(char::is_control) {
         return Err(bad("is empty, too long, or has control characters"));
     }
     let mut clean = PathBuf::new();
@@ -449,13 +467,14 @@ fn path(field: &Pair) -> Result<PathBuf, Problem> {
             Component::RootDir | Component::Prefix(_) => return Err(bad("is an absolute path")),
         }
     }
-    match field.key == "executable" && clean.as_os_str().is_empty() {
-        true => Err(bad("names no file")),
-        false => Ok(clean),
+    if field.key == "executable" && clean.as_os_str().is_empty() {
+        Err(bad("names no file"))
+    } else {
+        Ok(clean)
     }
 }
 
-fn whole(key: &str, value: &Tree, range: RangeInclusive<u64>) -> Result<u64, Problem> {
+fn whole(key: &str, value: &YamlNode, range: RangeInclusive<u64>) -> Result<u64, ToolProblem> {
     value
         .value()
         .as_u64()
@@ -466,33 +485,33 @@ fn whole(key: &str, value: &Tree, range: RangeInclusive<u64>) -> Result<u64, Pro
                 range.start(),
                 range.end()
             );
-            Problem::new(message, "write it without quotes")
+            ToolProblem::new(message, "write it without quotes")
         })
 }
 
-fn seconds(field: &Pair) -> Result<Duration, Problem> {
-    whole(&field.key, &field.value, 1..=LONGEST_TIME).map(Duration::from_secs)
+fn seconds(field: &YamlPair) -> Result<Duration, ToolProblem> {
+    whole(&field.key, &field.value, 1..=MAX_SECONDS).map(Duration::from_secs)
 }
 
-/// 0 is never. More often than every few seconds would be all that a worker does.
-fn refresh(field: &Pair) -> Result<Option<Duration>, Problem> {
-    let seconds = whole(&field.key, &field.value, 0..=30 * LONGEST_TIME)?;
+/// 0 is never. A lower bound, so that a worker does not do nothing else.
+fn refresh(field: &YamlPair) -> Result<Option<Duration>, ToolProblem> {
+    let seconds = whole(&field.key, &field.value, 0..=30 * MAX_SECONDS)?;
     Ok((seconds > 0).then(|| Duration::from_secs(seconds.max(10))))
 }
 
-fn limits(field: &Pair) -> Result<Limits, Problem> {
-    let Tree::Map(pairs) = &field.value else {
-        return Err(Problem::new(
+fn limits(field: &YamlPair) -> Result<ToolLimits, ToolProblem> {
+    let YamlNode::Map(pairs) = &field.value else {
+        return Err(ToolProblem::new(
             "`resource_limits` is no map",
             format!("write {}", LIMITS.join(", ")),
         ));
     };
-    let mut limits = Limits::default();
-    for Pair { line, key, value } in pairs {
-        let whole = |most| whole(key, value, 1..=most).map_err(|problem| problem.at(*line));
-        let count = |most: u32| whole(most.into()).map(|count| u32::try_from(count).ok());
+    let mut limits = ToolLimits::default();
+    for YamlPair { line, key, value } in pairs {
+        let whole = |limit| whole(key, value, 1..=limit).map_err(|problem| problem.at(*line));
+        let count = |limit: u32| whole(limit.into()).map(|count| u32::try_from(count).ok());
         match key.as_str() {
-            "max_cpu_seconds" => limits.cpu_time = Some(Duration::from_secs(whole(LONGEST_TIME)?)),
+            "max_cpu_seconds" => limits.cpu_time = Some(Duration::from_secs(whole(MAX_SECONDS)?)),
             "max_file_size_mb" => limits.file_bytes = Some(whole(1 << 20)? << 20),
             "max_open_files" => limits.open_files = count(1 << 20)?,
             "max_processes" => limits.processes = count(1 << 20)?,

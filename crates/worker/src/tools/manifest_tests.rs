@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn base() -> Base {
-    Base::new("n", "").unwrap()
+fn base() -> TopicBase {
+    TopicBase::new("n", "").unwrap()
 }
 
 fn manifest(text: &str) -> Manifest {
@@ -10,7 +10,7 @@ fn manifest(text: &str) -> Manifest {
 }
 
 /// The one problem of an entry `t` with these keys.
-fn problem(keys: &str) -> Problem {
+fn problem(keys: &str) -> ToolProblem {
     let manifest = manifest(&format!(
         "version: 1\ntools:\n  good: {{module: m, function: f}}\n  t: {{{keys}}}\n"
     ));
@@ -71,23 +71,25 @@ tools:
     };
     assert_eq!(
         (&*resize.name, resize.line, resize.profile),
-        ("resize_image", 4, Some(Profile::Restrictive))
+        ("resize_image", 4, Some(ToolProfile::Restrictive))
     );
-    let wanted = Wanted::Function {
+    let wanted = ManifestTarget::Function {
         module: "imgtools.resize".into(),
         function: "resize".into(),
     };
     assert_eq!(resize.wanted, wanted);
     assert_eq!(
         query.requirement,
-        Some(Requirement::new("asyncpg", Some(">=0.29")).unwrap())
+        Some(PackageRequirement::new("asyncpg", Some(">=0.29")).unwrap())
     );
     assert_eq!(
-        (query.timeout, query.said.description.as_deref()),
+        (query.timeout, query.schema.description.as_deref()),
         (Some(Duration::from_secs(60)), Some("Asks a database."))
     );
-    assert!(query.said.artifact_params["into"].is_optional && query.said.config_schema.is_some());
-    let wanted = Wanted::Executable {
+    assert!(
+        query.schema.artifact_params["into"].is_optional && query.schema.config_schema.is_some()
+    );
+    let wanted = ManifestTarget::Executable {
         tool_dir: "weather".into(),
         executable: "python/bin/weather".into(),
     };
@@ -95,7 +97,7 @@ tools:
         (&weather.wanted, weather.refresh),
         (&wanted, Some(Duration::from_secs(600)))
     );
-    let limits = Limits {
+    let limits = ToolLimits {
         cpu_time: Some(Duration::from_secs(60)),
         file_bytes: Some(100 << 20),
         open_files: Some(256),
@@ -276,7 +278,7 @@ fn bombs_are_refused_whole() {
     let many: String = (0..600)
         .map(|at| format!("  t{at}: {{module: m, function: f}}\n"))
         .collect();
-    let large = format!("# {}\ntools: {{}}", "x".repeat(yaml::LARGEST));
+    let large = format!("# {}\ntools: {{}}", "x".repeat(yaml::MAX_BYTES));
     for text in [
         &*deep,
         aliases,
@@ -310,7 +312,7 @@ proptest! {
         let left_out = manifest.problems.iter().filter(|problem| !problem.message.contains("no runtime"));
         prop_assert_eq!(manifest.entries.len() + left_out.count(), 1);
         for entry in manifest.entries {
-            if let Wanted::Executable { tool_dir, executable } = entry.wanted {
+            if let ManifestTarget::Executable { tool_dir, executable } = entry.wanted {
                 for path in [tool_dir, executable] {
                     prop_assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
                 }

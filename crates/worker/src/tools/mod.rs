@@ -1,87 +1,105 @@
-//! What tools there are: read from a manifest, told again when it changes. Nothing of a tool runs here; what must be asked of
-//! its code (a schema) is asked in a sandbox.
+//! Tools: the catalog, read from a manifest and updated when it changes. Tools do not run here;
+//! their code is asked for schemas in a sandbox.
 //!
 //! ```text
-//! manifest ─ yaml ─ entries ─┬─ place: is its code there ─ packages: what it needs ─ probe: what it says ─▶ catalog
+//! manifest ─ yaml ─ entries ─┬─ locate: find the code ─ packages: install ─ probe: ask for the schema ─▶ catalog
 //!                            └─ problems, reported
 //! ```
 
-mod card;
 mod catalog;
 mod limits;
-mod look;
+mod locate;
 mod manifest;
 pub mod packages;
-mod place;
 mod prepare;
 mod probe;
 mod problem;
 mod requirement;
+mod scan;
+mod schema;
 mod wheels;
 mod yaml;
 
-pub use catalog::{EVERY, FIRST, Pending, Report, Settings, watch, watch_all};
-pub use limits::Limits;
-pub use probe::{Asker, Cards, Question};
-pub use problem::Problem;
-pub use requirement::Requirement;
+pub use catalog::{
+    CatalogSettings, FIRST_CATALOG_TIMEOUT, PendingEntries, SCAN_INTERVAL, ToolReport, watch,
+    watch_all,
+};
+pub use limits::ToolLimits;
+pub use probe::{ProbeRequest, SchemaProbe, ToolCardCache};
+pub use problem::ToolProblem;
+pub use requirement::PackageRequirement;
 pub use wheels::Wheels;
 
 pub mod sync;
 
-use crate::{call::profile::Profile, wire::answer::ToolCard};
+use crate::{call::profile::ToolProfile, wire::answer::ToolCard};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
-/// One tool, as it can be called.
+/// A tool that can be called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// As topics have it.
+    /// Name, as in topics.
     pub name: String,
-    /// What is run.
-    pub what: What,
-    /// Where its code is.
-    pub code: Code,
-    /// What agents are told of it.
+    /// What to run.
+    pub what: EntryPoint,
+    /// Its code.
+    pub code: ToolCode,
+    /// Description for agents.
     pub card: ToolCard,
-    /// The profile that its entry insists on; it wins over a request's.
-    pub profile: Option<Profile>,
-    /// Its time where a request says nothing.
+    /// Profile of the manifest entry; it overrides that of a request.
+    pub profile: Option<ToolProfile>,
+    /// Default timeout.
     pub timeout: Option<Duration>,
-    /// What its entry says about limits.
-    pub limits: Limits,
+    /// Limits of the manifest entry.
+    pub limits: ToolLimits,
 }
 
-/// What is run of a tool.
+/// Entry point of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum What {
+pub enum EntryPoint {
     /// A Python function.
-    Function { module: String, function: String },
+    Function {
+        /// Module to import.
+        module: String,
+        /// Name of the function.
+        function: String,
+    },
     /// A Python class with `_run_async_impl`.
-    Class { module: String, class_name: String },
-    /// A program that takes the name of a file with its arguments; `tool` is its own name for what it shall do. The path is
-    /// relative to [`Code::folder`].
-    Executable { path: PathBuf, tool: String },
+    Class {
+        /// Module to import.
+        module: String,
+        /// Name of the class.
+        class_name: String,
+    },
+    /// A program that gets the name of a file with its arguments; `tool` is its own name for the
+    /// tool. The path is relative to [`ToolCode::folder`].
+    Executable {
+        /// Path of the program.
+        path: PathBuf,
+        /// The program's name for the tool.
+        tool: String,
+    },
 }
 
-/// Folders of the host with a tool's code, all shown read-only. Where they appear inside says [`crate::call::places`].
+/// Host folders with a tool's code, mounted read-only. Their paths inside are in
+/// [`crate::call::paths`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Code {
-    /// What `import` looks into first: `TOOLS_PYTHON_DIR`.
+pub struct ToolCode {
+    /// First entry of the import path: `TOOLS_PYTHON_DIR`.
     pub python: Option<PathBuf>,
-    /// The folder that belongs to an executable (`tool_dir`); its program lies in it.
+    /// Folder of an executable (`tool_dir`), which contains its program.
     pub folder: Option<PathBuf>,
-    /// Installed packages, made in a sandbox; of nobody else.
+    /// Packages installed in a sandbox for this tool.
     pub packages: Option<PathBuf>,
-    /// A folder with packages that whoever runs the worker keeps (`SAM_SITE_PACKAGES`).
+    /// Packages that the operator maintains (`SAM_SITE_PACKAGES`).
     pub site: Option<PathBuf>,
-    /// What the folders above were like when they were last looked at: other code has another stamp.
+    /// State of these folders when they were last scanned: changed code has another stamp.
     pub stamp: Stamp,
 }
 
-/// A digest of what code is like. Whoever keeps something that was made from code keeps this with it.
+/// Digest of the state of code, stored with everything that was derived from the code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u64);
 
-/// All tools at one time, by name.
+/// All tools by name, at one time.
 pub type Catalog = Arc<BTreeMap<String, Arc<Tool>>>;

@@ -1,22 +1,23 @@
-//! Packages that tools need: installed by pip in a sandbox, taken out by handle, and kept as folders that are only read.
+//! Installs the Python packages of tools with pip in a sandbox and keeps them as read-only folders.
 //!
 //! ```text
-//! requirement, wheels ─ hash ─┬─ there ─▶ the folder
-//!                             └─ box: wheels in ─ pip ─ files out ─▶ .making-… (locked) ─ looked at ─ renamed ─▶ the folder
+//! requirement, wheels ─ hash ─┬─ exists ─▶ the folder
+//!                             └─ sandbox: copy wheels in ─ pip ─ copy files out ─▶ .making-… (locked) ─ checked ─ renamed ─▶ the folder
 //! ```
-//! Equal needs share a folder. Nothing of a package runs here: what is installed are wheels, whose files are only unpacked. (A
-//! package from an index may need another by an address, and pip builds that from its source: in pip's box, which has no more
-//! than the box of a tool.) What a crash leaves has no lock, and is swept; so is what nobody used for a week, and, beyond what
-//! all may take, what was not used for the longest.
+//! Equal requirements share a folder. No package code runs here: wheels are only unpacked. (A
+//! package from an index may require another one by URL, which pip builds from source: in pip's
+//! sandbox, which has no more rights than a tool's.) Leftovers of a crash have no lock and are
+//! swept; so are folders unused for a week and, above the quota, those that were not used for the
+//! longest time.
 
 use super::{
-    problem::{Problem, reason, word},
-    requirement::Requirement,
+    problem::{ToolProblem, reason, word},
+    requirement::PackageRequirement,
     wheels::Wheels,
 };
 use engine::{
     Engine, Exec, Session,
-    tree::{CopyBounds, Tree},
+    tree::{CopyLimits, Tree},
 };
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
@@ -38,43 +39,44 @@ use tokio::{
     time::Instant,
 };
 
-/// What installing may take.
-const LONGEST: Duration = Duration::from_secs(300);
-/// What a folder may have.
-const MOST: CopyBounds = CopyBounds {
+/// Timeout of an installation.
+const INSTALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Limits of a package folder.
+const LAYER_LIMITS: CopyLimits = CopyLimits {
     entries: 50_000,
     bytes: 1 << 30,
     depth: 32,
-    told: 3,
+    listed: 3,
 };
-/// What is installed takes its room twice while pip is at it.
-const ROOM: u64 = 2 << 30;
-/// Until what failed is tried again: many tools may want the same.
-const AGAIN: Duration = Duration::from_secs(4);
-/// A folder that nobody used for so long is swept.
-const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
-const MAKING: &str = ".making-";
-/// Where things are in the box.
+/// Packages take their space twice while pip runs.
+const SANDBOX_BYTES: u64 = 2 << 30;
+/// Delay before a failed installation is repeated, because many tools may have the same
+/// requirement.
+const RETRY_DELAY: Duration = Duration::from_secs(4);
+/// A folder unused for this long is swept.
+const UNUSED_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+const PARTIAL_PREFIX: &str = ".making-";
+/// Paths in the sandbox.
 const WHEELS: &str = "/workspace/wheels";
 const LAYER: &str = "/workspace/layer";
 
-mod room;
-mod sound;
+mod disk_quota;
+mod resolvable;
 mod version;
 
-pub(crate) use sound::Sound;
+pub(crate) use resolvable::ResolvableWheels;
 
-/// Where packages come from; the public index if nothing is said. Told to pip in its sandbox, and to nobody else, so that it
-/// may hold no credentials.
+/// The package index; the public one by default. Only pip in its sandbox gets it, so that it must
+/// not contain credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Index {
+pub struct PackageIndex {
     /// `PIP_INDEX_URL`.
     pub url: Option<String>,
-    /// `PIP_TRUSTED_HOST`: a host whose word is taken without TLS.
+    /// `PIP_TRUSTED_HOST`: a host that is trusted without TLS.
     pub trusted_host: Option<String>,
 }
 
-/// Installs.
+/// Installs packages.
 #[derive(Clone, Debug)]
 pub struct Installer(Arc<Inner>);
 
@@ -83,33 +85,34 @@ struct Inner {
     engine: Engine,
     folder: PathBuf,
     python: PathBuf,
-    index: Index,
-    /// What the interpreter says of itself: packages are for one version.
+    index: PackageIndex,
+    /// Version of the interpreter: packages depend on it.
     version: OnceCell<String>,
-    /// What all folders may take.
+    /// Quota of all folders.
     most_kept: u64,
-    /// How long wheels are added one after the other at a time.
-    patience: Duration,
-    /// What is known of wheels; held by whoever finds out more.
-    known: Mutex<Option<sound::Known>>,
-    /// Which of these can be installed.
-    sound: std::sync::Mutex<(Wheels, Sound)>,
-    /// One at a time: the second often needs what the first made. What failed last fails again for a while.
-    turn: Mutex<Option<(PathBuf, Instant, Problem)>>,
+    /// Time for one round of adding wheels one by one.
+    round_timeout: Duration,
+    /// Trials of wheels; locked by the task that runs them.
+    known: Mutex<Option<resolvable::WheelTrials>>,
+    /// The last result of the trials.
+    sound: std::sync::Mutex<(Wheels, ResolvableWheels)>,
+    /// Serializes installations, because the next one often needs the same folder. The last failure
+    /// is remembered for a while.
+    turn: Mutex<Option<(PathBuf, Instant, ToolProblem)>>,
 }
 
 impl Installer {
-    /// One that keeps what it makes in this folder, which is `worker/packages` of the engine's state folder: nothing else of
-    /// that is ever shown to a tool.
+    /// Opens the package folder, `worker/packages` in the engine's state folder; only this folder
+    /// is ever mounted for tools.
     pub fn open(
         engine: Engine,
         folder: PathBuf,
         python: PathBuf,
-        index: Index,
-    ) -> Result<Installer, Problem> {
+        index: PackageIndex,
+    ) -> Result<Installer, ToolProblem> {
         index.check()?;
         let failed = |error: io::Error| {
-            Problem::new(
+            ToolProblem::new(
                 format!("the folder for packages cannot be made: {error}"),
                 "choose another --state",
             )
@@ -122,8 +125,8 @@ impl Installer {
             python,
             index,
             version: OnceCell::new(),
-            most_kept: room::MOST_KEPT,
-            patience: LONGEST,
+            most_kept: disk_quota::MAX_KEPT_BYTES,
+            round_timeout: INSTALL_TIMEOUT,
             known: Mutex::default(),
             sound: std::sync::Mutex::default(),
             turn: Mutex::default(),
@@ -132,13 +135,14 @@ impl Installer {
         Ok(installer)
     }
 
-    /// The folder with these, made if there is none. None if nothing is wanted.
+    /// Returns the folder with these packages, installed if necessary; none if there is nothing to
+    /// install.
     pub async fn layer(
         &self,
-        requirement: Option<&Requirement>,
+        requirement: Option<&PackageRequirement>,
         wheels: &Wheels,
-        tell: impl Fn(String) + Send,
-    ) -> Result<Option<PathBuf>, Problem> {
+        report: impl Fn(String) + Send,
+    ) -> Result<Option<PathBuf>, ToolProblem> {
         if requirement.is_none() && wheels.files.is_empty() {
             return Ok(None);
         }
@@ -148,16 +152,16 @@ impl Installer {
         if !place.is_dir() {
             if let Some((_, _, problem)) = failed
                 .as_ref()
-                .filter(|(other, at, _)| *other == place && at.elapsed() < AGAIN)
+                .filter(|(other, at, _)| *other == place && at.elapsed() < RETRY_DELAY)
             {
                 return Err(problem.clone());
             }
-            let what = Wanted {
+            let what = InstallRequest {
                 requirement,
                 wheels,
                 only: None,
             };
-            tell(format!("installing {what} in a sandbox"));
+            report(format!("installing {what} in a sandbox"));
             let began = Instant::now();
             let made = match self.make_room().await {
                 Ok(()) => self.make(&what, &place).await,
@@ -168,23 +172,29 @@ impl Installer {
                 .err()
                 .map(|problem| (place.clone(), Instant::now(), problem));
             made?;
-            tell(format!(
+            report(format!(
                 "installed {what} in {:.1} s",
                 began.elapsed().as_secs_f64()
             ));
-            // What is too much now is told when the next is wanted.
+            // An exceeded quota is reported at the next installation.
             _ = self.make_room().await;
         }
-        used(&place);
+        touch(&place);
         Ok(Some(place))
     }
 
-    async fn make_room(&self) -> Result<(), Problem> {
-        let (folder, most) = (self.0.folder.clone(), self.0.most_kept);
-        blocking(move || room::make_room(&folder, most)).await
+    async fn make_room(&self) -> Result<(), ToolProblem> {
+        let folder = self.0.folder.clone();
+        let limit = self.0.most_kept;
+        blocking(move || disk_quota::make_room(&folder, limit)).await
     }
 
-    fn name(&self, version: &str, requirement: Option<&Requirement>, wheels: &Wheels) -> String {
+    fn name(
+        &self,
+        version: &str,
+        requirement: Option<&PackageRequirement>,
+        wheels: &Wheels,
+    ) -> String {
         let mut digest = Sha256::new();
         let mut add = |text: &str| {
             digest.update((text.len() as u64).to_le_bytes());
@@ -211,8 +221,8 @@ impl Installer {
             .collect()
     }
 
-    /// Which Python it is that packages are for.
-    async fn version(&self) -> Result<String, Problem> {
+    /// Version of the Python interpreter.
+    async fn version(&self) -> Result<String, ToolProblem> {
         let code = "import sys, sysconfig; print(sys.version, sysconfig.get_platform(), sys.implementation.cache_tag)";
         let command = vec![self.0.python.clone().into(), "-c".into(), code.into()];
         let request = RunRequest {
@@ -235,15 +245,15 @@ impl Installer {
         }
     }
 
-    async fn make(&self, what: &Wanted<'_>, place: &Path) -> Result<(), Problem> {
-        let session = self.open_box(what).await?;
+    async fn make(&self, what: &InstallRequest<'_>, place: &Path) -> Result<(), ToolProblem> {
+        let session = self.open_sandbox(what).await?;
         let made = self.make_in(&session, what, place).await;
         session.end().await;
         made
     }
 
-    /// A box with the wheels in it.
-    async fn open_box(&self, what: &Wanted<'_>) -> Result<Session, Problem> {
+    /// A sandbox with the wheels.
+    async fn open_sandbox(&self, what: &InstallRequest<'_>) -> Result<Session, ToolProblem> {
         let session = self.0.engine.open_session(self.session(what)?).await;
         let session = session.map_err(|error| not_begun(&error.message))?;
         let filled = match session.tree() {
@@ -260,23 +270,23 @@ impl Installer {
         Ok(session)
     }
 
-    fn session(&self, what: &Wanted<'_>) -> Result<spec::SessionSpec, Problem> {
-        // Only what is named needs an index; wheels bring what they need.
+    fn session(&self, what: &InstallRequest<'_>) -> Result<spec::SessionSpec, ToolProblem> {
+        // Only named requirements need an index; wheels are self-contained.
         let network = if what.requirement.is_some() {
             Network::Open
         } else {
             Network::None
         };
         let limits = Maximum {
-            memory: Some(Size(ROOM)),
-            disk: Some(Size(ROOM)),
-            file_size: Some(Size(MOST.bytes)),
-            wall_time: Some(Time(LONGEST)),
+            memory: Some(Size(SANDBOX_BYTES)),
+            disk: Some(Size(SANDBOX_BYTES)),
+            file_size: Some(Size(LAYER_LIMITS.bytes)),
+            wall_time: Some(Time(INSTALL_TIMEOUT)),
             ..Maximum::default()
         };
-        let Index { url, trusted_host } = &self.0.index;
-        let said = [("PIP_INDEX_URL", url), ("PIP_TRUSTED_HOST", trusted_host)].into_iter();
-        let env = said
+        let PackageIndex { url, trusted_host } = &self.0.index;
+        let variables = [("PIP_INDEX_URL", url), ("PIP_TRUSTED_HOST", trusted_host)].into_iter();
+        let env = variables
             .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))
             .collect();
         let run = RunRequest {
@@ -286,8 +296,8 @@ impl Installer {
             env,
             ..RunRequest::default()
         };
-        // Wheels that are tried alone begin within the time that one may take.
-        let lifetime = Some(2 * LONGEST + Duration::from_secs(120));
+        // Trials of wheels start within the timeout of one installation.
+        let lifetime = Some(2 * INSTALL_TIMEOUT + Duration::from_secs(120));
         let request = SessionRequest {
             run,
             idle: lifetime,
@@ -301,40 +311,44 @@ impl Installer {
     async fn make_in(
         &self,
         session: &Session,
-        what: &Wanted<'_>,
+        what: &InstallRequest<'_>,
         place: &Path,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ToolProblem> {
         let request = ExecRequest {
             command: command(&self.0.python, what),
-            timeout: Some(LONGEST),
+            timeout: Some(INSTALL_TIMEOUT),
             ..ExecRequest::default()
         };
         let exec = session
             .exec(request)
             .await
             .map_err(|error: ErrorInfo| not_begun(&error.message))?;
-        judge(&exec, what).await?;
+        check_install(&exec, what).await?;
         let (workspace, owner) = session
             .workspace()
             .map_err(|error| not_begun(&error.message))?;
-        let (folder, place) = (self.0.folder.clone(), place.to_owned());
-        blocking(move || take_out(&workspace, owner, &folder, &place)).await
+        let folder = self.0.folder.clone();
+        let place = place.to_owned();
+        blocking(move || publish_layer(&workspace, owner, &folder, &place)).await
     }
 
-    /// Removes what crashes left, and what nobody used for long and is not among these.
+    /// Removes leftovers of crashes, and old folders that are not in use.
     pub fn sweep(&self, in_use: &BTreeSet<PathBuf>) {
         let Ok(entries) = fs::read_dir(&self.0.folder) else {
             return;
         };
-        in_use.iter().for_each(|place| used(place));
+        in_use.iter().for_each(|place| touch(place));
         for entry in entries.flatten() {
             let path = entry.path();
-            let is_making = entry.file_name().to_string_lossy().starts_with(MAKING);
+            let is_making = entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with(PARTIAL_PREFIX);
             let age = entry.metadata().and_then(|found| found.modified());
             let is_old = age.is_ok_and(|at| {
                 SystemTime::now()
                     .duration_since(at)
-                    .is_ok_and(|age| age > UNUSED)
+                    .is_ok_and(|age| age > UNUSED_LIFETIME)
             });
             if is_making && lock(&path).is_some() {
                 _ = fs::remove_dir_all(&path);
@@ -345,15 +359,15 @@ impl Installer {
     }
 }
 
-/// What is wanted, for messages.
-struct Wanted<'a> {
-    requirement: Option<&'a Requirement>,
+/// What to install; displayed in messages.
+struct InstallRequest<'a> {
+    requirement: Option<&'a PackageRequirement>,
     wheels: &'a Wheels,
-    /// Some of the wheels, and of the others what these need.
+    /// Install only these wheels, with the others as dependencies.
     only: Option<&'a [String]>,
 }
 
-impl fmt::Display for Wanted<'_> {
+impl fmt::Display for InstallRequest<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.requirement, self.wheels.files.len()) {
             _ if self.only.is_some() => out.write_str("it"),
@@ -366,9 +380,9 @@ impl fmt::Display for Wanted<'_> {
     }
 }
 
-impl Index {
-    /// A plain address, by TLS unless the host is trusted without.
-    fn check(&self) -> Result<(), Problem> {
+impl PackageIndex {
+    /// Validates the URL: no credentials, and TLS unless the host is trusted.
+    fn check(&self) -> Result<(), ToolProblem> {
         let hint = "write https://HOST/simple, or put wheels beside the manifest";
         let is_host = |host: &str| {
             let is_sign = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
@@ -379,7 +393,7 @@ impl Index {
             .as_deref()
             .is_some_and(|host| !is_host(host))
         {
-            return Err(Problem::new(
+            return Err(ToolProblem::new(
                 "PIP_TRUSTED_HOST is no host",
                 "write HOST or HOST:PORT",
             ));
@@ -389,7 +403,7 @@ impl Index {
             (Some(rest), _) => (rest, true),
             (None, Some(rest)) => (rest, false),
             (None, None) => {
-                return Err(Problem::new(
+                return Err(ToolProblem::new(
                     "PIP_INDEX_URL is no address of an index",
                     hint,
                 ));
@@ -400,23 +414,22 @@ impl Index {
             || rest.contains(|letter: char| letter.is_control() || " @?#\"'".contains(letter))
         {
             let message = "PIP_INDEX_URL is no plain address: credentials are given to no sandbox";
-            return Err(Problem::new(message, hint));
+            return Err(ToolProblem::new(message, hint));
         }
-        match is_safe || self.trusted_host.as_deref() == Some(host) {
-            true => Ok(()),
-            false => {
-                let message =
-                    "PIP_INDEX_URL is without TLS: anybody on the way could say what is installed";
-                Err(Problem::new(
-                    message,
-                    "use https, or set PIP_TRUSTED_HOST to its host, too",
-                ))
-            }
+        if is_safe || self.trusted_host.as_deref() == Some(host) {
+            Ok(())
+        } else {
+            let message =
+                "PIP_INDEX_URL is without TLS: anybody on the way could say what is installed";
+            Err(ToolProblem::new(
+                message,
+                "use https, or set PIP_TRUSTED_HOST to its host, too",
+            ))
         }
     }
 }
 
-fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
+fn command(python: &Path, what: &InstallRequest<'_>) -> Vec<OsString> {
     let mut command: Vec<OsString> = vec![python.into()];
     let options = [
         "-m",
@@ -428,8 +441,8 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         "--no-warn-script-location",
         "--progress-bar=off",
         "--retries=2",
-        // Whatever is not a wheel runs code of its own when it is installed. Pip does not ask this of what a package needs by
-        // an address.
+        // Anything but a wheel runs code when it is installed. Pip does not apply this to
+        // dependencies by URL.
         "--only-binary=:all:",
         "--target",
         LAYER,
@@ -455,38 +468,38 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
     command
 }
 
-async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
+async fn check_install(exec: &Exec, what: &InstallRequest<'_>) -> Result<(), ToolProblem> {
     let result = exec.wait().await;
     if result.status == Status::Succeeded {
         return Ok(());
     }
     let output = exec.output();
     let from = output.lengths()[1].saturating_sub(64 << 10);
-    let said = output.read(Stream::Stderr, from, 64 << 10).bytes;
-    let said = String::from_utf8_lossy(&said);
-    let errors: Vec<&str> = said
+    let stderr = output.read(Stream::Stderr, from, 64 << 10).bytes;
+    let stderr = String::from_utf8_lossy(&stderr);
+    let errors: Vec<&str> = stderr
         .lines()
         .filter(|line| line.contains("ERROR") || line.contains("No module"))
         .collect();
     let why = match (result.status, errors.is_empty(), result.error) {
-        (Status::TimedOut, _, _) => format!("it took longer than {} s", LONGEST.as_secs()),
+        (Status::TimedOut, _, _) => format!("it took longer than {} s", INSTALL_TIMEOUT.as_secs()),
         (_, false, _) => errors.join(" "),
         (_, true, Some(error)) => error.message,
-        (_, true, None) => said.into_owned(),
+        (_, true, None) => stderr.into_owned(),
     };
     let message = format!("{what} cannot be installed: {}", reason(&why));
     let hint = "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
-    // What pip says stays true; that it was stopped, or had no room, need not.
+    // Errors of pip are permanent; a timeout or a full disk may pass.
     let is_passing = result.status != Status::Failed || why.contains("No space left on device");
-    Err(Problem {
+    Err(ToolProblem {
         is_passing,
-        ..Problem::new(message, hint)
+        ..ToolProblem::new(message, hint)
     })
 }
 
-fn not_begun(why: &str) -> Problem {
+fn not_begun(why: &str) -> ToolProblem {
     let message = format!("packages cannot be installed: {}", reason(why));
-    Problem::new(
+    ToolProblem::new(
         message,
         "it is tried again after a while; `airlock doctor` shows what sandboxes lack",
     )
@@ -494,20 +507,20 @@ fn not_begun(why: &str) -> Problem {
 }
 
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
-) -> Result<T, Problem> {
+    work: impl FnOnce() -> Result<T, ToolProblem> + Send + 'static,
+) -> Result<T, ToolProblem> {
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(not_begun(&error.to_string())))
 }
 
-/// Takes what pip made out of the box, and looks at it before anybody sees it.
-fn take_out(
+/// Copies the installed files out of the sandbox and checks them before they are published.
+fn publish_layer(
     workspace: &OwnedFd,
     owner: Option<(u32, u32)>,
     folder: &Path,
     place: &Path,
-) -> Result<(), Problem> {
+) -> Result<(), ToolProblem> {
     let failed =
         |error: io::Error| not_begun(&format!("what was installed cannot be kept: {error}"));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -515,20 +528,20 @@ fn take_out(
     let from = Tree::new(
         from.map_err(|error| failed(error.into()))?,
         owner,
-        MOST.bytes,
+        LAYER_LIMITS.bytes,
     );
-    let making = folder.join(format!("{MAKING}{}", engine::fresh_id()));
+    let making = folder.join(format!("{PARTIAL_PREFIX}{}", engine::fresh_id()));
     fs::create_dir(&making).map_err(failed)?;
     let made = lock(&making)
         .ok_or_else(|| failed(io::Error::other("its lock is taken")))
         .and_then(|held| {
-            let to = Tree::new(held.try_clone().map_err(failed)?, None, MOST.bytes);
-            let copied = from.copy_into(&to, MOST).map_err(failed)?;
+            let to = Tree::new(held.try_clone().map_err(failed)?, None, LAYER_LIMITS.bytes);
+            let copied = from.copy_into(&to, LAYER_LIMITS).map_err(failed)?;
             if let Some(left_out) = copied.left_out.first() {
                 let message = format!("what was installed is not kept: {}", reason(left_out));
-                return Err(Problem::new(message, "install less, and files only"));
+                return Err(ToolProblem::new(message, "install less, and files only"));
             }
-            settle(&making, &making).map_err(failed)??;
+            make_read_only(&making, &making).map_err(failed)??;
             rustix::fs::syncfs(&held).map_err(|error| failed(error.into()))?;
             fs::rename(&making, place).map_err(failed)
         });
@@ -538,12 +551,12 @@ fn take_out(
     made
 }
 
-/// Everything is a file or a folder, and only read from now on.
-fn settle(folder: &Path, top: &Path) -> io::Result<Result<(), Problem>> {
+/// Allows only files and folders, and makes files read-only.
+fn make_read_only(folder: &Path, top: &Path) -> io::Result<Result<(), ToolProblem>> {
     for entry in fs::read_dir(folder)? {
         let (path, found) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
         if found.is_dir() {
-            if let Err(problem) = settle(&path, top)? {
+            if let Err(problem) = make_read_only(&path, top)? {
                 return Ok(Err(problem));
             }
         } else if found.is_file() {
@@ -555,7 +568,7 @@ fn settle(folder: &Path, top: &Path) -> io::Result<Result<(), Problem>> {
         } else {
             let shown = word(&path.strip_prefix(top).unwrap_or(&path).to_string_lossy());
             let message = format!("what was installed has `{shown}`, which is no file");
-            return Ok(Err(Problem::new(
+            return Ok(Err(ToolProblem::new(
                 message,
                 "packages with links are not kept",
             )));
@@ -565,7 +578,7 @@ fn settle(folder: &Path, top: &Path) -> io::Result<Result<(), Problem>> {
     Ok(Ok(()))
 }
 
-/// The lock of a folder in the making: whoever has it is alive.
+/// Locks a folder; a locked one has a live writer.
 fn lock(folder: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let handle = rustix::fs::openat(CWD, folder, flags, Mode::empty()).ok()?;
@@ -573,16 +586,16 @@ fn lock(folder: &Path) -> Option<OwnedFd> {
     Some(handle)
 }
 
-/// Out of its place first: no half of it is ever seen there.
+/// Renames a folder before removing it, so that no partial folder is visible.
 fn discard(folder: &Path, place: &Path) {
-    let aside = folder.join(format!("{MAKING}{}", engine::fresh_id()));
+    let aside = folder.join(format!("{PARTIAL_PREFIX}{}", engine::fresh_id()));
     if fs::rename(place, &aside).is_ok() {
         _ = fs::remove_dir_all(&aside);
     }
 }
 
-/// Somebody uses it. If that cannot be noted, it is made again some day.
-fn used(place: &Path) {
+/// Marks a folder as used. If that fails, it may be swept and installed again.
+fn touch(place: &Path) {
     let now = rustix::fs::Timespec {
         tv_sec: 0,
         tv_nsec: rustix::fs::UTIME_NOW,

@@ -1,11 +1,11 @@
-//! With real boxes and a real pip; what is on no network is made here.
+//! With real sandboxes and a real pip; what is on no network is made here.
 
 use super::*;
 use crate::{
-    artifacts::Shelf,
-    call::{self, Caller},
-    tools::{Report, Settings, watch},
-    wire::topic::Base,
+    artifacts::ArtifactStore,
+    call::{self, CallRunner},
+    tools::{CatalogSettings, ToolReport, watch},
+    wire::topic::TopicBase,
 };
 use doors::egress;
 use std::{
@@ -36,10 +36,10 @@ impl Place {
     }
 
     fn installer(&self) -> Installer {
-        self.installer_from(Index::default())
+        self.installer_from(PackageIndex::default())
     }
 
-    fn installer_from(&self, index: Index) -> Installer {
+    fn installer_from(&self, index: PackageIndex) -> Installer {
         Installer::open(
             self.engine.clone(),
             self.folder(),
@@ -74,7 +74,7 @@ with zipfile.ZipFile(f"{path}/{name}-{version}-py3-none-any.whl", "w") as wheel:
     }
 
     fn wheels(&self) -> Wheels {
-        Wheels::look(&self.top.join("wheels"), &Wheels::default()).unwrap()
+        Wheels::scan(&self.top.join("wheels"), &Wheels::default()).unwrap()
     }
 
     async fn close(self) {
@@ -114,7 +114,7 @@ async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared(
         (again.clone(), fs::metadata(&again).unwrap().ino()),
         (layer.clone(), inode)
     );
-    // Seen in a box as a tool sees it, from the state folder that nothing else is shown of.
+    // Seen in a sandbox as a tool sees it, from the state folder that nothing else is shown of.
     let code = "import sys; sys.path[:0] = ['/tools/packages']; import first, second; print(first.NAME, second.NAME)";
     let request = |mount: String| RunRequest {
         command: vec!["/usr/bin/python3".into(), "-c".into(), code.into()],
@@ -196,7 +196,7 @@ async fn what_crashes_left_is_swept_and_what_is_being_made_is_not() {
     for path in [&left, &made, &old, &fresh, &kept] {
         fs::create_dir_all(path.join("x")).unwrap();
     }
-    let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
+    let long_ago = SystemTime::now() - UNUSED_LIFETIME - Duration::from_secs(60);
     for path in [&old, &kept] {
         fs::File::open(path)
             .unwrap()
@@ -270,7 +270,7 @@ async fn of_wheels_that_do_not_go_together_the_newest_and_those_that_go_with_it_
     place.wheel("wb", "wa");
     let installer = place.installer();
     let sound = installer.sound(&place.wheels(), |_| ()).await;
-    let names = |sound: &Sound| {
+    let names = |sound: &ResolvableWheels| {
         let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
         sound
             .wheels
@@ -337,8 +337,8 @@ async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_re
     place.wheel_of("wz", "1.0", "");
     place.wheel_of("wz", "2.0", "");
     let mut installer = place.installer();
-    Arc::get_mut(&mut installer.0).unwrap().patience = Duration::ZERO;
-    let names = |sound: &Sound| {
+    Arc::get_mut(&mut installer.0).unwrap().round_timeout = Duration::ZERO;
+    let names = |sound: &ResolvableWheels| {
         let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
         sound
             .wheels
@@ -487,10 +487,10 @@ fn links_are_not_kept() {
     let top = std::env::temp_dir().join(format!("airlock-settle-{}", std::process::id()));
     fs::create_dir_all(top.join("a/b")).unwrap();
     fs::write(top.join("a/b/c"), "").unwrap();
-    assert_eq!(settle(&top, &top).unwrap(), Ok(()));
+    assert_eq!(make_read_only(&top, &top).unwrap(), Ok(()));
     std::os::unix::fs::symlink("/etc/passwd", top.join("a/link")).unwrap();
     assert!(
-        settle(&top, &top)
+        make_read_only(&top, &top)
             .unwrap()
             .unwrap_err()
             .message
@@ -502,14 +502,14 @@ fn links_are_not_kept() {
 #[test]
 fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
     let wheels = Wheels::default();
-    let requirement = Requirement::new("asyncpg", Some(">=0.29")).unwrap();
-    let line = |what: &Wanted<'_>| {
+    let requirement = PackageRequirement::new("asyncpg", Some(">=0.29")).unwrap();
+    let line = |what: &InstallRequest<'_>| {
         command(Path::new("/usr/bin/python3"), what)
             .join(" ".as_ref())
             .into_string()
             .unwrap()
     };
-    let named = line(&Wanted {
+    let named = line(&InstallRequest {
         requirement: Some(&requirement),
         wheels: &wheels,
         only: None,
@@ -520,7 +520,7 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
     );
     assert!(!named.contains("--no-index"));
     assert!(
-        line(&Wanted {
+        line(&InstallRequest {
             requirement: None,
             wheels: &wheels,
             only: None
@@ -532,7 +532,7 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
 #[test]
 fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
     let check = |url: &str, host: Option<&str>| {
-        Index {
+        PackageIndex {
             url: Some(url.to_owned()),
             trusted_host: host.map(str::to_owned),
         }
@@ -561,17 +561,22 @@ fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
     assert!(check("https://pypi.example/simple", Some("--pre x")).is_err());
 }
 
-fn caller(engine: &Engine) -> Arc<Caller> {
+fn caller(engine: &Engine) -> Arc<CallRunner> {
     let python = "/usr/bin/python3".into();
-    let settings = call::Settings {
+    let settings = call::CallSettings {
         python,
         largest_result: 100_000,
-        parked: 0,
-        parked_bytes: 0,
-        spares: 0,
+        max_warm: 0,
+        max_warm_bytes: 0,
+        max_prewarmed: 0,
         hidden: Vec::new(),
     };
-    Arc::new(Caller::new(engine.clone(), Shelf::memory(), None, settings))
+    Arc::new(CallRunner::new(
+        engine.clone(),
+        ArtifactStore::memory(),
+        None,
+        settings,
+    ))
 }
 
 #[tokio::test]
@@ -604,19 +609,19 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  add: {module: m, function: add}\n  \
                    bad: {tool_dir: set, executable: bin/bad}\n";
     fs::write(tools.join("manifest.yaml"), entries).unwrap();
-    let settings = Settings {
+    let settings = CatalogSettings {
         manifest: tools.join("manifest.yaml"),
         python_dir: tools.join("python"),
         folder: tools,
         site: None,
         python: "/usr/bin/python3".into(),
         installer: Some(place.installer()),
-        base: Base::new("n", "").unwrap(),
+        base: TopicBase::new("n", "").unwrap(),
         every: Duration::from_millis(50),
     };
     let (mut catalog, mut reports) = watch(settings, caller(&place.engine));
     let waited = catalog.wait_for(|now| now.len() == 3);
-    let now = tokio::time::timeout(LONGEST, waited)
+    let now = tokio::time::timeout(INSTALL_TIMEOUT, waited)
         .await
         .unwrap()
         .unwrap()
@@ -632,12 +637,12 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     assert!(layer.join("first/__init__.py").is_file() && now["good"].code.packages == Some(layer));
     let failed = async {
         loop {
-            if let Report::Failed { problem, .. } = reports.recv().await.unwrap() {
+            if let ToolReport::Failed { problem, .. } = reports.recv().await.unwrap() {
                 return problem.to_string();
             }
         }
     };
-    let failed = tokio::time::timeout(LONGEST, failed).await.unwrap();
+    let failed = tokio::time::timeout(INSTALL_TIMEOUT, failed).await.unwrap();
     assert!(
         failed.contains("tool `bad`") && failed.contains("no config"),
         "{failed}"
@@ -647,7 +652,7 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
 }
 
 /// An index at this host, as the door sees the internet: every address leads to it.
-fn publish(wheel: Vec<u8>) -> egress::Settings {
+fn publish(wheel: Vec<u8>) -> egress::EgressSettings {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let server = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -678,7 +683,7 @@ fn publish(wheel: Vec<u8>) -> egress::Settings {
                 .and_then(|()| connection.write_all(body));
         }
     });
-    let internet = egress::Internet::dangerously_instead(
+    let internet = egress::Internet::dangerously_replace(
         |name| {
             if name == "index.test" {
                 vec![[93, 184, 216, 34].into()]
@@ -688,9 +693,9 @@ fn publish(wheel: Vec<u8>) -> egress::Settings {
         },
         move |_| server,
     );
-    egress::Settings {
+    egress::EgressSettings {
         internet,
-        ..egress::Settings::default()
+        ..egress::EgressSettings::default()
     }
 }
 
@@ -702,11 +707,11 @@ async fn packages_come_from_the_index_through_the_egress_door() {
     let mut settings = engine::Settings::new(place.top.join("state"));
     settings.doors.egress = publish(wheel);
     place.engine = Engine::open(settings).unwrap();
-    let index = |host: &str| Index {
+    let index = |host: &str| PackageIndex {
         url: Some(format!("http://{host}/simple")),
         trusted_host: Some(host.to_owned()),
     };
-    let wanted = Requirement::new("first", Some(">=1")).unwrap();
+    let wanted = PackageRequirement::new("first", Some(">=1")).unwrap();
     let none = Wheels::default();
     let layer = place
         .installer_from(index("index.test"))

@@ -1,246 +1,257 @@
-//! From an entry whose code is there to tools that can be called: its packages are installed, and it is asked what it is.
+//! Prepares an entry whose code was located: installs its packages and asks for its schema.
 
 use super::{
-    Asker, Code, Settings, Tool, What,
-    card::Said,
-    look::Found,
-    manifest::{Entry, Wanted, check_name},
-    packages::Sound,
-    place,
-    probe::{self, PROBE},
-    problem::{Problem, word},
+    CatalogSettings, EntryPoint, SchemaProbe, Tool, ToolCode, locate,
+    manifest::{ManifestEntry, ManifestTarget, check_name},
+    packages::ResolvableWheels,
+    probe::{self, PROBE_TIMEOUT},
+    problem::{ToolProblem, word},
+    scan::LocatedCode,
+    schema::ToolSchema,
     wheels::Wheels,
 };
 use std::path::{Path, PathBuf};
 
-/// What came of it.
+/// Result of a preparation.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    /// At least one, or why there is none.
-    pub(super) tools: Result<Vec<Tool>, Problem>,
-    /// What is wrong beside.
-    pub(super) notes: Vec<Problem>,
-    /// What is wrong with what all entries share.
-    pub(super) common: Vec<Problem>,
-    /// Why no more than its name is known of a function or class: it was asked in vain, and its entry does not say.
-    pub(super) untold: Option<Problem>,
-    /// Less is known of them than there could be: they are to be asked again.
+pub(super) struct PreparedEntry {
+    /// At least one tool, or why there is none.
+    pub(super) tools: Result<Vec<Tool>, ToolProblem>,
+    /// Further problems.
+    pub(super) notes: Vec<ToolProblem>,
+    /// Problems that all entries share.
+    pub(super) common: Vec<ToolProblem>,
+    /// Why only the name of a function or class is known: the probe failed, and the manifest has no
+    /// description.
+    pub(super) discovery_problem: Option<ToolProblem>,
+    /// The result is incomplete; the preparation is repeated.
     pub(super) is_partial: bool,
-    /// They are without any of the wheels that there should be.
+    /// None of the wheels is installed.
     pub(super) lacks_packages: bool,
 }
 
-/// Packages of an entry, and how it stands with the wheels that all share.
+/// Packages of an entry, and the state of the shared wheels.
 #[derive(Debug, Default)]
-struct Installed {
+struct InstalledPackages {
     packages: Option<PathBuf>,
-    sound: Sound,
+    sound: ResolvableWheels,
 }
 
 /// Prepares an entry.
 pub(super) async fn prepare(
-    settings: &Settings,
-    asker: &impl Asker,
-    entry: &Entry,
-    found: Found,
+    settings: &CatalogSettings,
+    prober: &impl SchemaProbe,
+    entry: &ManifestEntry,
+    found: LocatedCode,
     wheels: &Wheels,
-    tell: impl Fn(String) + Send + Sync,
-) -> Prepared {
-    let (mut notes, mut untold) = (Vec::new(), None);
-    let Found { mut code, program } = found;
-    let (tools, sound) = match install(settings, entry, wheels, tell).await {
-        Ok(Installed { packages, sound }) => {
+    report: impl Fn(String) + Send + Sync,
+) -> PreparedEntry {
+    let mut notes = Vec::new();
+    let mut discovery_problem = None;
+    let LocatedCode { mut code, program } = found;
+    let (tools, sound) = match install(settings, entry, wheels, report).await {
+        Ok(InstalledPackages { packages, sound }) => {
             code.packages = packages;
             let tools = match program {
                 Some(program) => {
-                    of_program(settings, asker, entry, code, &program, &mut notes).await
+                    prepare_program(settings, prober, entry, code, &program, &mut notes).await
                 }
-                None => of_python(settings, asker, entry, code, &mut notes)
+                None => prepare_python(settings, prober, entry, code, &mut notes)
                     .await
                     .map(|(tool, why)| {
-                        untold = why;
+                        discovery_problem = why;
                         vec![tool]
                     }),
             };
             (tools, sound)
         }
-        Err(problem) => (Err(problem), Sound::default()),
+        Err(problem) => (Err(problem), ResolvableWheels::default()),
     };
-    let Sound {
+    let ResolvableWheels {
         wheels,
         problems: common,
         is_lacking,
     } = sound;
     let lacks_packages = is_lacking && wheels.files.is_empty();
-    let is_partial = untold.is_some() || is_lacking;
-    Prepared {
+    let is_partial = discovery_problem.is_some() || is_lacking;
+    PreparedEntry {
         tools,
         notes,
         common,
-        untold,
+        discovery_problem,
         is_partial,
         lacks_packages,
     }
 }
 
-/// What an entry names itself it needs; wheels that all share not every entry does, so that they keep none from being served.
+/// Installs packages. An entry fails without its own requirement, but not without the shared
+/// wheels.
 async fn install(
-    settings: &Settings,
-    entry: &Entry,
+    settings: &CatalogSettings,
+    entry: &ManifestEntry,
     wheels: &Wheels,
-    tell: impl Fn(String) + Send + Sync,
-) -> Result<Installed, Problem> {
+    report: impl Fn(String) + Send + Sync,
+) -> Result<InstalledPackages, ToolProblem> {
     let Some(installer) = &settings.installer else {
         let hint = "put them into the folder that SAM_SITE_PACKAGES names, and remove `package` and wheels/";
-        let problem = Problem::new("packages are not installed by this worker", hint);
+        let problem = ToolProblem::new("packages are not installed by this worker", hint);
         return match (entry.requirement.is_some(), wheels.files.is_empty()) {
             (true, _) => Err(problem),
-            (false, true) => Ok(Installed::default()),
+            (false, true) => Ok(InstalledPackages::default()),
             (false, false) => {
-                let sound = Sound {
+                let sound = ResolvableWheels {
                     problems: vec![problem],
-                    ..Sound::default()
+                    ..ResolvableWheels::default()
                 };
-                Ok(Installed {
+                Ok(InstalledPackages {
                     sound,
-                    ..Installed::default()
+                    ..InstalledPackages::default()
                 })
             }
         };
     };
-    let sound = installer.sound(wheels, &tell).await;
+    let sound = installer.sound(wheels, &report).await;
     let packages = installer
-        .layer(entry.requirement.as_ref(), &sound.wheels, &tell)
+        .layer(entry.requirement.as_ref(), &sound.wheels, &report)
         .await?;
-    Ok(Installed { packages, sound })
+    Ok(InstalledPackages { packages, sound })
 }
 
-async fn of_python(
-    settings: &Settings,
-    asker: &impl Asker,
-    entry: &Entry,
-    code: Code,
-    notes: &mut Vec<Problem>,
-) -> Result<(Tool, Option<Problem>), Problem> {
+async fn prepare_python(
+    settings: &CatalogSettings,
+    prober: &impl SchemaProbe,
+    entry: &ManifestEntry,
+    code: ToolCode,
+    notes: &mut Vec<ToolProblem>,
+) -> Result<(Tool, Option<ToolProblem>), ToolProblem> {
     let (module, what) = match &entry.wanted {
-        Wanted::Function { module, function } => (
+        ManifestTarget::Function { module, function } => (
             module,
-            What::Function {
+            EntryPoint::Function {
                 module: module.clone(),
                 function: function.clone(),
             },
         ),
-        Wanted::Class { module, class_name } => (
+        ManifestTarget::Class { module, class_name } => (
             module,
-            What::Class {
+            EntryPoint::Class {
                 module: module.clone(),
                 class_name: class_name.clone(),
             },
         ),
-        Wanted::Executable { .. } => return Err(Problem::new("it is no Python", "")),
+        ManifestTarget::Executable { .. } => return Err(ToolProblem::new("it is no Python", "")),
     };
     let folders: Vec<&Path> = [&code.python, &code.packages, &code.site]
         .into_iter()
         .filter_map(Option::as_deref)
         .collect();
-    // What lies in none of the folders may still be one of the interpreter's own: only it can tell.
-    let is_there = place::has_module(&folders, module);
-    let (mut said, mut untold) = (entry.said.clone(), None);
-    if said.is_bare() || !is_there {
-        match ask(settings, asker, &code, &what).await {
-            Ok(more) => said = said.or(more),
-            // Served all the same: whoever calls it is told so, instead of waiting for nobody.
+    // A module in none of the folders may be part of the interpreter: only a probe can tell.
+    let is_there = locate::has_module(&folders, module);
+    let mut schema = entry.schema.clone();
+    let mut discovery_problem = None;
+    if schema.is_unknown() || !is_there {
+        match ask(settings, prober, &code, &what).await {
+            Ok(more) => schema = schema.or(more),
+            // Served all the same, so that callers get an error instead of a timeout.
             Err(problem) => {
                 let problem = if is_there {
                     problem
                 } else {
                     nowhere(module, &problem)
                 };
-                match said.is_bare() {
-                    true => untold = Some(problem),
-                    false => notes.push(problem),
+                if schema.is_unknown() {
+                    discovery_problem = Some(problem)
+                } else {
+                    notes.push(problem)
                 }
             }
         }
     }
-    Ok((tool(&entry.name, what, code, said, entry), untold))
+    Ok((
+        tool(&entry.name, what, code, schema, entry),
+        discovery_problem,
+    ))
 }
 
-fn nowhere(module: &str, problem: &Problem) -> Problem {
+fn nowhere(module: &str, problem: &ToolProblem) -> ToolProblem {
     let message = format!("its module `{module}` is nowhere: {}", problem.message);
-    Problem::new(
+    ToolProblem::new(
         message,
         "put it into TOOLS_PYTHON_DIR; it is looked for again",
     )
 }
 
 async fn ask(
-    settings: &Settings,
-    asker: &impl Asker,
-    code: &Code,
-    what: &What,
-) -> Result<Said, Problem> {
+    settings: &CatalogSettings,
+    prober: &impl SchemaProbe,
+    code: &ToolCode,
+    what: &EntryPoint,
+) -> Result<ToolSchema, ToolProblem> {
     match what {
-        What::Function { module, function } => {
-            probe::of_function(asker, &settings.python, code, (module, function)).await
+        EntryPoint::Function { module, function } => {
+            probe::describe_function(prober, &settings.python, code, (module, function)).await
         }
-        What::Class { module, class_name } => {
-            probe::of_class(
-                asker,
+        EntryPoint::Class { module, class_name } => {
+            probe::describe_class(
+                prober,
                 &settings.python,
                 code,
                 (module, class_name),
                 None,
-                PROBE,
+                PROBE_TIMEOUT,
             )
             .await
         }
-        What::Executable { .. } => Err(Problem::new("it is no Python", "")),
+        EntryPoint::Executable { .. } => Err(ToolProblem::new("it is no Python", "")),
     }
 }
 
-/// The only tool of a program has its entry's name, several have both.
-async fn of_program(
-    settings: &Settings,
-    asker: &impl Asker,
-    entry: &Entry,
-    code: Code,
+/// Probes a program. A single tool gets the entry's name, several get both names.
+async fn prepare_program(
+    settings: &CatalogSettings,
+    prober: &impl SchemaProbe,
+    entry: &ManifestEntry,
+    code: ToolCode,
     program: &Path,
-    notes: &mut Vec<Problem>,
-) -> Result<Vec<Tool>, Problem> {
-    let said = probe::tools_of(asker, &code, program, None, PROBE).await?;
-    let is_alone = said.len() == 1;
-    let (mut tools, mut first) = (Vec::new(), None);
-    for (own, said) in said {
+    notes: &mut Vec<ToolProblem>,
+) -> Result<Vec<Tool>, ToolProblem> {
+    let schema = probe::describe_program(prober, &code, program, None, PROBE_TIMEOUT).await?;
+    let is_alone = schema.len() == 1;
+    let mut tools = Vec::new();
+    let mut first = None;
+    for (own, schema) in schema {
         let name = if is_alone {
             entry.name.clone()
         } else {
             format!("{}__{own}", entry.name)
         };
-        let said = said.and_then(|said| check_name(&name, &settings.base).map(|()| said));
-        match said {
-            Ok(said) => {
-                if said.wants_credentials {
+        let schema = schema.and_then(|schema| check_name(&name, &settings.base).map(|()| schema));
+        match schema {
+            Ok(schema) => {
+                if schema.wants_credentials {
                     let message = format!(
                         "`{}` speaks of `auth`, which the mesh does not bring here",
                         word(&own)
                     );
-                    notes.push(Problem::new(message, "it is served, and has to do without"));
+                    notes.push(ToolProblem::new(
+                        message,
+                        "it is served, and has to do without",
+                    ));
                 }
-                let said = if is_alone {
-                    said.or(entry.said.clone())
+                let schema = if is_alone {
+                    schema.or(entry.schema.clone())
                 } else {
-                    said
+                    schema
                 };
-                let what = What::Executable {
+                let what = EntryPoint::Executable {
                     path: program.to_owned(),
                     tool: own,
                 };
-                tools.push(tool(&name, what, code.clone(), said, entry));
+                tools.push(tool(&name, what, code.clone(), schema, entry));
             }
             Err(problem) => {
                 let message = format!("its tool `{}` is left out: {}", word(&own), problem.message);
-                let problem = Problem { message, ..problem };
+                let problem = ToolProblem { message, ..problem };
                 first = first.or(Some(problem.clone()));
                 notes.push(problem);
             }
@@ -255,15 +266,21 @@ async fn of_program(
     }
 }
 
-fn tool(name: &str, what: What, code: Code, said: Said, entry: &Entry) -> Tool {
+fn tool(
+    name: &str,
+    what: EntryPoint,
+    code: ToolCode,
+    schema: ToolSchema,
+    entry: &ManifestEntry,
+) -> Tool {
     Tool {
         name: name.to_owned(),
         what,
         code,
-        card: said.card(name),
+        card: schema.card(name),
         profile: entry.profile,
-        // What a tool says of itself wins.
-        timeout: said.timeout.or(entry.timeout),
+        // The tool's own timeout wins.
+        timeout: schema.timeout.or(entry.timeout),
         limits: entry.limits,
     }
 }

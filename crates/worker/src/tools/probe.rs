@@ -1,15 +1,15 @@
-//! Asks tools what they are, in sandboxes, and remembers it.
+//! Asks tools for their schemas, in sandboxes, and caches them.
 
 use super::{
-    Code, Tool, What,
-    card::{self, Said},
-    problem::{Problem, reason},
+    EntryPoint, Tool, ToolCode,
+    problem::{ToolProblem, reason},
+    schema::{self, ToolSchema},
 };
 use crate::{
-    call::{Caller, places},
+    call::{CallRunner, paths},
     wire::{
         answer::ToolCard,
-        code::{Code as ErrorCode, Refusal},
+        code::{CallRefusal, MeshErrorCode as ErrorCode},
     },
 };
 use serde_json::{Map, Value};
@@ -23,163 +23,168 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// What a tool may take to say what it is: some import much.
-pub(crate) const PROBE: Duration = Duration::from_secs(30);
-/// The same when an agent waits for it; it waits for 5 s.
-const PROMPT: Duration = Duration::from_millis(4500);
-/// Cards for configurations that are remembered.
-const MOST_KNOWN: usize = 256;
-/// Askers that are served at once.
-const MOST_ASKED: usize = 2;
+/// Timeout of a probe: some tools import a lot.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout while an agent waits, which does so for 5 s.
+const INTERACTIVE_TIMEOUT: Duration = Duration::from_millis(4500);
+/// Capacity of the cache.
+const MAX_KNOWN: usize = 256;
+/// Concurrent probes.
+const MAX_PARALLEL: usize = 2;
 
-/// Something that is to be asked of a tool's code.
+/// A command that asks a tool's code for its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// Whose code.
-    pub code: Code,
-    /// What is run, as it is seen inside.
+pub struct ProbeRequest {
+    /// The code.
+    pub code: ToolCode,
+    /// The command, with paths inside.
     pub command: Vec<OsString>,
-    /// What is to lie in the work folder as `config.json`: what an operator set for the tool, with secrets.
+    /// Content of `config.json` in the work folder: the operator's configuration of the tool, with
+    /// secrets.
     pub config: Option<Vec<u8>>,
-    /// How long it may take.
+    /// Timeout.
     pub time: Duration,
 }
 
-/// Whoever runs a program of a tool's code in a sandbox, and gives what it printed. A refusal says how it failed, with the
-/// beginning of what it wrote to standard error.
-pub trait Asker: Send + Sync + 'static {
-    /// Asks.
-    fn ask(&self, question: Question) -> impl Future<Output = Result<Vec<u8>, Refusal>> + Send;
+/// Runs a program of a tool's code in a sandbox and returns its output. A refusal has the reason,
+/// with the beginning of standard error.
+pub trait SchemaProbe: Send + Sync + 'static {
+    /// Runs the command.
+    fn ask(
+        &self,
+        question: ProbeRequest,
+    ) -> impl Future<Output = Result<Vec<u8>, CallRefusal>> + Send;
 }
 
-impl Asker for Caller {
-    async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
-        let Question {
+impl SchemaProbe for CallRunner {
+    async fn ask(&self, question: ProbeRequest) -> Result<Vec<u8>, CallRefusal> {
+        let ProbeRequest {
             code,
             command,
             config,
             time,
         } = question;
         match config {
-            None => Caller::ask(self, &code, command, time).await,
+            None => CallRunner::ask(self, &code, command, time).await,
             Some(config) => {
-                self.ask_with(&code, command, &[(CONFIG, &config)], time)
+                self.probe_with(&code, command, &[(CONFIG, &config)], time)
                     .await
             }
         }
     }
 }
 
-/// The name of that file, and where it is inside.
+/// Name of the configuration file.
 const CONFIG: &str = "config.json";
 
 fn config_inside() -> OsString {
-    Path::new(places::WORK).join(CONFIG).into()
+    Path::new(paths::WORK_FOLDER).join(CONFIG).into()
 }
 
 /// Asks a program for its tools.
-pub(crate) async fn tools_of(
-    asker: &impl Asker,
-    code: &Code,
+pub(crate) async fn describe_program(
+    probe: &impl SchemaProbe,
+    code: &ToolCode,
     program: &Path,
     config: Option<Vec<u8>>,
     time: Duration,
-) -> Result<card::Tools, Problem> {
+) -> Result<schema::ProgramTools, ToolProblem> {
     let mut command = vec![
-        Path::new(places::FOLDER).join(program).into(),
+        Path::new(paths::TOOL_FOLDER).join(program).into(),
         "--schema".into(),
     ];
     if config.is_some() {
         command.extend(["--config".into(), config_inside()]);
     }
-    let question = Question {
+    let question = ProbeRequest {
         code: code.clone(),
         command,
         config,
         time,
     };
-    card::read(&asker.ask(question).await.map_err(unanswered)?)
+    schema::read(&probe.ask(question).await.map_err(unanswered)?)
 }
 
-/// Asks our runner what a Python function is.
-pub(crate) async fn of_function(
-    asker: &impl Asker,
+/// Asks the runner to describe a Python function.
+pub(crate) async fn describe_function(
+    probe: &impl SchemaProbe,
     python: &Path,
-    code: &Code,
+    code: &ToolCode,
     (module, function): (&str, &str),
-) -> Result<Said, Problem> {
-    let command = [places::RUNNER, "--describe", module, function].map(OsString::from);
+) -> Result<ToolSchema, ToolProblem> {
+    let command = [paths::RUNNER, "--describe", module, function].map(OsString::from);
     let command = [python.into()].into_iter().chain(command).collect();
-    let question = Question {
+    let question = ProbeRequest {
         code: code.clone(),
         command,
         config: None,
-        time: PROBE,
+        time: PROBE_TIMEOUT,
     };
-    card::read_one(&asker.ask(question).await.map_err(unanswered)?)
+    schema::read_one(&probe.ask(question).await.map_err(unanswered)?)
 }
 
-/// The same of a class, which may depend on what is set for it.
-pub(crate) async fn of_class(
-    asker: &impl Asker,
+/// Asks the runner to describe a class, which may depend on its configuration.
+pub(crate) async fn describe_class(
+    probe: &impl SchemaProbe,
     python: &Path,
-    code: &Code,
+    code: &ToolCode,
     (module, class_name): (&str, &str),
     config: Option<Vec<u8>>,
     time: Duration,
-) -> Result<Said, Problem> {
-    let command = [places::RUNNER, "--schema-class", module, class_name].map(OsString::from);
+) -> Result<ToolSchema, ToolProblem> {
+    let command = [paths::RUNNER, "--schema-class", module, class_name].map(OsString::from);
     let command = [python.into()].into_iter().chain(command);
     let command = command
         .chain(config.is_some().then(config_inside))
         .collect();
-    let question = Question {
+    let question = ProbeRequest {
         code: code.clone(),
         command,
         config,
         time,
     };
-    card::read_one(&asker.ask(question).await.map_err(unanswered)?)
+    schema::read_one(&probe.ask(question).await.map_err(unanswered)?)
 }
 
-fn unanswered(refusal: Refusal) -> Problem {
+fn unanswered(refusal: CallRefusal) -> ToolProblem {
     let message = format!("it does not say what it is: {}", reason(&refusal.message));
-    Problem::new(
+    ToolProblem::new(
         message,
         "it is asked again after a while, and as soon as its code changes",
     )
 }
 
-/// What a card depends on: the tool's name, its code, and what is set for it. Never the secrets themselves.
+/// Cache key: a hash of the tool's name, code and configuration. The secrets themselves are not
+/// stored.
 type Key = [u8; 32];
 
-/// Answers what a tool is for a configuration.
+/// Describes tools with a configuration, and caches the result.
 #[derive(Debug)]
-pub struct Cards<A> {
-    asker: Arc<A>,
+pub struct ToolCardCache<A> {
+    probe: Arc<A>,
     python: PathBuf,
     known: Mutex<HashMap<Key, ToolCard>>,
     turns: Semaphore,
 }
 
-impl<A: Asker> Cards<A> {
-    /// With this asker, and this interpreter inside.
-    pub fn new(asker: Arc<A>, python: PathBuf) -> Cards<A> {
-        Cards {
-            asker,
+impl<A: SchemaProbe> ToolCardCache<A> {
+    /// With this probe, and the path of the interpreter inside.
+    pub fn new(probe: Arc<A>, python: PathBuf) -> ToolCardCache<A> {
+        ToolCardCache {
+            probe,
             python,
             known: Mutex::default(),
-            turns: Semaphore::new(MOST_ASKED),
+            turns: Semaphore::new(MAX_PARALLEL),
         }
     }
 
-    /// What the tool is with this configuration, in less than 5 s. Functions are the same with any.
+    /// Describes a tool with a configuration in less than 5 s. Functions do not depend on it.
     pub async fn describe(
         &self,
         tool: &Tool,
         config: &Map<String, Value>,
-    ) -> Result<ToolCard, Refusal> {
-        let is_plain = matches!(tool.what, What::Function { .. });
+    ) -> Result<ToolCard, CallRefusal> {
+        let is_plain = matches!(tool.what, EntryPoint::Function { .. });
         if is_plain || config.is_empty() {
             return Ok(tool.card.clone());
         }
@@ -188,24 +193,24 @@ impl<A: Asker> Cards<A> {
         if let Some(card) = self.known().get(&key) {
             return Ok(card.clone());
         }
-        let asked = tokio::time::timeout(PROMPT, async {
+        let asked = tokio::time::timeout(INTERACTIVE_TIMEOUT, async {
             let _turn = self.turns.acquire().await;
             self.ask(tool, bytes).await
         });
-        let late = || Problem::new("it does not say in time what it is", "let it import less");
+        let late = || ToolProblem::new("it does not say in time what it is", "let it import less");
         match asked.await.unwrap_or_else(|_| Err(late())) {
-            Ok(said) => {
-                let card = with_known(said.card(&tool.name), &tool.card);
+            Ok(schema) => {
+                let card = with_known(schema.card(&tool.name), &tool.card);
                 let mut known = self.known();
-                if known.len() >= MOST_KNOWN {
+                if known.len() >= MAX_KNOWN {
                     known.clear();
                 }
                 known.insert(key, card.clone());
                 Ok(card)
             }
-            // Programs need not take a configuration; what they say without one is theirs, too.
-            Err(_) if matches!(tool.what, What::Executable { .. }) => Ok(tool.card.clone()),
-            Err(problem) => Err(Refusal::new(ErrorCode::InitError, problem.message)),
+            // Programs need not support a configuration; then the description without one is used.
+            Err(_) if matches!(tool.what, EntryPoint::Executable { .. }) => Ok(tool.card.clone()),
+            Err(problem) => Err(CallRefusal::new(ErrorCode::InitError, problem.message)),
         }
     }
 
@@ -213,32 +218,35 @@ impl<A: Asker> Cards<A> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn ask(&self, tool: &Tool, config: Vec<u8>) -> Result<Said, Problem> {
-        let (asker, code, config) = (&*self.asker, &tool.code, Some(config));
+    async fn ask(&self, tool: &Tool, config: Vec<u8>) -> Result<ToolSchema, ToolProblem> {
+        let probe = &*self.probe;
+        let code = &tool.code;
+        let config = Some(config);
         match &tool.what {
-            What::Function { module, function } => {
-                of_function(asker, &self.python, code, (module, function)).await
+            EntryPoint::Function { module, function } => {
+                describe_function(probe, &self.python, code, (module, function)).await
             }
-            What::Class { module, class_name } => {
-                of_class(
-                    asker,
+            EntryPoint::Class { module, class_name } => {
+                describe_class(
+                    probe,
                     &self.python,
                     code,
                     (module, class_name),
                     config,
-                    PROMPT,
+                    INTERACTIVE_TIMEOUT,
                 )
                 .await
             }
-            What::Executable { path, tool: name } => {
-                let mut tools = tools_of(asker, code, path, config, PROMPT).await?;
-                // A configuration may change the name of the only one.
+            EntryPoint::Executable { path, tool: name } => {
+                let mut tools =
+                    describe_program(probe, code, path, config, INTERACTIVE_TIMEOUT).await?;
+                // A configuration may rename a single tool.
                 let found = match tools.len() {
-                    1 => tools.pop_first().map(|(_, said)| said),
+                    1 => tools.pop_first().map(|(_, schema)| schema),
                     _ => tools.remove(name),
                 };
                 found.unwrap_or_else(|| {
-                    Err(Problem::new(
+                    Err(ToolProblem::new(
                         "it has no such tool with this configuration",
                         "",
                     ))
@@ -257,21 +265,21 @@ fn key(tool: &Tool, config: &[u8]) -> Key {
     digest.finalize().into()
 }
 
-/// What is left unsaid is as it was known: for a configuration, as without one.
-pub(super) fn with_known(said: ToolCard, known: &ToolCard) -> ToolCard {
+/// Fills missing parts of a description from the known one.
+pub(super) fn with_known(schema: ToolCard, known: &ToolCard) -> ToolCard {
     let known = known.clone();
-    let artifact_params = if said.artifact_params.is_empty() {
+    let artifact_params = if schema.artifact_params.is_empty() {
         known.artifact_params
     } else {
-        said.artifact_params
+        schema.artifact_params
     };
     ToolCard {
-        tool_name: said.tool_name,
-        description: said.description.or(known.description),
-        parameters: said.parameters.or(known.parameters),
+        tool_name: schema.tool_name,
+        description: schema.description.or(known.description),
+        parameters: schema.parameters.or(known.parameters),
         artifact_params,
-        instructions: said.instructions.or(known.instructions),
-        config_schema: said.config_schema.or(known.config_schema),
-        ctx_facade_param_name: said.ctx_facade_param_name.or(known.ctx_facade_param_name),
+        instructions: schema.instructions.or(known.instructions),
+        config_schema: schema.config_schema.or(known.config_schema),
+        ctx_facade_param_name: schema.ctx_facade_param_name.or(known.ctx_facade_param_name),
     }
 }

@@ -1,64 +1,64 @@
-//! What is wrong with a tool, for whoever looks after it: where, what, and what to do. On one line, and short, whatever the
-//! file that it was found in says.
+//! A problem of a tool, for the operator: where, what, and how to fix it. One short line, whatever
+//! the file contains.
 
 use std::fmt;
 
-/// What is told of a stranger's word, in characters.
-const LONGEST_WORD: usize = 64;
-/// What is told of what somebody else says is wrong, in characters.
-const LONGEST_REASON: usize = 600;
+/// Characters of an untrusted word in a message.
+const MAX_WORD_CHARS: usize = 64;
+/// Characters of an external error message.
+const MAX_REASON_CHARS: usize = 600;
 
-/// Something is wrong.
+/// A problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
-    /// The manifest's line, where one is to blame.
+pub struct ToolProblem {
+    /// Line of the manifest, if it is the cause.
     pub line: Option<u64>,
-    /// The tool or entry, where one is.
+    /// Tool or entry, if it concerns one.
     pub tool: Option<String>,
-    /// What is wrong, and what follows from it.
+    /// What is wrong, with its consequence.
     pub message: String,
-    /// What to do.
+    /// How to fix it.
     pub hint: String,
-    /// It may be gone another time, though nobody changed what it is about.
+    /// Whether it may pass without a change.
     pub is_passing: bool,
 }
 
-impl Problem {
-    /// One of the whole manifest.
-    pub fn new(message: impl fmt::Display, hint: impl fmt::Display) -> Problem {
-        Problem {
+impl ToolProblem {
+    /// A problem of the whole manifest.
+    pub fn new(message: impl fmt::Display, hint: impl fmt::Display) -> ToolProblem {
+        ToolProblem {
             message: message.to_string(),
             hint: hint.to_string(),
-            ..Problem::default()
+            ..ToolProblem::default()
         }
     }
 
-    /// The same, of a moment: a machine without room or time.
-    pub fn passing(self) -> Problem {
-        Problem {
+    /// Marks the problem as temporary: for example a machine without space or time.
+    pub fn passing(self) -> ToolProblem {
+        ToolProblem {
             is_passing: true,
             ..self
         }
     }
 
-    /// The same, of one tool.
-    pub fn of(self, tool: &str) -> Problem {
-        Problem {
+    /// Adds the tool.
+    pub fn of(self, tool: &str) -> ToolProblem {
+        ToolProblem {
             tool: Some(word(tool)),
             ..self
         }
     }
 
-    /// The same, with the manifest's line.
-    pub fn at(self, line: u64) -> Problem {
-        Problem {
+    /// Adds the manifest's line.
+    pub fn at(self, line: u64) -> ToolProblem {
+        ToolProblem {
             line: (line > 0).then_some(line),
             ..self
         }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ToolProblem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(tool) = &self.tool {
             write!(out, "tool `{tool}`: ")?;
@@ -67,23 +67,24 @@ impl fmt::Display for Problem {
         if let Some(line) = self.line {
             write!(out, " (line {line} of the manifest)")?;
         }
-        match self.hint.is_empty() {
-            true => Ok(()),
-            false => write!(out, "; {}", self.hint),
+        if self.hint.is_empty() {
+            Ok(())
+        } else {
+            write!(out, "; {}", self.hint)
         }
     }
 }
 
-/// A stranger's word, fit for one line of a message.
+/// An untrusted word, sanitized and truncated.
 pub(crate) fn word(text: &str) -> String {
-    cut(text, LONGEST_WORD)
+    cut(text, MAX_WORD_CHARS)
 }
 
-/// What somebody else said, fit for one line of a message.
+/// An external error message on one line, sanitized and truncated.
 pub(crate) fn reason(text: &str) -> String {
     cut(
         &text.split_whitespace().collect::<Vec<_>>().join(" "),
-        LONGEST_REASON,
+        MAX_REASON_CHARS,
     )
 }
 
@@ -91,5 +92,17 @@ fn cut(text: &str, longest: usize) -> String {
     let mut letters = text.chars();
     let begun: String = letters.by_ref().take(longest).collect();
     let rest = if letters.next().is_some() { "…" } else { "" };
-    format!("{}{rest}", begun.escape_debug())
+    let shown: String = begun.chars().map(shown).collect();
+    format!("{shown}{rest}")
+}
+
+/// Escapes characters that would break a line or control a terminal. Quotes and backslashes stay
+/// readable.
+fn shown(letter: char) -> String {
+    let is_plain = letter == '"' || letter == '\'' || letter == '\\';
+    if is_plain {
+        letter.to_string()
+    } else {
+        letter.escape_debug().to_string()
+    }
 }

@@ -1,35 +1,35 @@
-//! What is to be installed, as PEP 508 has it: a name, extras and versions. No options, addresses or paths, and nothing that
-//! an installer could take for one.
+//! A package requirement (PEP 508) limited to name, extras and versions: no options, URLs or paths,
+//! and nothing that pip could take for one.
 
-use super::problem::{Problem, word};
+use super::problem::{ToolProblem, word};
 use std::fmt;
 
-const LONGEST: usize = 256;
+const MAX_BYTES: usize = 256;
 
-/// A package with the versions that will do.
+/// A package with its version constraints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Requirement(String);
+pub struct PackageRequirement(String);
 
-impl fmt::Display for Requirement {
+impl fmt::Display for PackageRequirement {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
     }
 }
 
-impl Requirement {
-    /// Checks a manifest's `package` and `version`.
-    pub fn new(package: &str, version: Option<&str>) -> Result<Requirement, Problem> {
+impl PackageRequirement {
+    /// Validates `package` and `version` of a manifest.
+    pub fn new(package: &str, version: Option<&str>) -> Result<PackageRequirement, ToolProblem> {
         let (name, extras) = match package.split_once('[') {
             Some((name, extras)) => (name, extras.strip_suffix(']')),
             None => (package, Some("")),
         };
         let are_names = |extras: &str| extras.is_empty() || extras.split(',').all(is_name);
-        if !is_name(name) || !extras.is_some_and(are_names) || package.len() > LONGEST {
+        if !is_name(name) || !extras.is_some_and(are_names) || package.len() > MAX_BYTES {
             let message = format!(
                 "`package` is `{}`, which is no package's name",
                 word(package)
             );
-            return Err(Problem::new(
+            return Err(ToolProblem::new(
                 message,
                 "write a name such as asyncpg; versions belong into `version`",
             ));
@@ -38,23 +38,26 @@ impl Requirement {
             .map(str::trim)
             .filter(|version| !version.is_empty() && *version != "*");
         let Some(versions) = versions else {
-            return Ok(Requirement(package.to_owned()));
+            return Ok(PackageRequirement(package.to_owned()));
         };
-        if versions.len() > LONGEST {
+        if versions.len() > MAX_BYTES {
             return Err(bad_version(versions));
         }
         let clauses: Option<Vec<String>> = versions
             .split(',')
-            .map(|clause| checked(clause.trim()))
+            .map(|clause| check_clause(clause.trim()))
             .collect();
         let clauses = clauses.ok_or_else(|| bad_version(versions))?;
-        Ok(Requirement(format!("{package}{}", clauses.join(","))))
+        Ok(PackageRequirement(format!(
+            "{package}{}",
+            clauses.join(",")
+        )))
     }
 }
 
-fn bad_version(versions: &str) -> Problem {
+fn bad_version(versions: &str) -> ToolProblem {
     let message = format!("`version` is `{}`, which says no versions", word(versions));
-    Problem::new(message, "write one such as \"1.2.3\" or \">=1.2,<2\"")
+    ToolProblem::new(message, "write one such as \"1.2.3\" or \">=1.2,<2\"")
 }
 
 fn is_name(text: &str) -> bool {
@@ -63,8 +66,8 @@ fn is_name(text: &str) -> bool {
     is_end(text.chars().next()) && is_end(text.chars().last()) && text.chars().all(is_inner)
 }
 
-/// One clause, with `==` where it has no operator.
-fn checked(clause: &str) -> Option<String> {
+/// A version clause, with `==` if it has no operator.
+fn check_clause(clause: &str) -> Option<String> {
     const OPERATORS: [&str; 8] = ["===", "==", "!=", "~=", "<=", ">=", "<", ">"];
     let with = OPERATORS
         .iter()
@@ -99,7 +102,9 @@ mod tests {
             ("a", Some("*"), "a"),
         ] {
             assert_eq!(
-                Requirement::new(package, version).unwrap().to_string(),
+                PackageRequirement::new(package, version)
+                    .unwrap()
+                    .to_string(),
                 becomes
             );
         }
@@ -123,7 +128,7 @@ mod tests {
             "a\n",
             "ä",
         ] {
-            assert!(Requirement::new(package, None).is_err(), "{package}");
+            assert!(PackageRequirement::new(package, None).is_err(), "{package}");
         }
         for version in [
             "-1",
@@ -135,14 +140,17 @@ mod tests {
             "1\n2",
             "==../x",
         ] {
-            assert!(Requirement::new("a", Some(version)).is_err(), "{version}");
+            assert!(
+                PackageRequirement::new("a", Some(version)).is_err(),
+                "{version}"
+            );
         }
     }
 
     proptest! {
         #[test]
         fn what_is_taken_is_one_harmless_word(package in ".{0,20}", version in ".{0,20}") {
-            if let Ok(requirement) = Requirement::new(&package, Some(&version)) {
+            if let Ok(requirement) = PackageRequirement::new(&package, Some(&version)) {
                 let text = requirement.to_string();
                 prop_assert!(text.starts_with(|letter: char| letter.is_ascii_alphanumeric()));
                 prop_assert!(!text.contains([' ', '/', '\\', '@', ';', '\n', ':', '\'']));

@@ -1,21 +1,24 @@
-//! Tools from object storage: what is under `NAMESPACE/str-runtime/` in a bucket is brought into the folder of tools, again and
-//! again.
+//! Tool sync: copies `NAMESPACE/str-runtime/` of a bucket into the tools folder, periodically.
 //!
 //! ```text
-//! list ─ check every key ─ compare with the table ─ fetch what changed, all of it ─┬─ code ─ manifests ─ take away what vanished
-//!   │                                                                              │
-//!   └── whatever fails up to here changes nothing ─────────────────────────────────┘
+//! list ─ check every key ─ compare with the table ─ fetch all changes ─┬─ code ─ manifests ─ delete what vanished
+//!   │                                                                 │
+//!   └── a failure up to here changes nothing ─────────────────────────┘
 //! ```
-//! Keys are strangers' words: each part of one must be a plain name, and files are reached by handle. What the table does not
-//! name was put there by somebody else: it is neither written over nor taken away, and the object of its name is refused. Only a
-//! file that has the object's very bytes becomes ours, as after a lost table. One that begins like a program (`#!`, ELF) may be
-//! run.
+//! Keys are untrusted: each component must be a plain name, and files are opened by descriptor. A
+//! file that is not in the table belongs to somebody else: it is neither replaced nor deleted, and
+//! the object of its name is refused. A file that equals the object becomes ours, as after a lost
+//! table. Files that begin like a program (`#!`, ELF) become executable.
 
-mod tree;
+mod folder;
 
-pub(super) use tree::OURS;
+pub(super) use folder::RESERVED_PREFIX;
 
-use crate::artifacts::{Kind, ODD, Remote, ShelfError, Store, carrying, cause, in_motion, names};
+use crate::artifacts::{
+    ArtifactStoreError, BucketClient, BucketConfig, BucketKind, INVALID_KEY_MARK, cause, names,
+    next_chunk, transfer_timeout,
+};
+use folder::{Download, RemoteObject, SyncedFolder};
 use object_store::{Error, GetOptions, ObjectMeta};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,43 +29,48 @@ use std::{
     time::Duration,
 };
 use tokio::{io::AsyncWriteExt, sync::watch, task::JoinSet};
-use tree::{Fetched, Tree, Wanted};
 
-/// How deep a key may go, and how long it may be.
-const DEEPEST: usize = 32;
-const LONGEST: usize = 1024;
-/// How many objects are on their way at the same time.
-const AT_ONCE: usize = 8;
-/// How many refused keys are named.
-const MOST_NAMED: usize = 20;
-/// How long a listing may take: a bucket that hangs is told of, and asked again.
-const LISTING: Duration = Duration::from_secs(60);
-/// How long the first cycle is waited for.
-pub const FIRST: Duration = Duration::from_secs(120);
+/// Maximum depth and length of a key.
+const MAX_DEPTH: usize = 32;
+const MAX_KEY_BYTES: usize = 1024;
+/// Concurrent downloads.
+const MAX_PARALLEL: usize = 8;
+/// Maximum number of refused keys in a report.
+const MAX_REFUSED_NAMED: usize = 20;
+/// Timeout of a listing.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum wait for the first sync at the start.
+pub const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// From where to where, and how often.
+/// Source, destination and interval of the sync.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Settings {
-    pub remote: Remote,
+pub struct SyncConfig {
+    /// The bucket.
+    pub remote: BucketConfig,
+    /// The namespace of the mesh.
     pub namespace: String,
+    /// The tools folder.
     pub folder: PathBuf,
+    /// Interval between syncs.
     pub interval: Duration,
-    pub bounds: Bounds,
+    /// Limits.
+    pub bounds: SyncLimits,
 }
 
-/// How much is brought at most.
+/// Limits of what is synced.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Bounds {
+pub struct SyncLimits {
+    /// Number of objects.
     pub objects: usize,
+    /// Size of an object, in bytes.
     pub object_bytes: u64,
+    /// Size of all objects, in bytes.
     pub bytes: u64,
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
+impl Default for SyncLimits {
+    fn default() -> SyncLimits {
+        SyncLimits {
             objects: 20_000,
             object_bytes: 512 << 20,
             bytes: 4 << 30,
@@ -70,35 +78,36 @@ impl Default for Bounds {
     }
 }
 
-/// How it stands.
+/// State of the sync.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Nothing was brought yet.
+pub enum SyncState {
+    /// Nothing was synced yet.
     Waiting,
-    /// The folder is as the bucket was, except for these keys, which cannot be files here or have somebody else's in their place.
+    /// The folder equals the bucket, except for keys that are no valid paths or belong to somebody
+    /// else's files.
     Ok {
-        /// Each with its reason; not all, if they are many.
+        /// Refused keys with reasons, truncated.
         refused: Vec<String>,
     },
-    /// The folder is as it was before, for this reason.
+    /// The sync failed and changed nothing.
     Failed(String),
 }
 
-/// Brings tools.
+/// Syncs tools.
 #[derive(Debug)]
 pub struct ToolSync {
-    store: Store,
+    store: BucketClient,
     below: String,
     folder: PathBuf,
     interval: Duration,
-    bounds: Bounds,
-    state: watch::Sender<State>,
+    bounds: SyncLimits,
+    state: watch::Sender<SyncState>,
 }
 
 impl ToolSync {
-    /// Checks what can be checked without asking the server.
-    pub fn open(settings: Settings) -> Result<ToolSync, ShelfError> {
-        let store = Store::open(&settings.remote)?;
+    /// Validates the settings without contacting the server.
+    pub fn open(settings: SyncConfig) -> Result<ToolSync, ArtifactStoreError> {
+        let store = BucketClient::open(&settings.remote)?;
         ToolSync::over(
             store,
             &settings.namespace,
@@ -109,25 +118,25 @@ impl ToolSync {
     }
 
     fn over(
-        store: Store,
+        store: BucketClient,
         namespace: &str,
         folder: PathBuf,
         interval: Duration,
-        bounds: Bounds,
-    ) -> Result<ToolSync, ShelfError> {
+        bounds: SyncLimits,
+    ) -> Result<ToolSync, ArtifactStoreError> {
         let namespace = namespace.trim_matches('/');
         if let Some(why) = namespace.split('/').find_map(names::unsafe_name) {
             let shown = names::shown(namespace);
-            return Err(ShelfError(format!(
+            return Err(ArtifactStoreError(format!(
                 "tools cannot be brought: the namespace {shown} has a part that {why}"
             )));
         }
-        let (state, _) = watch::channel(State::Waiting);
-        // Without a pause it would do nothing else.
+        let (state, _) = watch::channel(SyncState::Waiting);
+        // A lower bound against a busy loop.
         let interval = interval.max(Duration::from_secs(1));
         Ok(ToolSync {
             store,
-            below: format!("{namespace}/{}", names::TOOLS),
+            below: format!("{namespace}/{}", names::TOOLS_FOLDER),
             folder,
             interval,
             bounds,
@@ -135,20 +144,21 @@ impl ToolSync {
         })
     }
 
-    /// How it stands, from now on.
-    pub fn state(&self) -> watch::Receiver<State> {
+    /// Watches the state.
+    pub fn state(&self) -> watch::Receiver<SyncState> {
         self.state.subscribe()
     }
 
-    /// Brings tools until it is dropped.
+    /// Syncs periodically until it is dropped.
     pub async fn run(self) {
-        let (sync, mut cycle) = (Arc::new(self), JoinSet::new());
+        let sync = Arc::new(self);
+        let mut cycle = JoinSet::new();
         loop {
             let once = sync.clone();
-            // One that panics is a failure as others are.
+            // A panic counts as a failure.
             cycle.spawn(async move { once.cycle().await });
             if let Some(Err(_)) = cycle.join_next().await {
-                sync.tell(State::Failed(
+                sync.publish(SyncState::Failed(
                     "bringing tools stopped in the middle".to_owned(),
                 ));
             }
@@ -156,18 +166,18 @@ impl ToolSync {
         }
     }
 
-    /// Brings what changed, once, and tells how it went.
-    pub async fn cycle(&self) -> State {
+    /// Syncs once and returns the new state.
+    pub async fn cycle(&self) -> SyncState {
         let state = match self.once().await {
-            Ok(refused) => State::Ok { refused },
-            Err(why) => State::Failed(why),
+            Ok(refused) => SyncState::Ok { refused },
+            Err(why) => SyncState::Failed(why),
         };
-        self.tell(state.clone());
+        self.publish(state.clone());
         state
     }
 
-    /// What stays as it was is no news.
-    fn tell(&self, state: State) {
+    /// Publishes the state if it has changed.
+    fn publish(&self, state: SyncState) {
         self.state.send_if_modified(|now| {
             let is_other = *now != state;
             *now = state;
@@ -178,18 +188,19 @@ impl ToolSync {
     async fn once(&self) -> Result<Vec<String>, String> {
         let listing = async {
             let mut listed = self.listed().await?;
-            self.drop_marks(&mut listed.wanted).await?;
+            self.drop_folder_markers(&mut listed.wanted).await?;
             Ok(without_files_as_folders(listed))
         };
-        let Listed {
+        let ObjectListing {
             wanted,
             mut refused,
-        } = in_time(LISTING, listing).await?;
-        let (folder, wanted) = (self.folder.clone(), Arc::new(wanted));
+        } = with_timeout(LISTING_TIMEOUT, listing).await?;
+        let folder = self.folder.clone();
+        let wanted = Arc::new(wanted);
         let (tree, changes) = blocking({
             let wanted = wanted.clone();
             move || {
-                let tree = Tree::open(&folder)?;
+                let tree = SyncedFolder::open(&folder)?;
                 let changes = tree.changes(&wanted);
                 Ok((tree, changes))
             }
@@ -201,28 +212,31 @@ impl ToolSync {
             .filter_map(|path| wanted.get(path))
             .map(|object| object.size)
             .sum();
-        let fetched = in_time(
-            carrying(bytes),
+        let fetched = with_timeout(
+            transfer_timeout(bytes),
             self.fetch(&tree, &changes.changed, &wanted),
         )
         .await?;
         let mut foreign = changes.foreign;
         foreign.extend(blocking(move || tree.apply(&wanted, fetched)).await?);
-        // However it was found out: what is in another order would be told again.
+        // Sorted, because another order would be reported as a change.
         foreign.sort();
-        let told = |path| {
+        let conflict = |path| {
             format!(
                 "{} is here already, from elsewhere: it stays",
                 names::shown(path)
             )
         };
-        refused.extend(foreign.iter().map(|path| told(path)));
-        Ok(some_of(refused))
+        refused.extend(foreign.iter().map(|path| conflict(path)));
+        Ok(first_few(refused))
     }
 
-    async fn listed(&self) -> Result<Listed, String> {
-        let (mut found, mut refused, mut problem) = (BTreeMap::new(), Vec::new(), None);
-        let (mut count, mut bytes) = (0, 0_u64);
+    async fn listed(&self) -> Result<ObjectListing, String> {
+        let mut found = BTreeMap::new();
+        let mut refused = Vec::new();
+        let mut problem = None;
+        let mut count = 0;
+        let mut bytes = 0_u64;
         let bounds = self.bounds;
         let mut each = |rest: &str, meta: &ObjectMeta| {
             count += 1;
@@ -238,35 +252,44 @@ impl ToolSync {
                     bounds.bytes
                 ));
             } else if meta.size > bounds.object_bytes {
-                let (shown, most) = (names::shown(rest), bounds.object_bytes);
+                let shown = names::shown(rest);
+                let limit = bounds.object_bytes;
                 problem = Some(format!(
-                    "{shown} has {} bytes, and at most {most} are taken",
+                    "{shown} has {} bytes, and at most {limit} are taken",
                     meta.size
                 ));
             }
             match refusal(rest) {
-                Some(why) => {
-                    refused.push(format!("{} {why}", names::shown(&rest.replace(ODD, ""))))
-                }
+                Some(why) => refused.push(format!(
+                    "{} {why}",
+                    names::shown(&rest.replace(INVALID_KEY_MARK, ""))
+                )),
                 None => _ = found.insert(rest.to_owned(), wanted(meta)),
             }
             problem.is_none()
         };
-        // One more, so that our own words are said.
-        let most = bounds.objects.saturating_add(1);
-        let listed = self.store.list(&self.below, most, LISTING, &mut each).await;
+        // One more, so that our own message is used.
+        let limit = bounds.objects.saturating_add(1);
+        let listed = self
+            .store
+            .list(&self.below, limit, LISTING_TIMEOUT, &mut each)
+            .await;
         listed.map_err(|error| cause(&error))?;
         match problem {
             Some(problem) => Err(problem),
-            None => Ok(Listed {
+            None => Ok(ObjectListing {
                 wanted: found,
                 refused,
             }),
         }
     }
 
-    /// Some programs put an empty object `NAME/` where a folder is. It is listed like `NAME`, but nothing has that key.
-    async fn drop_marks(&self, found: &mut BTreeMap<String, Wanted>) -> Result<(), String> {
+    /// Removes folder markers: some programs create an empty object `NAME/` for a folder, which is
+    /// listed as `NAME` but does not exist under that key.
+    async fn drop_folder_markers(
+        &self,
+        found: &mut BTreeMap<String, RemoteObject>,
+    ) -> Result<(), String> {
         let folders: BTreeSet<String> = found
             .keys()
             .flat_map(|path| ancestors(path))
@@ -291,29 +314,32 @@ impl ToolSync {
         Ok(())
     }
 
-    /// Brings objects into files that nobody sees yet, a few at a time.
+    /// Downloads objects into drafts, a few at a time.
     async fn fetch(
         &self,
-        tree: &Tree,
+        tree: &SyncedFolder,
         changed: &[String],
-        wanted: &BTreeMap<String, Wanted>,
-    ) -> Result<Vec<Fetched>, String> {
+        wanted: &BTreeMap<String, RemoteObject>,
+    ) -> Result<Vec<Download>, String> {
         let mut fetched = Vec::new();
-        for some in changed.chunks(AT_ONCE) {
+        for some in changed.chunks(MAX_PARALLEL) {
             let mut under_way = JoinSet::new();
             for path in some {
-                let told = |why: String| format!("{} cannot be brought: {why}", names::shown(path));
+                let failure =
+                    |why: String| format!("{} cannot be brought: {why}", names::shown(path));
                 let Some(object) = wanted.get(path) else {
                     continue;
                 };
-                let (draft, file) = tree.draft().map_err(|error| told(error.to_string()))?;
-                let (store, key) = (self.store.clone(), format!("{}/{path}", self.below));
-                let (path, object) = (path.clone(), object.clone());
+                let (draft, file) = tree.draft().map_err(|error| failure(error.to_string()))?;
+                let store = self.store.clone();
+                let key = format!("{}/{path}", self.below);
+                let path = path.clone();
+                let object = object.clone();
                 under_way.spawn(async move {
-                    let came = bring(&store, &key, &object, file).await;
-                    let told = |why| format!("{} cannot be brought: {why}", names::shown(&path));
-                    came.map_err(told)
-                        .map(|came| came.then_some(Fetched { path, draft }))
+                    let came = download(&store, &key, &object, file).await;
+                    let failure = |why| format!("{} cannot be brought: {why}", names::shown(&path));
+                    came.map_err(failure)
+                        .map(|came| came.then_some(Download { path, draft }))
                 });
             }
             while let Some(came) = under_way.join_next().await {
@@ -325,15 +351,21 @@ impl ToolSync {
     }
 }
 
-/// Brings one object into a file; says whether there is one.
-async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<bool, String> {
-    // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which is not
-    // in our lists. What cannot be a header would be the end of the client.
+/// Downloads one object; false if it does not exist.
+async fn download(
+    store: &BucketClient,
+    key: &str,
+    object: &RemoteObject,
+    file: File,
+) -> Result<bool, String> {
+    // Conditional, because an object that was replaced since the listing may belong to a manifest
+    // that is not here yet. GCS has another condition, which is not in listings. The client panics
+    // on values that are no valid header.
     let is_header = |tag: &String| tag.bytes().all(|byte| byte.is_ascii_graphic());
     let if_match = object
         .e_tag
         .clone()
-        .filter(|tag| store.kind == Kind::S3 && is_header(tag));
+        .filter(|tag| store.kind == BucketKind::S3 && is_header(tag));
     let found = match store
         .get(
             key,
@@ -344,7 +376,7 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
         )
         .await
     {
-        // It stands for an empty folder: see `drop_marks`.
+        // A folder marker: see `drop_folder_markers`.
         Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
         Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
         found => found.map_err(|error| cause(&error))?,
@@ -355,11 +387,14 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
     }
 }
 
-/// Waits until tools were brought for the first time, but not longer than that. Whoever goes on without them should say so
-/// loudly, with the state that is given back.
-pub async fn first(state: &mut watch::Receiver<State>, patience: Duration) -> State {
-    let brought = state.wait_for(|state| matches!(state, State::Ok { .. }));
-    let brought = tokio::time::timeout(patience, brought)
+/// Waits for the first successful sync, with a timeout. A caller that continues without it should
+/// report the returned state.
+pub async fn wait_for_first(
+    state: &mut watch::Receiver<SyncState>,
+    timeout: Duration,
+) -> SyncState {
+    let brought = state.wait_for(|state| matches!(state, SyncState::Ok { .. }));
+    let brought = tokio::time::timeout(timeout, brought)
         .await
         .map(|state| state.map(|state| state.clone()));
     match brought {
@@ -369,42 +404,46 @@ pub async fn first(state: &mut watch::Receiver<State>, patience: Duration) -> St
 }
 
 #[derive(Debug)]
-struct Listed {
-    wanted: BTreeMap<String, Wanted>,
+struct ObjectListing {
+    wanted: BTreeMap<String, RemoteObject>,
     refused: Vec<String>,
 }
 
-fn wanted(meta: &ObjectMeta) -> Wanted {
-    // A store without marks of its own has at least a time.
+fn wanted(meta: &ObjectMeta) -> RemoteObject {
+    // Without an entity tag the modification time is used.
     let mark = meta
         .e_tag
         .clone()
         .unwrap_or_else(|| format!("modified {}", meta.last_modified.timestamp_millis()));
-    Wanted {
+    RemoteObject {
         mark,
         size: meta.size,
         e_tag: meta.e_tag.clone(),
     }
 }
 
-/// Why a key cannot be a file beneath the folder.
+/// Why a key is no valid path in the folder.
 fn refusal(path: &str) -> Option<&'static str> {
-    if path.len() > LONGEST || path.split('/').count() > DEEPEST {
+    if path.len() > MAX_KEY_BYTES || path.split('/').count() > MAX_DEPTH {
         return Some("is too long or too deep");
     }
-    if path.contains(ODD) {
+    if path.contains(INVALID_KEY_MARK) {
         return Some("cannot be a path");
     }
-    // At every depth: a stamp of code passes over them wherever they are.
-    if path.split('/').any(|part| part.starts_with(OURS)) {
+    // At every depth: stamps ignore such names everywhere.
+    if path
+        .split('/')
+        .any(|part| part.starts_with(RESERVED_PREFIX))
+    {
         return Some("is a name that we need ourselves");
     }
     path.split('/').find_map(names::unsafe_name)
 }
 
-/// A name cannot be a file and a folder: the file wins, or whoever can write beneath a name could take it away.
-fn without_files_as_folders(listed: Listed) -> Listed {
-    let Listed {
+/// A name cannot be a file and a folder: the file wins, otherwise a writer below the name could
+/// remove it.
+fn without_files_as_folders(listed: ObjectListing) -> ObjectListing {
+    let ObjectListing {
         wanted: mut found,
         mut refused,
     } = listed;
@@ -417,47 +456,47 @@ fn without_files_as_folders(listed: Listed) -> Listed {
         found.remove(&path);
         refused.push(format!("{} lies in what is a file", names::shown(&path)));
     }
-    Listed {
+    ObjectListing {
         wanted: found,
         refused,
     }
 }
 
-fn some_of(mut refused: Vec<String>) -> Vec<String> {
-    let more = refused.len().saturating_sub(MOST_NAMED);
-    refused.truncate(MOST_NAMED);
+fn first_few(mut refused: Vec<String>) -> Vec<String> {
+    let more = refused.len().saturating_sub(MAX_REFUSED_NAMED);
+    refused.truncate(MAX_REFUSED_NAMED);
     if more > 0 {
         refused.push(format!("and {more} more"));
     }
     refused
 }
 
-async fn in_time<T>(
-    patience: Duration,
+async fn with_timeout<T>(
+    timeout: Duration,
     work: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     let late = |_| {
         Err(format!(
             "the store took longer than {} seconds",
-            patience.as_secs()
+            timeout.as_secs()
         ))
     };
-    tokio::time::timeout(patience, work)
+    tokio::time::timeout(timeout, work)
         .await
         .unwrap_or_else(late)
 }
 
-/// The folders that a path lies in.
+/// The folders above a path.
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(at, _)| &path[..at])
 }
 
-/// Copies an object into a file and makes it last; reads no more than was announced, and one byte.
+/// Copies an object into a file and syncs it; reads at most one byte more than announced.
 async fn copy(found: object_store::GetResult, file: File, announced: u64) -> Result<u64, String> {
     let mut file = tokio::fs::File::from_std(file);
     let mut pieces = found.into_stream();
     let mut size = 0_u64;
-    let mut next = async || in_motion(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
+    let mut next = async || next_chunk(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
     while let Some(piece) = next().await.map_err(|error| cause(&error))? {
         size = size.saturating_add(piece.len() as u64);
         if size > announced {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::artifacts::{
-    beneath,
-    fake::{self, Fake},
+    fake_s3::{self, FakeS3},
+    openat,
 };
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path as Key};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let name = format!("airlock-sync-{}", beneath::unique().unwrap());
+        let name = format!("airlock-sync-{}", openat::random_name().unwrap());
         World {
             bucket: Arc::new(InMemory::new()),
             folder: std::env::temp_dir().join(name),
@@ -30,11 +30,11 @@ impl World {
     }
 
     fn sync(&self) -> ToolSync {
-        self.bounded(Bounds::default())
+        self.bounded(SyncLimits::default())
     }
 
-    fn bounded(&self, bounds: Bounds) -> ToolSync {
-        let store = Store::of(self.bucket.clone());
+    fn bounded(&self, bounds: SyncLimits) -> ToolSync {
+        let store = BucketClient::of(self.bucket.clone());
         ToolSync::over(
             store,
             "my/org/",
@@ -78,14 +78,14 @@ impl Drop for World {
     }
 }
 
-fn fine() -> State {
-    State::Ok {
+fn fine() -> SyncState {
+    SyncState::Ok {
         refused: Vec::new(),
     }
 }
 
-fn foreign(path: &str) -> State {
-    State::Ok {
+fn foreign(path: &str) -> SyncState {
+    SyncState::Ok {
         refused: vec![format!(
             "`{path}` is here already, from elsewhere: it stays"
         )],
@@ -126,13 +126,13 @@ async fn files_of_others_are_neither_written_over_nor_taken_away() {
 }
 
 /// From a server of a test's own.
-fn from(remote: Remote, folder: &Path) -> ToolSync {
-    let settings = Settings {
+fn from(remote: BucketConfig, folder: &Path) -> ToolSync {
+    let settings = SyncConfig {
         remote,
         namespace: "n".to_owned(),
         folder: folder.to_owned(),
         interval: Duration::from_secs(1),
-        bounds: Bounds::default(),
+        bounds: SyncLimits::default(),
     };
     ToolSync::open(settings).unwrap()
 }
@@ -141,7 +141,7 @@ fn from(remote: Remote, folder: &Path) -> ToolSync {
 async fn what_somebody_else_has_there_is_compared_once_and_told_once() {
     let world = World::new();
     let here = BTreeMap::from([("n/str-runtime/a.py".to_owned(), "bytes".to_owned())]);
-    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let fake = FakeS3::serve(move |asked| fake_s3::bucket(&here, asked));
     fs::create_dir_all(&world.folder).unwrap();
     for own in ["other", "edits"] {
         fs::write(world.at("a.py"), own).unwrap();
@@ -168,11 +168,11 @@ async fn tools_come_from_a_bucket_of_google_as_well() {
         ["manifest.yaml", "python/t.py", "a//b"]
             .map(|key| (format!("n/str-runtime/{key}"), "bytes".to_owned())),
     );
-    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let fake = FakeS3::serve(move |asked| fake_s3::bucket(&here, asked));
     let refused = vec!["`a//b` cannot be a path".to_owned()];
     assert_eq!(
         from(fake.google(), &world.folder).cycle().await,
-        State::Ok { refused }
+        SyncState::Ok { refused }
     );
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
@@ -182,9 +182,9 @@ async fn tools_come_from_a_bucket_of_google_as_well() {
 async fn a_mark_that_cannot_be_a_header_is_not_made_one() {
     let world = World::new();
     let here = BTreeMap::from([("n/str-runtime/a.py".to_owned(), "bytes".to_owned())]);
-    let fake = Fake::serve(move |asked| match fake::bucket(&here, asked) {
-        fake::Does::Answer(status, text) => {
-            fake::Does::Answer(status, text.replace("&quot;e&quot;", "e&#10;x: y"))
+    let fake = FakeS3::serve(move |asked| match fake_s3::bucket(&here, asked) {
+        fake_s3::FakeResponse::Answer(status, text) => {
+            fake_s3::FakeResponse::Answer(status, text.replace("&quot;e&quot;", "e&#10;x: y"))
         }
         other => other,
     });
@@ -205,15 +205,22 @@ async fn a_cycle_that_panics_is_told_of_and_followed_by_another() {
         .with_secret_access_key("s")
         .build()
         .unwrap();
-    let store = Store::of(Arc::new(client));
+    let store = BucketClient::of(Arc::new(client));
     let pause = Duration::from_secs(10);
-    let sync = ToolSync::over(store, "n", world.folder.clone(), pause, Bounds::default()).unwrap();
+    let sync = ToolSync::over(
+        store,
+        "n",
+        world.folder.clone(),
+        pause,
+        SyncLimits::default(),
+    )
+    .unwrap();
     let mut state = sync.state();
     let running = tokio::spawn(sync.run());
-    let failed = State::Failed("bringing tools stopped in the middle".to_owned());
+    let failed = SyncState::Failed("bringing tools stopped in the middle".to_owned());
     assert_eq!(
         *state
-            .wait_for(|state| *state != State::Waiting)
+            .wait_for(|state| *state != SyncState::Waiting)
             .await
             .unwrap(),
         failed
@@ -230,14 +237,14 @@ async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
     let mut here =
         BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
     here.extend((0..100).map(|count| object(&format!("b//{count:02}"))));
-    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let fake = FakeS3::serve(move |asked| fake_s3::bucket(&here, asked));
     let mut odd =
         Vec::from(["../x", "a//b", "b//00"].map(|key| format!("`{key}` cannot be a path")));
     odd.extend((1..18).map(|count| format!("`b//{count:02}` cannot be a path")));
     odd.push("and 83 more".to_owned());
     assert_eq!(
         from(fake.remote(), &world.folder).cycle().await,
-        State::Ok { refused: odd }
+        SyncState::Ok { refused: odd }
     );
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
@@ -252,7 +259,7 @@ async fn a_planted_folder_for_what_is_on_its_way_is_refused() {
         std::os::unix::fs::chown(world.at(".airlock-sync"), Some(12_345), None).unwrap();
         let state = world.sync().cycle().await;
         assert!(
-            matches!(&state, State::Failed(why) if why.contains("not ours alone")),
+            matches!(&state, SyncState::Failed(why) if why.contains("not ours alone")),
             "{state:?}"
         );
         assert!(!world.at("a.py").exists());
@@ -271,7 +278,7 @@ async fn what_changes_is_brought_and_what_vanishes_goes_even_after_a_restart() {
     world.put("bin/run", "#!/bin/sh\n").await;
     world.put("bin/elf", "\x7fELF…").await;
     let sync = world.sync();
-    assert_eq!(*sync.state().borrow(), State::Waiting);
+    assert_eq!(*sync.state().borrow(), SyncState::Waiting);
     assert_eq!(sync.cycle().await, fine());
     assert_eq!(*sync.state().borrow(), fine());
     assert_eq!(world.read("manifest.yaml").unwrap(), "one");
@@ -324,7 +331,7 @@ async fn a_name_turns_from_file_to_folder_and_back() {
     // Both at once: the file wins, even without bytes. Whoever can write beneath `manifest.yaml` cannot take it away.
     for bytes in ["", "file"] {
         world.put("a", bytes).await;
-        let refused = State::Ok {
+        let refused = SyncState::Ok {
             refused: vec!["`a/b/c` lies in what is a file".to_owned()],
         };
         assert_eq!(sync.cycle().await, refused);
@@ -342,24 +349,24 @@ async fn a_failure_changes_nothing() {
     assert_eq!(world.sync().cycle().await, fine());
     world.put("manifest.yaml", "two").await;
     world.put("large", "0123456789").await;
-    let bounds = Bounds::default();
+    let bounds = SyncLimits::default();
     for (bounds, why) in [
         (
-            Bounds {
+            SyncLimits {
                 objects: 1,
                 ..bounds
             },
             "more than 1 objects",
         ),
         (
-            Bounds {
+            SyncLimits {
                 object_bytes: 9,
                 ..bounds
             },
             "`large` has 10 bytes, and at most 9",
         ),
         (
-            Bounds {
+            SyncLimits {
                 bytes: 12,
                 ..bounds
             },
@@ -368,7 +375,7 @@ async fn a_failure_changes_nothing() {
     ] {
         let state = world.bounded(bounds).cycle().await;
         assert!(
-            matches!(&state, State::Failed(told) if told.contains(why)),
+            matches!(&state, SyncState::Failed(told) if told.contains(why)),
             "{state:?}"
         );
         assert_eq!(world.read("manifest.yaml").unwrap(), "one");
@@ -386,7 +393,7 @@ async fn code_that_cannot_be_put_keeps_the_manifest_away() {
     fs::create_dir_all(world.at("z.py/kept")).unwrap();
     let state = world.sync().cycle().await;
     assert!(
-        matches!(&state, State::Failed(why) if why.contains("`z.py`")),
+        matches!(&state, SyncState::Failed(why) if why.contains("`z.py`")),
         "{state:?}"
     );
     assert!(
@@ -408,7 +415,7 @@ async fn links_are_not_followed_neither_to_write_nor_to_remove() {
     world.put("linked/planted", "bytes").await;
     let state = world.sync().cycle().await;
     assert!(
-        matches!(&state, State::Failed(why) if why.contains("symbolic link")),
+        matches!(&state, SyncState::Failed(why) if why.contains("symbolic link")),
         "{state:?}"
     );
     assert_eq!(fs::read_dir(&outside.folder).unwrap().count(), 0);
@@ -583,10 +590,10 @@ async fn no_file_is_there_before_the_table_says_that_it_is_ours() {
 #[tokio::test]
 async fn one_worker_at_a_time() {
     let world = World::new();
-    let held = Tree::open(&world.folder).unwrap();
+    let held = SyncedFolder::open(&world.folder).unwrap();
     let state = world.sync().cycle().await;
     assert!(
-        matches!(&state, State::Failed(why) if why.contains("another worker")),
+        matches!(&state, SyncState::Failed(why) if why.contains("another worker")),
         "{state:?}"
     );
     drop(held);
@@ -599,12 +606,12 @@ async fn the_first_time_is_waited_for_but_not_forever() {
     let sync = world.sync();
     let mut state = sync.state();
     assert_eq!(
-        first(&mut state, FIRST).await,
-        State::Waiting,
+        wait_for_first(&mut state, FIRST_SYNC_TIMEOUT).await,
+        SyncState::Waiting,
         "nobody runs it"
     );
     let running = tokio::spawn(sync.run());
-    assert_eq!(first(&mut state, FIRST).await, fine());
+    assert_eq!(wait_for_first(&mut state, FIRST_SYNC_TIMEOUT).await, fine());
     running.abort();
 }
 
@@ -671,7 +678,7 @@ proptest! {
             }
             inside.sync().cycle().await
         });
-        prop_assert!(matches!(state, State::Ok { .. }), "{:?}", state);
+        prop_assert!(matches!(state, SyncState::Ok { .. }), "{:?}", state);
         let mut found = Vec::new();
         walk(&parent, &mut found);
         for path in found {

@@ -1,9 +1,9 @@
-//! Wheels that lie beside the manifest: all of them are for every tool. One that cannot be used is left out, and named.
+//! Wheels next to the manifest, which are for every tool. An unusable one is left out and reported.
 
 use super::{
     Stamp,
-    place::{of_file, short},
-    problem::{Problem, word},
+    locate::{digest_metadata, truncate_digest},
+    problem::{ToolProblem, word},
 };
 use engine::tree::Tree;
 use rustix::{
@@ -18,27 +18,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const MOST_FILES: usize = 64;
-/// Names that are looked at to find them.
-const MOST_NAMES: usize = 1 << 16;
-const MOST_BYTES: u64 = 512 << 20;
-const LONGEST_NAME: usize = 200;
+const MAX_FILES: usize = 64;
+/// Directory entries that are examined.
+const MAX_NAMES: usize = 1 << 16;
+const MAX_BYTES: u64 = 512 << 20;
+const MAX_NAME_BYTES: usize = 200;
 
-/// The wheels of a folder.
+/// Wheels of a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wheels {
     folder: PathBuf,
-    /// What they are like: other wheels have another stamp.
+    /// Digest of their state: other wheels have another stamp.
     pub(crate) stamp: Stamp,
-    /// By name; a digest of each.
+    /// Digest of the content, by name.
     pub(crate) files: BTreeMap<String, String>,
-    /// What is wrong with those that are left out.
-    pub(crate) problems: Vec<Problem>,
+    /// Problems of those that were left out.
+    pub(crate) problems: Vec<ToolProblem>,
 }
 
 impl Wheels {
-    /// Those of a folder, which need not be there. What was known is read again only where it changed.
-    pub(crate) fn look(folder: &Path, known: &Wheels) -> Result<Wheels, Problem> {
+    /// Scans a folder, which may be absent. Known wheels are read again only if they changed.
+    pub(crate) fn scan(folder: &Path, known: &Wheels) -> Result<Wheels, ToolProblem> {
         let (names, misnamed) = names(folder)?;
         let stamp = stamp(folder, &names, &misnamed);
         if stamp == known.stamp && known.folder == folder {
@@ -55,16 +55,16 @@ impl Wheels {
         })
     }
 
-    /// With what can be read of these. One that was known and cannot be read for a moment leaves all as they were.
+    /// Adds the wheels that can be read. A temporary error of a known wheel keeps all as they were.
     fn with(
         mut self,
         names: Vec<String>,
         known: &Wheels,
-        read: impl Fn(&str, &mut u64) -> Result<String, Problem>,
-    ) -> Result<Wheels, Problem> {
-        let mut left = MOST_BYTES;
+        read: impl Fn(&str, &mut u64) -> Result<String, ToolProblem>,
+    ) -> Result<Wheels, ToolProblem> {
+        let mut left = MAX_BYTES;
         for (place, name) in names.into_iter().enumerate() {
-            // One that does not fit takes nothing from those behind it.
+            // One that does not fit uses nothing of the limit.
             let mut rest = left;
             match read(&name, &mut rest) {
                 Ok(content) => {
@@ -75,8 +75,8 @@ impl Wheels {
                     return Err(problem);
                 }
                 Err(problem) => {
-                    // Another stamp than that of what is there: so it is tried again at the next look.
-                    self.stamp.0 ^= u64::from(problem.is_passing) << (place % MOST_FILES);
+                    // A different stamp, so that the next scan tries again.
+                    self.stamp.0 ^= u64::from(problem.is_passing) << (place % MAX_FILES);
                     self.problems.push(problem);
                 }
             }
@@ -84,16 +84,16 @@ impl Wheels {
         Ok(self)
     }
 
-    /// Puts them into a box, if they still are what they were.
-    pub(crate) fn put_into(&self, tree: &Tree, place: &Path) -> Result<(), Problem> {
-        let mut left = MOST_BYTES;
+    /// Copies the wheels into a sandbox, if they have not changed.
+    pub(crate) fn put_into(&self, tree: &Tree, place: &Path) -> Result<(), ToolProblem> {
+        let mut left = MAX_BYTES;
         for (name, content) in &self.files {
-            let failed = |error: engine::tree::TreeError| unread(name, &error).passing();
+            let failed = |error: engine::tree::TreeError| unreadable(name, &error).passing();
             let mut upload = tree.put(&place.join(name), true).map_err(failed)?;
             let write = |bytes: &[u8]| upload.write(bytes).map_err(failed);
             if read(name, open(&self.folder, name)?, &mut left, write)? != *content {
                 let message = format!("the wheel `{}` changed while it was read", word(name));
-                return Err(Problem::new(message, "it is tried again").passing());
+                return Err(ToolProblem::new(message, "it is tried again").passing());
             }
             upload.publish().map_err(failed)?;
         }
@@ -101,13 +101,13 @@ impl Wheels {
     }
 }
 
-fn unread(name: &str, why: &dyn std::fmt::Display) -> Problem {
+fn unreadable(name: &str, why: &dyn std::fmt::Display) -> ToolProblem {
     let message = format!("the wheel `{}` cannot be read: {why}", word(name));
-    Problem::new(message, "put it there again; tools that import it fail")
+    ToolProblem::new(message, "put it there again; tools that import it fail")
 }
 
-/// The same, of what the machine says, which need not be for what the file is.
-fn unread_now(name: &str, error: &io::Error) -> Problem {
+/// A read error of the system, which may be temporary.
+fn unreadable_now(name: &str, error: &io::Error) -> ToolProblem {
     use Errno as E;
     let passing = [
         E::IO,
@@ -118,17 +118,18 @@ fn unread_now(name: &str, error: &io::Error) -> Problem {
         E::NFILE,
         E::NOMEM,
     ];
-    match Errno::from_io_error(error).is_some_and(|error| passing.contains(&error)) {
-        true => Problem {
+    if Errno::from_io_error(error).is_some_and(|error| passing.contains(&error)) {
+        ToolProblem {
             hint: "it is tried again".to_owned(),
-            ..unread(name, error).passing()
-        },
-        false => unread(name, error),
+            ..unreadable(name, error).passing()
+        }
+    } else {
+        unreadable(name, error)
     }
 }
 
-/// What a folder of these is like now.
-fn stamp(folder: &Path, names: &[String], misnamed: &[Problem]) -> Stamp {
+/// Stamp of a folder of wheels.
+fn stamp(folder: &Path, names: &[String], misnamed: &[ToolProblem]) -> Stamp {
     if names.is_empty() && misnamed.is_empty() {
         return Stamp::default();
     }
@@ -138,28 +139,28 @@ fn stamp(folder: &Path, names: &[String], misnamed: &[Problem]) -> Stamp {
         .for_each(|problem| digest.update(&problem.message));
     for name in names {
         digest.update(name);
-        of_file(&mut digest, &folder.join(name));
+        digest_metadata(&mut digest, &folder.join(name));
     }
-    Stamp(short(digest))
+    Stamp(truncate_digest(digest))
 }
 
-/// As PEP 427 has them.
+/// File name characters of PEP 427.
 fn is_name(name: &str) -> bool {
     let is_sign = |letter: char| letter.is_ascii_alphanumeric() || "._+!-".contains(letter);
     name.starts_with(|letter: char| letter.is_ascii_alphanumeric()) && name.chars().all(is_sign)
 }
 
-/// Those that may be wheels, and what is wrong with the names of others.
-fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
-    let (mut names, mut others): (Vec<_>, Vec<_>) = listed(folder, MOST_NAMES)?
+/// Valid wheel names, and problems of the others.
+fn names(folder: &Path) -> Result<(Vec<String>, Vec<ToolProblem>), ToolProblem> {
+    let (mut names, mut others): (Vec<_>, Vec<_>) = listed(folder, MAX_NAMES)?
         .into_iter()
-        .partition(|name| is_name(name) && name.len() <= LONGEST_NAME);
-    if names.len() > MOST_FILES {
+        .partition(|name| is_name(name) && name.len() <= MAX_NAME_BYTES);
+    if names.len() > MAX_FILES {
         let message = format!(
-            "wheels/ has {} wheels; it may have {MOST_FILES}",
+            "wheels/ has {} wheels; it may have {MAX_FILES}",
             names.len()
         );
-        return Err(Problem::new(
+        return Err(ToolProblem::new(
             message,
             "put fewer there, or mount a folder of packages",
         ));
@@ -171,16 +172,16 @@ fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
             "`{}` in wheels/ has no name of a wheel, and is left out",
             word(name)
         );
-        Problem::new(message, "give it the name that it was built with")
+        ToolProblem::new(message, "give it the name that it was built with")
     };
-    let misnamed = others.iter().take(MOST_FILES).map(misnamed).collect();
+    let misnamed = others.iter().take(MAX_FILES).map(misnamed).collect();
     Ok((names, misnamed))
 }
 
-/// Whatever is called like a wheel there. Half of them would be as if somebody had removed the others.
-fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
+/// Lists wheel files. A partial list is an error: it would look as if the others had been removed.
+fn listed(folder: &Path, limit: usize) -> Result<Vec<String>, ToolProblem> {
     let unlisted = |error: io::Error| {
-        Problem::new(
+        ToolProblem::new(
             format!("wheels/ cannot be read: {error}"),
             "let the worker read it",
         )
@@ -191,9 +192,9 @@ fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
     };
     let mut names = Vec::new();
     for (count, entry) in entries.enumerate() {
-        if count >= most {
-            let message = format!("wheels/ has more than {most} names, and is not looked at");
-            return Err(Problem::new(message, "put nothing but wheels there"));
+        if count >= limit {
+            let message = format!("wheels/ has more than {limit} names, and is not looked at");
+            return Err(ToolProblem::new(message, "put nothing but wheels there"));
         }
         let name = entry
             .map_err(unlisted)?
@@ -207,49 +208,50 @@ fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
     Ok(names)
 }
 
-/// A regular file, through no link.
-fn open(folder: &Path, name: &str) -> Result<File, Problem> {
+/// Opens a regular file, not through a link.
+fn open(folder: &Path, name: &str) -> Result<File, ToolProblem> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let handle = openat(CWD, folder.join(name), flags, Mode::empty());
     let file = File::from(handle.map_err(|error| match error {
-        Errno::LOOP => unread(name, &"it is a link"),
-        other => unread_now(name, &other.into()),
+        Errno::LOOP => unreadable(name, &"it is a link"),
+        other => unreadable_now(name, &other.into()),
     })?);
     match file.metadata() {
         Ok(found) if found.is_file() => Ok(file),
-        Ok(_) => Err(unread(name, &"it is no file")),
-        Err(error) => Err(unread_now(name, &error)),
+        Ok(_) => Err(unreadable(name, &"it is no file")),
+        Err(error) => Err(unreadable_now(name, &error)),
     }
 }
 
-/// Gives a digest of a file, and its bytes to `each`.
+/// Computes the digest of a file and passes its bytes to `each`.
 fn read(
     name: &str,
     mut file: File,
     left: &mut u64,
-    mut each: impl FnMut(&[u8]) -> Result<(), Problem>,
-) -> Result<String, Problem> {
+    mut each: impl FnMut(&[u8]) -> Result<(), ToolProblem>,
+) -> Result<String, ToolProblem> {
     let too_much = || {
         let why = format!(
             "with it there are more than {} MiB of wheels",
-            MOST_BYTES >> 20
+            MAX_BYTES >> 20
         );
         let hint = "put fewer there, or mount a folder of packages";
-        Problem {
+        ToolProblem {
             hint: hint.to_owned(),
-            ..unread(name, &why)
+            ..unreadable(name, &why)
         }
     };
     if file.metadata().is_ok_and(|found| found.len() > *left) {
         return Err(too_much());
     }
-    let (mut digest, mut buffer) = (Sha256::new(), vec![0; 256 << 10]);
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 256 << 10];
     loop {
         let count = match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(unread_now(name, &error)),
+            Err(error) => return Err(unreadable_now(name, &error)),
         };
         *left = left.checked_sub(count as u64).ok_or_else(too_much)?;
         digest.update(&buffer[..count]);
@@ -278,8 +280,8 @@ mod tests {
         )
         .unwrap();
         let huge = File::create(top.join("huge-1.0-py3-none-any.whl")).unwrap();
-        huge.set_len(MOST_BYTES + 1).unwrap();
-        let found = Wheels::look(&top, &Wheels::default()).unwrap();
+        huge.set_len(MAX_BYTES + 1).unwrap();
+        let found = Wheels::scan(&top, &Wheels::default()).unwrap();
         assert_eq!(
             found.files.keys().collect::<Vec<_>>(),
             ["good-1.0-py3-none-any.whl"]
@@ -298,13 +300,13 @@ mod tests {
             "{told:?}"
         );
         assert_eq!(
-            Wheels::look(&top, &found),
+            Wheels::scan(&top, &found),
             Ok(found.clone()),
             "and it stays told"
         );
         fs::remove_file(top.join("link-1.0-py3-none-any.whl")).unwrap();
         fs::write(top.join("link-1.0-py3-none-any.whl"), "y").unwrap();
-        let found = Wheels::look(&top, &found).unwrap();
+        let found = Wheels::scan(&top, &found).unwrap();
         assert_eq!((found.files.len(), found.problems.len()), (2, 3));
         fs::remove_dir_all(top).unwrap();
     }
@@ -316,7 +318,7 @@ mod tests {
             read(
                 "b.whl",
                 File::open("/proc/self/mem").unwrap(),
-                &mut MOST_BYTES.clone(),
+                &mut MAX_BYTES.clone(),
                 |_| Ok(()),
             )
         };
@@ -368,17 +370,17 @@ mod tests {
         for count in 0..2000 {
             File::create(top.join(format!("note-{count}.txt"))).unwrap();
         }
-        for count in 0..MOST_FILES {
+        for count in 0..MAX_FILES {
             File::create(top.join(format!("w{count}-1.0-py3-none-any.whl"))).unwrap();
         }
-        let found = Wheels::look(&top, &Wheels::default()).unwrap();
-        assert_eq!((found.files.len(), found.problems.len()), (MOST_FILES, 0));
+        let found = Wheels::scan(&top, &Wheels::default()).unwrap();
+        assert_eq!((found.files.len(), found.problems.len()), (MAX_FILES, 0));
         assert_eq!(
-            listed(&top, 2000 + MOST_FILES).unwrap().len(),
-            MOST_FILES,
+            listed(&top, 2000 + MAX_FILES).unwrap().len(),
+            MAX_FILES,
             "the control"
         );
-        let told = listed(&top, 1999 + MOST_FILES).unwrap_err();
+        let told = listed(&top, 1999 + MAX_FILES).unwrap_err();
         assert!(told.message.contains("more than 2063 names"), "{told}");
         fs::remove_dir_all(top).unwrap();
     }

@@ -1,7 +1,7 @@
-//! YAML with the lines of its keys, within bounds: one plain document, without anchors, aliases or merges, which a small file
-//! could make a large one with.
+//! YAML with line numbers of keys, within limits: one document without anchors, aliases or merges,
+//! which can expand a small file into a large one.
 
-use super::problem::{Problem, reason};
+use super::problem::{ToolProblem, reason};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
@@ -9,47 +9,47 @@ use serde::{
 use serde_json::{Number, Value};
 use std::fmt;
 
-/// More than any manifest has.
-const MOST_NODES: usize = 50_000;
-const DEEPEST: usize = 40;
-/// The largest manifest, in bytes.
-pub(crate) const LARGEST: usize = 1 << 20;
+/// Limits that no manifest reaches.
+const MAX_NODES: usize = 50_000;
+const MAX_DEPTH: usize = 40;
+/// Maximum size of a manifest, in bytes.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// What a document says.
+/// A node of a document.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Tree {
-    Map(Vec<Pair>),
-    List(Vec<Tree>),
+pub(crate) enum YamlNode {
+    Map(Vec<YamlPair>),
+    List(Vec<YamlNode>),
     Plain(Value),
 }
 
-/// A key, where it stands, and what it says.
+/// A key with its line and value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Pair {
+pub(crate) struct YamlPair {
     pub(crate) line: u64,
     pub(crate) key: String,
-    pub(crate) value: Tree,
+    pub(crate) value: YamlNode,
 }
 
-/// Reads a document.
-pub(crate) fn read(bytes: &[u8]) -> Result<Tree, Problem> {
-    if bytes.len() > LARGEST {
+/// Parses a document.
+pub(crate) fn read(bytes: &[u8]) -> Result<YamlNode, ToolProblem> {
+    if bytes.len() > MAX_BYTES {
         let message = format!(
-            "the manifest has {} bytes; it may have {LARGEST}",
+            "the manifest has {} bytes; it may have {MAX_BYTES}",
             bytes.len()
         );
-        return Err(Problem::new(
+        return Err(ToolProblem::new(
             message,
             "leave out what tools say of themselves",
         ));
     }
     let text = std::str::from_utf8(bytes)
-        .map_err(|_| Problem::new("the manifest is no text in UTF-8", "write it as UTF-8"))?;
+        .map_err(|_| ToolProblem::new("the manifest is no text in UTF-8", "write it as UTF-8"))?;
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            max_events: 4 * MOST_NODES,
-            max_nodes: MOST_NODES,
-            max_depth: DEEPEST,
+            max_events: 4 * MAX_NODES,
+            max_nodes: MAX_NODES,
+            max_depth: MAX_DEPTH,
             max_aliases: 0,
             max_anchors: 0,
             max_merge_keys: 0,
@@ -64,99 +64,99 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Tree, Problem> {
             "the manifest cannot be read: {}",
             reason(&error.to_string())
         );
-        Problem::new(
+        ToolProblem::new(
             message,
             "write one plain YAML document, without anchors, aliases or merges",
         )
     })
 }
 
-impl Tree {
-    /// The same without lines.
+impl YamlNode {
+    /// The node as JSON, without lines.
     pub(crate) fn value(&self) -> Value {
         match self {
-            Tree::Map(pairs) => Value::Object(
+            YamlNode::Map(pairs) => Value::Object(
                 pairs
                     .iter()
                     .map(|pair| (pair.key.clone(), pair.value.value()))
                     .collect(),
             ),
-            Tree::List(list) => Value::Array(list.iter().map(Tree::value).collect()),
-            Tree::Plain(value) => value.clone(),
+            YamlNode::List(list) => Value::Array(list.iter().map(YamlNode::value).collect()),
+            YamlNode::Plain(value) => value.clone(),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tree, D::Error> {
-        deserializer.deserialize_any(Reader)
+impl<'de> Deserialize<'de> for YamlNode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<YamlNode, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
     }
 }
 
-struct Reader;
+struct NodeVisitor;
 
-impl<'de> Visitor<'de> for Reader {
-    type Value = Tree;
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = YamlNode;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a map, a list, a text, a number, true, false or nothing")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlNode, A::Error> {
         let mut pairs = Vec::new();
         while let Some(key) = map.next_key::<serde_saphyr::Spanned<String>>()? {
             let value = map.next_value()?;
-            pairs.push(Pair {
+            pairs.push(YamlPair {
                 line: key.referenced.line(),
                 key: key.value,
                 value,
             });
         }
-        Ok(Tree::Map(pairs))
+        Ok(YamlNode::Map(pairs))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tree, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<YamlNode, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = list.next_element()? {
             items.push(item);
         }
-        Ok(Tree::List(items))
+        Ok(YamlNode::List(items))
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tree, D::Error> {
-        Tree::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlNode, D::Error> {
+        YamlNode::deserialize(deserializer)
     }
 
-    fn visit_none<E: Error>(self) -> Result<Tree, E> {
-        Ok(Tree::Plain(Value::Null))
+    fn visit_none<E: Error>(self) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(Value::Null))
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Tree, E> {
-        Ok(Tree::Plain(Value::Null))
+    fn visit_unit<E: Error>(self) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(Value::Null))
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Tree, E> {
-        Ok(Tree::Plain(value.into()))
+    fn visit_bool<E: Error>(self, value: bool) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(value.into()))
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Tree, E> {
-        Ok(Tree::Plain(value.into()))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(value.into()))
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Tree, E> {
-        Ok(Tree::Plain(value.into()))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(value.into()))
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Tree, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<YamlNode, E> {
         let number = Number::from_f64(value).ok_or_else(|| E::custom("a number is not finite"))?;
-        Ok(Tree::Plain(Value::Number(number)))
+        Ok(YamlNode::Plain(Value::Number(number)))
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Tree, E> {
-        Ok(Tree::Plain(value.into()))
+    fn visit_str<E: Error>(self, value: &str) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(value.into()))
     }
 
-    fn visit_string<E: Error>(self, value: String) -> Result<Tree, E> {
-        Ok(Tree::Plain(value.into()))
+    fn visit_string<E: Error>(self, value: String) -> Result<YamlNode, E> {
+        Ok(YamlNode::Plain(value.into()))
     }
 }

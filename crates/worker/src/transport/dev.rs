@@ -1,10 +1,11 @@
-//! A development broker, as its client: one connection on which messages are asked for, one on which they are sent. Nothing is
-//! kept there, and nothing comes again: there is nothing to settle.
+//! Client of the development broker: one connection to receive and one to send. The broker stores
+//! nothing, so that there is nothing to settle.
 
 use super::{
-    Connection, Connector, Event, Notice, Outgoing, Subscription, Trouble, again,
-    lines::{self, Command, Delivered, Reply, Written},
-    silence,
+    Connection, ConnectionError, ConnectionEvent, Connector, LinkNotice, OutgoingMessage,
+    Subscription,
+    dev_protocol::{self, DeliveredMessage, DevCommand, DevReply, RawProperties},
+    temporary, timed_out,
 };
 use bytes::{Bytes, BytesMut};
 use serde_json::value::{RawValue, to_raw_value};
@@ -18,24 +19,24 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// How long the broker may take for a connection, or to answer what it must answer at once.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// How long one question for messages stays open. What is subscribed meanwhile waits for its end.
-const RECEIVE_MS: u64 = 250;
+/// Timeout of a connect and of immediate replies.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of one receive command; a subscribe waits for its end.
+const RECEIVE_TIMEOUT_MS: u64 = 250;
 
 /// Connects to a development broker.
 #[derive(Clone, Debug)]
 pub struct DevBroker {
     /// `HOST:PORT`.
     pub address: String,
-    /// What the broker calls us.
+    /// Client id.
     pub client_id: String,
-    /// What the broker calls our queue.
+    /// Queue name.
     pub queue: String,
 }
 
 impl Connector for DevBroker {
-    type Connection = Speaking;
+    type Connection = DevConnection;
 
     fn address(&self) -> String {
         format!("tcp://{}", self.address)
@@ -45,16 +46,15 @@ impl Connector for DevBroker {
         false
     }
 
-    async fn connect(&mut self) -> Result<Speaking, Trouble> {
+    async fn connect(&mut self) -> Result<DevConnection, ConnectionError> {
         let incoming = self.line("").await?;
         let outgoing = self.line("-out").await?;
-        let (asked, early, sent) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Ok(Speaking {
+        Ok(DevConnection {
             incoming,
             outgoing,
-            asked,
-            early,
-            sent,
+            pending: VecDeque::new(),
+            events: VecDeque::new(),
+            sent: VecDeque::new(),
             heard: Instant::now(),
             was_idle: false,
         })
@@ -62,17 +62,17 @@ impl Connector for DevBroker {
 }
 
 impl DevBroker {
-    async fn line(&self, suffix: &str) -> Result<Line, Trouble> {
+    async fn line(&self, suffix: &str) -> Result<JsonConnection, ConnectionError> {
         let stream = within(TcpStream::connect(&self.address)).await?;
-        stream.set_nodelay(true).map_err(trouble)?;
+        stream.set_nodelay(true).map_err(io_error)?;
         let (from, to) = stream.into_split();
-        let mut line = Line {
+        let mut line = JsonConnection {
             from: BufReader::new(from),
             to,
             held: Vec::new(),
             unsent: BytesMut::new(),
         };
-        let hello = Command::Connect {
+        let hello = DevCommand::Connect {
             client_id: format!("{}{suffix}", self.client_id),
             queue_name: format!("{}{suffix}", self.queue),
             subscriptions: Vec::new(),
@@ -82,152 +82,158 @@ impl DevBroker {
     }
 }
 
-/// A connection of which one end is ours.
+/// A connection of JSON lines.
 #[derive(Debug)]
-struct Line {
+struct JsonConnection {
     from: BufReader<OwnedReadHalf>,
     to: OwnedWriteHalf,
-    /// What was read of the next line.
+    /// Partially read line.
     held: Vec<u8>,
     unsent: BytesMut,
 }
 
-impl Line {
-    async fn write(&mut self, command: &Command) -> Result<(), Trouble> {
+impl JsonConnection {
+    async fn write(&mut self, command: &DevCommand) -> Result<(), ConnectionError> {
         self.unsent
-            .extend_from_slice(&lines::line(command).map_err(trouble)?);
+            .extend_from_slice(&dev_protocol::encode(command).map_err(io_error)?);
         self.flush().await
     }
 
-    /// May be dropped and called again: nothing is sent in part and forgotten.
-    async fn flush(&mut self) -> Result<(), Trouble> {
+    /// Cancel safe: a partial write is continued.
+    async fn flush(&mut self) -> Result<(), ConnectionError> {
         while !self.unsent.is_empty() {
             within(self.to.write_buf(&mut self.unsent)).await?;
         }
         Ok(())
     }
 
-    /// May be dropped and called again.
-    async fn reply(&mut self) -> Result<Reply, Trouble> {
-        if !lines::fill(&mut self.from, &mut self.held)
+    /// Cancel safe.
+    async fn reply(&mut self) -> Result<DevReply, ConnectionError> {
+        if !dev_protocol::read_line(&mut self.from, &mut self.held)
             .await
-            .map_err(trouble)?
+            .map_err(io_error)?
         {
-            return Err(trouble(io::Error::from(io::ErrorKind::UnexpectedEof)));
+            return Err(io_error(io::Error::from(io::ErrorKind::UnexpectedEof)));
         }
-        let read = lines::read(&self.held);
+        let read = dev_protocol::decode(&self.held);
         self.held.clear();
         read.map_err(|error| {
-            again(format!(
+            temporary(format!(
                 "the broker's answer is none of its dialect: {error}"
             ))
         })
     }
 
-    /// Asks, and waits for what must be answered at once.
-    async fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
+    /// Sends a command and waits for its immediate reply.
+    async fn ask(&mut self, command: &DevCommand) -> Result<(), ConnectionError> {
         self.write(command).await?;
-        let reply = timeout(LONGEST_WAIT, self.reply())
+        let reply = timeout(RESPONSE_TIMEOUT, self.reply())
             .await
-            .map_err(|_| silent())??;
-        refusal(&reply).map_or(Ok(()), |why| Err(again(why)))
+            .map_err(|_| response_timed_out())??;
+        refusal(&reply).map_or(Ok(()), |why| Err(temporary(why)))
     }
 }
 
-/// Two connections that are one.
+/// Both connections.
 #[derive(Debug)]
-pub struct Speaking {
-    incoming: Line,
-    outgoing: Line,
-    /// What was asked on the first, and not yet answered. It is answered in its order.
-    asked: VecDeque<Asked>,
-    /// What came while something else was waited for.
-    early: VecDeque<Event>,
-    /// What was sent on the second and not yet confirmed, and since when.
+pub struct DevConnection {
+    incoming: JsonConnection,
+    outgoing: JsonConnection,
+    /// Commands on the receiving connection without a reply, in order.
+    pending: VecDeque<PendingReply>,
+    /// Events received while waiting for something else.
+    events: VecDeque<ConnectionEvent>,
+    /// Unconfirmed publishes on the sending connection, with their times.
     sent: VecDeque<(u64, Instant)>,
-    /// When the first last answered, or was asked though it owed nothing.
+    /// Time of the last reply on the receiving connection, or of the first command since.
     heard: Instant,
-    /// Answers were not read lately.
+    /// Replies were not read lately.
     was_idle: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum PendingReply {
     Messages,
     Unsubscribe,
 }
 
-impl Connection for Speaking {
-    async fn next(&mut self) -> Result<Event, Trouble> {
+impl Connection for DevConnection {
+    async fn next(&mut self) -> Result<ConnectionEvent, ConnectionError> {
         self.forgive();
         loop {
-            if let Some(event) = self.early.pop_front() {
+            if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            if !self.asked.contains(&Asked::Messages) {
-                // Noted first: should this be dropped now, the rest is written the next time.
-                self.owes(Asked::Messages);
+            if !self.pending.contains(&PendingReply::Messages) {
+                // Recorded first: if the future is dropped now, the rest is written later.
+                self.expect_reply(PendingReply::Messages);
                 self.incoming
-                    .write(&Command::Receive {
-                        timeout_ms: RECEIVE_MS,
+                    .write(&DevCommand::Receive {
+                        timeout_ms: RECEIVE_TIMEOUT_MS,
                     })
                     .await?;
             }
             self.incoming.flush().await?;
             let due = self.due();
             tokio::select! {
-                // What has come counts even if the clock says that it is late.
+                // Received data counts even if the timeout has expired.
                 biased;
                 reply = self.outgoing.reply(), if !self.sent.is_empty() => {
-                    let (reply, sent) = (reply?, self.sent.pop_front());
-                    let (number, _) = sent.ok_or_else(|| again("the broker answers what nobody asked"))?;
+                    let reply = reply?;
+                    let sent = self.sent.pop_front();
+                    let (number, _) = sent.ok_or_else(|| temporary("the broker answers what nobody asked"))?;
                     return Ok(match refusal(&reply) {
-                        None => Event::Confirmed(number),
-                        Some(why) => Event::Refused(number, why),
+                        None => ConnectionEvent::Confirmed(number),
+                        Some(why) => ConnectionEvent::Refused(number, why),
                     });
                 }
                 reply = self.incoming.reply() => self.received(reply?)?,
-                () = sleep_until(due) => return Err(silent()),
+                () = sleep_until(due) => return Err(response_timed_out()),
             }
         }
     }
 
-    async fn idle(&mut self) -> Trouble {
+    async fn idle(&mut self) -> ConnectionError {
         self.was_idle = true;
         std::future::pending().await
     }
 
-    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
-        self.finish_asking().await?;
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), ConnectionError> {
+        self.drain_replies().await?;
         self.incoming
-            .ask(&Command::Subscribe {
+            .ask(&DevCommand::Subscribe {
                 topic_pattern: to.pattern.clone(),
             })
             .await
     }
 
-    /// The answer is not waited for: behind an open question for messages, that of many would take long.
-    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
-        self.owes(Asked::Unsubscribe);
+    /// Does not wait for the reply: with a pending receive, many of them would take long.
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), ConnectionError> {
+        self.expect_reply(PendingReply::Unsubscribe);
         self.incoming
-            .write(&Command::Unsubscribe {
+            .write(&DevCommand::Unsubscribe {
                 topic_pattern: from.pattern.clone(),
             })
             .await
     }
 
-    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
+    async fn publish(
+        &mut self,
+        number: u64,
+        message: &OutgoingMessage,
+    ) -> Result<(), ConnectionError> {
         let no_json =
-            |error: serde_json::Error| again(format!("what is to be sent is no JSON: {error}"));
+            |error: serde_json::Error| temporary(format!("what is to be sent is no JSON: {error}"));
         let written =
             |(name, text): (&String, &String)| value(name, text).map(|value| (name.clone(), value));
-        let user_properties: Result<Written, _> = message.properties.iter().map(written).collect();
+        let user_properties: Result<RawProperties, _> =
+            message.properties.iter().map(written).collect();
         let user_properties = user_properties.map_err(no_json)?;
         let payload: Box<RawValue> = serde_json::from_slice(&message.payload).map_err(no_json)?;
         let topic = message.topic.clone();
         self.sent.push_back((number, Instant::now()));
         self.outgoing
-            .write(&Command::Publish {
+            .write(&DevCommand::Publish {
                 topic,
                 payload,
                 user_properties,
@@ -235,46 +241,49 @@ impl Connection for Speaking {
             .await
     }
 
-    async fn settle(&mut self, _tag: u64) -> Result<(), Trouble> {
+    async fn settle(&mut self, _tag: u64) -> Result<(), ConnectionError> {
         Ok(())
     }
 
     async fn close(mut self) {
-        // It ends with its connections in any case.
-        _ = self.finish_asking().await;
-        _ = self.incoming.ask(&Command::Disconnect).await;
-        _ = self.outgoing.write(&Command::Disconnect).await;
+        // The session ends with its connections anyway.
+        _ = self.drain_replies().await;
+        _ = self.incoming.ask(&DevCommand::Disconnect).await;
+        _ = self.outgoing.write(&DevCommand::Disconnect).await;
     }
 }
 
-impl Speaking {
-    fn owes(&mut self, what: Asked) {
-        if self.asked.is_empty() {
+impl DevConnection {
+    fn expect_reply(&mut self, what: PendingReply) {
+        if self.pending.is_empty() {
             self.heard = Instant::now();
         }
-        self.asked.push_back(what);
+        self.pending.push_back(what);
     }
 
-    fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
+    fn received(&mut self, reply: DevReply) -> Result<(), ConnectionError> {
         self.heard = Instant::now();
-        self.asked
+        self.pending
             .pop_front()
-            .ok_or_else(|| again("the broker answers what nobody asked"))?;
+            .ok_or_else(|| temporary("the broker answers what nobody asked"))?;
         if let Some(why) = refusal(&reply) {
-            return Err(again(why));
+            return Err(temporary(why));
         }
-        self.early.extend(reply.message.as_deref().map(event));
+        self.events.extend(reply.message.as_deref().map(event));
         Ok(())
     }
 
-    /// When the broker will have been silent for too long: about messages it may be for a while.
+    /// Deadline of the broker's next reply; a receive may take its timeout.
     fn due(&self) -> Instant {
-        let messages = self.heard + LONGEST_WAIT + Duration::from_millis(RECEIVE_MS);
-        let sent = self.sent.front().map(|(_, since)| *since + LONGEST_WAIT);
+        let messages = self.heard + RESPONSE_TIMEOUT + Duration::from_millis(RECEIVE_TIMEOUT_MS);
+        let sent = self
+            .sent
+            .front()
+            .map(|(_, since)| *since + RESPONSE_TIMEOUT);
         sent.map_or(messages, |sent| sent.min(messages))
     }
 
-    /// What could not be read for a while is not held against the broker.
+    /// Does not count time without reading as silence of the broker.
     fn forgive(&mut self) {
         if std::mem::take(&mut self.was_idle) {
             self.heard = Instant::now();
@@ -284,31 +293,31 @@ impl Speaking {
         }
     }
 
-    /// A connection answers one thing after the other.
-    async fn finish_asking(&mut self) -> Result<(), Trouble> {
+    /// Reads all pending replies, which come in order.
+    async fn drain_replies(&mut self) -> Result<(), ConnectionError> {
         self.incoming.flush().await?;
-        while !self.asked.is_empty() {
-            let reply = timeout(LONGEST_WAIT, self.incoming.reply())
+        while !self.pending.is_empty() {
+            let reply = timeout(RESPONSE_TIMEOUT, self.incoming.reply())
                 .await
-                .map_err(|_| silent())??;
+                .map_err(|_| response_timed_out())??;
             self.received(reply)?;
         }
         Ok(())
     }
 }
 
-/// A message that cannot be read is nobody's but its sender's fault: the link stays.
-fn event(message: &RawValue) -> Event {
-    match lines::read::<Delivered>(message.get().as_bytes()) {
-        Ok(Delivered {
+/// An invalid message is its sender's fault and does not break the link.
+fn event(message: &RawValue) -> ConnectionEvent {
+    match dev_protocol::decode::<DeliveredMessage>(message.get().as_bytes()) {
+        Ok(DeliveredMessage {
             topic,
             payload,
             user_properties,
             ..
         }) => {
-            let payload = Bytes::from(lines::as_text(&payload));
-            let properties = lines::as_texts(user_properties.unwrap_or_default());
-            Event::Message {
+            let payload = Bytes::from(dev_protocol::as_text(&payload));
+            let properties = dev_protocol::as_texts(user_properties.unwrap_or_default());
+            ConnectionEvent::Message {
                 tag: None,
                 topic,
                 payload,
@@ -317,12 +326,12 @@ fn event(message: &RawValue) -> Event {
         }
         Err(error) => {
             let why = format!("a message cannot be read: {}", start(&error.to_string()));
-            Event::Notice(Notice::PassedOver(why))
+            ConnectionEvent::Notice(LinkNotice::PassedOver(why))
         }
     }
 }
 
-/// Clients of this dialect expect the time as a number.
+/// Clients of this protocol expect the timestamp as a number.
 fn value(name: &str, text: &str) -> serde_json::Result<Box<RawValue>> {
     match text.parse::<u64>() {
         Ok(number) if name == "timestamp" => to_raw_value(&number),
@@ -330,40 +339,40 @@ fn value(name: &str, text: &str) -> serde_json::Result<Box<RawValue>> {
     }
 }
 
-/// Why the broker says no, if it does.
-fn refusal(reply: &Reply) -> Option<String> {
-    let said = |text: &Option<String>| start(text.as_deref().unwrap_or("?"));
+/// The error in a reply, if there is one.
+fn refusal(reply: &DevReply) -> Option<String> {
+    let shown = |text: &Option<String>| start(text.as_deref().unwrap_or("?"));
     match reply.status.as_str() {
         "OK" | "TIMEOUT" => None,
         _ => Some(format!(
             "the broker says {}: {}",
-            said(&reply.error_code),
-            said(&reply.error_message)
+            shown(&reply.error_code),
+            shown(&reply.error_message)
         )),
     }
 }
 
-/// As much of a stranger's words as is told.
+/// The beginning of an untrusted text.
 fn start(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Trouble> {
-    timeout(LONGEST_WAIT, work)
+async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, ConnectionError> {
+    timeout(RESPONSE_TIMEOUT, work)
         .await
-        .map_err(|_| silent())?
-        .map_err(trouble)
+        .map_err(|_| response_timed_out())?
+        .map_err(io_error)
 }
 
-fn silent() -> Trouble {
-    silence(format!(
+fn response_timed_out() -> ConnectionError {
+    timed_out(format!(
         "the broker says nothing for {} s",
-        LONGEST_WAIT.as_secs()
+        RESPONSE_TIMEOUT.as_secs()
     ))
 }
 
-fn trouble(error: io::Error) -> Trouble {
-    again(error.to_string())
+fn io_error(error: io::Error) -> ConnectionError {
+    temporary(error.to_string())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tokio::{
 const LONG: Duration = Duration::from_secs(30);
 
 /// A broker that answers a question for messages, and whatever comes behind it, only when so many subscriptions have ended.
-async fn broker(most: usize) -> DevBroker {
+async fn broker(limit: usize) -> DevBroker {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -24,7 +24,7 @@ async fn broker(most: usize) -> DevBroker {
                     owed += 1;
                     holds |= line.contains("RECEIVE") || line.contains("PUBLISH");
                     ended += usize::from(line.contains("UNSUBSCRIBE"));
-                    if !holds || ended == most {
+                    if !holds || ended == limit {
                         to.write_all(&b"{\"status\":\"OK\"}\n".repeat(owed))
                             .await
                             .unwrap();
@@ -64,7 +64,7 @@ async fn subscriptions_end_without_waiting_for_an_open_question() {
         for number in 0..50 {
             speaking.unsubscribe(&subscription(number)).await.unwrap();
         }
-        speaking.finish_asking().await.unwrap();
+        speaking.drain_replies().await.unwrap();
     };
     timeout(LONG, ends)
         .await
@@ -73,7 +73,7 @@ async fn subscriptions_end_without_waiting_for_an_open_question() {
 
 #[tokio::test]
 async fn a_broker_that_falls_silent_is_given_up() {
-    let message = Outgoing {
+    let message = OutgoingMessage {
         topic: "t".to_owned(),
         payload: Bytes::from("{}"),
         properties: Default::default(),
@@ -85,11 +85,11 @@ async fn a_broker_that_falls_silent_is_given_up() {
         }
         pause();
         let begun = Instant::now();
-        assert_eq!(speaking.next().await.unwrap_err(), silent());
+        assert_eq!(speaking.next().await.unwrap_err(), response_timed_out());
         let least = if publishes {
-            LONGEST_WAIT
+            RESPONSE_TIMEOUT
         } else {
-            LONGEST_WAIT + Duration::from_millis(RECEIVE_MS)
+            RESPONSE_TIMEOUT + Duration::from_millis(RECEIVE_TIMEOUT_MS)
         };
         assert!(
             begun.elapsed() <= least + Duration::from_secs(1),
@@ -109,14 +109,18 @@ async fn who_did_not_listen_does_not_blame_the_broker() {
             .is_err()
     );
     pause();
-    assert!(timeout(LONGEST_WAIT * 3, speaking.idle()).await.is_err());
+    assert!(
+        timeout(RESPONSE_TIMEOUT * 3, speaking.idle())
+            .await
+            .is_err()
+    );
     let begun = Instant::now();
-    assert_eq!(speaking.next().await.unwrap_err(), silent());
-    assert!(begun.elapsed() >= LONGEST_WAIT);
+    assert_eq!(speaking.next().await.unwrap_err(), response_timed_out());
+    assert!(begun.elapsed() >= RESPONSE_TIMEOUT);
 }
 
 /// A connection to a broker that answers questions for messages with these lines, and then with what is no line of its dialect.
-async fn that_delivers(messages: &'static [&'static str]) -> Speaking {
+async fn that_delivers(messages: &'static [&'static str]) -> DevConnection {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -159,7 +163,7 @@ async fn what_a_broker_in_python_writes_is_read() {
         ("\u{fffd}", half()),
         ("1", Vec::new()),
     ] {
-        let Event::Message {
+        let ConnectionEvent::Message {
             topic,
             payload,
             properties,
@@ -185,13 +189,13 @@ async fn a_message_that_cannot_be_read_is_passed_over_and_the_next_one_comes() {
     for _ in 0..3 {
         let told = speaking.next().await.unwrap();
         assert!(
-            matches!(&told, Event::Notice(Notice::PassedOver(why)) if why.contains("cannot be read")),
+            matches!(&told, ConnectionEvent::Notice(LinkNotice::PassedOver(why)) if why.contains("cannot be read")),
             "{told:?}"
         );
     }
     let next = speaking.next().await.unwrap();
     assert!(
-        matches!(&next, Event::Message { topic, .. } if topic == "t"),
+        matches!(&next, ConnectionEvent::Message { topic, .. } if topic == "t"),
         "{next:?}"
     );
     let end = speaking.next().await.unwrap_err();

@@ -1,7 +1,10 @@
-//! One connection: moves bytes between a stream and whatever speaks the protocol, and watches the clock. Nothing is lost when a
-//! wait is given up: what was read and what is to be written lies in the connection, not in the wait.
+//! I/O driver of a connection: moves bytes between stream and protocol, and enforces timeouts.
+//! Cancel safe: buffers live in the connection, not in the futures.
 
-use super::{Connection, Event, Outgoing, Subscription, Trouble, again, silence, stream::Stream};
+use super::{
+    Connection, ConnectionError, ConnectionEvent, OutgoingMessage, Subscription,
+    stream::ByteStream, temporary, timed_out,
+};
 use bytes::{Buf, BytesMut};
 use std::{
     fmt,
@@ -16,55 +19,55 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-const READ_AT_ONCE: usize = 16 << 10;
-/// With so many bytes waiting to be written besides messages nothing is read: what comes wants answers, too.
-const MOST_UNWRITTEN: usize = 1 << 20;
-/// A farewell is a courtesy.
-pub(super) const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
+const READ_CHUNK_BYTES: usize = 16 << 10;
+/// Above this size of non-message output nothing is read, because input causes more output.
+const MAX_UNWRITTEN_BYTES: usize = 1 << 20;
+/// Timeout of a graceful close.
+pub(super) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A protocol, once the broker has let us in: bytes in, events and bytes out. It waits for nothing.
-pub trait Speaker: Send {
-    /// Takes one thing of what was read; false if there is no whole one.
-    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble>;
+/// A protocol after its handshake, without I/O: bytes in, events and bytes out.
+pub trait Protocol: Send {
+    /// Processes one frame or packet of the input; false if there is no complete one.
+    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, ConnectionError>;
 
-    /// Bytes that wait to be written.
+    /// Write buffer.
     fn outgoing(&mut self) -> &mut BytesMut;
 
-    /// Moves messages on for which there is room.
-    fn fill(&mut self, now: Instant) -> Result<(), Trouble>;
+    /// Moves queued messages into the write buffer.
+    fn fill(&mut self, now: Instant) -> Result<(), ConnectionError>;
 
-    /// What comes next, if it is here.
-    fn event(&mut self) -> Option<Event>;
+    /// The next event, if there is one.
+    fn event(&mut self) -> Option<ConnectionEvent>;
 
-    /// Whether so much is kept that nothing more should be read before it is taken.
+    /// Whether so many events are kept that nothing more should be read.
     fn is_full(&self) -> bool;
 
-    /// What the broker owes for longest, in words, and since when.
+    /// What the broker has owed for the longest time, in words, and since when.
     fn owed(&self) -> Option<(Instant, &'static str)>;
 
-    /// Waits no longer for answers to messages that were sent by then: each is told as [`Event::Unanswered`]. False if there
-    /// are none.
+    /// Stops waiting for responses to messages sent until then: each becomes a
+    /// [`ConnectionEvent::Unanswered`]. False if there are none.
     fn give_up(&mut self, sent_by: Instant, why: &str) -> bool;
 
-    /// Answers could not be read for so long, until now: that is no time of theirs.
+    /// Responses could not be read for this long until now; their timeouts are extended.
     fn forgive(&mut self, lost: Duration, now: Instant);
 
-    /// Whether we could not answer what we would get.
+    /// Whether answers could not be sent at the moment.
     fn is_mute(&self) -> bool {
         false
     }
 
-    /// See [`Connection::subscribe`]. Gives the number of the question.
-    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble>;
+    /// See [`Connection::subscribe`]. Returns the number of the request.
+    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, ConnectionError>;
 
-    /// Whether that is not answered.
+    /// Whether that request is pending.
     fn is_asked(&self, question: u32) -> bool;
 
     /// See [`Connection::unsubscribe`].
-    fn unsubscribe(&mut self, from: &Subscription, now: Instant) -> Result<(), Trouble>;
+    fn unsubscribe(&mut self, from: &Subscription, now: Instant) -> Result<(), ConnectionError>;
 
     /// See [`Connection::publish`].
-    fn publish(&mut self, number: u64, message: &Outgoing);
+    fn publish(&mut self, number: u64, message: &OutgoingMessage);
 
     /// See [`Connection::settle`].
     fn settle(&mut self, tag: u64);
@@ -72,46 +75,47 @@ pub trait Speaker: Send {
     /// See [`Connection::release`].
     fn release(&mut self, _tag: u64) {}
 
-    /// Words that only say that we are there.
-    fn beat(&mut self);
+    /// Writes a heartbeat.
+    fn ping(&mut self);
 
-    /// The last words.
+    /// Writes the final message.
     fn close(&mut self);
 
     /// The broker closed the connection.
-    fn closed(&mut self) -> Trouble {
-        again("the broker closed the connection")
+    fn closed(&mut self) -> ConnectionError {
+        temporary("the broker closed the connection")
     }
 }
 
-/// How long is waited for what.
+/// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
-    /// Nothing is said for longer than this, by either side; then we say something.
-    pub(super) speak: Duration,
-    /// Then the broker does, or is taken for dead.
-    pub(super) hear: Duration,
-    /// For an answer, and for a piece of what we write to be taken.
-    pub(super) answer: Duration,
+pub(super) struct Timeouts {
+    /// A heartbeat is sent after this time without traffic in one direction.
+    pub(super) keep_alive: Duration,
+    /// The broker is considered dead after this time without a reaction to a heartbeat.
+    pub(super) silence: Duration,
+    /// Timeout of a response, and of a write.
+    pub(super) response: Duration,
 }
 
-/// One connection to a broker.
+/// A connection to a broker.
 pub struct Driver<S> {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn ByteStream>,
     incoming: BytesMut,
-    pub(super) speaker: S,
-    times: Times,
+    pub(super) protocol: S,
+    times: Timeouts,
     is_unflushed: bool,
-    /// How much of what waits to be written goes as far as the last message: while a large one is written, we read.
+    /// Length of the write buffer up to the last message: while a large one is written, reading
+    /// goes on.
     added: usize,
     sent: Instant,
-    heard: Instant,
-    /// Since when we have said that we are there and heard nothing.
-    beaten: Option<Instant>,
-    /// Since when nothing of what waits was written.
-    stuck: Option<Instant>,
-    /// Since when answers are not read.
-    unread: Option<Instant>,
+    last_read: Instant,
+    /// Time of the first heartbeat since the last input.
+    pinged_at: Option<Instant>,
+    /// Since when no output could be written.
+    write_stalled_at: Option<Instant>,
+    /// Since when responses are not read.
+    reads_paused_at: Option<Instant>,
 }
 
 impl<S> fmt::Debug for Driver<S> {
@@ -121,49 +125,48 @@ impl<S> fmt::Debug for Driver<S> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Reads {
+enum ReadMode {
     Yes,
     No,
 }
 
-impl<S: Speaker> Driver<S> {
-    /// Goes on where the greeting ended. `incoming` has what was read beyond it.
+impl<S: Protocol> Driver<S> {
+    /// Continues after the handshake. `incoming` has the input beyond it.
     pub(super) fn new(
-        stream: Box<dyn Stream>,
+        stream: Box<dyn ByteStream>,
         incoming: BytesMut,
-        speaker: S,
-        times: Times,
+        protocol: S,
+        times: Timeouts,
     ) -> Driver<S> {
-        let (sent, heard) = (Instant::now(), Instant::now());
-        let (is_unflushed, added, beaten, stuck, unread) = (false, 0, None, None, None);
         Driver {
             stream,
             incoming,
-            speaker,
+            protocol,
             times,
-            is_unflushed,
-            added,
-            sent,
-            heard,
-            beaten,
-            stuck,
-            unread,
+            is_unflushed: false,
+            added: 0,
+            sent: Instant::now(),
+            last_read: Instant::now(),
+            pinged_at: None,
+            write_stalled_at: None,
+            reads_paused_at: None,
         }
     }
 
-    /// Waits until something was read or written, or the clock says that something must be done.
-    async fn step(&mut self, reads: Reads) -> Result<(), Trouble> {
-        let unwritten = self.speaker.outgoing().len();
+    /// Waits until something was read or written, or a timeout expired.
+    async fn step(&mut self, reads: ReadMode) -> Result<(), ConnectionError> {
+        let unwritten = self.protocol.outgoing().len();
         self.added = self.added.min(unwritten);
-        let has_room = unwritten < self.added + MOST_UNWRITTEN;
-        let reads = if has_room { reads } else { Reads::No };
-        match self.waits_to_write() {
-            true => _ = self.stuck.get_or_insert_with(Instant::now),
-            false => self.stuck = None,
+        let has_room = unwritten < self.added + MAX_UNWRITTEN_BYTES;
+        let reads = if has_room { reads } else { ReadMode::No };
+        if self.waits_to_write() {
+            _ = self.write_stalled_at.get_or_insert_with(Instant::now)
+        } else {
+            self.write_stalled_at = None
         }
         let due = self.due(reads);
         let moved = tokio::select! {
-            // What has come counts even if the clock says that it is late.
+            // Received data counts even if the timeout has expired.
             biased;
             moved = poll_fn(|context| self.poll_move(context, reads)) => Some(moved),
             () = sleep_until(due) => None,
@@ -171,17 +174,17 @@ impl<S: Speaker> Driver<S> {
         match moved {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(self.speaker.closed())
+                Err(self.protocol.closed())
             }
-            Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
+            Some(Err(error)) => Err(temporary(format!("the connection broke: {error}"))),
             None => self.late(reads),
         }
     }
 
-    fn fill(&mut self) -> Result<(), Trouble> {
-        let before = self.speaker.outgoing().len();
-        let filled = self.speaker.fill(Instant::now());
-        let after = self.speaker.outgoing().len();
+    fn fill(&mut self) -> Result<(), ConnectionError> {
+        let before = self.protocol.outgoing().len();
+        let filled = self.protocol.fill(Instant::now());
+        let after = self.protocol.outgoing().len();
         if after > before {
             self.added = after;
         }
@@ -189,12 +192,12 @@ impl<S: Speaker> Driver<S> {
     }
 
     fn waits_to_write(&mut self) -> bool {
-        self.is_unflushed || !self.speaker.outgoing().is_empty()
+        self.is_unflushed || !self.protocol.outgoing().is_empty()
     }
 
-    fn poll_move(&mut self, context: &mut Context<'_>, reads: Reads) -> Poll<io::Result<()>> {
+    fn poll_move(&mut self, context: &mut Context<'_>, reads: ReadMode) -> Poll<io::Result<()>> {
         let wrote = self.poll_write(context)?;
-        let read = reads == Reads::Yes && self.poll_read(context)?;
+        let read = reads == ReadMode::Yes && self.poll_read(context)?;
         if wrote || read {
             Poll::Ready(Ok(()))
         } else {
@@ -205,7 +208,7 @@ impl<S: Speaker> Driver<S> {
     /// True if something was written.
     fn poll_write(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
         let mut wrote = false;
-        let outgoing = self.speaker.outgoing();
+        let outgoing = self.protocol.outgoing();
         while !outgoing.is_empty() {
             match Pin::new(&mut self.stream).poll_write(context, outgoing) {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
@@ -213,32 +216,35 @@ impl<S: Speaker> Driver<S> {
                 Poll::Ready(Err(error)) => return Err(error),
                 Poll::Pending => break,
             }
-            (wrote, self.is_unflushed) = (true, true);
+            wrote = true;
+            self.is_unflushed = true;
         }
         if self.is_unflushed && outgoing.is_empty() {
             match Pin::new(&mut self.stream).poll_flush(context) {
                 Poll::Ready(flushed) => {
                     flushed?;
-                    (wrote, self.is_unflushed) = (true, false);
+                    wrote = true;
+                    self.is_unflushed = false;
                 }
                 Poll::Pending => {}
             }
         }
         if wrote {
             self.sent = Instant::now();
-            self.stuck = None;
+            self.write_stalled_at = None;
         }
         Ok(wrote)
     }
 
     /// True if something was read.
     fn poll_read(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
-        self.incoming.reserve(READ_AT_ONCE);
-        // Such a wait has no state of its own: it can be begun anew each time.
+        self.incoming.reserve(READ_CHUNK_BYTES);
+        // This future has no state and can be created for each poll.
         match pin!(self.stream.read_buf(&mut self.incoming)).poll(context) {
             Poll::Ready(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Poll::Ready(Ok(_)) => {
-                (self.heard, self.beaten) = (Instant::now(), None);
+                self.last_read = Instant::now();
+                self.pinged_at = None;
                 Ok(true)
             }
             Poll::Ready(Err(error)) => Err(error),
@@ -246,104 +252,115 @@ impl<S: Speaker> Driver<S> {
         }
     }
 
-    /// When something must be said to stay alive, or to see whether the broker is; none while something else is said.
-    fn beat_due(&mut self, reads: Reads) -> Option<Instant> {
-        let last = match (reads, self.beaten) {
-            (Reads::Yes, None) => self.sent.min(self.heard),
-            (Reads::Yes, Some(_)) | (Reads::No, _) => self.sent,
+    /// When a heartbeat is due; none while there is output.
+    fn ping_due(&mut self, reads: ReadMode) -> Option<Instant> {
+        let last = match (reads, self.pinged_at) {
+            (ReadMode::Yes, None) => self.sent.min(self.last_read),
+            (ReadMode::Yes, Some(_)) | (ReadMode::No, _) => self.sent,
         };
-        (!self.waits_to_write()).then(|| last + self.times.speak)
+        (!self.waits_to_write()).then(|| last + self.times.keep_alive)
     }
 
-    /// When the clock will have something to say.
-    fn due(&mut self, reads: Reads) -> Instant {
+    /// The next timeout.
+    fn due(&mut self, reads: ReadMode) -> Instant {
         let times = self.times;
-        let stuck = self.stuck.map(|since| since + times.answer);
-        let (silence, owed) = match reads {
-            Reads::Yes => (self.beaten, self.speaker.owed()),
-            // Silence proves nothing to those who do not listen.
-            Reads::No => (None, None),
+        let write_stalled_at = self.write_stalled_at.map(|since| since + times.response);
+        let (timed_out, owed) = match reads {
+            ReadMode::Yes => (self.pinged_at, self.protocol.owed()),
+            // Silence proves nothing while nothing is read.
+            ReadMode::No => (None, None),
         };
-        let silence = silence.map(|since| since + times.hear);
-        let owed = owed.map(|(since, _)| since + times.answer);
-        let all = [stuck, silence, owed, self.beat_due(reads)];
-        // One of them is always there: either something waits to be written, or something is due to be.
+        let timed_out = timed_out.map(|since| since + times.silence);
+        let owed = owed.map(|(since, _)| since + times.response);
+        let all = [write_stalled_at, timed_out, owed, self.ping_due(reads)];
+        // There is always one: either output is pending, or a heartbeat is due.
         all.into_iter()
             .flatten()
             .min()
-            .unwrap_or_else(|| Instant::now() + times.speak)
+            .unwrap_or_else(|| Instant::now() + times.keep_alive)
     }
 
-    fn late(&mut self, reads: Reads) -> Result<(), Trouble> {
-        let (now, Times { hear, answer, .. }) = (Instant::now(), self.times);
-        if self.stuck.is_some_and(|since| now >= since + answer) {
-            let seconds = answer.as_secs();
-            return Err(silence(format!(
+    fn late(&mut self, reads: ReadMode) -> Result<(), ConnectionError> {
+        let (
+            now,
+            Timeouts {
+                silence, response, ..
+            },
+        ) = (Instant::now(), self.times);
+        if self
+            .write_stalled_at
+            .is_some_and(|since| now >= since + response)
+        {
+            let seconds = response.as_secs();
+            return Err(timed_out(format!(
                 "the broker takes nothing of what is written for {seconds} seconds"
             )));
         }
-        if reads == Reads::Yes {
-            if self.beaten.is_some_and(|since| now >= since + hear) {
-                let seconds = hear.as_secs();
-                return Err(silence(format!(
+        if reads == ReadMode::Yes {
+            if self.pinged_at.is_some_and(|since| now >= since + silence) {
+                let seconds = silence.as_secs();
+                return Err(timed_out(format!(
                     "the broker has not been heard for {seconds} seconds"
                 )));
             }
             self.is_answered()?;
         }
-        if self.beat_due(reads).is_some_and(|due| now >= due) {
-            self.speaker.beat();
+        if self.ping_due(reads).is_some_and(|due| now >= due) {
+            self.protocol.ping();
             self.sent = now;
-            self.beaten = (reads == Reads::Yes).then(|| self.beaten.unwrap_or(now));
+            self.pinged_at = (reads == ReadMode::Yes).then(|| self.pinged_at.unwrap_or(now));
         }
         Ok(())
     }
 
-    /// Whether the broker owes nothing for too long. It may owe an answer to a message for what that message is, which is told
+    /// Checks response timeouts. A missing response may be the message's fault: this is reported
     /// first.
-    fn is_answered(&mut self) -> Result<(), Trouble> {
-        let seconds = self.times.answer.as_secs();
+    fn is_answered(&mut self) -> Result<(), ConnectionError> {
+        let seconds = self.times.response.as_secs();
         let why = format!("the broker has left a message unanswered for {seconds} s");
-        let sent_by = Instant::now().checked_sub(self.times.answer);
-        if sent_by.is_some_and(|sent_by| self.speaker.give_up(sent_by, &why)) {
+        let sent_by = Instant::now().checked_sub(self.times.response);
+        if sent_by.is_some_and(|sent_by| self.protocol.give_up(sent_by, &why)) {
             return Ok(());
         }
-        match self.speaker.owed() {
-            Some((since, what)) if Instant::now() >= since + self.times.answer => Err(silence(
+        match self.protocol.owed() {
+            Some((since, what)) if Instant::now() >= since + self.times.response => Err(timed_out(
                 format!("the broker lives, but {what} for {seconds} seconds"),
             )),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Waits for the broker to do its part, unless there is too much to keep: then `next` tells what comes of it.
-    async fn wait(&mut self, lasts: impl Fn(&S) -> bool + Send) -> Result<(), Trouble> {
+    /// Waits for the broker, unless too many events are kept: then `next` reports the result.
+    async fn wait(&mut self, lasts: impl Fn(&S) -> bool + Send) -> Result<(), ConnectionError> {
         let mut has_waited = false;
-        while lasts(&self.speaker) && !self.speaker.is_full() {
-            if self.speaker.take(&mut self.incoming)? {
+        while lasts(&self.protocol) && !self.protocol.is_full() {
+            if self.protocol.take(&mut self.incoming)? {
                 continue;
             }
-            // Also while it says other things without end. What came with the last step counts.
+            // Also if the broker keeps sending other things. The input of the last step counts.
             if std::mem::replace(&mut has_waited, true) {
                 self.is_answered()?;
             }
-            self.step(Reads::Yes).await?;
+            self.step(ReadMode::Yes).await?;
         }
         Ok(())
     }
 
-    /// Answers are read again: the time in between is not held against the broker, and no more than that. It is often short.
+    /// Resumes reading. Exactly the time without reading is not counted as silence; it is often
+    /// short.
     fn listen(&mut self) {
-        if let Some(since) = self.unread.take() {
-            (self.heard, self.beaten) = (Instant::now(), None);
-            self.speaker.forgive(self.heard - since, self.heard);
+        if let Some(since) = self.reads_paused_at.take() {
+            self.last_read = Instant::now();
+            self.pinged_at = None;
+            self.protocol
+                .forgive(self.last_read - since, self.last_read);
         }
     }
 
-    /// Waits for the broker to close, too: closing with bytes unread would make the system throw away what it has not sent
-    /// yet, and with it what was settled last.
+    /// Waits for the broker to close, too: closing a socket with unread input discards unsent
+    /// output, and with it the last settlements.
     async fn farewell(&mut self) -> io::Result<()> {
-        self.stream.write_all_buf(self.speaker.outgoing()).await?;
+        self.stream.write_all_buf(self.protocol.outgoing()).await?;
         self.stream.flush().await?;
         self.stream.shutdown().await?;
         let mut rest = BytesMut::new();
@@ -354,62 +371,66 @@ impl<S: Speaker> Driver<S> {
     }
 }
 
-impl<S: Speaker> Connection for Driver<S> {
-    async fn next(&mut self) -> Result<Event, Trouble> {
+impl<S: Protocol> Connection for Driver<S> {
+    async fn next(&mut self) -> Result<ConnectionEvent, ConnectionError> {
         self.listen();
         loop {
             self.fill()?;
-            if let Some(event) = self.speaker.event() {
+            if let Some(event) = self.protocol.event() {
                 return Ok(event);
             }
-            if !self.speaker.take(&mut self.incoming)? {
-                self.step(Reads::Yes).await?;
+            if !self.protocol.take(&mut self.incoming)? {
+                self.step(ReadMode::Yes).await?;
             }
         }
     }
 
-    async fn idle(&mut self) -> Trouble {
-        self.unread.get_or_insert_with(Instant::now);
-        self.beaten = None;
+    async fn idle(&mut self) -> ConnectionError {
+        self.reads_paused_at.get_or_insert_with(Instant::now);
+        self.pinged_at = None;
         loop {
-            if let Err(trouble) = self.fill() {
-                return trouble;
+            if let Err(error) = self.fill() {
+                return error;
             }
-            if let Err(trouble) = self.step(Reads::No).await {
-                return trouble;
+            if let Err(error) = self.step(ReadMode::No).await {
+                return error;
             }
         }
     }
 
-    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), ConnectionError> {
         self.listen();
         self.wait(S::is_mute).await?;
-        let question = self.speaker.subscribe(to, Instant::now())?;
-        self.wait(|speaker| speaker.is_asked(question)).await
+        let question = self.protocol.subscribe(to, Instant::now())?;
+        self.wait(|protocol| protocol.is_asked(question)).await
     }
 
-    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
-        self.speaker.unsubscribe(from, Instant::now())
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), ConnectionError> {
+        self.protocol.unsubscribe(from, Instant::now())
     }
 
-    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
-        self.speaker.publish(number, message);
+    async fn publish(
+        &mut self,
+        number: u64,
+        message: &OutgoingMessage,
+    ) -> Result<(), ConnectionError> {
+        self.protocol.publish(number, message);
         Ok(())
     }
 
-    async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
-        self.speaker.settle(tag);
+    async fn settle(&mut self, tag: u64) -> Result<(), ConnectionError> {
+        self.protocol.settle(tag);
         Ok(())
     }
 
-    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
-        self.speaker.release(tag);
+    async fn release(&mut self, tag: u64) -> Result<(), ConnectionError> {
+        self.protocol.release(tag);
         Ok(())
     }
 
     async fn close(mut self) {
-        self.speaker.close();
-        // Whether it arrives or not, this is the end.
-        _ = timeout(LONGEST_FAREWELL, self.farewell()).await;
+        self.protocol.close();
+        // Closed in any case.
+        _ = timeout(FAREWELL_TIMEOUT, self.farewell()).await;
     }
 }

@@ -1,18 +1,20 @@
-//! Keeps a connection alive. What was subscribed is subscribed again; what the broker has not confirmed is sent again, in order;
-//! what came by a connection that is gone cannot be settled any more: the broker will send it again.
+//! Link: keeps a connection to the broker alive. After a reconnect it subscribes again and resends
+//! unconfirmed messages in order; messages received on a lost connection can no longer be settled,
+//! because the broker redelivers them.
 //!
 //! ```text
-//! order ─▶ unconfirmed ──the connection ends──▶ suspects ─▶ alone ──the connection ends──▶ it was this one: see `blame`
-//!               └─confirmed, refused─▶ done          (one after the other) └─confirmed, refused─▶ done
+//! command ─▶ unconfirmed ──connection ends──▶ suspects ─▶ sent alone ──connection ends──▶ poison message: see `poison`
+//!                └─confirmed, rejected─▶ done  (one by one)    └─confirmed, rejected─▶ done
 //! ```
 //!
-//! What the broker leaves unanswered for long is sent once more by another connection, or given back if it cannot be the
-//! connection: whoever sends it knows how long it is of use.
+//! A message that the broker leaves unanswered is resent once on another connection, or returned if
+//! the connection cannot be the reason: its sender knows how long it is useful.
 
 use super::{
-    Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble,
-    blame::{Blame, Family, Standing},
-    silence,
+    Connection, ConnectionError, ConnectionEvent, Connector, LinkNotice, OutgoingMessage,
+    Properties, Subscription,
+    poison::{MessageClass, PoisonTracker, SendVerdict},
+    timed_out,
 };
 use bytes::Bytes;
 use std::{
@@ -28,317 +30,346 @@ use tokio::{
     time::Instant,
 };
 
-/// Messages that came and wait to be taken; then the connection is not read any more. Few, because each may be large, and
-/// because whoever takes them must do so at once: answers of the broker wait behind them.
-const MOST_ARRIVED: usize = 16;
-/// Orders that wait for the connection.
-const MOST_ORDERS: usize = 1024;
-/// Notices that nobody has taken; more are dropped.
-const MOST_NOTICES: usize = 64;
-/// Messages that the broker has not confirmed; then no order is taken until it has.
-const MOST_UNCONFIRMED: usize = 1024;
-/// Of those for an audience of which the broker says nothing: each takes a place for 30 s and more.
-const MOST_SILENT: usize = 16;
-/// Audiences that are known to be such.
-const MOST_KNOWN: usize = 1024;
+/// Received messages that wait for the reader; above this the connection is not read. Few, because
+/// each may be large, and the reader must be fast: the broker's responses wait behind them.
+const MAX_INCOMING: usize = 16;
+/// Capacity of the command channel.
+const MAX_COMMANDS: usize = 1024;
+/// Capacity of the notice channel; more are dropped.
+const MAX_NOTICES: usize = 64;
+/// Unconfirmed messages; above this no command is taken.
+const MAX_UNCONFIRMED: usize = 1024;
+/// Unconfirmed messages per unresponsive recipient: each occupies an entry for 30 s and more.
+const MAX_UNANSWERED: usize = 16;
+/// Unresponsive recipients that are tracked.
+const MAX_KNOWN: usize = 1024;
 
-/// How often it is tried to connect, and how long is waited between two tries.
+/// How often and how soon to reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// Tries in a row; 0 is for ever.
+pub struct ReconnectPolicy {
+    /// Consecutive tries; 0 is unlimited.
     pub tries: u64,
-    /// Between two of them.
+    /// Delay between tries.
     pub pause: Duration,
 }
 
-/// How it stands with the broker.
+/// State of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// There is no connection, but there will be.
+    /// Not connected, but connecting.
     Connecting {
-        /// Why the last one ended or failed; empty at first.
+        /// Why the last connection ended or failed; empty at first.
         why: String,
-        /// How many were good before: whoever looks seldom may not have seen each of them.
+        /// Number of successful connections so far, because observers may miss short ones.
         after: u64,
     },
-    /// Everything that was asked for is subscribed.
+    /// Connected, with all subscriptions.
     Connected,
-    /// There will be none any more.
+    /// No further try will be made.
     Lost {
-        /// Why.
+        /// The last error.
         why: String,
     },
 }
 
-/// A message that came.
+/// A received message.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Arrived {
+pub struct IncomingMessage {
+    /// Topic.
     pub topic: String,
+    /// Payload.
     pub payload: Bytes,
+    /// User properties.
     pub properties: Properties,
+    /// Settles the message.
     pub receipt: Receipt,
 }
 
-/// By which a message is settled. Dropped without that, the broker will send it again where it can, by the next connection; by
-/// this one it sends one less at once.
+/// Settles a received message. Dropped without that, the broker redelivers it where it can, on the
+/// next connection; on this one its credit is reduced by one.
 #[derive(Debug)]
 pub struct Receipt {
     of: Option<(u64, u64)>,
-    can_go_back: bool,
-    orders: mpsc::Sender<Order>,
+    can_release: bool,
+    commands: mpsc::Sender<LinkCommand>,
 }
 
 impl Receipt {
-    /// Whether the broker may send it again if it is not settled.
-    pub fn comes_again(&self) -> bool {
+    /// Whether the broker may redeliver the message if it is not settled.
+    pub fn is_redeliverable(&self) -> bool {
         self.of.is_some()
     }
 
-    /// It has been dealt with and need not come again.
+    /// Acknowledges the message.
     pub async fn settle(self) {
         if let Some((connection, tag)) = self.of {
-            // Without a link nobody can be told.
-            _ = self.orders.send(Order::Settle { connection, tag }).await;
+            // Without a link the broker cannot be told.
+            _ = self
+                .commands
+                .send(LinkCommand::Settle { connection, tag })
+                .await;
         }
     }
 
-    /// Whether it can be released.
-    pub fn can_go_back(&self) -> bool {
-        self.can_go_back && self.of.is_some()
+    /// Whether the message can be released.
+    pub fn can_release(&self) -> bool {
+        self.can_release && self.of.is_some()
     }
 
-    /// It will not be dealt with here: others may have it as soon as we listen to such no more, not only when we are gone.
+    /// Releases the message to other receivers, as soon as its subscription has ended, not only
+    /// when the connection has.
     pub async fn release(self) {
         if let Some((connection, tag)) = self.of {
-            _ = self.orders.send(Order::Release { connection, tag }).await;
+            _ = self
+                .commands
+                .send(LinkCommand::Release { connection, tag })
+                .await;
         }
     }
 }
 
 #[derive(Debug)]
-enum Order {
-    Publish(Sending),
+enum LinkCommand {
+    Publish(PendingPublish),
     Subscribe(Subscription),
     Unsubscribe(Subscription),
     Settle { connection: u64, tag: u64 },
     Release { connection: u64, tag: u64 },
 }
 
-/// What is to be sent, until the broker has it.
+/// A message until the broker has it.
 #[derive(Debug)]
-struct Sending {
-    message: Outgoing,
-    done: oneshot::Sender<Result<(), Gone>>,
-    family: Family,
-    /// It is sent with nothing else under way, also while its family rests.
-    goes_alone: bool,
-    /// It was under way by a connection that was replaced because nothing was answered any more.
+struct PendingPublish {
+    message: OutgoingMessage,
+    done: oneshot::Sender<Result<(), PublishError>>,
+    class: MessageClass,
+    /// Send it with nothing else in flight, also during a backoff of its class.
+    send_alone: bool,
+    /// It was in flight on a connection that was replaced for lack of responses.
     was_unanswered: bool,
 }
 
-/// A link to a broker: what comes by it.
+/// The reader's side of a link.
 #[derive(Debug)]
 pub struct Link {
-    /// Messages, in their order. Whoever takes them must not wait for anything of the link meanwhile: while they are full, the
-    /// broker's answers are not read.
-    pub arrived: mpsc::Receiver<Arrived>,
-    /// How it stands.
+    /// Received messages, in order. The reader must never wait for the link: while the channel is
+    /// full, the broker's responses are not read.
+    pub arrived: mpsc::Receiver<IncomingMessage>,
+    /// State of the link.
     pub state: watch::Receiver<LinkState>,
-    /// What whoever runs this should know.
-    pub notices: mpsc::Receiver<Notice>,
-    /// Whether what was not settled comes again, to us or to others. Where it does not, whoever took a message must answer it.
+    /// Notices for the operator.
+    pub notices: mpsc::Receiver<LinkNotice>,
+    /// Whether unsettled messages are redelivered to us or others. Otherwise every received message
+    /// must be answered.
     pub redelivers: bool,
-    /// Whether a message can be given back, so that others have it at once.
+    /// Whether a message can be released to other receivers.
     pub releases: bool,
-    /// What can be done with it.
-    pub reach: Reach,
-    /// Ends when every [`Reach`] and [`Receipt`] is gone, or the patience is.
+    /// The sending side.
+    pub publisher: Publisher,
+    /// Ends when every [`Publisher`] and [`Receipt`] is dropped, or the reconnect policy is
+    /// exhausted.
     pub task: JoinHandle<()>,
 }
 
-/// What can be done with a link. Cheap to clone.
+/// The sending side of a link. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Reach {
-    orders: mpsc::Sender<Order>,
+pub struct Publisher {
+    commands: mpsc::Sender<LinkCommand>,
 }
 
 /// Why a message was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Gone {
-    /// The broker refuses this one, and always will; others may go.
+pub enum PublishError {
+    /// The broker rejects this message permanently; others may be accepted.
     #[error("{0}")]
-    Refused(String),
-    /// The broker does not take this one for now. Whoever sends it knows how long it is worth another try.
+    Rejected(String),
+    /// The broker does not take the message for now. Its sender decides about a retry.
     #[error("{0}")]
-    NotNow(String),
-    /// The broker ended its connections over this one, the second with nothing else under way.
+    Temporary(String),
+    /// The broker closed its connections over this message, the second with nothing else in flight.
     #[error("{0}")]
-    Ended(String),
-    /// It was not sent: the broker ended connections over others of its family lately.
+    ConnectionEnded(String),
+    /// Not sent: the broker closed connections over other messages of its class lately.
     #[error("{0}")]
-    HeldBack(String),
-    /// Nothing goes any more.
+    BackedOff(String),
+    /// The link has ended.
     #[error("the link to the broker is over")]
-    Over,
+    LinkClosed,
 }
 
-impl Reach {
-    /// Sends, and waits until the broker has said what it does with it, through as many connections as that takes.
-    pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
-        self.publish_of(Family::Words, message).await
+impl Publisher {
+    /// Publishes a message and waits for the broker's response, over as many connections as that
+    /// takes.
+    pub async fn publish(&self, message: OutgoingMessage) -> Result<(), PublishError> {
+        self.publish_class(MessageClass::SamePayload, message).await
     }
 
-    /// The same, if nothing is held against its family.
-    pub async fn publish_of(&self, family: Family, message: Outgoing) -> Result<(), Gone> {
-        self.send(family, message, false).await
+    /// Publishes a message unless its class is in backoff.
+    pub async fn publish_class(
+        &self,
+        class: MessageClass,
+        message: OutgoingMessage,
+    ) -> Result<(), PublishError> {
+        self.send(class, message, false).await
     }
 
-    /// The same with nothing else under way, whatever is held against its family.
-    pub async fn publish_alone(&self, family: Family, message: Outgoing) -> Result<(), Gone> {
-        self.send(family, message, true).await
+    /// Publishes a message with nothing else in flight, even during a backoff of its class.
+    pub async fn publish_alone(
+        &self,
+        class: MessageClass,
+        message: OutgoingMessage,
+    ) -> Result<(), PublishError> {
+        self.send(class, message, true).await
     }
 
-    async fn send(&self, family: Family, message: Outgoing, goes_alone: bool) -> Result<(), Gone> {
+    async fn send(
+        &self,
+        class: MessageClass,
+        message: OutgoingMessage,
+        send_alone: bool,
+    ) -> Result<(), PublishError> {
         let (done, told) = oneshot::channel();
-        let sending = Sending {
+        let sending = PendingPublish {
             message,
             done,
-            family,
-            goes_alone,
+            class,
+            send_alone,
             was_unanswered: false,
         };
-        self.orders
-            .send(Order::Publish(sending))
+        self.commands
+            .send(LinkCommand::Publish(sending))
             .await
-            .map_err(|_| Gone::Over)?;
-        told.await.unwrap_or(Err(Gone::Over))
+            .map_err(|_| PublishError::LinkClosed)?;
+        told.await.unwrap_or(Err(PublishError::LinkClosed))
     }
 
-    /// Listens to this, too.
+    /// Adds a subscription.
     pub async fn subscribe(&self, to: Subscription) {
-        // Without a link there is nothing to listen to.
-        _ = self.orders.send(Order::Subscribe(to)).await;
+        // Without a link there is nothing to subscribe to.
+        _ = self.commands.send(LinkCommand::Subscribe(to)).await;
     }
 
-    /// Listens to it no more.
+    /// Removes a subscription.
     pub async fn unsubscribe(&self, from: Subscription) {
-        _ = self.orders.send(Order::Unsubscribe(from)).await;
+        _ = self.commands.send(LinkCommand::Unsubscribe(from)).await;
     }
 }
 
 impl Link {
-    /// Begins to connect.
+    /// Starts connecting.
     pub fn start<C: Connector>(
         connector: C,
         subscriptions: BTreeSet<Subscription>,
-        patience: Patience,
+        policy: ReconnectPolicy,
     ) -> Link {
-        let (orders, taken) = mpsc::channel(MOST_ORDERS);
-        let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
+        let (commands, taken) = mpsc::channel(MAX_COMMANDS);
+        let (arrives, arrived) = mpsc::channel(MAX_INCOMING);
         let (states, state) = watch::channel(LinkState::Connecting {
             why: String::new(),
             after: 0,
         });
-        let (notes, notices) = mpsc::channel(MOST_NOTICES);
-        let (redelivers, releases) = (connector.redelivers(), connector.releases());
-        let keeper = Keeper {
-            can_go_back: releases,
+        let (notes, notices) = mpsc::channel(MAX_NOTICES);
+        let redelivers = connector.redelivers();
+        let releases = connector.releases();
+        let link_task = LinkTask {
+            can_release: releases,
             subscriptions,
-            patience,
-            // It must not keep itself alive.
-            orders: orders.downgrade(),
+            policy,
+            // Weak, so that the task ends when nobody else uses the link.
+            commands: commands.downgrade(),
             taken,
             arrives,
             states,
             notes,
-            waiting: None,
+            undelivered: None,
             unconfirmed: BTreeMap::new(),
             suspects: BTreeMap::new(),
-            alone: None,
+            suspect_in_flight: None,
             answered: 0,
-            blame: Blame::default(),
+            poison: PoisonTracker::default(),
             silent: BTreeSet::new(),
             last: 0,
             connections: 0,
         };
-        let (reach, task) = (Reach { orders }, tokio::spawn(keeper.run(connector)));
+        let publisher = Publisher { commands };
+        let task = tokio::spawn(link_task.run(connector));
         Link {
             arrived,
             state,
             notices,
             redelivers,
             releases,
-            reach,
+            publisher,
             task,
         }
     }
 }
 
-struct Keeper {
-    can_go_back: bool,
+struct LinkTask {
+    can_release: bool,
     subscriptions: BTreeSet<Subscription>,
-    patience: Patience,
-    orders: mpsc::WeakSender<Order>,
-    taken: mpsc::Receiver<Order>,
-    arrives: mpsc::Sender<Arrived>,
+    policy: ReconnectPolicy,
+    commands: mpsc::WeakSender<LinkCommand>,
+    taken: mpsc::Receiver<LinkCommand>,
+    arrives: mpsc::Sender<IncomingMessage>,
     states: watch::Sender<LinkState>,
-    notes: mpsc::Sender<Notice>,
-    /// One for which there is no room yet.
-    waiting: Option<Arrived>,
-    /// By number, so that they are sent again in their order.
-    unconfirmed: BTreeMap<u64, Sending>,
-    /// Over one of which the broker may end the next connection: each goes alone. No order is taken while there are any.
-    suspects: BTreeMap<u64, Sending>,
-    /// The suspect that is under way.
-    alone: Option<u64>,
-    /// The last of all that this connection has answered.
+    notes: mpsc::Sender<LinkNotice>,
+    /// A received message that does not fit into the channel.
+    undelivered: Option<IncomingMessage>,
+    /// By number, so that they are resent in order.
+    unconfirmed: BTreeMap<u64, PendingPublish>,
+    /// Messages over which the broker may close the next connection: each is sent alone. No command
+    /// is taken while there are any.
+    suspects: BTreeMap<u64, PendingPublish>,
+    /// The suspect in flight.
+    suspect_in_flight: Option<u64>,
+    /// Highest number that was answered on this connection.
     answered: u64,
-    blame: Blame,
-    /// Audiences of which the broker left a message unanswered, and has answered none since.
+    poison: PoisonTracker,
+    /// Recipients with an unanswered message and none answered since.
     silent: BTreeSet<String>,
     last: u64,
     connections: u64,
 }
 
-/// Why a connection is used no more.
-enum End {
-    Trouble(Trouble),
-    /// The broker ended it over a message, which is not sent again: the next can come at once.
-    Explained(Trouble),
-    /// Nobody is left who could want something.
+/// Why a connection is no longer used.
+enum ConnectionEnd {
+    Failed(ConnectionError),
+    /// Closed over a message that is not resent: reconnect at once.
+    Explained(ConnectionError),
+    /// Nobody uses the link any more.
     Unused,
 }
 
-/// What happened at a connection.
-enum Heard {
-    Event(Event),
-    /// There is room for a message that came.
+/// Input of the link task.
+enum LinkInput {
+    Event(ConnectionEvent),
+    /// The channel has space for the waiting message.
     Room,
 }
 
-impl Keeper {
+impl LinkTask {
     async fn run<C: Connector>(mut self, mut connector: C) {
         let mut failures = 0;
         loop {
             let before = self.connections;
-            let (trouble, pause) = match connector.connect().await {
+            let (error, pause) = match connector.connect().await {
                 Ok(connection) => match self.serve(connection).await {
-                    End::Unused => return,
-                    End::Trouble(trouble) => (trouble, self.patience.pause),
-                    End::Explained(trouble) => (trouble, Duration::ZERO),
+                    ConnectionEnd::Unused => return,
+                    ConnectionEnd::Failed(error) => (error, self.policy.pause),
+                    ConnectionEnd::Explained(error) => (error, Duration::ZERO),
                 },
-                Err(trouble) => (trouble, self.patience.pause),
+                Err(error) => (error, self.policy.pause),
             };
-            // One that subscribed was good: the tries begin anew.
+            // A connection with subscriptions was successful: the count restarts.
             failures = if self.connections > before {
                 0
             } else {
                 failures + 1
             };
             let is_over =
-                trouble.is_final || (self.patience.tries != 0 && failures >= self.patience.tries);
-            let why = format!("{}: {trouble}", connector.address());
+                error.is_final || (self.policy.tries != 0 && failures >= self.policy.tries);
+            let why = format!("{}: {error}", connector.address());
             if is_over {
                 self.states.send_replace(LinkState::Lost { why });
                 return;
@@ -354,80 +385,88 @@ impl Keeper {
         }
     }
 
-    async fn serve<C: Connection>(&mut self, mut connection: C) -> End {
+    async fn serve<C: Connection>(&mut self, mut connection: C) -> ConnectionEnd {
         for subscription in &self.subscriptions {
-            if let Err(trouble) = connection.subscribe(subscription).await {
-                return End::Trouble(trouble);
+            if let Err(error) = connection.subscribe(subscription).await {
+                return ConnectionEnd::Failed(error);
             }
         }
         self.connections += 1;
         self.answered = 0;
         self.states.send_replace(LinkState::Connected);
         match self.exchange(&mut connection).await {
-            Err(trouble) => match self.explain(&trouble) {
-                true => End::Explained(trouble),
-                false => End::Trouble(trouble),
-            },
+            Err(error) => {
+                if self.handle_connection_end(&error) {
+                    ConnectionEnd::Explained(error)
+                } else {
+                    ConnectionEnd::Failed(error)
+                }
+            }
             Ok(()) => {
                 connection.close().await;
-                End::Unused
+                ConnectionEnd::Unused
             }
         }
     }
 
-    /// Until nobody is left who could want something.
-    async fn exchange<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
+    /// Runs until nobody uses the link any more.
+    async fn exchange<C: Connection>(&mut self, connection: &mut C) -> Result<(), ConnectionError> {
         for (number, sending) in &self.unconfirmed {
             connection.publish(*number, &sending.message).await?;
         }
         loop {
-            self.try_suspect(connection).await?;
-            let is_full = self.waiting.is_some();
-            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED && self.suspects.is_empty();
-            // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
-            // keep the orders waiting that settle them.
+            self.send_suspect(connection).await?;
+            let is_full = self.undelivered.is_some();
+            let may_order = self.unconfirmed.len() < MAX_UNCONFIRMED && self.suspects.is_empty();
+            // Fair: a flood of commands must not hide a lost connection, and a flood of messages
+            // must not delay the commands that settle them.
             tokio::select! {
-                heard = listen(connection, &self.arrives, is_full) => self.heard(heard?)?,
-                order = self.taken.recv(), if may_order => match order {
-                    Some(order) => self.carry_out(order, connection).await?,
+                heard = listen(connection, &self.arrives, is_full) => self.handle_input(heard?)?,
+                command = self.taken.recv(), if may_order => match command {
+                    Some(command) => self.execute(command, connection).await?,
                     None => return Ok(()),
                 },
             }
         }
     }
 
-    /// Sends one if nothing else is under way.
-    async fn try_suspect<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
-        let is_clear = self.alone.is_none() && self.unconfirmed.is_empty();
+    /// Sends the next suspect if nothing else is in flight.
+    async fn send_suspect<C: Connection>(
+        &mut self,
+        connection: &mut C,
+    ) -> Result<(), ConnectionError> {
+        let is_clear = self.suspect_in_flight.is_none() && self.unconfirmed.is_empty();
         if let Some((number, sending)) = self.suspects.first_key_value().filter(|_| is_clear) {
-            self.alone = Some(*number);
+            self.suspect_in_flight = Some(*number);
             connection.publish(*number, &sending.message).await?;
         }
         Ok(())
     }
 
-    /// A connection has ended, perhaps over what was sent by it. True if it is known over what: that is given up.
-    fn explain(&mut self, trouble: &Trouble) -> bool {
-        let alone = self.alone.take();
-        if trouble.is_silence {
+    /// Handles the end of a connection. True if a message is known to be the cause: that is given
+    /// up.
+    fn handle_connection_end(&mut self, error: &ConnectionError) -> bool {
+        let suspect_in_flight = self.suspect_in_flight.take();
+        if error.is_timeout {
             return false;
         }
-        let Some(guilty) = alone.and_then(|number| self.suspects.remove(&number)) else {
+        let Some(guilty) = suspect_in_flight.and_then(|number| self.suspects.remove(&number))
+        else {
             self.suspects.append(&mut self.unconfirmed);
             return false;
         };
-        self.blame
-            .ended(&guilty.family, &guilty.message, Instant::now());
-        _ = guilty.done.send(Err(Gone::Ended(format!(
-            "the broker ends each connection by which it is sent: {trouble}. Its log may say why: it may be too large for \
+        self.poison
+            .ended(&guilty.class, &guilty.message, Instant::now());
+        _ = guilty.done.send(Err(PublishError::ConnectionEnded(format!(
+            "the broker ends each connection by which it is sent: {error}. Its log may say why: it may be too large for \
              the broker, this user may not send there, or a queue for it may be full"
         ))));
-        self.hold_back();
+        self.reject_backed_off();
         true
     }
 
-    /// Those that would lead to the same.
-    fn hold_back(&mut self) {
+    /// Returns the suspects whose class is now in backoff.
+    fn reject_backed_off(&mut self) {
         for (number, sending) in std::mem::take(&mut self.suspects) {
             _ = self
                 .admit(sending)
@@ -435,105 +474,111 @@ impl Keeper {
         }
     }
 
-    fn is_silent(&self, family: &Family) -> bool {
-        matches!(family, Family::Audience(name) if self.silent.contains(name))
+    fn is_silent(&self, class: &MessageClass) -> bool {
+        matches!(class, MessageClass::Recipient(name) if self.silent.contains(name))
     }
 
-    /// None if it rests, or too many such are under way, which it is told.
-    fn admit(&self, mut sending: Sending) -> Option<Sending> {
+    /// Checks a message before it is sent. None if its class is in backoff, or too many such
+    /// messages are in flight; its sender is told.
+    fn admit(&self, mut sending: PendingPublish) -> Option<PendingPublish> {
         let others = || self.unconfirmed.values().chain(self.suspects.values());
-        let is_same = |other: &&Sending| other.family == sending.family;
-        if self.is_silent(&sending.family) && others().filter(is_same).count() >= MOST_SILENT {
-            let why = format!("the broker says nothing of {MOST_SILENT} such that were sent");
-            _ = sending.done.send(Err(Gone::HeldBack(why)));
+        let is_same = |other: &&PendingPublish| other.class == sending.class;
+        if self.is_silent(&sending.class) && others().filter(is_same).count() >= MAX_UNANSWERED {
+            let why = format!("the broker says nothing of {MAX_UNANSWERED} such that were sent");
+            _ = sending.done.send(Err(PublishError::BackedOff(why)));
             return None;
         }
         match self
-            .blame
-            .standing(&sending.family, &sending.message, Instant::now())
+            .poison
+            .verdict(&sending.class, &sending.message, Instant::now())
         {
-            Standing::Rests(left) if !sending.goes_alone => {
+            SendVerdict::BackOff(left) if !sending.send_alone => {
                 let seconds = left.as_secs() + 1;
                 let why = format!(
                     "the broker ended connections over such before: none is sent for {seconds} s"
                 );
-                _ = sending.done.send(Err(Gone::HeldBack(why)));
+                _ = sending.done.send(Err(PublishError::BackedOff(why)));
                 return None;
             }
-            Standing::Doubtful => sending.goes_alone = true,
-            Standing::Rests(_) | Standing::Good => {}
+            SendVerdict::SendAlone => sending.send_alone = true,
+            SendVerdict::BackOff(_) | SendVerdict::Send => {}
         }
         Some(sending)
     }
 
-    fn heard(&mut self, heard: Heard) -> Result<(), Trouble> {
+    fn handle_input(&mut self, heard: LinkInput) -> Result<(), ConnectionError> {
         match heard {
-            Heard::Event(Event::Message {
+            LinkInput::Event(ConnectionEvent::Message {
                 tag,
                 topic,
                 payload,
                 properties,
             }) => {
-                let Some(orders) = self.orders.upgrade() else {
+                let Some(commands) = self.commands.upgrade() else {
                     return Ok(());
                 };
-                let (of, can_go_back) = (tag.map(|tag| (self.connections, tag)), self.can_go_back);
+                let of = tag.map(|tag| (self.connections, tag));
+                let can_release = self.can_release;
                 let receipt = Receipt {
                     of,
-                    can_go_back,
-                    orders,
+                    can_release,
+                    commands,
                 };
-                self.hand_over(Arrived {
+                self.deliver(IncomingMessage {
                     topic,
                     payload,
                     properties,
                     receipt,
                 });
             }
-            Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
-            Heard::Event(Event::Refused(number, why)) => {
-                self.conclude(number, Err(Gone::Refused(why)))
+            LinkInput::Event(ConnectionEvent::Confirmed(number)) => self.complete(number, Ok(())),
+            LinkInput::Event(ConnectionEvent::Refused(number, why)) => {
+                self.complete(number, Err(PublishError::Rejected(why)))
             }
-            Heard::Event(Event::NotNow(number, why)) => {
-                self.conclude(number, Err(Gone::NotNow(why)))
+            LinkInput::Event(ConnectionEvent::NotNow(number, why)) => {
+                self.complete(number, Err(PublishError::Temporary(why)))
             }
-            Heard::Event(Event::Unanswered(number, why)) => return self.unanswered(number, why),
-            // Whoever does not read them does not want to know.
-            Heard::Event(Event::Notice(notice)) => _ = self.notes.try_send(notice),
-            Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
+            LinkInput::Event(ConnectionEvent::Unanswered(number, why)) => {
+                return self.unanswered(number, why);
+            }
+            // Notices that nobody reads are dropped.
+            LinkInput::Event(ConnectionEvent::Notice(notice)) => _ = self.notes.try_send(notice),
+            LinkInput::Room => _ = self.undelivered.take().map(|arrived| self.deliver(arrived)),
         }
         Ok(())
     }
 
-    fn hand_over(&mut self, arrived: Arrived) {
+    fn deliver(&mut self, arrived: IncomingMessage) {
         match self.arrives.try_send(arrived) {
-            // Nobody reads any more: it will come again to whoever does.
+            // Without a reader the message is redelivered to somebody else.
             Ok(()) | Err(TrySendError::Closed(_)) => {}
-            Err(TrySendError::Full(arrived)) => self.waiting = Some(arrived),
+            Err(TrySendError::Full(arrived)) => self.undelivered = Some(arrived),
         }
     }
 
-    /// What is under way by this number no more.
-    fn take(&mut self, number: u64) -> Option<Sending> {
-        self.alone.take_if(|alone| *alone == number);
+    /// Removes a message that is no longer in flight.
+    fn take(&mut self, number: u64) -> Option<PendingPublish> {
+        self.suspect_in_flight
+            .take_if(|suspect_in_flight| *suspect_in_flight == number);
         self.unconfirmed
             .remove(&number)
             .or_else(|| self.suspects.remove(&number))
     }
 
-    /// A connection that has answered what was sent later is good, and two that leave the same unanswered are seldom bad: the
-    /// broker has something against this message, or its audience. Otherwise all of them go by another connection. None of them
-    /// is suspect there: each that goes alone and is not answered would keep everybody waiting.
-    fn unanswered(&mut self, number: u64, why: String) -> Result<(), Trouble> {
-        let was_alone = self.alone == Some(number);
+    /// Handles a missing response. If later messages were answered, or two connections leave the
+    /// same message unanswered, the reason is the message or its recipient, not the connection.
+    /// Otherwise all messages move to another connection, none of them as a suspect: each one sent
+    /// alone and not answered would delay everybody.
+    fn unanswered(&mut self, number: u64, why: String) -> Result<(), ConnectionError> {
+        let was_alone = self.suspect_in_flight == Some(number);
         let Some(sending) = self.take(number) else {
             return Ok(());
         };
-        // What is only unanswered ends no connections.
-        self.blame.answered(&sending.family, &sending.message);
-        if self.answered > number || sending.was_unanswered || self.is_silent(&sending.family) {
-            self.know_silent(sending.family);
-            _ = sending.done.send(Err(Gone::NotNow(why.clone())));
+        // A missing response does not close connections.
+        self.poison.answered(&sending.class, &sending.message);
+        if self.answered > number || sending.was_unanswered || self.is_silent(&sending.class) {
+            self.remember_silent(sending.class);
+            _ = sending.done.send(Err(PublishError::Temporary(why.clone())));
             if !was_alone || self.suspects.is_empty() {
                 return Ok(());
             }
@@ -544,42 +589,42 @@ impl Keeper {
         self.unconfirmed
             .values_mut()
             .for_each(|sending| sending.was_unanswered = true);
-        Err(silence(why))
+        Err(timed_out(why))
     }
 
-    fn know_silent(&mut self, family: Family) {
-        if let Family::Audience(name) = family {
-            if self.silent.len() >= MOST_KNOWN {
+    fn remember_silent(&mut self, class: MessageClass) {
+        if let MessageClass::Recipient(name) = class {
+            if self.silent.len() >= MAX_KNOWN {
                 self.silent.clear();
             }
             self.silent.insert(name);
         }
     }
 
-    fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
+    fn complete(&mut self, number: u64, how: Result<(), PublishError>) {
         self.answered = self.answered.max(number);
         if let Some(sending) = self.take(number) {
-            self.blame.answered(&sending.family, &sending.message);
-            if let Family::Audience(name) = &sending.family {
+            self.poison.answered(&sending.class, &sending.message);
+            if let MessageClass::Recipient(name) = &sending.class {
                 self.silent.remove(name);
             }
-            // Whoever asked may have stopped waiting.
+            // The sender may have stopped waiting.
             _ = sending.done.send(how);
         }
     }
 
-    async fn carry_out<C: Connection>(
+    async fn execute<C: Connection>(
         &mut self,
-        order: Order,
+        command: LinkCommand,
         connection: &mut C,
-    ) -> Result<(), Trouble> {
-        match order {
-            Order::Publish(sending) => {
+    ) -> Result<(), ConnectionError> {
+        match command {
+            LinkCommand::Publish(sending) => {
                 let Some(sending) = self.admit(sending) else {
                     return Ok(());
                 };
                 self.last += 1;
-                if sending.goes_alone {
+                if sending.send_alone {
                     self.suspects.insert(self.last, sending);
                     return Ok(());
                 }
@@ -587,41 +632,41 @@ impl Keeper {
                 self.unconfirmed.insert(self.last, sending);
                 sent
             }
-            Order::Subscribe(to) => {
+            LinkCommand::Subscribe(to) => {
                 let subscribed = connection.subscribe(&to).await;
                 self.subscriptions.insert(to);
                 subscribed
             }
-            Order::Unsubscribe(from) => {
+            LinkCommand::Unsubscribe(from) => {
                 self.subscriptions.remove(&from);
                 connection.unsubscribe(&from).await
             }
-            Order::Settle {
+            LinkCommand::Settle {
                 connection: of,
                 tag,
             } if of == self.connections => connection.settle(tag).await,
-            Order::Release {
+            LinkCommand::Release {
                 connection: of,
                 tag,
             } if of == self.connections => connection.release(tag).await,
-            Order::Settle { .. } | Order::Release { .. } => Ok(()),
+            LinkCommand::Settle { .. } | LinkCommand::Release { .. } => Ok(()),
         }
     }
 }
 
-/// While a message waits nothing is read, so that what comes is held back by the broker; orders are still carried out, and the
-/// connection is kept alive.
+/// While a received message waits for the reader, the connection is not read, so that the broker
+/// holds messages back; commands and heartbeats go on.
 async fn listen<C: Connection>(
     connection: &mut C,
-    arrives: &mpsc::Sender<Arrived>,
+    arrives: &mpsc::Sender<IncomingMessage>,
     is_full: bool,
-) -> Result<Heard, Trouble> {
+) -> Result<LinkInput, ConnectionError> {
     if !is_full {
-        return connection.next().await.map(Heard::Event);
+        return connection.next().await.map(LinkInput::Event);
     }
     tokio::select! {
-        trouble = connection.idle() => Err(trouble),
-        _ = arrives.reserve() => Ok(Heard::Room),
+        error = connection.idle() => Err(error),
+        _ = arrives.reserve() => Ok(LinkInput::Room),
     }
 }
 

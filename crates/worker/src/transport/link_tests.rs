@@ -1,4 +1,4 @@
-//! The keeper with a broker that says what a test wants, and writes down what it hears. Time stands still.
+//! The link task with a broker that says what a test wants, and writes down what it hears. Time stands still.
 
 use super::*;
 use std::sync::{Arc, Mutex};
@@ -18,19 +18,19 @@ enum Did {
 
 /// The test's end of a connection.
 struct Broker {
-    says: mpsc::UnboundedSender<Result<Event, Trouble>>,
+    says: mpsc::UnboundedSender<Result<ConnectionEvent, ConnectionError>>,
     did: mpsc::UnboundedReceiver<Did>,
 }
 
 struct Scripted {
-    hears: mpsc::UnboundedReceiver<Result<Event, Trouble>>,
+    hears: mpsc::UnboundedReceiver<Result<ConnectionEvent, ConnectionError>>,
     does: mpsc::UnboundedSender<Did>,
     refuses: Option<String>,
 }
 
 /// Each try takes the next answer of the script; without one it waits for ever.
 struct Script {
-    answers: mpsc::UnboundedReceiver<Result<Scripted, Trouble>>,
+    answers: mpsc::UnboundedReceiver<Result<Scripted, ConnectionError>>,
     tries: Arc<Mutex<Vec<Instant>>>,
 }
 
@@ -49,7 +49,7 @@ impl Connector for Script {
         true
     }
 
-    async fn connect(&mut self) -> Result<Scripted, Trouble> {
+    async fn connect(&mut self) -> Result<Scripted, ConnectionError> {
         self.tries.lock().unwrap().push(Instant::now());
         self.answers
             .recv()
@@ -66,19 +66,19 @@ impl Scripted {
 }
 
 impl Connection for Scripted {
-    async fn next(&mut self) -> Result<Event, Trouble> {
+    async fn next(&mut self) -> Result<ConnectionEvent, ConnectionError> {
         self.hears
             .recv()
             .await
             .unwrap_or_else(|| Err(trouble("the broker is gone", false)))
     }
 
-    async fn idle(&mut self) -> Trouble {
+    async fn idle(&mut self) -> ConnectionError {
         self.does(Did::Idled);
         std::future::pending().await
     }
 
-    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), ConnectionError> {
         if self.refuses.as_ref() == Some(&to.pattern) {
             return Err(trouble("refused", false));
         }
@@ -86,22 +86,26 @@ impl Connection for Scripted {
         Ok(())
     }
 
-    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), ConnectionError> {
         self.does(Did::Unsubscribed(from.pattern.clone()));
         Ok(())
     }
 
-    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
+    async fn publish(
+        &mut self,
+        number: u64,
+        message: &OutgoingMessage,
+    ) -> Result<(), ConnectionError> {
         self.does(Did::Published(number, message.topic.clone()));
         Ok(())
     }
 
-    async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
+    async fn settle(&mut self, tag: u64) -> Result<(), ConnectionError> {
         self.does(Did::Settled(tag));
         Ok(())
     }
 
-    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+    async fn release(&mut self, tag: u64) -> Result<(), ConnectionError> {
         self.does(Did::Released(tag));
         Ok(())
     }
@@ -115,7 +119,7 @@ impl Broker {
     fn message(&self, tag: u64, topic: &str) {
         let (topic, payload, properties) = (topic.to_owned(), Bytes::new(), Properties::new());
         self.says
-            .send(Ok(Event::Message {
+            .send(Ok(ConnectionEvent::Message {
                 tag: Some(tag),
                 topic,
                 payload,
@@ -124,7 +128,7 @@ impl Broker {
             .unwrap();
     }
 
-    fn says(&self, event: Event) {
+    fn says(&self, event: ConnectionEvent) {
         self.says.send(Ok(event)).unwrap();
     }
 
@@ -136,17 +140,17 @@ impl Broker {
     }
 }
 
-fn trouble(message: &str, is_final: bool) -> Trouble {
-    Trouble {
+fn trouble(message: &str, is_final: bool) -> ConnectionError {
+    ConnectionError {
         message: message.to_owned(),
         is_final,
-        is_silence: false,
+        is_timeout: false,
     }
 }
 
 /// The test's end of a link.
 struct World {
-    answers: mpsc::UnboundedSender<Result<Scripted, Trouble>>,
+    answers: mpsc::UnboundedSender<Result<Scripted, ConnectionError>>,
     tries: Arc<Mutex<Vec<Instant>>>,
     link: Link,
 }
@@ -162,7 +166,7 @@ fn world(patterns: &[&str], tries: u64) -> World {
         .iter()
         .map(|pattern| subscription(pattern))
         .collect();
-    let patience = Patience {
+    let patience = ReconnectPolicy {
         tries,
         pause: Duration::from_secs(3),
     };
@@ -180,8 +184,8 @@ fn subscription(pattern: &str) -> Subscription {
     }
 }
 
-fn outgoing(topic: &str) -> Outgoing {
-    Outgoing {
+fn outgoing(topic: &str) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topic.to_owned(),
         payload: Bytes::new(),
         properties: Properties::new(),
@@ -247,10 +251,10 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
     let mut world = world(&["a", "b"], 0);
     let mut first = world.lets_in();
     world.connected().await;
-    world.link.reach.unsubscribe(subscription("a")).await;
-    world.link.reach.subscribe(subscription("c")).await;
+    world.link.publisher.unsubscribe(subscription("a")).await;
+    world.link.publisher.subscribe(subscription("c")).await;
     let sends = ["x", "y", "z"].map(|topic| {
-        let reach = world.link.reach.clone();
+        let reach = world.link.publisher.clone();
         async move { reach.publish(outgoing(topic)).await }
     });
     let [x, y, z] = sends.map(tokio::spawn);
@@ -262,7 +266,7 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
         panic!("{sent:?}")
     };
     assert!(["x", "y", "z"].contains(&middle.as_str()));
-    first.says(Event::Confirmed(2));
+    first.says(ConnectionEvent::Confirmed(2));
     drop(first);
     let mut second = world.lets_in();
     let begun = [second.did().await, second.did().await, second.did().await];
@@ -274,18 +278,22 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
         ]
     );
     assert_eq!(begun[2], sent[0]);
-    second.says(Event::Confirmed(1));
+    second.says(ConnectionEvent::Confirmed(1));
     assert_eq!(
         second.did().await,
         sent[2],
         "what was confirmed is not sent again"
     );
-    second.says(Event::Refused(3, "no room".to_owned()));
+    second.says(ConnectionEvent::Refused(3, "no room".to_owned()));
     let mut told = [x.await.unwrap(), y.await.unwrap(), z.await.unwrap()];
     told.sort_by_key(Result::is_err);
     assert_eq!(
         told,
-        [Ok(()), Ok(()), Err(Gone::Refused("no room".to_owned()))]
+        [
+            Ok(()),
+            Ok(()),
+            Err(PublishError::Rejected("no room".to_owned()))
+        ]
     );
 }
 
@@ -301,7 +309,7 @@ async fn a_message_is_settled_where_it_came_from_and_nowhere_else() {
     assert_eq!(first.did().await, Did::Settled(8));
     first.message(9, "oldest");
     let oldest = world.link.arrived.recv().await.unwrap();
-    assert!(oldest.receipt.can_go_back());
+    assert!(oldest.receipt.can_release());
     oldest.receipt.release().await;
     assert_eq!(first.did().await, Did::Released(9));
     first.message(10, "other");
@@ -316,7 +324,7 @@ async fn a_message_is_settled_where_it_came_from_and_nowhere_else() {
     new.receipt.settle().await;
     assert_eq!(second.did().await, Did::Settled(7));
     // If it had been told twice it would have been told before this.
-    world.link.reach.unsubscribe(subscription("end")).await;
+    world.link.publisher.unsubscribe(subscription("end")).await;
     assert_eq!(second.did().await, Did::Unsubscribed("end".to_owned()));
 }
 
@@ -350,8 +358,8 @@ async fn tries_are_counted_and_paused_and_begin_anew_after_a_good_connection() {
         .map(|two| (two[1] - two[0]).as_secs())
         .collect();
     assert_eq!(pauses, [3; 5]);
-    let over = world.link.reach.publish(outgoing("x")).await;
-    assert_eq!(over, Err(Gone::Over));
+    let over = world.link.publisher.publish(outgoing("x")).await;
+    assert_eq!(over, Err(PublishError::LinkClosed));
     world.link.task.await.unwrap();
 }
 
@@ -360,7 +368,7 @@ async fn without_hope_it_is_not_tried_again() {
     let mut world = world(&[], 0);
     world.refuses(false);
     world.refuses(true);
-    let waits = world.link.reach.clone();
+    let waits = world.link.publisher.clone();
     let waits = tokio::spawn(async move { waits.publish(outgoing("x")).await });
     world
         .until(LinkState::Lost {
@@ -368,7 +376,7 @@ async fn without_hope_it_is_not_tried_again() {
         })
         .await;
     assert_eq!(world.tries.lock().unwrap().len(), 2);
-    assert_eq!(waits.await.unwrap(), Err(Gone::Over));
+    assert_eq!(waits.await.unwrap(), Err(PublishError::LinkClosed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -392,7 +400,7 @@ async fn one_that_nobody_uses_says_farewell() {
     broker.message(1, "held");
     let arrived = world.link.arrived.recv().await.unwrap();
     let Link {
-        reach,
+        publisher: reach,
         task,
         arrived: receiver,
         ..
@@ -410,13 +418,13 @@ async fn while_nobody_takes_what_came_orders_are_carried_out_and_nothing_is_read
     let mut world = world(&[], 0);
     let mut broker = world.lets_in();
     world.connected().await;
-    let count = MOST_ARRIVED as u64 + 3;
+    let count = MAX_INCOMING as u64 + 3;
     (1..=count).for_each(|tag| broker.message(tag, "m"));
     assert_eq!(broker.did().await, Did::Idled, "it is kept alive");
-    world.link.reach.unsubscribe(subscription("x")).await;
+    world.link.publisher.unsubscribe(subscription("x")).await;
     assert_eq!(broker.did().await, Did::Unsubscribed("x".to_owned()));
     // One waits in the keeper; the two behind it were not read.
-    assert_eq!(world.link.arrived.len(), MOST_ARRIVED);
+    assert_eq!(world.link.arrived.len(), MAX_INCOMING);
     for expected in 1..=count {
         let arrived = world.link.arrived.recv().await.unwrap();
         assert_eq!(
@@ -432,14 +440,14 @@ async fn what_the_broker_does_not_take_for_now_is_told_as_such_and_holds_back_no
     let mut world = world(&[], 0);
     let mut broker = world.lets_in();
     world.connected().await;
-    for number in 1..=MOST_UNCONFIRMED as u64 + 5 {
-        let reach = world.link.reach.clone();
+    for number in 1..=MAX_UNCONFIRMED as u64 + 5 {
+        let reach = world.link.publisher.clone();
         let sends = tokio::spawn(async move { reach.publish(outgoing("x")).await });
         assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
-        broker.says(Event::NotNow(number, "quota exceeded".to_owned()));
+        broker.says(ConnectionEvent::NotNow(number, "quota exceeded".to_owned()));
         assert_eq!(
             sends.await.unwrap(),
-            Err(Gone::NotNow("quota exceeded".to_owned()))
+            Err(PublishError::Temporary("quota exceeded".to_owned()))
         );
     }
 }
@@ -471,35 +479,40 @@ async fn the_number_of_unconfirmed_messages_is_bounded() {
     let mut world = world(&[], 0);
     let mut broker = world.lets_in();
     world.connected().await;
-    let sends: Vec<_> = (0..MOST_UNCONFIRMED + 5)
+    let sends: Vec<_> = (0..MAX_UNCONFIRMED + 5)
         .map(|_| {
-            let reach = world.link.reach.clone();
+            let reach = world.link.publisher.clone();
             tokio::spawn(async move { reach.publish(outgoing("x")).await })
         })
         .collect();
-    for number in 1..=MOST_UNCONFIRMED as u64 {
+    for number in 1..=MAX_UNCONFIRMED as u64 {
         assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
     }
     // Time stands still while anybody can do anything: it moves on only when all wait.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(broker.did.is_empty());
-    (1..=MOST_UNCONFIRMED as u64 + 5).for_each(|number| broker.says(Event::Confirmed(number)));
+    (1..=MAX_UNCONFIRMED as u64 + 5)
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     for number in 1..=5 {
-        let number = MOST_UNCONFIRMED as u64 + number;
+        let number = MAX_UNCONFIRMED as u64 + number;
         assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
-        broker.says(Event::Confirmed(number));
+        broker.says(ConnectionEvent::Confirmed(number));
     }
     for send in sends {
         assert_eq!(send.await.unwrap(), Ok(()));
     }
 }
 
-fn sends(world: &World, topic: &'static str, audience: &str) -> JoinHandle<Result<(), Gone>> {
+fn sends(
+    world: &World,
+    topic: &'static str,
+    audience: &str,
+) -> JoinHandle<Result<(), PublishError>> {
     let (reach, family) = (
-        world.link.reach.clone(),
-        Family::Audience(audience.to_owned()),
+        world.link.publisher.clone(),
+        MessageClass::Recipient(audience.to_owned()),
     );
-    tokio::spawn(async move { reach.publish_of(family, outgoing(topic)).await })
+    tokio::spawn(async move { reach.publish_class(family, outgoing(topic)).await })
 }
 
 /// Time moves on only when all wait.
@@ -527,17 +540,17 @@ async fn a_message_over_which_the_broker_ends_two_connections_is_given_up_and_ot
     let told = poison.await.unwrap().unwrap_err();
     let why = "the broker ends each connection by which it is sent: the broker is gone. ";
     assert!(
-        matches!(&told, Gone::Ended(told) if told.starts_with(why)),
+        matches!(&told, PublishError::ConnectionEnded(told) if told.starts_with(why)),
         "{told:?}"
     );
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
     nothing_is_done(&mut broker).await;
-    broker.says(Event::Confirmed(2));
+    broker.says(ConnectionEvent::Confirmed(2));
     assert_eq!(good.await.unwrap(), Ok(()));
     assert_eq!(broker.did().await, Did::Published(3, "late".to_owned()));
-    broker.says(Event::Confirmed(3));
+    broker.says(ConnectionEvent::Confirmed(3));
     assert_eq!(late.await.unwrap(), Ok(()));
     let tries = world.tries.lock().unwrap().clone();
     let pauses: Vec<_> = tries
@@ -562,25 +575,31 @@ async fn after_one_that_was_given_up_others_of_its_family_rest_and_then_go_alone
     assert_eq!(broker.did().await, first[0]);
     drop(broker);
     let mut both = [poison.await.unwrap(), same.await.unwrap()];
-    both.sort_by_key(|told| matches!(told, Err(Gone::HeldBack(_))));
+    both.sort_by_key(|told| matches!(told, Err(PublishError::BackedOff(_))));
     assert!(
-        matches!(both, [Err(Gone::Ended(_)), Err(Gone::HeldBack(_))]),
+        matches!(
+            both,
+            [
+                Err(PublishError::ConnectionEnded(_)),
+                Err(PublishError::BackedOff(_))
+            ]
+        ),
         "{both:?}"
     );
     let mut broker = world.lets_in();
     assert!(matches!(
         sends(&world, "again", "one").await.unwrap(),
-        Err(Gone::HeldBack(_))
+        Err(PublishError::BackedOff(_))
     ));
     let other = sends(&world, "other", "other");
     assert_eq!(broker.did().await, Did::Published(3, "other".to_owned()));
-    tokio::time::sleep(super::super::blame::FIRST_REST).await;
+    tokio::time::sleep(super::super::poison::INITIAL_BACKOFF).await;
     let later = sends(&world, "later", "one");
     nothing_is_done(&mut broker).await;
-    broker.says(Event::Confirmed(3));
+    broker.says(ConnectionEvent::Confirmed(3));
     assert_eq!(other.await.unwrap(), Ok(()));
     assert_eq!(broker.did().await, Did::Published(4, "later".to_owned()));
-    broker.says(Event::Confirmed(4));
+    broker.says(ConnectionEvent::Confirmed(4));
     assert_eq!(later.await.unwrap(), Ok(()));
     let [one, two] = ["x", "y"].map(|topic| sends(&world, topic, "one"));
     let both = [broker.did().await, broker.did().await];
@@ -590,7 +609,7 @@ async fn after_one_that_was_given_up_others_of_its_family_rest_and_then_go_alone
     );
     [5, 6]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     assert_eq!((one.await.unwrap(), two.await.unwrap()), (Ok(()), Ok(())));
 }
 
@@ -599,44 +618,50 @@ async fn what_goes_alone_goes_though_its_family_rests_and_costs_one_connection()
     let world = world(&[], 0);
     for topic in ["poison", "poison"] {
         let mut broker = world.lets_in();
-        let (reach, family) = (world.link.reach.clone(), Family::Audience("one".to_owned()));
+        let (reach, family) = (
+            world.link.publisher.clone(),
+            MessageClass::Recipient("one".to_owned()),
+        );
         let alone = tokio::spawn(async move { reach.publish_alone(family, outgoing(topic)).await });
         assert!(matches!(broker.did().await, Did::Published(..)));
         drop(broker);
-        assert!(matches!(alone.await.unwrap(), Err(Gone::Ended(_))));
+        assert!(matches!(
+            alone.await.unwrap(),
+            Err(PublishError::ConnectionEnded(_))
+        ));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_broker_that_is_waited_for_in_vain_has_refused_nothing() {
     let world = world(&[], 0);
-    let reach = world.link.reach.clone();
+    let reach = world.link.publisher.clone();
     let send = tokio::spawn(async move { reach.publish(outgoing("x")).await });
-    for is_silence in [true, false, true, true, true] {
+    for is_timeout in [true, false, true, true, true] {
         let mut broker = world.lets_in();
         assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
         broker
             .says
-            .send(Err(Trouble {
-                is_silence,
+            .send(Err(ConnectionError {
+                is_timeout,
                 ..trouble("ended", false)
             }))
             .unwrap();
     }
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
-    broker.says(Event::Confirmed(1));
+    broker.says(ConnectionEvent::Confirmed(1));
     assert_eq!(send.await.unwrap(), Ok(()));
 }
 
 /// What whoever sends is told in the end.
-async fn told(send: JoinHandle<Result<(), Gone>>) -> Result<(), Gone> {
+async fn told(send: JoinHandle<Result<(), PublishError>>) -> Result<(), PublishError> {
     let told = tokio::time::timeout(Duration::from_secs(3600), send).await;
     told.expect("it is told").unwrap()
 }
 
-fn unanswered(number: u64) -> Event {
-    Event::Unanswered(number, "no word".to_owned())
+fn unanswered(number: u64) -> ConnectionEvent {
+    ConnectionEvent::Unanswered(number, "no word".to_owned())
 }
 
 /// One after the other, under the next numbers, all for one audience.
@@ -645,7 +670,7 @@ async fn under_way(
     broker: &mut Broker,
     from: u64,
     topics: &[&'static str],
-) -> Vec<JoinHandle<Result<(), Gone>>> {
+) -> Vec<JoinHandle<Result<(), PublishError>>> {
     let mut sent = Vec::new();
     for (number, topic) in (from..).zip(topics) {
         sent.push(sends(world, topic, "one"));
@@ -657,7 +682,9 @@ async fn under_way(
     sent
 }
 
-async fn all_told(sends: Vec<JoinHandle<Result<(), Gone>>>) -> Vec<Result<(), Gone>> {
+async fn all_told(
+    sends: Vec<JoinHandle<Result<(), PublishError>>>,
+) -> Vec<Result<(), PublishError>> {
     let mut all = Vec::new();
     for send in sends {
         all.push(told(send).await);
@@ -665,8 +692,8 @@ async fn all_told(sends: Vec<JoinHandle<Result<(), Gone>>>) -> Vec<Result<(), Go
     all
 }
 
-fn given_back() -> Result<(), Gone> {
-    Err(Gone::NotNow("no word".to_owned()))
+fn given_back() -> Result<(), PublishError> {
+    Err(PublishError::Temporary("no word".to_owned()))
 }
 
 #[tokio::test(start_paused = true)]
@@ -675,12 +702,12 @@ async fn what_a_good_connection_leaves_unanswered_is_given_back_and_nothing_is_h
     let world = world(&[], 0);
     let mut broker = world.lets_in();
     let sent = under_way(&world, &mut broker, 1, &["silent", "slow", "good"]).await;
-    broker.says(Event::Confirmed(3));
+    broker.says(ConnectionEvent::Confirmed(3));
     broker.says(unanswered(1));
     let more = under_way(&world, &mut broker, 4, &["at once"]).await;
     [2, 4]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
     assert_eq!(all_told(more).await, [Ok(())]);
     assert_eq!(
@@ -695,7 +722,7 @@ async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced_and_all_
     let world = world(&[], 0);
     let mut broker = world.lets_in();
     let sent = under_way(&world, &mut broker, 1, &["before", "x", "just now"]).await;
-    broker.says(Event::Confirmed(1));
+    broker.says(ConnectionEvent::Confirmed(1));
     broker.says(unanswered(2));
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(2, "x".to_owned()));
@@ -703,7 +730,7 @@ async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced_and_all_
     let more = under_way(&world, &mut broker, 4, &["at once"]).await;
     [2, 3, 4]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     assert_eq!(all_told(sent).await, [Ok(()), Ok(()), Ok(())]);
     assert_eq!(all_told(more).await, [Ok(())]);
 }
@@ -721,16 +748,16 @@ async fn what_two_connections_leave_unanswered_is_given_back_and_only_what_is_ne
         .into_iter()
         .for_each(|number| broker.says(unanswered(number)));
     assert_eq!(all_told(sent).await, [given_back(), given_back()]);
-    let again = under_way(&world, &mut broker, 3, &["again"]).await;
+    let temporary = under_way(&world, &mut broker, 3, &["again"]).await;
     broker.says(unanswered(3));
-    assert_eq!(all_told(again).await, [given_back()]);
+    assert_eq!(all_told(temporary).await, [given_back()]);
     let new = sends(&world, "new", "another");
     assert_eq!(broker.did().await, Did::Published(4, "new".to_owned()));
     assert_eq!(world.tries.lock().unwrap().len(), 2);
     broker.says(unanswered(4));
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(4, "new".to_owned()));
-    broker.says(Event::Confirmed(4));
+    broker.says(ConnectionEvent::Confirmed(4));
     assert_eq!(told(new).await, Ok(()));
 }
 
@@ -739,24 +766,24 @@ async fn of_an_audience_that_is_never_answered_few_are_under_way_until_one_is_an
     let world = world(&[], 0);
     let mut broker = world.lets_in();
     let sent = under_way(&world, &mut broker, 1, &["silent", "good"]).await;
-    broker.says(Event::Confirmed(2));
+    broker.says(ConnectionEvent::Confirmed(2));
     broker.says(unanswered(1));
     assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
-    let mut few = under_way(&world, &mut broker, 3, &["few"; MOST_SILENT]).await;
+    let mut few = under_way(&world, &mut broker, 3, &["few"; MAX_UNANSWERED]).await;
     assert!(matches!(
         sends(&world, "many", "one").await.unwrap(),
-        Err(Gone::HeldBack(_))
+        Err(PublishError::BackedOff(_))
     ));
     let other = sends(&world, "other", "another");
-    let mut last = 3 + MOST_SILENT as u64;
+    let mut last = 3 + MAX_UNANSWERED as u64;
     assert_eq!(
         broker.did().await,
         Did::Published(last, "other".to_owned()),
         "the control"
     );
-    broker.says(Event::Confirmed(last));
+    broker.says(ConnectionEvent::Confirmed(last));
     assert_eq!(told(other).await, Ok(()));
-    broker.says(Event::Confirmed(3));
+    broker.says(ConnectionEvent::Confirmed(3));
     assert_eq!(told(few.remove(0)).await, Ok(()));
     for _ in 0..2 {
         last += 1;
@@ -796,7 +823,7 @@ async fn suspects_that_were_unanswered_before_keep_nobody_waiting_one_by_one() {
     );
     [2, 3, 4]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
     assert_eq!(told(other).await, Ok(()));
 }
@@ -810,7 +837,10 @@ async fn who_was_blamed_and_is_only_unanswered_then_goes_among_others_again() {
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
     drop(broker);
-    assert!(matches!(all_told(blamed).await[..], [Err(Gone::Ended(_))]));
+    assert!(matches!(
+        all_told(blamed).await[..],
+        [Err(PublishError::ConnectionEnded(_))]
+    ));
     let mut broker = world.lets_in();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let doubtful = sends(&world, "doubtful", "one");
@@ -829,7 +859,7 @@ async fn who_was_blamed_and_is_only_unanswered_then_goes_among_others_again() {
     );
     [2, 3, 4]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     assert_eq!(
         all_told(vec![doubtful, other, next]).await,
         [Ok(()), Ok(()), Ok(())]
@@ -853,7 +883,7 @@ async fn a_suspect_that_is_left_unanswered_goes_among_others_and_orders_are_take
     }
     [2, 3]
         .into_iter()
-        .for_each(|number| broker.says(Event::Confirmed(number)));
+        .for_each(|number| broker.says(ConnectionEvent::Confirmed(number)));
     broker.says(unanswered(1));
     assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
     assert_eq!(told(late).await, Ok(()));
@@ -862,7 +892,7 @@ async fn a_suspect_that_is_left_unanswered_goes_among_others_and_orders_are_take
 #[tokio::test(start_paused = true)]
 async fn connections_that_end_before_anything_was_sent_by_them_are_held_against_nothing() {
     let world = world(&["a"], 0);
-    let reach = world.link.reach.clone();
+    let reach = world.link.publisher.clone();
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     let send = tokio::spawn(async move { reach.publish(outgoing("x")).await });
@@ -875,6 +905,6 @@ async fn connections_that_end_before_anything_was_sent_by_them_are_held_against_
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
-    broker.says(Event::Confirmed(1));
+    broker.says(ConnectionEvent::Confirmed(1));
     assert_eq!(send.await.unwrap(), Ok(()));
 }

@@ -1,89 +1,96 @@
-//! Ways to a broker. A [`Connector`] makes connections, a [`Connection`] speaks one protocol and knows nothing of what is
-//! said; [`Link`] keeps one alive: connects again, subscribes again, sends again what was not confirmed.
+//! Transports to a broker. A [`Connector`] opens connections, a [`Connection`] speaks one protocol,
+//! whatever the messages; [`Link`] keeps one alive: it reconnects, subscribes again, and resends
+//! unconfirmed messages.
 //!
 //! ```text
-//! worker ──orders──▶ link ──▶ Connection ──▶ broker
-//!        ◀─arrived──      ◀──            ◀──
+//! worker ──commands──▶ link ──▶ Connection ──▶ broker
+//!        ◀─messages──       ◀──            ◀──
 //! ```
 
 pub mod amqp;
-mod blame;
-mod choose;
 pub mod dev;
+pub mod dev_protocol;
 mod driver;
-pub mod lines;
 mod link;
 pub mod mqtt;
+mod poison;
+mod protocol;
 mod stream;
 mod tls;
 
-pub use blame::Family;
-pub use choose::Broker;
-pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
-pub use tls::{Certificate, Tls, Trust};
+pub use link::{
+    IncomingMessage, Link, LinkState, PublishError, Publisher, Receipt, ReconnectPolicy,
+};
+pub use poison::MessageClass;
+pub use protocol::BrokerProtocol;
+pub use tls::{BrokerTls, ClientCertificate, Trust};
 
 use bytes::Bytes;
 use std::{collections::BTreeMap, fmt};
 
-/// What travels beside a message. Values are texts; numbers arrive as they are written.
+/// User properties of a message, as texts.
 pub type Properties = BTreeMap<String, String>;
 
-/// A message to be sent.
+/// A message to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Outgoing {
+pub struct OutgoingMessage {
+    /// Topic.
     pub topic: String,
+    /// Payload.
     pub payload: Bytes,
+    /// User properties.
     pub properties: Properties,
 }
 
-/// What is listened to. Patterns are in the words of the mesh: `*` is one level, a last `>` is all below.
+/// A subscription with the mesh's wildcards: `*` is one level, a last `>` is everything below.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subscription {
-    /// The pattern.
+    /// Topic pattern.
     pub pattern: String,
-    /// Whether the members of the pool take turns, where the protocol can do that; otherwise each gets all.
+    /// Whether the members of the pool share the messages, where the protocol supports that;
+    /// otherwise each gets all.
     pub is_shared: bool,
 }
 
-/// What even an event without a word takes, or a property, about.
+/// Approximate overhead of an event or a property.
 const SIZE_OF_ONE: usize = 256;
 
-/// What a connection tells.
+/// Event of a connection.
 #[derive(Debug)]
-pub enum Event {
-    /// A message came.
+pub enum ConnectionEvent {
+    /// A message was received.
     Message {
-        /// By which it is settled; none where the protocol has no such thing.
+        /// Id to settle it; none if the protocol has no acknowledgements.
         tag: Option<u64>,
-        /// Where it was sent to.
+        /// Topic.
         topic: String,
-        /// What it says.
+        /// Payload.
         payload: Bytes,
-        /// What travels beside it.
+        /// User properties.
         properties: Properties,
     },
-    /// The broker has what was sent under this number.
+    /// The broker confirmed the message with this number.
     Confirmed(u64),
-    /// The broker refuses what was sent under this number; sending it again would not help.
+    /// The broker rejects the message permanently.
     Refused(u64, String),
-    /// The broker does not take it for now: for lack of room, or because nobody is there. It may be sent again.
+    /// The broker does not take the message for now: it is out of resources, or nobody is
+    /// subscribed.
     NotNow(u64, String),
-    /// The broker has not said for long what it does with this. It is waited for no longer.
+    /// The broker did not respond to the message in time; its response is no longer awaited.
     Unanswered(u64, String),
-    /// Something that whoever runs this should know.
-    Notice(Notice),
+    /// A notice for the operator.
+    Notice(LinkNotice),
 }
 
-impl Event {
-    /// What it takes in memory, about.
+impl ConnectionEvent {
+    /// Approximate size in memory.
     fn size(&self) -> usize {
         SIZE_OF_ONE + self.words()
     }
 
     fn words(&self) -> usize {
         match self {
-            Event::Message {
+            ConnectionEvent::Message {
                 topic,
                 payload,
                 properties,
@@ -95,135 +102,143 @@ impl Event {
                     .sum();
                 topic.len() + payload.len() + beside + properties.len() * SIZE_OF_ONE
             }
-            Event::Confirmed(_) => 0,
-            Event::Refused(_, why) | Event::NotNow(_, why) | Event::Unanswered(_, why) => why.len(),
-            Event::Notice(Notice::PassedOver(what) | Notice::Weaker(what)) => what.len(),
+            ConnectionEvent::Confirmed(_) => 0,
+            ConnectionEvent::Refused(_, why)
+            | ConnectionEvent::NotNow(_, why)
+            | ConnectionEvent::Unanswered(_, why) => why.len(),
+            ConnectionEvent::Notice(LinkNotice::PassedOver(what) | LinkNotice::Weaker(what)) => {
+                what.len()
+            }
         }
     }
 }
 
-/// What nobody asked for and somebody should know.
+/// A notice of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// A message came that cannot be answered, because it is too large or cannot be understood. It does not come again.
+pub enum LinkNotice {
+    /// A message was dropped because it is too large or invalid. It is not redelivered.
     PassedOver(String),
-    /// The broker gives less than it was asked for.
+    /// The broker grants less than was requested.
     Weaker(String),
 }
 
-/// Why there is no connection, or no more. Says nothing secret.
+/// Why there is no connection, or it ended. Contains no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct ConnectionError {
     /// What happened.
     pub message: String,
-    /// Trying again cannot help: the broker does not want us.
+    /// Another try cannot succeed.
     pub is_final: bool,
-    /// The broker was waited for in vain: it has said nothing against anything that was sent.
-    pub is_silence: bool,
+    /// The broker did not respond in time; it rejected nothing.
+    pub is_timeout: bool,
 }
 
-/// Trouble that may pass.
-fn again(message: impl Into<String>) -> Trouble {
-    Trouble {
+/// A temporary error.
+fn temporary(message: impl Into<String>) -> ConnectionError {
+    ConnectionError {
         message: message.into(),
         is_final: false,
-        is_silence: false,
+        is_timeout: false,
     }
 }
 
-/// The same, where the broker was waited for in vain.
-fn silence(message: impl Into<String>) -> Trouble {
-    Trouble {
-        is_silence: true,
-        ..again(message)
+/// A timeout.
+fn timed_out(message: impl Into<String>) -> ConnectionError {
+    ConnectionError {
+        is_timeout: true,
+        ..temporary(message)
     }
 }
 
-/// Trouble that will not.
-fn never(message: impl Into<String>) -> Trouble {
-    Trouble {
+/// A permanent error.
+fn fatal(message: impl Into<String>) -> ConnectionError {
+    ConnectionError {
         is_final: true,
-        ..again(message)
+        ..temporary(message)
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.message)
     }
 }
 
-/// Name and password.
+/// User name and password.
 #[derive(Clone)]
-pub struct Credentials {
-    /// The name.
+pub struct BrokerCredentials {
+    /// User name.
     pub user: String,
-    /// The password.
+    /// Password.
     pub password: Option<Bytes>,
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for BrokerCredentials {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Credentials({:?}, ..)", self.user)
     }
 }
 
-/// Makes connections to one broker.
+/// Opens connections to one broker.
 pub trait Connector: Send + 'static {
-    /// What it makes.
+    /// Type of the connections.
     type Connection: Connection;
 
-    /// The broker's address, for messages: without credentials.
+    /// Address of the broker for messages, without credentials.
     fn address(&self) -> String;
 
-    /// Whether what was not settled comes again, to us or to others, when the connection is gone or we are. Where it does not,
-    /// whoever took a message must answer it.
+    /// Whether unsettled messages are redelivered to us or others after a connection or worker is
+    /// gone. Otherwise every received message must be answered.
     fn redelivers(&self) -> bool;
 
-    /// Whether a message can be given back, so that others have it at once.
+    /// Whether a message can be released to other receivers.
     fn releases(&self) -> bool {
         false
     }
 
-    /// One try. What must be waited for before it is waited for here, so that tries are counted that were made.
-    fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
+    /// Tries once. Any delay before the try belongs here, so that only real tries are counted.
+    fn connect(&mut self)
+    -> impl Future<Output = Result<Self::Connection, ConnectionError>> + Send;
 }
 
-/// One connection. Nothing here waits for the broker but [`Connection::next`] and [`Connection::subscribe`].
+/// A connection. Only [`Connection::next`] and [`Connection::subscribe`] wait for the broker.
 pub trait Connection: Send {
-    /// What comes next. May be dropped at any point without losing anything.
-    fn next(&mut self) -> impl Future<Output = Result<Event, Trouble>> + Send;
+    /// The next event. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Result<ConnectionEvent, ConnectionError>> + Send;
 
-    /// What it must do to stay alive while nobody has room for what comes next; ends in trouble only. May be dropped at any
-    /// point.
-    fn idle(&mut self) -> impl Future<Output = Trouble> + Send {
+    /// Keeps the connection alive while events cannot be taken; returns only an error. Cancel safe.
+    fn idle(&mut self) -> impl Future<Output = ConnectionError> + Send {
         std::future::pending()
     }
 
-    /// Listens to this, too; an error if the broker refuses.
-    fn subscribe(&mut self, to: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
+    /// Adds a subscription; an error if the broker refuses.
+    fn subscribe(
+        &mut self,
+        to: &Subscription,
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
-    /// Listens to it no more.
+    /// Removes a subscription.
     fn unsubscribe(
         &mut self,
         from: &Subscription,
-    ) -> impl Future<Output = Result<(), Trouble>> + Send;
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
-    /// Sends; the event that confirms it has this number. Protocols without confirmations tell it as soon as it is written.
+    /// Publishes a message; its confirmation has this number. Protocols without confirmations
+    /// report it as soon as it is written.
     fn publish(
         &mut self,
         number: u64,
-        message: &Outgoing,
-    ) -> impl Future<Output = Result<(), Trouble>> + Send;
+        message: &OutgoingMessage,
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
-    /// Tells the broker that a message has been dealt with and need not come again.
-    fn settle(&mut self, tag: u64) -> impl Future<Output = Result<(), Trouble>> + Send;
+    /// Acknowledges a message.
+    fn settle(&mut self, tag: u64) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
-    /// Gives a message back as soon as we listen to such no more, so that it does not come back to us.
-    fn release(&mut self, _tag: u64) -> impl Future<Output = Result<(), Trouble>> + Send {
+    /// Releases a message as soon as its subscription has ended, so that it does not come back.
+    fn release(&mut self, _tag: u64) -> impl Future<Output = Result<(), ConnectionError>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// Says farewell.
+    /// Closes the connection gracefully.
     fn close(self) -> impl Future<Output = ()> + Send;
 }

@@ -1,6 +1,6 @@
-//! Streams to brokers: TCP, with TLS around it or not.
+//! Byte streams to brokers: TCP, with or without TLS.
 
-use super::{Trouble, again, never, tls::Tls};
+use super::{ConnectionError, fatal, temporary, tls::BrokerTls};
 use rustix::net::sockopt::set_tcp_quickack;
 use std::{
     io,
@@ -13,41 +13,41 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Whatever bytes go by.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+/// A duplex byte stream.
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
-/// Connects, and proves who is there.
+/// Connects, and verifies the server with TLS.
 pub(super) async fn open(
     host: &str,
     port: u16,
-    tls: Option<&Tls>,
-) -> Result<Box<dyn Stream>, Trouble> {
-    let unreachable = |error| again(format!("cannot connect: {error}"));
+    tls: Option<&BrokerTls>,
+) -> Result<Box<dyn ByteStream>, ConnectionError> {
+    let unreachable = |error| temporary(format!("cannot connect: {error}"));
     let stream = TcpStream::connect((host, port))
         .await
         .map_err(unreachable)?;
     stream.set_nodelay(true).map_err(unreachable)?;
-    let stream = Prompt(stream);
+    let stream = QuickAckStream(stream);
     let Some(tls) = tls.cloned() else {
         return Ok(Box::new(stream));
     };
-    let name = tls.name(host).map_err(never)?;
+    let name = tls.name(host).map_err(fatal)?;
     let config = tokio::task::spawn_blocking(move || tls.config()).await;
     let config = config
-        .map_err(|_| again("reading certificates failed"))?
-        .map_err(again)?;
+        .map_err(|_| temporary("reading certificates failed"))?
+        .map_err(temporary)?;
     let stream = TlsConnector::from(config).connect(name, stream).await;
     Ok(Box::new(stream.map_err(|error| {
-        again(format!("cannot agree on TLS: {error}"))
+        temporary(format!("cannot agree on TLS: {error}"))
     })?))
 }
 
-/// Tells the kernel at every read that what came is to be acknowledged at once. Brokers that gather small messages hold the next
-/// one back until then, and the kernel would wait 40 ms for something to send along.
-struct Prompt(TcpStream);
+/// Sets TCP_QUICKACK at every read. Brokers with Nagle's algorithm hold the next small message back
+/// until the ACK, which the kernel would delay by 40 ms.
+struct QuickAckStream(TcpStream);
 
-impl AsyncRead for Prompt {
+impl AsyncRead for QuickAckStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -55,14 +55,14 @@ impl AsyncRead for Prompt {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.0).poll_read(context, buffer);
         if read.is_ready() {
-            // Without it all is only slower.
+            // Only an optimization.
             _ = set_tcp_quickack(&self.0, true);
         }
         read
     }
 }
 
-impl AsyncWrite for Prompt {
+impl AsyncWrite for QuickAckStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -82,8 +82,9 @@ impl AsyncWrite for Prompt {
 
 /// An address for messages.
 pub(super) fn address(scheme: &str, host: &str, port: u16) -> String {
-    match host.contains(':') {
-        true => format!("{scheme}://[{host}]:{port}"),
-        false => format!("{scheme}://{host}:{port}"),
+    if host.contains(':') {
+        format!("{scheme}://[{host}]:{port}")
+    } else {
+        format!("{scheme}://{host}:{port}")
     }
 }

@@ -1,4 +1,4 @@
-//! Whom we believe to be the broker, and how it knows us.
+//! TLS configuration for brokers: trusted authorities and client certificates.
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -12,40 +12,40 @@ use std::{
     sync::Arc,
 };
 
-/// Files in a folder of authorities.
-const MOST_FILES: usize = 1000;
+/// Maximum number of files in a folder of authorities.
+const MAX_FILES: usize = 1000;
 
-/// How a connection is protected.
+/// TLS settings of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tls {
-    /// Who may vouch for the broker.
+pub struct BrokerTls {
+    /// Trusted authorities.
     pub trust: Trust,
-    /// Our own certificate, for brokers that ask for one.
-    pub certificate: Option<Certificate>,
-    /// The name that the broker must prove; the host of its address unless said.
+    /// Client certificate, for brokers that require one.
+    pub certificate: Option<ClientCertificate>,
+    /// Server name to verify; the host of the address by default.
     pub server_name: Option<String>,
 }
 
-/// Who may vouch for a broker.
+/// Trusted authorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Whom the machine trusts.
+    /// Those of the platform.
     Platform,
-    /// The certificates in this file, or in the files of this folder, and nobody else. PEM.
+    /// Only the certificates in this PEM file, or in the files of this folder.
     Store(PathBuf),
 }
 
 /// A certificate chain and its key, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Certificate {
-    /// The chain, our own first.
+pub struct ClientCertificate {
+    /// The chain, our own certificate first.
     pub chain: PathBuf,
-    /// Its private key.
+    /// The private key.
     pub key: PathBuf,
 }
 
-impl Tls {
-    /// Reads the files. They are read for each connection, because certificates are renewed while a worker runs.
+impl BrokerTls {
+    /// Reads the files, for each connection, because certificates are renewed while a worker runs.
     pub(super) fn config(&self) -> Result<Arc<ClientConfig>, String> {
         let provider = Arc::new(default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -81,7 +81,7 @@ impl Tls {
         Ok(Arc::new(config))
     }
 
-    /// The name that the broker must prove.
+    /// The server name to verify.
     pub(super) fn name(&self, host: &str) -> Result<ServerName<'static>, String> {
         let name = self.server_name.as_deref().unwrap_or(host);
         ServerName::try_from(name.to_owned())
@@ -106,10 +106,10 @@ fn authorities(path: &Path) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     if fs::metadata(path).map_err(unreadable)?.is_dir() {
         let mut files = Vec::new();
-        for entry in fs::read_dir(path).map_err(unreadable)?.take(MOST_FILES) {
+        for entry in fs::read_dir(path).map_err(unreadable)?.take(MAX_FILES) {
             files.push(entry.map_err(unreadable)?.path());
         }
-        // Others lie there, too: keys, lists, notes. What is no certificate vouches for nobody.
+        // Such folders also contain keys, lists and notes, which are skipped.
         let certificates = files
             .iter()
             .filter(|file| file.is_file())
@@ -118,11 +118,12 @@ fn authorities(path: &Path) -> Result<RootCertStore, String> {
     } else {
         store.add_parsable_certificates(certificates(path)?);
     }
-    match store.is_empty() {
-        true => Err(format!(
+    if store.is_empty() {
+        Err(format!(
             "the trust store `{}` has no certificate of an authority",
             path.display()
-        )),
-        false => Ok(store),
+        ))
+    } else {
+        Ok(store)
     }
 }

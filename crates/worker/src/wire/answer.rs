@@ -1,9 +1,9 @@
-//! Answers: exactly what the asker's models take, and nothing that they refuse. What does not fit into a message is replaced by
-//! an error that says so: an asker that hears nothing waits in vain.
+//! Answers, exactly as the agents' models accept them. One that does not fit into a message is
+//! replaced by an error, because a requester without an answer waits until its timeout.
 
 use super::{
-    code::{Code, Refusal},
-    request::Words,
+    code::{CallRefusal, MeshErrorCode},
+    request::CardFormat,
     schema,
 };
 use crate::transport::Properties;
@@ -15,61 +15,70 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The largest message that agents and workers send unless told otherwise, in bytes.
-pub const LARGEST: usize = 10_000_000;
-/// The longest text of an error or status, in bytes. What is longer is cut.
-pub const LONGEST_TEXT: usize = 32 << 10;
+/// Default maximum size of a message, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 10_000_000;
+/// Maximum length of an error or status text, in bytes; longer ones are truncated.
+pub const MAX_TEXT_BYTES: usize = 32 << 10;
 
-/// A file that a tool made and that was kept.
+/// A saved output file of a tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct CreatedArtifact {
+    /// File name.
     pub filename: String,
+    /// Version number.
     pub version: i64,
+    /// MIME type.
     pub mime_type: String,
+    /// Size in bytes.
     pub size_bytes: u64,
+    /// Description by the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
 
-/// What a tool is, as agents are told. What is not known is left out.
+/// Description of a tool for agents. Unknown parts are omitted.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ToolCard {
+    /// Name of the tool.
     pub tool_name: String,
+    /// Description for the model.
     pub description: Option<String>,
-    /// The whole JSON Schema; what agents cannot take of it is left out on the way.
+    /// The complete JSON Schema; what agents do not accept is removed when it is sent.
     pub parameters: Option<Value>,
+    /// Parameters that are files.
     pub artifact_params: BTreeMap<String, ArtifactParam>,
     /// For the model's system prompt.
     pub instructions: Option<String>,
+    /// Configuration keys.
     pub config_schema: Option<Vec<Value>>,
-    /// Python's alone.
+    /// Python only.
     pub ctx_facade_param_name: Option<String>,
 }
 
 /// A parameter that is a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ArtifactParam {
+    /// Whether it is a list of files.
     pub is_list: bool,
+    /// Whether it may be absent.
     pub is_optional: bool,
-    /// Where the name is, in lists of objects.
+    /// Key of the file name, in lists of objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filename_key: Option<String>,
 }
 
-/// A message is larger than may be sent.
+/// A message exceeds the maximum size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message has {size} bytes; {largest} may be sent")]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct TooLarge {
+    /// Size of the message.
     pub size: usize,
+    /// Maximum size.
     pub largest: usize,
 }
 
 #[derive(Serialize)]
-struct Answer<'a, T> {
+struct RpcResponse<'a, T> {
     jsonrpc: &'static str,
     id: &'a str,
     #[serde(flatten)]
@@ -85,19 +94,19 @@ enum Outcome<T> {
 
 #[derive(Serialize)]
 struct Error {
-    code: Code,
+    code: MeshErrorCode,
     message: String,
 }
 
 #[derive(Serialize)]
-struct Notice<T> {
+struct RpcNotification<T> {
     jsonrpc: &'static str,
     method: &'static str,
     params: T,
 }
 
 #[derive(Serialize)]
-struct Outturn<'a> {
+struct InvokeResult<'a> {
     tool_result: &'a Map<String, Value>,
     execution_time_ms: u64,
     timed_out: bool,
@@ -105,22 +114,22 @@ struct Outturn<'a> {
 }
 
 #[derive(Serialize)]
-struct Said<'a> {
+struct StatusParams<'a> {
     task_id: &'a str,
     status_text: String,
     timestamp: String,
 }
 
 #[derive(Serialize)]
-struct Named<'a> {
+struct ToolNameParams<'a> {
     tool_name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// What agents are told in either of the two [`Words`]: one pair of the first four is empty.
+/// A tool's description in one of the two [`CardFormat`]s: one pair of the first four is empty.
 #[derive(Serialize)]
-struct Card<'a> {
+struct CardFields<'a> {
     tool_name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
@@ -140,33 +149,34 @@ struct Card<'a> {
     ctx_facade_param_name: Option<&'a str>,
 }
 
-/// The tool ran. `took` is from the request's arrival on. What is too large is refused, and that is to be said instead.
+/// Result of a tool. `took` begins with the arrival of the request. A result that is too large
+/// becomes a refusal.
 pub fn success(
     id: &str,
     tool_result: &Map<String, Value>,
     took: Duration,
     created: &[CreatedArtifact],
     largest: usize,
-) -> Result<Vec<u8>, Refusal> {
-    let outturn = Outturn {
+) -> Result<Vec<u8>, CallRefusal> {
+    let outturn = InvokeResult {
         tool_result,
         execution_time_ms: milliseconds(took),
         timed_out: false,
         created_artifacts: created,
     };
-    fitting(answer(id, Outcome::Result(outturn)), largest).map_err(|large| {
+    check_size(answer(id, Outcome::Result(outturn)), largest).map_err(|large| {
         let TooLarge { size, largest } = large;
         let message = format!(
             "the answer has {size} bytes; a message may have {largest}. The tool ran, and its files are kept: let it \
              write large results to files"
         );
-        Refusal::new(Code::ExecutionError, message)
+        CallRefusal::new(MeshErrorCode::ExecutionError, message)
     })
 }
 
-/// The tool was stopped because its time was up: no error to the asker's models.
+/// The tool timed out: no error in the agents' models.
 pub fn timed_out(id: &str, took: Duration) -> Vec<u8> {
-    let outturn = Outturn {
+    let outturn = InvokeResult {
         tool_result: &Map::new(),
         execution_time_ms: milliseconds(took),
         timed_out: true,
@@ -175,8 +185,8 @@ pub fn timed_out(id: &str, took: Duration) -> Vec<u8> {
     answer(id, Outcome::Result(outturn))
 }
 
-/// There is no result.
-pub fn error(id: &str, refusal: &Refusal) -> Vec<u8> {
+/// An error.
+pub fn error(id: &str, refusal: &CallRefusal) -> Vec<u8> {
     let error = Error {
         code: refusal.code,
         message: cut(&refusal.message),
@@ -184,56 +194,61 @@ pub fn error(id: &str, refusal: &Refusal) -> Vec<u8> {
     answer::<()>(id, Outcome::Error(error))
 }
 
-/// What a tool says while it runs.
+/// A status message of a running tool.
 pub fn status(task_id: &str, text: &str, at: SystemTime) -> Vec<u8> {
     notice(
         "sam_remote_tool/status",
-        Said {
+        StatusParams {
             task_id,
             status_text: cut(text),
-            timestamp: written(at),
+            timestamp: iso_8601(at),
         },
     )
 }
 
-/// What a tool is, for everybody.
+/// Announcement of a tool.
 pub fn init_broadcast(card: &ToolCard, largest: usize) -> Result<Vec<u8>, TooLarge> {
     let parameters = card.parameters.as_ref().map(schema::for_asker);
-    let params = in_words(card, parameters.as_ref(), Words::Today);
-    fitting(notice("sam_remote_tool/init", params), largest)
+    let params = format_card(card, parameters.as_ref(), CardFormat::Current);
+    check_size(notice("sam_remote_tool/init", params), largest)
 }
 
-/// What a tool is, for one who asked.
-pub fn init_answer(id: &str, card: &ToolCard, words: Words, largest: usize) -> Vec<u8> {
+/// Description of a tool for one requester.
+pub fn init_answer(id: &str, card: &ToolCard, format: CardFormat, largest: usize) -> Vec<u8> {
     let parameters = card.parameters.as_ref().map(schema::for_asker);
-    let result = in_words(card, parameters.as_ref(), words);
-    fitting(answer(id, Outcome::Result(result)), largest)
-        .unwrap_or_else(|large| error(id, &Refusal::new(Code::InitError, large.to_string())))
+    let result = format_card(card, parameters.as_ref(), format);
+    check_size(answer(id, Outcome::Result(result)), largest).unwrap_or_else(|large| {
+        error(
+            id,
+            &CallRefusal::new(MeshErrorCode::InitError, large.to_string()),
+        )
+    })
 }
 
-/// A tool is gone, for everybody.
+/// Announcement that a tool was removed.
 pub fn removed(tool_name: &str) -> Vec<u8> {
     notice(
         "sam_remote_tool/removed",
-        Named {
+        ToolNameParams {
             tool_name,
             error: None,
         },
     )
 }
 
-/// A tool does not say what it is. The mesh has published no more of this message than its method.
+/// Announcement that a tool cannot be described. Only the method of this message is specified by
+/// the mesh.
 pub fn failed_discovery(tool_name: &str, why: &str) -> Vec<u8> {
     notice(
         "sam_remote_tool/failed_discovery",
-        Named {
+        ToolNameParams {
             tool_name,
             error: Some(cut(why)),
         },
     )
 }
 
-/// What goes beside each message: when it was sent, and what its asker wants back.
+/// Properties of a message: timestamp and echoed properties.
 pub fn properties(echoed: &Properties, at: SystemTime) -> Properties {
     let mut properties = echoed.clone();
     properties.insert(
@@ -243,7 +258,7 @@ pub fn properties(echoed: &Properties, at: SystemTime) -> Properties {
     properties
 }
 
-/// What a tool returned, as the object that an answer must have: other things are texts in one.
+/// The result as an object, as answers require; other values are wrapped as text.
 pub fn tool_result(returned: Value) -> Map<String, Value> {
     let text = match returned {
         Value::Object(map) => return map,
@@ -257,7 +272,7 @@ pub fn tool_result(returned: Value) -> Map<String, Value> {
 }
 
 fn answer<T: Serialize>(id: &str, outcome: Outcome<T>) -> Vec<u8> {
-    json(&Answer {
+    json(&RpcResponse {
         jsonrpc: "2.0",
         id,
         outcome,
@@ -265,38 +280,43 @@ fn answer<T: Serialize>(id: &str, outcome: Outcome<T>) -> Vec<u8> {
 }
 
 fn notice(method: &'static str, params: impl Serialize) -> Vec<u8> {
-    json(&Notice {
+    json(&RpcNotification {
         jsonrpc: "2.0",
         method,
         params,
     })
 }
 
-/// Nothing of ours has keys that are no texts, which is all that could fail.
+/// Cannot fail: all keys are strings.
 fn json(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).unwrap_or_default()
 }
 
-fn fitting(message: Vec<u8>, largest: usize) -> Result<Vec<u8>, TooLarge> {
-    match message.len() <= largest {
-        true => Ok(message),
-        false => Err(TooLarge {
+fn check_size(message: Vec<u8>, largest: usize) -> Result<Vec<u8>, TooLarge> {
+    if message.len() <= largest {
+        Ok(message)
+    } else {
+        Err(TooLarge {
             size: message.len(),
             largest,
-        }),
+        })
     }
 }
 
-/// Providers refuse empty descriptions, so that none is better.
-fn in_words<'a>(card: &'a ToolCard, parameters: Option<&'a Value>, words: Words) -> Card<'a> {
+/// Empty descriptions are omitted, because model providers refuse them.
+fn format_card<'a>(
+    card: &'a ToolCard,
+    parameters: Option<&'a Value>,
+    format: CardFormat,
+) -> CardFields<'a> {
     let description = card.description.as_deref().filter(|text| !text.is_empty());
-    let in_ = |wanted: Words| words == wanted;
-    Card {
+    let in_ = |wanted: CardFormat| format == wanted;
+    CardFields {
         tool_name: &card.tool_name,
-        description: description.filter(|_| in_(Words::Today)),
-        parameters: parameters.filter(|_| in_(Words::Today)),
-        tool_description: description.filter(|_| in_(Words::Old)),
-        parameters_schema: parameters.filter(|_| in_(Words::Old)),
+        description: description.filter(|_| in_(CardFormat::Current)),
+        parameters: parameters.filter(|_| in_(CardFormat::Current)),
+        tool_description: description.filter(|_| in_(CardFormat::Legacy)),
+        parameters_schema: parameters.filter(|_| in_(CardFormat::Legacy)),
         artifact_params: &card.artifact_params,
         instructions: card.instructions.as_deref(),
         config_schema: card.config_schema.as_deref(),
@@ -314,7 +334,7 @@ fn since_1970(at: SystemTime) -> Duration {
 }
 
 /// ISO 8601 in UTC with microseconds, as Python writes it.
-fn written(at: SystemTime) -> String {
+fn iso_8601(at: SystemTime) -> String {
     let since = since_1970(at);
     let text = Timestamp(milliseconds(since)).to_string();
     format!(
@@ -324,14 +344,15 @@ fn written(at: SystemTime) -> String {
     )
 }
 
-/// At most [`LONGEST_TEXT`] bytes, in whole characters.
+/// At most [`MAX_TEXT_BYTES`] bytes, at a character boundary.
 fn cut(text: &str) -> String {
-    match text.len() <= LONGEST_TEXT {
-        true => text.to_owned(),
-        false => format!(
+    if text.len() <= MAX_TEXT_BYTES {
+        text.to_owned()
+    } else {
+        format!(
             "{}…",
-            &text[..text.floor_char_boundary(LONGEST_TEXT - '…'.len_utf8())]
-        ),
+            &text[..text.floor_char_boundary(MAX_TEXT_BYTES - '…'.len_utf8())]
+        )
     }
 }
 

@@ -30,7 +30,7 @@ fn a_success_is_as_shown() {
         &result,
         Duration::from_micros(812_900),
         &[picture()],
-        LARGEST,
+        MAX_MESSAGE_BYTES,
     )
     .unwrap();
     assert_eq!(
@@ -53,23 +53,23 @@ fn time_that_is_up_is_a_result() {
 #[test]
 fn an_error_has_a_code_in_letters() {
     let declared = [
-        (Code::SandboxTimeout, "SANDBOX_TIMEOUT"),
-        (Code::SandboxFailed, "SANDBOX_FAILED"),
-        (Code::ToolNotFound, "TOOL_NOT_FOUND"),
-        (Code::ToolNotAvailable, "TOOL_NOT_AVAILABLE"),
-        (Code::ImportError, "IMPORT_ERROR"),
-        (Code::ExecutionError, "EXECUTION_ERROR"),
-        (Code::ToolError, "TOOL_ERROR"),
-        (Code::ArtifactError, "ARTIFACT_ERROR"),
-        (Code::InvalidRequest, "INVALID_REQUEST"),
-        (Code::InternalError, "INTERNAL_ERROR"),
-        (Code::InitError, "INIT_ERROR"),
-        (Code::AuthenticationFailed, "AUTHENTICATION_FAILED"),
-        (Code::ResourceExhausted, "RESOURCE_EXHAUSTED"),
+        (MeshErrorCode::SandboxTimeout, "SANDBOX_TIMEOUT"),
+        (MeshErrorCode::SandboxFailed, "SANDBOX_FAILED"),
+        (MeshErrorCode::ToolNotFound, "TOOL_NOT_FOUND"),
+        (MeshErrorCode::ToolNotAvailable, "TOOL_NOT_AVAILABLE"),
+        (MeshErrorCode::ImportError, "IMPORT_ERROR"),
+        (MeshErrorCode::ExecutionError, "EXECUTION_ERROR"),
+        (MeshErrorCode::ToolError, "TOOL_ERROR"),
+        (MeshErrorCode::ArtifactError, "ARTIFACT_ERROR"),
+        (MeshErrorCode::InvalidRequest, "INVALID_REQUEST"),
+        (MeshErrorCode::InternalError, "INTERNAL_ERROR"),
+        (MeshErrorCode::InitError, "INIT_ERROR"),
+        (MeshErrorCode::AuthenticationFailed, "AUTHENTICATION_FAILED"),
+        (MeshErrorCode::ResourceExhausted, "RESOURCE_EXHAUSTED"),
     ];
     for (code, name) in declared {
         assert_eq!(
-            read(&error("x", &Refusal::new(code, "why"))),
+            read(&error("x", &CallRefusal::new(code, "why"))),
             json!({"jsonrpc":"2.0","id":"x","error":{"code":name,"message":"why"}})
         );
     }
@@ -85,12 +85,12 @@ fn a_status_has_no_id_and_microseconds() {
             "timestamp":"2026-11-15T01:29:05.210476+00:00"}})
     );
     assert_eq!(
-        written(SystemTime::UNIX_EPOCH),
+        iso_8601(SystemTime::UNIX_EPOCH),
         "1970-01-01T00:00:00.000000+00:00"
     );
     // A clock before its time is no reason to fail.
     assert_eq!(
-        written(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
+        iso_8601(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
         "1970-01-01T00:00:00.000000+00:00"
     );
 }
@@ -126,18 +126,28 @@ fn what_a_tool_is_is_told_to_all_and_to_who_asked() {
         "instructions":"Use for weather only.",
         "config_schema":[{"key":"api_key","type":"string","required":true,"secret":true}]});
     assert_eq!(
-        read(&init_broadcast(&card(), LARGEST).unwrap()),
+        read(&init_broadcast(&card(), MAX_MESSAGE_BYTES).unwrap()),
         json!({"jsonrpc":"2.0","method":"sam_remote_tool/init","params":told})
     );
     assert_eq!(
-        read(&init_answer("1", &card(), Words::Today, LARGEST)),
+        read(&init_answer(
+            "1",
+            &card(),
+            CardFormat::Current,
+            MAX_MESSAGE_BYTES
+        )),
         json!({"jsonrpc":"2.0","id":"1","result":told})
     );
 }
 
 #[test]
 fn older_askers_are_told_in_their_words() {
-    let result = &read(&init_answer("1", &card(), Words::Old, LARGEST))["result"];
+    let result = &read(&init_answer(
+        "1",
+        &card(),
+        CardFormat::Legacy,
+        MAX_MESSAGE_BYTES,
+    ))["result"];
     assert_eq!(result["tool_description"], "Forecast for a city.");
     assert_eq!(result["parameters_schema"]["required"], json!(["city"]));
     assert_eq!(
@@ -154,7 +164,12 @@ fn what_is_not_known_is_not_said() {
         ..ToolCard::default()
     };
     assert_eq!(
-        read(&init_answer("1", &card, Words::Today, LARGEST))["result"],
+        read(&init_answer(
+            "1",
+            &card,
+            CardFormat::Current,
+            MAX_MESSAGE_BYTES
+        ))["result"],
         json!({"tool_name":"x"})
     );
 }
@@ -175,14 +190,14 @@ fn a_tool_that_is_gone_or_silent_is_named() {
 #[test]
 fn what_does_not_fit_is_an_error_that_names_the_sizes() {
     let result = object(json!({"text": "x".repeat(2000)}));
-    let whole = success("5f0c", &result, Duration::ZERO, &[], LARGEST).unwrap();
+    let whole = success("5f0c", &result, Duration::ZERO, &[], MAX_MESSAGE_BYTES).unwrap();
     assert_eq!(
         success("5f0c", &result, Duration::ZERO, &[], whole.len()),
         Ok(whole.clone())
     );
-    let Refusal { code, message } =
+    let CallRefusal { code, message } =
         success("5f0c", &result, Duration::ZERO, &[], 1000).unwrap_err();
-    assert_eq!(code, Code::ExecutionError);
+    assert_eq!(code, MeshErrorCode::ExecutionError);
     assert!(
         message.contains(&whole.len().to_string()) && message.contains("1000"),
         "{message}"
@@ -192,7 +207,7 @@ fn what_does_not_fit_is_an_error_that_names_the_sizes() {
         ..card()
     };
     assert_eq!(
-        read(&init_answer("1", &large, Words::Today, 1000))["error"]["code"],
+        read(&init_answer("1", &large, CardFormat::Current, 1000))["error"]["code"],
         "INIT_ERROR"
     );
     assert_eq!(init_broadcast(&large, 1000).unwrap_err().largest, 1000);
@@ -200,11 +215,14 @@ fn what_does_not_fit_is_an_error_that_names_the_sizes() {
 
 #[test]
 fn long_texts_are_cut_between_characters() {
-    let long = "é".repeat(LONGEST_TEXT);
-    let message = read(&error("x", &Refusal::new(Code::ToolError, &*long)));
+    let long = "é".repeat(MAX_TEXT_BYTES);
+    let message = read(&error(
+        "x",
+        &CallRefusal::new(MeshErrorCode::ToolError, &*long),
+    ));
     let text = message["error"]["message"].as_str().unwrap();
-    assert!(text.len() <= LONGEST_TEXT && text.ends_with("é…"));
-    let exact = "x".repeat(LONGEST_TEXT);
+    assert!(text.len() <= MAX_TEXT_BYTES && text.ends_with("é…"));
+    let exact = "x".repeat(MAX_TEXT_BYTES);
     assert_eq!(cut(&exact), exact);
 }
 
@@ -243,7 +261,7 @@ proptest! {
             success(&id, &result, Duration::from_millis(took), &created, largest)
                 .unwrap_or_else(|refusal| error(&id, &refusal)),
             timed_out(&id, Duration::from_secs(took)),
-            error(&id, &Refusal::new(Code::ToolError, text.clone())),
+            error(&id, &CallRefusal::new(MeshErrorCode::ToolError, text.clone())),
         ] {
             let message = read(&message);
             prop_assert_eq!(&message["jsonrpc"], "2.0");

@@ -1,10 +1,11 @@
-//! The fields of a JSON object by strangers: found within bounds, then taken out one by one, and read only then. What is not
-//! taken is never read, and what cannot be read has a name.
+//! Fields of an untrusted JSON object. They are located within limits and parsed one by one when
+//! they are taken; unused fields are never parsed, and errors name the field.
 
 use super::{
-    code::Refusal,
-    lenient, plain,
-    request::{MOST_FILES, invalid},
+    code::CallRefusal,
+    lenient,
+    request::{MAX_FILES, invalid},
+    untrusted_json,
 };
 use base64::{
     Engine,
@@ -14,51 +15,54 @@ use base64::{
 use serde_json::{Map, Value, value::RawValue};
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// The most room that the values of a message may take, without their texts: `{"a":0}` has seven bytes and takes hundreds.
-pub(crate) const MOST_ROOM: usize = 32 << 20;
-/// How deep a message may be nested.
-const DEEPEST: usize = 127;
-/// At most so much each: a value with its key, in lists that may have grown to twice what they hold; a table of a few keys.
-const ROOM_OF_VALUE: usize = 192;
-const ROOM_OF_OBJECT: usize = 640;
+/// Maximum memory of a message's values without their texts: `{"a":0}` has seven bytes and takes
+/// hundreds.
+pub(crate) const MAX_MEMORY_BYTES: usize = 32 << 20;
+/// Maximum nesting of a message.
+const MAX_DEPTH: usize = 127;
+/// Upper bounds of memory: a value with its key, in a list with spare capacity; a map with a few
+/// keys.
+const VALUE_BYTES: usize = 192;
+const OBJECT_BYTES: usize = 640;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What of an object was not taken yet, each as it is written.
+/// Fields that were not taken yet, as raw JSON.
 #[derive(Default)]
 pub(super) struct Fields<'a> {
     map: BTreeMap<String, &'a RawValue>,
-    /// What stands before the names in messages.
+    /// Prefix of field names in messages.
     within: &'static str,
 }
 
-/// The text of a message that is within its bounds; mended, if Python wrote it.
-pub(super) fn text(payload: &[u8], largest: usize) -> Result<Cow<'_, [u8]>, Refusal> {
+/// The text of a message within its limits, repaired if Python wrote it.
+pub(super) fn text(payload: &[u8], largest: usize) -> Result<Cow<'_, [u8]>, CallRefusal> {
     if payload.len() > largest {
         return Err(invalid(format!(
             "the message has {} bytes; it may have {largest}",
             payload.len()
         )));
     }
-    if room(payload) > MOST_ROOM {
+    if memory_estimate(payload) > MAX_MEMORY_BYTES {
         return Err(invalid(format!(
-            "the message has more values than fit into {MOST_ROOM} bytes"
+            "the message has more values than fit into {MAX_MEMORY_BYTES} bytes"
         )));
     }
-    if depth(payload) > DEEPEST {
+    if depth(payload) > MAX_DEPTH {
         return Err(invalid(format!(
-            "the message is nested more than {DEEPEST} levels deep"
+            "the message is nested more than {MAX_DEPTH} levels deep"
         )));
     }
-    Ok(lenient::mended(payload))
+    Ok(lenient::repair(payload))
 }
 
-/// The bytes of a text that are outside of its strings.
+/// Bytes outside of strings.
 fn outside(text: &[u8]) -> impl Iterator<Item = u8> {
-    let (mut is_text, mut is_escaped) = (false, false);
+    let mut is_text = false;
+    let mut is_escaped = false;
     text.iter().copied().filter(move |byte| {
         let was_text = is_text;
         match byte {
@@ -71,18 +75,20 @@ fn outside(text: &[u8]) -> impl Iterator<Item = u8> {
     })
 }
 
-/// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
-pub(crate) fn room(text: &[u8]) -> usize {
+/// Upper bound of the memory of all values: each value except the first follows an opening bracket
+/// or a comma outside of strings.
+pub(crate) fn memory_estimate(text: &[u8]) -> usize {
     let of = |byte| match byte {
-        b'{' => ROOM_OF_OBJECT,
-        b',' | b'[' => ROOM_OF_VALUE,
+        b'{' => OBJECT_BYTES,
+        b',' | b'[' => VALUE_BYTES,
         _ => 0,
     };
     outside(text).map(of).fold(0, usize::saturating_add)
 }
 
 fn depth(text: &[u8]) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut depth = 0_usize;
+    let mut deepest = 0;
     for byte in outside(text) {
         match byte {
             b'{' | b'[' => depth += 1,
@@ -96,66 +102,69 @@ fn depth(text: &[u8]) -> usize {
 
 impl<'a> Fields<'a> {
     /// The fields of a message.
-    pub(super) fn of_message(text: &'a [u8]) -> Result<Fields<'a>, Refusal> {
-        let map = serde_json::from_slice(text).map_err(|error| match error.is_data() {
-            true => invalid("the message is not a JSON object"),
-            false => invalid(format!("the message is not JSON: {error}")),
+    pub(super) fn of_message(text: &'a [u8]) -> Result<Fields<'a>, CallRefusal> {
+        let map = serde_json::from_slice(text).map_err(|error| {
+            if error.is_data() {
+                invalid("the message is not a JSON object")
+            } else {
+                invalid(format!("the message is not JSON: {error}"))
+            }
         })?;
         Ok(Fields { map, within: "" })
     }
 
-    /// Those of an object in it; of two with one name the last, as everywhere. None if it is something else.
+    /// The fields of a nested object; of duplicate keys the last counts. None if it is no object.
     fn of_object(text: &'a RawValue, within: &'static str) -> Option<Fields<'a>> {
         serde_json::from_str(text.get())
             .ok()
             .map(|map| Fields { map, within })
     }
 
-    /// Whether it says anything: nulls do not.
+    /// Whether a field is present and not null.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.map.get(name).is_some_and(|text| is_said(text))
+        self.map.get(name).is_some_and(|text| is_present(text))
     }
 
-    /// A text that is left where it is.
+    /// A text field, without taking it.
     pub(super) fn peek(&self, name: &str) -> Option<String> {
         serde_json::from_str(self.map.get(name)?.get()).ok()
     }
 
-    /// The same, one level below.
+    /// A text field of a nested object.
     pub(super) fn peek_within(&self, outer: &str, name: &str) -> Option<String> {
         Fields::of_object(self.map.get(outer)?, "")?.peek(name)
     }
 
-    /// What a field must be.
-    pub(super) fn must(&self, name: &str, what: &str) -> Refusal {
+    /// A refusal that says what a field must be.
+    pub(super) fn must(&self, name: &str, what: &str) -> CallRefusal {
         invalid(format!("`{}{name}` must be {what}", self.within))
     }
 
-    /// As it is written.
+    /// Takes a field as raw JSON.
     fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
-        self.map.remove(name).filter(|text| is_said(text))
+        self.map.remove(name).filter(|text| is_present(text))
     }
 
-    fn take(&mut self, name: &str) -> Result<Option<Value>, Refusal> {
+    fn take(&mut self, name: &str) -> Result<Option<Value>, CallRefusal> {
         let read = self
             .raw(name)
-            .map(|text| plain::read(text.get().as_bytes()))
+            .map(|text| untrusted_json::read(text.get().as_bytes()))
             .transpose();
         read.map_err(|error| invalid(format!("`{}{name}` cannot be read: {error}", self.within)))
     }
 
-    /// A text that must be there; it may be empty.
-    pub(super) fn text(&mut self, name: &str, longest: usize) -> Result<String, Refusal> {
+    /// Takes a required text, which may be empty.
+    pub(super) fn text(&mut self, name: &str, longest: usize) -> Result<String, CallRefusal> {
         self.optional_text(name, longest)?
             .ok_or_else(|| self.must(name, "a text"))
     }
 
-    /// A text that may be there.
+    /// Takes an optional text.
     pub(super) fn optional_text(
         &mut self,
         name: &str,
         longest: usize,
-    ) -> Result<Option<String>, Refusal> {
+    ) -> Result<Option<String>, CallRefusal> {
         match self.take(name)? {
             None => Ok(None),
             Some(Value::String(text)) if text.len() <= longest => Ok(Some(text)),
@@ -163,8 +172,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Bytes, from base64, with or without padding. They have less room than their text, which was within its bounds.
-    pub(super) fn base64(&mut self, name: &str) -> Result<Vec<u8>, Refusal> {
+    /// Takes bytes in base64, with or without padding. They are smaller than their text, which is
+    /// bounded.
+    pub(super) fn base64(&mut self, name: &str) -> Result<Vec<u8>, CallRefusal> {
         match self.take(name)? {
             Some(Value::String(text)) => BASE64.decode(text).ok(),
             Some(_) | None => None,
@@ -172,8 +182,8 @@ impl<'a> Fields<'a> {
         .ok_or_else(|| self.must(name, "base64"))
     }
 
-    /// An object; empty if nothing is said.
-    pub(super) fn object(&mut self, name: &str) -> Result<Map<String, Value>, Refusal> {
+    /// Takes an object; empty if absent.
+    pub(super) fn object(&mut self, name: &str) -> Result<Map<String, Value>, CallRefusal> {
         match self.take(name)? {
             None => Ok(Map::new()),
             Some(Value::Object(map)) => Ok(map),
@@ -181,28 +191,31 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object that is not looked into: numbers that no computer's word holds stay what they are.
-    pub(super) fn written_object(&mut self, name: &str) -> Result<Option<Box<RawValue>>, Refusal> {
+    /// Takes an object as raw JSON, so that large numbers keep their digits.
+    pub(super) fn written_object(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<Box<RawValue>>, CallRefusal> {
         match self.raw(name) {
             Some(text) if !text.get().starts_with('{') => Err(self.must(name, "an object")),
             text => Ok(text.map(RawValue::to_owned)),
         }
     }
 
-    /// The fields of an object that must be there.
+    /// Takes a required object as fields.
     pub(super) fn inner(
         &mut self,
         name: &str,
         within: &'static str,
-    ) -> Result<Fields<'a>, Refusal> {
+    ) -> Result<Fields<'a>, CallRefusal> {
         let object = self
             .raw(name)
             .and_then(|text| Fields::of_object(text, within));
         object.ok_or_else(|| self.must(name, "an object"))
     }
 
-    /// An integer, also as `300.0` or `"300"`, as their own models take it. Beyond what fits it is the nearest that does.
-    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, Refusal> {
+    /// Takes an integer, also as `300.0` or `"300"`, as the mesh's models accept it. Saturates.
+    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, CallRefusal> {
         let Some(value) = self.take(name)? else {
             return Ok(None);
         };
@@ -211,21 +224,21 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.must(name, "an integer"))
     }
 
-    /// A map of files, few enough, each read by `read`.
+    /// Takes a map of files, bounded in number, each parsed by `read`.
     pub(super) fn files<T>(
         &mut self,
         name: &str,
         within: &'static str,
-        read: fn(&mut Fields<'_>) -> Result<T, Refusal>,
-    ) -> Result<BTreeMap<String, T>, Refusal> {
+        read: fn(&mut Fields<'_>) -> Result<T, CallRefusal>,
+    ) -> Result<BTreeMap<String, T>, CallRefusal> {
         let Some(text) = self.raw(name) else {
             return Ok(BTreeMap::new());
         };
         let files = Fields::of_object(text, "")
             .ok_or_else(|| self.must(name, "an object"))?
             .map;
-        if files.len() > MOST_FILES {
-            return Err(self.must(name, &format!("an object of at most {MOST_FILES} files")));
+        if files.len() > MAX_FILES {
+            return Err(self.must(name, &format!("an object of at most {MAX_FILES} files")));
         }
         let file = |(key, text)| match Fields::of_object(text, within) {
             Some(mut file) => Ok((key, read(&mut file)?)),
@@ -235,14 +248,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn is_said(text: &RawValue) -> bool {
+fn is_present(text: &RawValue) -> bool {
     text.get() != "null"
 }
 
 fn integer(value: &Value) -> Option<i64> {
     match value {
         Value::Number(number) if number.is_f64() => {
-            // A cast of a float goes to the nearest integer that there is.
+            // A cast from float saturates.
             number
                 .as_f64()
                 .filter(|float| float.fract() == 0.0)
@@ -341,21 +354,21 @@ mod tests {
         #[test]
         fn no_value_is_overlooked(text in "(\\[|\\]|\\{|\\}|,|:|0|\"a\":|\"\\\\\\\\\"|\"\\\\\"\"| ){0,9}") {
             if let Ok(value) = serde_json::from_str::<Value>(&text) {
-                prop_assert!((values(&value) - 1) * ROOM_OF_VALUE <= room(text.as_bytes()), "{}", text);
+                prop_assert!((values(&value) - 1) * VALUE_BYTES <= memory_estimate(text.as_bytes()), "{}", text);
             }
         }
 
         #[test]
         fn no_value_of_a_document_is_overlooked(texts in prop::collection::vec(".{0,9}", 0..9)) {
             let value = json!([{"a": texts}, texts, {}, [[], 1.5, null, texts]]);
-            prop_assert!((values(&value) - 1) * ROOM_OF_VALUE <= room(value.to_string().as_bytes()));
+            prop_assert!((values(&value) - 1) * VALUE_BYTES <= memory_estimate(value.to_string().as_bytes()));
         }
 
         #[test]
         fn what_is_shallow_enough_is_what_the_parser_takes(text in "[\\[\\]{}:,\"a\\\\0]{0,24}", around in 110_usize..130) {
             let text = format!("{}{text}{}", "[".repeat(around), "]".repeat(around));
             if serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok() {
-                prop_assert_eq!(depth(text.as_bytes()) <= DEEPEST, plain::read(text.as_bytes()).is_ok());
+                prop_assert_eq!(depth(text.as_bytes()) <= MAX_DEPTH, untrusted_json::read(text.as_bytes()).is_ok());
             }
         }
 

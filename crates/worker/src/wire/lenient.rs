@@ -1,29 +1,32 @@
-//! What Python writes though it is no JSON: `NaN`, `Infinity` and `-Infinity` for numbers, and halves of surrogate pairs in
-//! texts. The first become null, the others U+FFFD; nothing else is mended. What is JSON is left as it is, to the byte.
+//! Repairs the invalid JSON that Python writes: `NaN`, `Infinity` and `-Infinity` become null, lone
+//! surrogates in strings become U+FFFD. Valid JSON is left unchanged, to the byte.
 //!
-//! What programs write though few read it as it is: numbers beyond 64 bits. They are said in words.
+//! Numbers beyond 64 bits, which few parsers preserve, can be turned into strings.
 
 use serde::de::IgnoredAny;
 use std::borrow::Cow;
 
-const NO_NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+const NON_JSON_NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
 const ESCAPE: usize = r"\uD800".len();
 
-/// The same text, in JSON as far as that is all that was wrong. Takes as long as the text is, and grows it by a third at most.
-pub(crate) fn mended(text: &[u8]) -> Cow<'_, [u8]> {
-    rewritten(text, |rest, is_text| match rest {
+/// Repairs the text. Linear in time; the text grows by a third at most.
+pub(crate) fn repair(text: &[u8]) -> Cow<'_, [u8]> {
+    rewrite(text, |rest, is_text| match rest {
         [b'\\', ..] if is_text => escape(rest),
         [b'N' | b'I' | b'-', ..] if !is_text => {
-            let found = NO_NUMBERS.into_iter().find(|word| rest.starts_with(word));
+            let found = NON_JSON_NUMBERS
+                .into_iter()
+                .find(|word| rest.starts_with(word));
             found.map_or((1, None), |word| (word.len(), Some(b"null".to_vec())))
         }
         _ => (1, None),
     })
 }
 
-/// The same text, with numbers that would become other ones, or none, as texts: our runner says those of Python tools so.
-pub(crate) fn in_words(text: &[u8]) -> Cow<'_, [u8]> {
-    rewritten(text, |rest, is_text| match rest {
+/// Turns numbers that would lose precision or fail into strings, as the runner does for Python
+/// tools.
+pub(crate) fn quote_large_numbers(text: &[u8]) -> Cow<'_, [u8]> {
+    rewrite(text, |rest, is_text| match rest {
         [b'\\', ..] if is_text => (2, None),
         [b'-' | b'0'..=b'9', ..] if !is_text => {
             let is_of_it =
@@ -38,11 +41,13 @@ pub(crate) fn in_words(text: &[u8]) -> Cow<'_, [u8]> {
     })
 }
 
-/// A text in which, from each place that is no quotation mark, so many bytes stay, or become what is said. `look` is told whether
-/// the place is within a string.
-fn rewritten(text: &[u8], look: impl Fn(&[u8], bool) -> (usize, Option<Vec<u8>>)) -> Cow<'_, [u8]> {
+/// Rewrites a text: at each position outside quotation marks, `look` gives the number of bytes to
+/// keep or their replacement. It is told whether the position is within a string.
+fn rewrite(text: &[u8], look: impl Fn(&[u8], bool) -> (usize, Option<Vec<u8>>)) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
-    let (mut at, mut copied, mut is_text) = (0, 0, false);
+    let mut at = 0;
+    let mut copied = 0;
+    let mut is_text = false;
     while let Some(byte) = text.get(at) {
         let (length, instead) = match byte {
             b'"' => (1, None),
@@ -63,29 +68,30 @@ fn rewritten(text: &[u8], look: impl Fn(&[u8], bool) -> (usize, Option<Vec<u8>>)
     Cow::Owned(out)
 }
 
-/// Whether this is a number, and none that 64 bits hold: an integer exactly, another about.
+/// Whether this is a number that 64 bits do not hold: an integer exactly, a float approximately.
 fn is_beyond(number: &[u8]) -> bool {
     let Ok(number) = str::from_utf8(number) else {
         return false;
     };
-    let is_held = match number.contains(['.', 'e', 'E']) {
-        true => number.parse().is_ok_and(f64::is_finite),
-        false => number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok(),
+    let is_held = if number.contains(['.', 'e', 'E']) {
+        number.parse().is_ok_and(f64::is_finite)
+    } else {
+        number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok()
     };
     !is_held && serde_json::from_str::<IgnoredAny>(number).is_ok()
 }
 
-/// How long an escape at the beginning is, and what must stand there instead, if so.
+/// Length of the escape at the front, and its replacement if it needs one.
 fn escape(text: &[u8]) -> (usize, Option<Vec<u8>>) {
     match (unit(text), text.get(ESCAPE..).and_then(unit)) {
         (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => (2 * ESCAPE, None),
         (Some(0xd800..0xe000), _) => (ESCAPE, Some(br"\ufffd".to_vec())),
-        // Whatever it is, the byte behind it is not for us to read.
+        // Any other escape: the byte after the backslash is not interpreted.
         (_, _) => (2, None),
     }
 }
 
-/// The sixteen bits that an escape at the beginning stands for.
+/// The code unit of the escape at the front.
 fn unit(text: &[u8]) -> Option<u16> {
     let digits = text.get(..ESCAPE)?.strip_prefix(br"\u")?;
     let value = |sum: u16, digit: &u8| {
@@ -101,7 +107,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn read(text: &str) -> Value {
-        serde_json::from_slice(&mended(text.as_bytes())).unwrap()
+        serde_json::from_slice(&repair(text.as_bytes())).unwrap()
     }
 
     #[test]
@@ -140,11 +146,14 @@ mod tests {
         );
         let wanted = json!({"a": [huge, format!("-{huge}"), "1e400", "-1E+400", "18446744073709551616", "-9223372036854775809", 1]});
         assert_eq!(
-            serde_json::from_slice::<Value>(&in_words(text.as_bytes())).unwrap(),
+            serde_json::from_slice::<Value>(&quote_large_numbers(text.as_bytes())).unwrap(),
             wanted
         );
         let within = r#"{"1e400":["\"1e400\\",18446744073709551615,-9223372036854775808,1e308,0.10,1e-400]}"#;
-        assert!(matches!(in_words(within.as_bytes()), Cow::Borrowed(_)));
+        assert!(matches!(
+            quote_large_numbers(within.as_bytes()),
+            Cow::Borrowed(_)
+        ));
         for bad in [
             "01e400",
             "1e400e",
@@ -154,7 +163,7 @@ mod tests {
             "1e400-",
         ] {
             assert!(
-                serde_json::from_slice::<Value>(&in_words(bad.as_bytes())).is_err(),
+                serde_json::from_slice::<Value>(&quote_large_numbers(bad.as_bytes())).is_err(),
                 "{bad}"
             );
         }
@@ -163,7 +172,7 @@ mod tests {
     #[test]
     fn texts_that_only_say_so_stay() {
         let text = r#"{"NaN": "-Infinity \" NaN \\", "a": ["Infinity", "\\\"NaN"]}"#;
-        assert!(matches!(mended(text.as_bytes()), Cow::Borrowed(_)));
+        assert!(matches!(repair(text.as_bytes()), Cow::Borrowed(_)));
     }
 
     #[test]
@@ -183,7 +192,7 @@ mod tests {
             "\"\\",
         ] {
             assert!(
-                serde_json::from_slice::<Value>(&mended(bad.as_bytes())).is_err(),
+                serde_json::from_slice::<Value>(&repair(bad.as_bytes())).is_err(),
                 "{bad}"
             );
         }
@@ -192,17 +201,17 @@ mod tests {
     proptest! {
         #[test]
         fn json_stays_as_it_is(text in r#"(\[|\]|,|"|\\|\\u|d83d|de00|NaN|-|Infinity|0|null| ){0,12}"#) {
-            let after = mended(text.as_bytes());
+            let after = repair(text.as_bytes());
             if serde_json::from_str::<Value>(&text).is_ok() {
                 prop_assert_eq!(&*after, text.as_bytes());
             }
-            prop_assert_eq!(&*mended(&after), &*after, "once is enough");
+            prop_assert_eq!(&*repair(&after), &*after, "once is enough");
         }
 
         #[test]
         fn what_can_be_read_without_words_means_the_same_with_them(text in r#"(\[|\]|,|"|\\|-|0|12|\.|e|4{20}| ){0,12}"#) {
-            let after = in_words(text.as_bytes());
-            prop_assert_eq!(&*in_words(&after), &*after, "once is enough");
+            let after = quote_large_numbers(text.as_bytes());
+            prop_assert_eq!(&*quote_large_numbers(&after), &*after, "once is enough");
             if let (Ok(before), true) = (serde_json::from_str::<Value>(&text), *after == *text.as_bytes()) {
                 prop_assert_eq!(serde_json::from_slice::<Value>(&after).ok(), Some(before));
             }
@@ -214,12 +223,12 @@ mod tests {
         #[test]
         fn what_is_written_as_json_stays(texts in prop::collection::vec(".{0,9}", 0..9)) {
             let text = json!([{"NaN": texts}, -1.5, "\u{1f600}\\"]).to_string();
-            prop_assert!(matches!(mended(text.as_bytes()), Cow::Borrowed(_)));
+            prop_assert!(matches!(repair(text.as_bytes()), Cow::Borrowed(_)));
         }
 
         #[test]
         fn no_bytes_are_too_odd_and_it_stays_small(bytes in any::<Vec<u8>>()) {
-            prop_assert!(mended(&bytes).len() <= bytes.len() / 3 * 4 + 3);
+            prop_assert!(repair(&bytes).len() <= bytes.len() / 3 * 4 + 3);
         }
     }
 }

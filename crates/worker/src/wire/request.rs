@@ -1,18 +1,19 @@
-//! Requests: an invocation of a tool, a question what a tool is, a cancellation. Unknown fields are passed over, nulls are as
-//! if absent where a field may be. Of texts that are not quite JSON only those that Python writes are taken: see `lenient.rs`.
+//! Requests: invoke a tool, describe a tool, cancel. Unknown fields are ignored, and null counts as
+//! absent where a field is optional. Of invalid JSON only what Python writes is accepted: see
+//! `lenient.rs`.
 //!
 //! ```text
-//! message ─┬─ not for workers, a broadcast ─▶ NotARequest
-//!          ├─ read ─▶ Request
-//!          ├─ not understood ─▶ Refused: its asker is told, under its own id if that could be read
-//!          └─ not understood, and no topic to say so ─▶ Unanswerable
+//! message ─┬─ for others, an announcement ─▶ NotARequest
+//!          ├─ valid ─▶ WorkerRequest
+//!          ├─ invalid ─▶ Refused: its requester is told, under its own id if that is readable
+//!          └─ invalid, without a reply address ─▶ Unanswerable
 //! ```
 
 use super::{
-    code::{Code, Refusal},
+    code::{CallRefusal, MeshErrorCode},
     fields::{self, Fields},
-    reply,
-    topic::{Base, Topic},
+    reply_address,
+    topic::{Topic, TopicBase},
 };
 use crate::transport::Properties;
 use serde::Serialize;
@@ -22,109 +23,119 @@ use serde_json::{
 };
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// The longest id of a request, in bytes.
-pub const LONGEST_ID: usize = 256;
-/// The longest name of anything else: users, sessions, files.
-pub const LONGEST_NAME: usize = 1024;
-/// Files that come with a request; also, those that it refers to.
-pub const MOST_FILES: usize = 256;
-/// A request for less time, even for less than none, gets this: in no time no tool can be started.
-pub const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// A request for more time gets this.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
-/// The longest text about a user that is passed on, in bytes.
-const LONGEST_USER_CONFIG: usize = 64 << 10;
-/// What is kept of any request besides what it says: its names several times, where the answer goes, a place in tables.
-const ROOM_OF_REQUEST: usize = 4 << 10;
+/// Maximum length of a request id, in bytes.
+pub const MAX_ID_BYTES: usize = 256;
+/// Maximum length of other names: users, sessions, files.
+pub const MAX_NAME_BYTES: usize = 1024;
+/// Maximum number of files in a request; also of references.
+pub const MAX_FILES: usize = 256;
+/// Shorter timeouts are raised to this: no tool starts in no time.
+pub const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longer timeouts are reduced to this.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
+/// Maximum length of the user's configuration that is passed on, in bytes.
+const MAX_USER_CONFIG_BYTES: usize = 64 << 10;
+/// Memory of any request besides its content: copies of names, reply address, table entries.
+const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 
-/// A message as it came.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Message<'a> {
+pub struct RawMessage<'a> {
+    /// Topic.
     pub topic: &'a str,
+    /// Payload.
     pub payload: &'a [u8],
+    /// User properties.
     pub properties: &'a Properties,
 }
 
-/// What somebody wants of a worker.
+/// A request to a worker.
 #[derive(Clone, Debug)]
-pub enum Request {
+pub enum WorkerRequest {
     /// Run a tool.
     Invoke(Box<Invoke>),
-    /// Say what a tool is.
+    /// Describe a tool.
     Init(Box<InitRequest>),
-    /// Stop the invocation whose [`Invoke::id`] or [`Reply::correlation`] this is.
+    /// Cancel the invocation with this [`Invoke::id`] or [`ReplyAddress::correlation`].
     Cancel(String),
 }
 
-/// Why there is no request.
+/// Why a message is no valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unread {
-    /// It is something else, or somebody else's.
+pub enum RequestError {
+    /// It is something else, or for somebody else.
     NotARequest,
-    /// Its asker is to be told.
-    Refused(Box<Refused>),
-    /// Its asker cannot be told: it says nowhere where it listens. For the log.
-    Unanswerable(Refusal),
+    /// Its requester is to be told.
+    Refused(Box<AddressedRefusal>),
+    /// It has no reply address. For the log.
+    Unanswerable(CallRefusal),
 }
 
-/// A refusal with its address.
+/// A refusal with its reply address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Refused {
-    /// The request's own, else the one that its asker listens under.
+pub struct AddressedRefusal {
+    /// Id of the request, else the id that its requester listens for.
     pub id: String,
-    pub reply: Reply,
-    pub refusal: Refusal,
+    /// Where to send the refusal.
+    pub reply: ReplyAddress,
+    /// The refusal.
+    pub refusal: CallRefusal,
 }
 
-/// An invocation, as far as it was understood.
+/// An invocation of a tool.
 #[derive(Clone)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Invoke {
+    /// Id of the request.
     pub id: String,
+    /// Task id of the agent.
     pub task_id: String,
-    /// As the topic has it; what the message says is not looked at.
+    /// Name in the topic; the name in the message is ignored.
     pub tool: String,
-    pub args: Object,
-    /// Secrets are among it.
-    pub tool_config: Object,
-    /// May be empty, as may be the two below, and may be anything: they are no paths.
+    /// Arguments of the tool.
+    pub args: RawObject,
+    /// Contains secrets.
+    pub tool_config: RawObject,
+    /// May be empty, as the next two, and may be anything: they are not paths.
     pub app_name: String,
+    /// User on whose behalf the agent acts.
     pub user_id: String,
+    /// Session of the user.
     pub session_id: String,
     /// By parameter, or `parameter[0]`, `parameter[1]`, … .
-    pub preloaded: BTreeMap<String, Preloaded>,
-    pub references: BTreeMap<String, Reference>,
-    /// Between [`SHORTEST_TIMEOUT`] and [`LONGEST_TIMEOUT`]; none if nothing was said.
+    pub preloaded: BTreeMap<String, PreloadedFile>,
+    /// References to stored artifacts, by parameter.
+    pub references: BTreeMap<String, ArtifactReference>,
+    /// Between [`MIN_TIMEOUT`] and [`MAX_TIMEOUT`]; none if absent.
     pub timeout: Option<Duration>,
+    /// Profile that is requested.
     pub profile: Option<String>,
-    /// A JSON text about the user, by nobody's authority: context for the tool, nothing to decide by.
+    /// Unverified JSON about the user: context for the tool, not for decisions.
     pub user_config: Option<String>,
-    pub reply: Reply,
+    /// Where to send the answer.
+    pub reply: ReplyAddress,
 }
 
-/// An object as its sender wrote it: what a tool is given has the same digits and the same order, however many there are.
+/// An object as raw JSON: the tool gets the same digits and the same order.
 #[derive(Clone, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[serde(transparent)]
-pub struct Object(Box<RawValue>);
+pub struct RawObject(Box<RawValue>);
 
-impl Object {
-    /// Its text.
+impl RawObject {
+    /// The JSON text.
     pub fn text(&self) -> &str {
         self.0.get()
     }
 }
 
-impl From<Map<String, Value>> for Object {
-    /// Keys are texts, which is all that could fail.
-    fn from(map: Map<String, Value>) -> Object {
-        Object(to_raw_value(&map).unwrap_or_default())
+impl From<Map<String, Value>> for RawObject {
+    /// Cannot fail: all keys are strings.
+    fn from(map: Map<String, Value>) -> RawObject {
+        RawObject(to_raw_value(&map).unwrap_or_default())
     }
 }
 
-/// Names only: arguments and configuration have secrets among them.
+/// Leaves out arguments and configuration, which contain secrets.
 impl fmt::Debug for Invoke {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Invoke")
@@ -137,17 +148,20 @@ impl fmt::Debug for Invoke {
     }
 }
 
-/// A file that came with the request. Its name is not checked: it may be a path, and hostile.
+/// A file in the request. Its name is not validated and may be a hostile path.
 #[derive(Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Preloaded {
+pub struct PreloadedFile {
+    /// File name.
     pub filename: String,
+    /// Content.
     pub content: Vec<u8>,
+    /// MIME type.
     pub mime_type: String,
+    /// Version number.
     pub version: i64,
 }
 
-impl fmt::Debug for Preloaded {
+impl fmt::Debug for PreloadedFile {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             out,
@@ -159,148 +173,159 @@ impl fmt::Debug for Preloaded {
     }
 }
 
-/// A file that lies where artifacts do. Its name is not checked: it may be a path, and hostile.
+/// A reference to a stored artifact. Its name is not validated and may be a hostile path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reference {
-    /// Its name.
+pub struct ArtifactReference {
+    /// Name.
     pub filename: String,
-    /// None is the latest.
+    /// Version; none for the latest.
     pub version: Option<i64>,
 }
 
-/// A question what a tool is.
+/// A request to describe a tool.
 #[derive(Clone)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct InitRequest {
+    /// Id of the request.
     pub id: String,
+    /// Name of the tool.
     pub tool: String,
-    /// Secrets are among it.
+    /// Contains secrets.
     pub tool_config: Map<String, Value>,
-    pub words: Words,
-    pub reply: Reply,
+    /// Format of the answer.
+    pub format: CardFormat,
+    /// Where to send the answer.
+    pub reply: ReplyAddress,
 }
 
-/// Names only: the configuration has secrets among it.
+/// Leaves out the configuration, which contains secrets.
 impl fmt::Debug for InitRequest {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("InitRequest")
             .field("id", &self.id)
             .field("tool", &self.tool)
-            .field("words", &self.words)
+            .field("words", &self.format)
             .field("reply", &self.reply)
             .finish_non_exhaustive()
     }
 }
 
-/// In which words it is told what a tool is.
+/// Format of a tool's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Words {
+pub enum CardFormat {
     /// `description`, `parameters`.
-    Today,
-    /// `tool_description`, `parameters_schema`: of agents that ask by `init/`.
-    Old,
+    Current,
+    /// `tool_description`, `parameters_schema`: for agents that ask by `init/`.
+    Legacy,
 }
 
-/// Where the answer goes, and what goes with it.
+/// Where the answer goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reply {
-    /// The topic of the one answer: always one of answers, and of our own mesh.
+pub struct ReplyAddress {
+    /// Topic of the answer: always a response topic of our own mesh.
     pub to: String,
-    /// The topic of what is said meanwhile: always one of such.
+    /// Topic of statuses: always a status topic of our own mesh.
     pub status_to: Option<String>,
-    /// By which the asker knows the answer, and may cancel.
+    /// Id by which the requester knows the answer and may cancel.
     pub correlation: String,
-    /// What is sent back as it came: `traceId`.
+    /// Properties that are sent back: `traceId`.
     pub echoed: Properties,
-    /// When it was sent, by the sender's clock; milliseconds since 1970.
+    /// Time of sending by the sender's clock, in milliseconds since 1970.
     pub sent_ms: Option<u64>,
 }
 
-/// What a request takes in memory at most, once it is read: `[[],[],[]]` takes far more than it has bytes.
+/// Upper bound of a parsed request's memory: `[[],[],[]]` takes far more than its length.
 pub fn weight(payload: &[u8]) -> usize {
     payload
         .len()
-        .saturating_add(fields::room(payload))
-        .saturating_add(ROOM_OF_REQUEST)
+        .saturating_add(fields::memory_estimate(payload))
+        .saturating_add(REQUEST_OVERHEAD_BYTES)
 }
 
-/// What a message wants. `largest` is the most bytes that a message may have.
-pub fn read(base: &Base, message: Message<'_>, largest: usize) -> Result<Request, Unread> {
-    let topic = base.read(message.topic).ok_or(Unread::NotARequest)?;
+/// Parses a message of at most `largest` bytes.
+pub fn read(
+    base: &TopicBase,
+    message: RawMessage<'_>,
+    largest: usize,
+) -> Result<WorkerRequest, RequestError> {
+    let topic = base.read(message.topic).ok_or(RequestError::NotARequest)?;
     let text = fields::text(message.payload, largest);
-    let open = || Letter::open(base, message.properties, text.as_deref());
+    let open = || RequestParser::open(base, message.properties, text.as_deref());
     match topic {
         Topic::Invoke(tool) => {
-            let letter = open()?;
-            letter.answered(|letter, reply| letter.invoke(tool, reply))
+            let parser = open()?;
+            parser.answered(|parser, reply| parser.invoke(tool, reply))
         }
         Topic::InitRequest(tool) => {
-            let letter = open()?;
-            letter.answered(|letter, reply| letter.init(tool, Words::Today, reply))
+            let parser = open()?;
+            parser.answered(|parser, reply| parser.init(tool, CardFormat::Current, reply))
         }
         Topic::Init(tool) => {
-            let letter = open().map_err(|_| Unread::NotARequest)?;
-            // Broadcasts have neither, ours among them.
-            if !letter.fields.has("id") || reply::property(message.properties, "replyTo").is_none()
+            let parser = open().map_err(|_| RequestError::NotARequest)?;
+            // Announcements have neither, ours among them.
+            if !parser.fields.has("id")
+                || reply_address::property(message.properties, "replyTo").is_none()
             {
-                return Err(Unread::NotARequest);
+                return Err(RequestError::NotARequest);
             }
-            letter.answered(|letter, reply| letter.init(tool, Words::Old, reply))
+            parser.answered(|parser, reply| parser.init(tool, CardFormat::Legacy, reply))
         }
-        // What else it says nobody has published; whom it means is in the topic.
-        Topic::Cancel(correlation) => Ok(Request::Cancel(correlation.to_owned())),
+        // The rest of the message is not specified; the topic has the id.
+        Topic::Cancel(correlation) => Ok(WorkerRequest::Cancel(correlation.to_owned())),
         Topic::Response { .. }
         | Topic::Status { .. }
         | Topic::Removed(_)
         | Topic::FailedDiscovery(_)
-        | Topic::Discovery(_) => Err(Unread::NotARequest),
+        | Topic::Discovery(_) => Err(RequestError::NotARequest),
     }
 }
 
-/// A message that is a JSON object, while it is read.
-struct Letter<'a> {
-    base: &'a Base,
+/// A message that is a JSON object, while it is parsed.
+struct RequestParser<'a> {
+    base: &'a TopicBase,
     properties: &'a Properties,
     fields: Fields<'a>,
-    /// What the answer will be called, if it says so.
+    /// Id of the answer, if the message has one.
     id: Option<String>,
-    /// To whom it goes if no property says so.
+    /// Agent to answer, if no property names one.
     agent: Option<String>,
 }
 
-impl<'a> Letter<'a> {
+impl<'a> RequestParser<'a> {
     fn open(
-        base: &'a Base,
+        base: &'a TopicBase,
         properties: &'a Properties,
-        text: Result<&'a [u8], &Refusal>,
-    ) -> Result<Letter<'a>, Unread> {
-        let (fields, trouble) = match text.map_err(Refusal::clone).and_then(Fields::of_message) {
+        text: Result<&'a [u8], &CallRefusal>,
+    ) -> Result<RequestParser<'a>, RequestError> {
+        let (fields, refusal) = match text
+            .map_err(CallRefusal::clone)
+            .and_then(Fields::of_message)
+        {
             Ok(fields) => (fields, None),
-            Err(trouble) => (Fields::default(), Some(trouble)),
+            Err(refusal) => (Fields::default(), Some(refusal)),
         };
         let id = fields
             .peek("id")
-            .filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+            .filter(|id| (1..=MAX_ID_BYTES).contains(&id.len()));
         let agent = fields.peek_within("params", "app_name");
-        let letter = Letter {
+        let parser = RequestParser {
             base,
             properties,
             fields,
             id,
             agent,
         };
-        match trouble {
-            None => Ok(letter),
-            Some(trouble) => letter.answered(|_, _| Err(trouble)),
+        match refusal {
+            None => Ok(parser),
+            Some(refusal) => parser.answered(|_, _| Err(refusal)),
         }
     }
 
-    /// What `read` makes of it; otherwise a refusal with the address that the answer would have had.
+    /// Result of `read`, or a refusal with its reply address.
     fn answered<T>(
         mut self,
-        read: impl FnOnce(&mut Letter<'a>, Reply) -> Result<T, Refusal>,
-    ) -> Result<T, Unread> {
-        let found = reply::find(
+        read: impl FnOnce(&mut RequestParser<'a>, ReplyAddress) -> Result<T, CallRefusal>,
+    ) -> Result<T, RequestError> {
+        let found = reply_address::find(
             self.base,
             self.properties,
             self.id.as_deref(),
@@ -313,32 +338,32 @@ impl<'a> Letter<'a> {
         request.map_err(|refusal| self.refuse(refusal, reply))
     }
 
-    fn refuse(self, refusal: Refusal, reply: Option<Reply>) -> Unread {
+    fn refuse(self, refusal: CallRefusal, reply: Option<ReplyAddress>) -> RequestError {
         match reply {
             Some(reply) => {
-                // Whoever waits at that topic knows it by this name.
+                // The requester waits for this id at that topic.
                 let id = self.id.unwrap_or_else(|| reply.correlation.clone());
-                Unread::Refused(Box::new(Refused { id, reply, refusal }))
+                RequestError::Refused(Box::new(AddressedRefusal { id, reply, refusal }))
             }
-            None => Unread::Unanswerable(refusal),
+            None => RequestError::Unanswerable(refusal),
         }
     }
 
-    fn invoke(&mut self, tool: &str, reply: Reply) -> Result<Request, Refusal> {
+    fn invoke(&mut self, tool: &str, reply: ReplyAddress) -> Result<WorkerRequest, CallRefusal> {
         self.is_spoken(&["sam_remote_tool/invoke", "sandbox/invoke"])?;
         let id = self.id()?;
         let mut params = self.fields.inner("params", "params.")?;
-        // Informative, but those who send none are no agents of this mesh.
-        params.text("tool_name", LONGEST_NAME)?;
-        Ok(Request::Invoke(Box::new(Invoke {
+        // Informational, but all agents of this mesh send it.
+        params.text("tool_name", MAX_NAME_BYTES)?;
+        Ok(WorkerRequest::Invoke(Box::new(Invoke {
             id,
-            task_id: params.text("task_id", LONGEST_NAME)?,
+            task_id: params.text("task_id", MAX_NAME_BYTES)?,
             tool: tool.to_owned(),
             args: object(&mut params, "args")?,
             tool_config: object(&mut params, "tool_config")?,
-            app_name: params.text("app_name", LONGEST_NAME)?,
-            user_id: params.text("user_id", LONGEST_NAME)?,
-            session_id: params.text("session_id", LONGEST_NAME)?,
+            app_name: params.text("app_name", MAX_NAME_BYTES)?,
+            user_id: params.text("user_id", MAX_NAME_BYTES)?,
+            session_id: params.text("session_id", MAX_NAME_BYTES)?,
             preloaded: params.files(
                 "preloaded_artifacts",
                 "params.preloaded_artifacts[…].",
@@ -351,35 +376,41 @@ impl<'a> Letter<'a> {
             )?,
             timeout: params.integer("timeout_seconds")?.map(timeout),
             profile: params
-                .optional_text("sandbox_profile", LONGEST_NAME)?
+                .optional_text("sandbox_profile", MAX_NAME_BYTES)?
                 .filter(|name| !name.is_empty()),
-            user_config: reply::property(self.properties, "a2aUserConfig")
-                .filter(|text| text.len() <= LONGEST_USER_CONFIG)
+            user_config: reply_address::property(self.properties, "a2aUserConfig")
+                .filter(|text| text.len() <= MAX_USER_CONFIG_BYTES)
                 .map(str::to_owned),
             reply,
         })))
     }
 
-    /// The tool's name in the message is not looked at: the topic has it.
-    fn init(&mut self, tool: &str, words: Words, reply: Reply) -> Result<Request, Refusal> {
+    /// The tool's name in the message is ignored: the topic has it.
+    fn init(
+        &mut self,
+        tool: &str,
+        format: CardFormat,
+        reply: ReplyAddress,
+    ) -> Result<WorkerRequest, CallRefusal> {
         self.is_spoken(&["sam_remote_tool/init_request", "sam_remote_tool/init"])?;
         let id = self.id()?;
-        let mut params = match self.fields.has("params") {
-            true => self.fields.inner("params", "params.")?,
-            false => Fields::default(),
+        let mut params = if self.fields.has("params") {
+            self.fields.inner("params", "params.")?
+        } else {
+            Fields::default()
         };
         let tool_config = params.object("tool_config")?;
-        Ok(Request::Init(Box::new(InitRequest {
+        Ok(WorkerRequest::Init(Box::new(InitRequest {
             id,
             tool: tool.to_owned(),
             tool_config,
-            words,
+            format,
             reply,
         })))
     }
 
-    /// Refuses other protocols, and other methods than these.
-    fn is_spoken(&self, methods: &[&str]) -> Result<(), Refusal> {
+    /// Refuses other protocols and methods.
+    fn is_spoken(&self, methods: &[&str]) -> Result<(), CallRefusal> {
         if self.fields.has("jsonrpc") && self.fields.peek("jsonrpc").as_deref() != Some("2.0") {
             return Err(invalid("`jsonrpc` must be \"2.0\""));
         }
@@ -387,40 +418,40 @@ impl<'a> Letter<'a> {
             .fields
             .peek("method")
             .is_some_and(|method| methods.contains(&method.as_str()));
-        match is_known || !self.fields.has("method") {
-            true => Ok(()),
-            false => Err(invalid(format!("`method` must be `{}`", methods[0]))),
+        if is_known || !self.fields.has("method") {
+            Ok(())
+        } else {
+            Err(invalid(format!("`method` must be `{}`", methods[0])))
         }
     }
 
-    fn id(&self) -> Result<String, Refusal> {
-        let bad = || invalid(format!("`id` must be a text of 1 to {LONGEST_ID} bytes"));
+    fn id(&self) -> Result<String, CallRefusal> {
+        let bad = || invalid(format!("`id` must be a text of 1 to {MAX_ID_BYTES} bytes"));
         self.id.clone().ok_or_else(bad)
     }
 }
 
-/// The request is not understood.
-pub(super) fn invalid(message: impl Into<String>) -> Refusal {
-    Refusal::new(Code::InvalidRequest, message)
+/// An INVALID_REQUEST refusal.
+pub(super) fn invalid(message: impl Into<String>) -> CallRefusal {
+    CallRefusal::new(MeshErrorCode::InvalidRequest, message)
 }
 
-fn object(params: &mut Fields<'_>, name: &str) -> Result<Object, Refusal> {
+fn object(params: &mut Fields<'_>, name: &str) -> Result<RawObject, CallRefusal> {
     Ok(params
         .written_object(name)?
-        .map_or_else(|| Object::from(Map::new()), Object))
+        .map_or_else(|| RawObject::from(Map::new()), RawObject))
 }
 
 fn timeout(seconds: i64) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-        .clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).clamp(MIN_TIMEOUT, MAX_TIMEOUT)
 }
 
-fn preloaded(file: &mut Fields<'_>) -> Result<Preloaded, Refusal> {
-    Ok(Preloaded {
-        filename: file.text("filename", LONGEST_NAME)?,
+fn preloaded(file: &mut Fields<'_>) -> Result<PreloadedFile, CallRefusal> {
+    Ok(PreloadedFile {
+        filename: file.text("filename", MAX_NAME_BYTES)?,
         content: file.base64("content")?,
         mime_type: file
-            .optional_text("mime_type", LONGEST_NAME)?
+            .optional_text("mime_type", MAX_NAME_BYTES)?
             .unwrap_or_else(|| "application/octet-stream".to_owned()),
         version: file
             .integer("version")?
@@ -428,9 +459,9 @@ fn preloaded(file: &mut Fields<'_>) -> Result<Preloaded, Refusal> {
     })
 }
 
-fn reference(file: &mut Fields<'_>) -> Result<Reference, Refusal> {
-    Ok(Reference {
-        filename: file.text("filename", LONGEST_NAME)?,
+fn reference(file: &mut Fields<'_>) -> Result<ArtifactReference, CallRefusal> {
+    Ok(ArtifactReference {
+        filename: file.text("filename", MAX_NAME_BYTES)?,
         version: file.integer("version")?,
     })
 }

@@ -21,8 +21,8 @@ fn example() -> Value {
       "timeout_seconds":300,"sandbox_profile":"standard"}})
 }
 
-fn base() -> Base {
-    Base::new("myorg/dev", "").unwrap()
+fn base() -> TopicBase {
+    TopicBase::new("myorg/dev", "").unwrap()
 }
 
 fn properties(pairs: &[(&str, &str)]) -> Properties {
@@ -41,10 +41,14 @@ fn usual() -> Properties {
     ])
 }
 
-fn sent(topic: &str, payload: &[u8], properties: &Properties) -> Result<Request, Unread> {
+fn sent(
+    topic: &str,
+    payload: &[u8],
+    properties: &Properties,
+) -> Result<WorkerRequest, RequestError> {
     read(
         &base(),
-        Message {
+        RawMessage {
             topic,
             payload,
             properties,
@@ -53,9 +57,9 @@ fn sent(topic: &str, payload: &[u8], properties: &Properties) -> Result<Request,
     )
 }
 
-fn invoked(message: &Value, properties: &Properties) -> Result<Invoke, Unread> {
+fn invoked(message: &Value, properties: &Properties) -> Result<Invoke, RequestError> {
     match sent(TOPIC, message.to_string().as_bytes(), properties)? {
-        Request::Invoke(invoke) => Ok(*invoke),
+        WorkerRequest::Invoke(invoke) => Ok(*invoke),
         other => panic!("{other:?}"),
     }
 }
@@ -78,10 +82,10 @@ fn with(path: &str, value: Option<Value>) -> Value {
 
 fn refused(message: &Value) -> (String, String) {
     match invoked(message, &usual()) {
-        Err(Unread::Refused(refused)) => {
+        Err(RequestError::Refused(refused)) => {
             assert_eq!(
                 (refused.refusal.code, &*refused.reply.to),
-                (Code::InvalidRequest, REPLY)
+                (MeshErrorCode::InvalidRequest, REPLY)
             );
             (refused.id, refused.refusal.message)
         }
@@ -106,7 +110,7 @@ fn the_example_is_read() {
         ("PhotoAgent", "ana", "web-77")
     );
     assert!(invoke.preloaded.is_empty());
-    let cat = Reference {
+    let cat = ArtifactReference {
         filename: "cat.png".to_owned(),
         version: Some(2),
     };
@@ -262,7 +266,7 @@ fn files_that_come_along_are_decoded() {
         "list[1]": {"filename": "c", "content": "aGk", "version": 0},
     });
     let invoke = invoked(&with("/params/preloaded_artifacts", Some(files)), &usual()).unwrap();
-    let file = |filename: &str, content: &[u8], mime_type: &str, version| Preloaded {
+    let file = |filename: &str, content: &[u8], mime_type: &str, version| PreloadedFile {
         filename: filename.to_owned(),
         content: content.to_vec(),
         mime_type: mime_type.to_owned(),
@@ -318,7 +322,7 @@ fn there_are_only_so_many_files() {
     assert!(refused(&message(257)).1.contains("at most 256"));
 }
 
-fn read_object(object: &Object) -> Value {
+fn read_object(object: &RawObject) -> Value {
     serde_json::from_str(object.text()).unwrap()
 }
 
@@ -340,12 +344,12 @@ fn what_a_tool_is_given_is_as_it_was_written() {
         1,
     );
     let topic = base().invoke("resize_image").unwrap();
-    let message = Message {
+    let message = RawMessage {
         topic: &topic,
         payload: last.as_bytes(),
         properties: &usual(),
     };
-    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
+    let Ok(WorkerRequest::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
         panic!("{last}")
     };
     assert_eq!(invoke.tool_config.text(), numbers);
@@ -357,12 +361,12 @@ fn what_python_writes_for_no_number_and_half_a_character_is_taken() {
         .to_string()
         .replacen("320", r#"[NaN, -Infinity, "\ud800"]"#, 1);
     let topic = base().invoke("resize_image").unwrap();
-    let message = Message {
+    let message = RawMessage {
         topic: &topic,
         payload: text.as_bytes(),
         properties: &usual(),
     };
-    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
+    let Ok(WorkerRequest::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
         panic!("{text}")
     };
     assert_eq!(
@@ -383,14 +387,14 @@ fn numbers_that_no_word_holds_reach_the_tool_and_are_named_elsewhere() {
         .to_string()
         .replacen("\"ARGS\"", &args, 1);
     let said = sent(TOPIC, text.as_bytes(), &usual());
-    let Ok(Request::Invoke(invoke)) = said else {
+    let Ok(WorkerRequest::Invoke(invoke)) = said else {
         panic!("{said:?}")
     };
     assert_eq!(invoke.args.text(), args);
     let text = with("/params/timeout_seconds", Some(json!("TIME"))).to_string();
     let text = text.replacen("\"TIME\"", "1e400", 1);
     match sent(TOPIC, text.as_bytes(), &usual()) {
-        Err(Unread::Refused(refused)) => {
+        Err(RequestError::Refused(refused)) => {
             let said = refused.refusal.message;
             assert!(
                 said.starts_with("`params.timeout_seconds` cannot be read: number out of range"),
@@ -434,7 +438,7 @@ fn a_reference_without_version_is_to_the_latest() {
         .unwrap();
         assert_eq!(
             invoke.references["a"],
-            Reference {
+            ArtifactReference {
                 filename: "a".to_owned(),
                 version: None
             }
@@ -483,18 +487,18 @@ fn status_goes_to_the_first_topic_that_is_one() {
 
 #[test]
 fn a_namespace_that_looks_like_an_answer_is_left_alone() {
-    let base = Base::new("x/response/y", "").unwrap();
+    let base = TopicBase::new("x/response/y", "").unwrap();
     let reply = "x/response/y/a2a/v1/sam_remote_tool/response/A/1";
     let payload = example().to_string();
     let properties = properties(&[("replyTo", reply)]);
     let topic = "x/response/y/a2a/v1/sam_remote_tool/invoke/t";
-    let message = Message {
+    let message = RawMessage {
         topic,
         payload: payload.as_bytes(),
         properties: &properties,
     };
     match read(&base, message, LARGEST).unwrap() {
-        Request::Invoke(invoke) => assert_eq!(
+        WorkerRequest::Invoke(invoke) => assert_eq!(
             invoke.reply.status_to.as_deref(),
             Some("x/response/y/a2a/v1/sam_remote_tool/status/A/1")
         ),
@@ -539,7 +543,7 @@ fn nobody_is_made_to_speak_elsewhere() {
         &format!("{REPLY}{}", "x".repeat(250)),
     ] {
         match invoked(&example(), &properties(&[("replyTo", elsewhere)])) {
-            Err(Unread::Refused(refused)) => {
+            Err(RequestError::Refused(refused)) => {
                 assert_eq!((&*refused.id, &*refused.reply.to), ("5f0c", REPLY));
                 assert!(refused.refusal.message.contains("replyTo"), "{elsewhere}");
             }
@@ -549,11 +553,14 @@ fn nobody_is_made_to_speak_elsewhere() {
     let nobody = with("/params/app_name", Some(json!("a/b")));
     let foreign = invoked(&nobody, &properties(&[("replyTo", "elsewhere")]));
     assert!(
-        matches!(foreign, Err(Unread::Unanswerable(_))),
+        matches!(foreign, Err(RequestError::Unanswerable(_))),
         "{foreign:?}"
     );
     let silent = invoked(&nobody, &Properties::new());
-    assert!(matches!(silent, Err(Unread::Unanswerable(_))), "{silent:?}");
+    assert!(
+        matches!(silent, Err(RequestError::Unanswerable(_))),
+        "{silent:?}"
+    );
 }
 
 #[test]
@@ -568,15 +575,15 @@ fn what_is_no_json_is_refused_where_somebody_listens() {
         b"{\"id\":NaN}",
     ] {
         match sent(TOPIC, payload, &usual()) {
-            Err(Unread::Refused(refused)) => {
+            Err(RequestError::Refused(refused)) => {
                 assert_eq!((&*refused.id, &*refused.reply.to), ("5f0c", REPLY));
-                assert_eq!(refused.refusal.code, Code::InvalidRequest);
+                assert_eq!(refused.refusal.code, MeshErrorCode::InvalidRequest);
             }
             other => panic!("{other:?}"),
         }
         assert!(matches!(
             sent(TOPIC, payload, &Properties::new()),
-            Err(Unread::Unanswerable(_))
+            Err(RequestError::Unanswerable(_))
         ));
     }
 }
@@ -584,7 +591,7 @@ fn what_is_no_json_is_refused_where_somebody_listens() {
 #[test]
 fn what_is_too_large_is_refused() {
     let (payload, properties) = (example().to_string(), usual());
-    let message = Message {
+    let message = RawMessage {
         topic: TOPIC,
         payload: payload.as_bytes(),
         properties: &properties,
@@ -592,7 +599,7 @@ fn what_is_too_large_is_refused() {
     assert!(read(&base(), message, payload.len()).is_ok());
     assert!(matches!(
         read(&base(), message, payload.len() - 1),
-        Err(Unread::Refused(_))
+        Err(RequestError::Refused(_))
     ));
 }
 
@@ -648,12 +655,15 @@ fn it_is_asked_what_a_tool_is_in_two_ways() {
     let topic = "myorg/dev/a2a/v1/sam_remote_tool/init_request/db_query";
     let old_topic = "myorg/dev/a2a/v1/sam_remote_tool/init/db_query";
     let old = today.replace("init_request", "init");
-    for (topic, payload, words) in [(topic, today, Words::Today), (old_topic, &*old, Words::Old)] {
+    for (topic, payload, format) in [
+        (topic, today, CardFormat::Current),
+        (old_topic, &*old, CardFormat::Legacy),
+    ] {
         match sent(topic, payload.as_bytes(), &usual()).unwrap() {
-            Request::Init(init) => {
+            WorkerRequest::Init(init) => {
                 assert_eq!(
-                    (&*init.id, &*init.tool, init.words),
-                    ("1", "db_query", words)
+                    (&*init.id, &*init.tool, init.format),
+                    ("1", "db_query", format)
                 );
                 assert_eq!(Value::Object(init.tool_config), json!({"dsn": "x"}));
                 assert_eq!(init.reply.to, REPLY);
@@ -663,7 +673,7 @@ fn it_is_asked_what_a_tool_is_in_two_ways() {
     }
     let named = properties(&[("clientId", "PhotoAgent")]);
     match sent(topic, today.as_bytes(), &named).unwrap() {
-        Request::Init(init) => {
+        WorkerRequest::Init(init) => {
             assert_eq!(
                 init.reply.to,
                 "myorg/dev/a2a/v1/sam_remote_tool/response/PhotoAgent/1"
@@ -673,12 +683,12 @@ fn it_is_asked_what_a_tool_is_in_two_ways() {
     }
     assert!(matches!(
         sent(topic, today.as_bytes(), &Properties::new()),
-        Err(Unread::Unanswerable(_))
+        Err(RequestError::Unanswerable(_))
     ));
     let other = today.replace("init_request", "invoke");
     assert!(matches!(
         sent(topic, other.as_bytes(), &usual()),
-        Err(Unread::Refused(_))
+        Err(RequestError::Refused(_))
     ));
 }
 
@@ -697,12 +707,12 @@ fn broadcasts_are_no_requests() {
     ] {
         assert_eq!(
             sent(topic, payload.as_bytes(), &properties).err(),
-            Some(Unread::NotARequest)
+            Some(RequestError::NotARequest)
         );
     }
     assert!(matches!(
         sent(topic, question.as_bytes(), &usual()),
-        Ok(Request::Init(_))
+        Ok(WorkerRequest::Init(_))
     ));
     for topic in [
         REPLY,
@@ -713,7 +723,7 @@ fn broadcasts_are_no_requests() {
     ] {
         assert_eq!(
             sent(topic, example().to_string().as_bytes(), &usual()).err(),
-            Some(Unread::NotARequest)
+            Some(RequestError::NotARequest)
         );
     }
 }
@@ -726,7 +736,7 @@ fn a_cancellation_is_in_its_topic() {
             payload,
             &Properties::new(),
         ) {
-            Ok(Request::Cancel(correlation)) => assert_eq!(correlation, "5f0c"),
+            Ok(WorkerRequest::Cancel(correlation)) => assert_eq!(correlation, "5f0c"),
             other => panic!("{other:?}"),
         }
     }
@@ -777,10 +787,10 @@ proptest! {
     ) {
         match invoked(&with(path, Some(value)), &usual()) {
             Ok(invoke) => {
-                prop_assert!(invoke.timeout.is_none_or(|time| (SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&time)));
+                prop_assert!(invoke.timeout.is_none_or(|time| (MIN_TIMEOUT..=MAX_TIMEOUT).contains(&time)));
                 prop_assert_eq!(invoke.reply.to, REPLY);
             }
-            Err(Unread::Refused(refused)) => {
+            Err(RequestError::Refused(refused)) => {
                 prop_assert_eq!(&refused.reply.to, REPLY);
                 prop_assert!(refused.refusal.message.len() < 300 && !refused.refusal.message.contains('\n'));
             }
@@ -798,7 +808,7 @@ proptest! {
         let all = properties(&[("replyTo", &reply), ("statusTo", &reply), ("clientId", &client)]);
         let to = match invoked(&message, &all) {
             Ok(invoke) => invoke.reply,
-            Err(Unread::Refused(refused)) => refused.reply,
+            Err(RequestError::Refused(refused)) => refused.reply,
             Err(_) => return Ok(()),
         };
         let is_response = matches!(base().read(&to.to), Some(Topic::Response { .. }));

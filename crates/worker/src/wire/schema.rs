@@ -1,39 +1,40 @@
-//! Schemas of parameters, made such that the asker's model of a schema takes them: it forbids keys that it does not know, and
-//! then the asker shows its language model nothing of the tool.
+//! Converts JSON Schemas of parameters into the subset that agents accept. Their model of a schema
+//! forbids unknown keys, and one unknown key hides the tool from the language model.
 //!
-//! What cannot be said there is left out or said in words, so that the result allows what the tool allows, and perhaps more:
+//! What the subset cannot express is omitted or described in words, so that the result allows what
+//! the tool allows, and perhaps more:
 //!
-//! | of the tool | for the asker |
+//! | tool | agent |
 //! |---|---|
-//! | `$ref` | what it refers to; where that is inside of itself, only its type |
+//! | `$ref` | its target; of a recursive one only the type |
 //! | `oneOf` | `anyOf` |
-//! | `allOf` | its parts in one, the first that says something wins |
+//! | `allOf` | merged, the first definition wins |
 //! | several types | `anyOf` of them; `null` among them is `nullable` |
-//! | `const`, `enum` | `enum` if all are texts, otherwise words in the description |
+//! | `const`, `enum` | `enum` if all are strings, otherwise text in the description |
 //! | `exclusiveMinimum`, `exclusiveMaximum` | for integers the next one, otherwise the same bound: one value wider |
 //! | `examples` | the first is the `example` |
 //! | tuples (`prefixItems`, lists as `items`) | each item may be any of them |
-//! | all else that the model does not know | nothing |
+//! | other unknown keys | omitted |
 
 use serde_json::{Map, Number, Value, json};
 
-/// Schemas within schemas, in all and one in another, and bytes of texts and values that are kept. What is beyond is `{}`.
-const MOST_SCHEMAS: usize = 4096;
-const DEEPEST: usize = 32;
-const MOST_BYTES: usize = 256 << 10;
-/// Parts that one schema is put together from.
-const MOST_PARTS: usize = 64;
-/// Entries of one list: choices, names.
-const MOST_ENTRIES: usize = 1024;
-/// Types of one schema.
-const MOST_TYPES: usize = 16;
-/// Bytes of one text, one value, one reference.
-const LONGEST_TEXT: usize = 16 << 10;
-const LARGEST_VALUE: usize = 4 << 10;
-const LONGEST_REFERENCE: usize = 512;
+/// Limits of subschemas, nesting, and bytes of texts and values. What exceeds them becomes `{}`.
+const MAX_SCHEMAS: usize = 4096;
+const MAX_DEPTH: usize = 32;
+const MAX_BYTES: usize = 256 << 10;
+/// Schemas that are merged into one.
+const MAX_PARTS: usize = 64;
+/// Entries of a list: choices, names.
+const MAX_ENTRIES: usize = 1024;
+/// Types of a schema.
+const MAX_TYPES: usize = 16;
+/// Bytes of a text, a value, a reference.
+const MAX_TEXT_BYTES: usize = 16 << 10;
+const MAX_VALUE_BYTES: usize = 4 << 10;
+const MAX_REFERENCE_BYTES: usize = 512;
 
-/// What each type alone has to say.
-const OF_TYPES: [(&str, &[&str]); 6] = [
+/// Keywords of each type.
+const TYPE_KEYWORDS: [(&str, &[&str]); 6] = [
     (
         "string",
         &["minLength", "maxLength", "pattern", "format", "enum"],
@@ -57,15 +58,15 @@ const OF_TYPES: [(&str, &[&str]); 6] = [
 
 type Schema = Map<String, Value>;
 
-/// The schema of a tool's parameters as an asker takes it: always that of an object.
+/// Converts the schema of a tool's parameters; the result is always that of an object.
 pub fn for_asker(full: &Value) -> Value {
     let mut converter = Converter {
         root: full,
-        schemas: MOST_SCHEMAS,
-        bytes: MOST_BYTES,
+        schemas: MAX_SCHEMAS,
+        bytes: MAX_BYTES,
         followed: Vec::new(),
     };
-    let mut schema = converter.convert(full, DEEPEST);
+    let mut schema = converter.convert(full, MAX_DEPTH);
     if schema.get("type").is_some_and(|kind| kind != "object") {
         schema = Schema::new();
     }
@@ -76,28 +77,28 @@ pub fn for_asker(full: &Value) -> Value {
 
 struct Converter<'a> {
     root: &'a Value,
-    /// How many more.
+    /// Subschemas left.
     schemas: usize,
     bytes: usize,
-    /// References that are being followed, the outermost first.
+    /// References being followed, outermost first.
     followed: Vec<&'a str>,
 }
 
-/// A schema with those that it refers to or is put together from. What stands first wins.
+/// A schema and those that it refers to or merges. The first definition wins.
 #[derive(Default)]
-struct Parts<'a>(Vec<&'a Schema>);
+struct SchemaParts<'a>(Vec<&'a Schema>);
 
-impl<'a> Parts<'a> {
-    /// The first that is said under one of these names: one thing may have two spellings.
+impl<'a> SchemaParts<'a> {
+    /// The first value of these keys: some have two spellings.
     fn get(&self, names: &[&str]) -> Option<&'a Value> {
-        let mut said = self
+        let mut values = self
             .0
             .iter()
             .flat_map(|part| names.iter().filter_map(|name| part.get(*name)));
-        said.find(|value| !value.is_null())
+        values.find(|value| !value.is_null())
     }
 
-    /// The entries of all lists of this name, texts only.
+    /// Strings in all lists of this key.
     fn texts(&self, names: &[&str]) -> impl Iterator<Item = &'a str> {
         let lists = self
             .0
@@ -107,7 +108,7 @@ impl<'a> Parts<'a> {
         lists
             .into_iter()
             .flatten()
-            .take(MOST_ENTRIES)
+            .take(MAX_ENTRIES)
             .filter_map(Value::as_str)
     }
 }
@@ -116,13 +117,13 @@ impl<'a> Converter<'a> {
     fn convert(&mut self, full: &'a Value, depth: usize) -> Schema {
         let mut schema = Schema::new();
         let is_within = depth > 0 && self.schemas > 0;
-        // Also of what is none: a list of millions is as long to go through.
+        // Also for invalid ones: a list of millions takes as long.
         self.schemas = self.schemas.saturating_sub(1);
         let Some(said) = full.as_object().filter(|_| is_within) else {
             return schema;
         };
         let outside = self.followed.len();
-        let mut parts = Parts::default();
+        let mut parts = SchemaParts::default();
         let inside_itself = self.gather(said, &mut parts);
         self.schemas = self.schemas.saturating_sub(parts.0.len() - 1);
         self.texts(&parts, &mut schema);
@@ -137,16 +138,17 @@ impl<'a> Converter<'a> {
         schema
     }
 
-    /// Collects a schema and what it refers to. Gives the type of what was not followed because it is inside of itself.
-    fn gather(&mut self, said: &'a Schema, parts: &mut Parts<'a>) -> Option<&'a Value> {
-        if parts.0.len() == MOST_PARTS {
+    /// Collects a schema and its references. Returns the type of a recursive reference that was not
+    /// followed.
+    fn gather(&mut self, said: &'a Schema, parts: &mut SchemaParts<'a>) -> Option<&'a Value> {
+        if parts.0.len() == MAX_PARTS {
             return None;
         }
         parts.0.push(said);
         let reference = said
             .get("$ref")
             .and_then(Value::as_str)
-            .filter(|text| text.len() <= LONGEST_REFERENCE);
+            .filter(|text| text.len() <= MAX_REFERENCE_BYTES);
         let target = reference
             .and_then(|text| self.root.pointer(text.strip_prefix('#')?))
             .and_then(Value::as_object);
@@ -166,7 +168,7 @@ impl<'a> Converter<'a> {
             .and_then(Value::as_array)
             .into_iter()
             .flatten()
-            .take(MOST_PARTS)
+            .take(MAX_PARTS)
         {
             if let Some(part) = part.as_object() {
                 inside_itself = self.gather(part, parts).or(inside_itself);
@@ -175,18 +177,18 @@ impl<'a> Converter<'a> {
         inside_itself
     }
 
-    fn texts(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
+    fn texts(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema) {
         for name in ["title", "description", "format", "pattern"] {
             let text = parts.get(&[name]).and_then(Value::as_str);
             if let Some(text) =
-                text.filter(|text| text.len() <= LONGEST_TEXT && self.pay(text.len()))
+                text.filter(|text| text.len() <= MAX_TEXT_BYTES && self.take_bytes(text.len()))
             {
                 schema.insert(name.to_owned(), json!(text));
             }
         }
     }
 
-    fn values(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
+    fn values(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema) {
         let examples = parts
             .get(&["examples"])
             .and_then(Value::as_array)
@@ -198,15 +200,15 @@ impl<'a> Converter<'a> {
             let Some(value) = value.filter(|value| !value.is_null()) else {
                 continue;
             };
-            if let Some(left) = weighed(value, LARGEST_VALUE)
-                && self.pay(LARGEST_VALUE - left)
+            if let Some(left) = weighed(value, MAX_VALUE_BYTES)
+                && self.take_bytes(MAX_VALUE_BYTES - left)
             {
                 schema.insert(name.to_owned(), value.clone());
             }
         }
     }
 
-    fn object(&mut self, parts: &Parts<'a>, schema: &mut Schema, depth: usize) {
+    fn object(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema, depth: usize) {
         let mut properties = Schema::new();
         for (name, property) in parts
             .0
@@ -217,7 +219,7 @@ impl<'a> Converter<'a> {
             if properties.contains_key(name) {
                 continue;
             }
-            if !self.pay(name.len() + 8) {
+            if !self.take_bytes(name.len() + 8) {
                 break;
             }
             properties.insert(
@@ -241,7 +243,7 @@ impl<'a> Converter<'a> {
                     names.push(name);
                 }
             }
-            if !names.is_empty() && self.pay(names.iter().map(|name| name.len() + 4).sum()) {
+            if !names.is_empty() && self.take_bytes(names.iter().map(|name| name.len() + 4).sum()) {
                 schema.insert(name.to_owned(), json!(names));
             }
         }
@@ -260,7 +262,7 @@ impl<'a> Converter<'a> {
         }
     }
 
-    fn array(&mut self, parts: &Parts<'a>, schema: &mut Schema, depth: usize) {
+    fn array(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema, depth: usize) {
         let tuple = parts.get(&["prefixItems"]).and_then(Value::as_array);
         let items = match (parts.get(&["items"]), tuple) {
             (Some(Value::Array(tuple)), _) | (_, Some(tuple)) => {
@@ -274,13 +276,13 @@ impl<'a> Converter<'a> {
         schema.insert("items".to_owned(), Value::Object(items));
     }
 
-    /// One of given values.
-    fn choices(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
+    /// Converts `enum` and `const`.
+    fn choices(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema) {
         let all: Vec<&Value> = match (
             parts.get(&["enum"]),
             parts.0.iter().find_map(|part| part.get("const")),
         ) {
-            (Some(Value::Array(all)), _) if all.len() <= MOST_ENTRIES => all.iter().collect(),
+            (Some(Value::Array(all)), _) if all.len() <= MAX_ENTRIES => all.iter().collect(),
             (_, Some(only)) => vec![only],
             (_, None) => return,
         };
@@ -291,11 +293,11 @@ impl<'a> Converter<'a> {
         }
         let Some(left) = all
             .iter()
-            .try_fold(LONGEST_TEXT, |left, value| weighed(value, left))
+            .try_fold(MAX_TEXT_BYTES, |left, value| weighed(value, left))
         else {
             return;
         };
-        if all.is_empty() || !self.pay(LONGEST_TEXT - left) {
+        if all.is_empty() || !self.take_bytes(MAX_TEXT_BYTES - left) {
             return;
         }
         if all.iter().all(|value| value.is_string()) {
@@ -315,7 +317,7 @@ impl<'a> Converter<'a> {
         schema.insert("description".to_owned(), json!(description));
     }
 
-    fn alternatives(&mut self, parts: &Parts<'a>, schema: &mut Schema, depth: usize) {
+    fn alternatives(&mut self, parts: &SchemaParts<'a>, schema: &mut Schema, depth: usize) {
         let all = ["anyOf", "any_of", "oneOf"]
             .iter()
             .find_map(|name| parts.get(&[name])?.as_array());
@@ -324,18 +326,19 @@ impl<'a> Converter<'a> {
         }
     }
 
-    /// Adds alternatives. `null` is not one of them but makes what is there nullable; a single one is no choice.
+    /// Adds alternatives. `null` makes the schema nullable instead; a single alternative is merged.
     fn any_of(&mut self, all: &'a [Value], schema: &mut Schema, depth: usize) {
         let mut kept: Vec<Schema> = Vec::new();
         for alternative in all {
             if self.schemas == 0 {
-                // What was not looked at might be anything.
+                // An unseen alternative might allow anything.
                 return;
             }
             let alternative = self.convert(alternative, depth.saturating_sub(1));
-            match is_null(&alternative) {
-                true => _ = schema.insert("nullable".to_owned(), json!(true)),
-                false => kept.push(alternative),
+            if is_null(&alternative) {
+                _ = schema.insert("nullable".to_owned(), json!(true))
+            } else {
+                kept.push(alternative)
             }
         }
         match <[Schema; 1]>::try_from(kept) {
@@ -347,21 +350,21 @@ impl<'a> Converter<'a> {
         }
     }
 
-    /// Whether there is room for so many bytes; then there is less.
-    fn pay(&mut self, bytes: usize) -> bool {
+    /// Takes bytes of the limit, if there are enough.
+    fn take_bytes(&mut self, bytes: usize) -> bool {
         let left = self.bytes.checked_sub(bytes);
         self.bytes = left.unwrap_or(self.bytes);
         left.is_some()
     }
 }
 
-/// Whether it is the schema of null and of nothing else.
+/// Whether the schema allows null only.
 fn is_null(schema: &Schema) -> bool {
     let is_more = |name: &&str| schema.contains_key(*name);
     schema.contains_key("nullable") && !["type", "anyOf", "enum"].iter().any(is_more)
 }
 
-/// What of so much room a value leaves.
+/// Bytes left of the limit after a value; none if it does not fit.
 fn weighed(value: &Value, room: usize) -> Option<usize> {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => room.checked_sub(24),
@@ -378,7 +381,7 @@ fn weighed(value: &Value, room: usize) -> Option<usize> {
 }
 
 /// Bounds of numbers, lengths and counts.
-fn bounds(parts: &Parts<'_>, schema: &mut Schema) {
+fn bounds(parts: &SchemaParts<'_>, schema: &mut Schema) {
     for (name, other) in [
         ("minLength", "min_length"),
         ("maxLength", "max_length"),
@@ -396,7 +399,8 @@ fn bounds(parts: &Parts<'_>, schema: &mut Schema) {
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
     ] {
-        let (given, without) = (parts.get(&[name]), parts.get(&[exclusive]));
+        let given = parts.get(&[name]);
+        let without = parts.get(&[exclusive]);
         let next = |bound: &Number| match bound.as_i64().filter(|_| is_integer) {
             Some(bound) => Number::from(bound.saturating_add(step)),
             None => bound.clone(),
@@ -411,7 +415,7 @@ fn bounds(parts: &Parts<'_>, schema: &mut Schema) {
     }
 }
 
-/// Also as `3.0` or, as one interface writes it, `"3"`.
+/// Also as `3.0` or, in one library, `"3"`.
 fn count(value: &Value) -> Option<u32> {
     match value {
         Value::Number(number) => {
@@ -425,36 +429,38 @@ fn count(value: &Value) -> Option<u32> {
     }
 }
 
-/// The known types that are named, in lower case; `null` is none of them.
+/// The known types in a `type` keyword, in lower case, without `null`.
 fn named_types(said: Option<&Value>) -> impl Iterator<Item = &'static str> {
     let named: Vec<&str> = match said {
         Some(Value::String(one)) => vec![one],
         Some(Value::Array(several)) => several
             .iter()
-            .take(MOST_TYPES)
+            .take(MAX_TYPES)
             .filter_map(Value::as_str)
             .collect(),
         Some(_) | None => Vec::new(),
     };
-    OF_TYPES
+    TYPE_KEYWORDS
         .iter()
         .map(|(known, _)| *known)
         .filter(move |known| named.iter().any(|name| name.eq_ignore_ascii_case(known)))
 }
 
-/// Says of which type it is, last of all: that of several decides where what was said before belongs.
-fn types(parts: &Parts<'_>, inside_itself: Option<&Value>, schema: &mut Schema) {
-    let said = parts.get(&["type"]).or(inside_itself);
+/// Sets the type, last of all: with several types the keywords are distributed.
+fn types(parts: &SchemaParts<'_>, inside_itself: Option<&Value>, schema: &mut Schema) {
+    let type_value = parts.get(&["type"]).or(inside_itself);
     let is_null = |name: &Value| {
         name.as_str()
             .is_some_and(|name| name.eq_ignore_ascii_case("null"))
     };
-    let is_among = |all: &Vec<Value>| all.iter().take(MOST_TYPES).any(is_null);
-    let has_null = said.is_some_and(|said| is_null(said) || said.as_array().is_some_and(is_among));
+    let is_among = |all: &Vec<Value>| all.iter().take(MAX_TYPES).any(is_null);
+    let has_null = type_value.is_some_and(|type_value| {
+        is_null(type_value) || type_value.as_array().is_some_and(is_among)
+    });
     if has_null || parts.get(&["nullable"]) == Some(&Value::Bool(true)) {
         schema.insert("nullable".to_owned(), json!(true));
     }
-    let named: Vec<&str> = named_types(said).collect();
+    let named: Vec<&str> = named_types(type_value).collect();
     match named[..] {
         [] => guess(schema),
         [one] => _ = schema.insert("type".to_owned(), json!(one)),
@@ -463,7 +469,7 @@ fn types(parts: &Parts<'_>, inside_itself: Option<&Value>, schema: &mut Schema) 
     }
 }
 
-/// Models want a type even where it is plain from the rest.
+/// Language models need a type even where it is implied.
 fn guess(schema: &mut Schema) {
     let plain = [
         ("properties", "object"),
@@ -478,9 +484,9 @@ fn guess(schema: &mut Schema) {
     }
 }
 
-/// Several types are alternatives, each with what is its own.
+/// Turns several types into alternatives with their own keywords.
 fn split(named: &[&str], schema: &mut Schema) {
-    let all: Vec<Schema> = OF_TYPES
+    let all: Vec<Schema> = TYPE_KEYWORDS
         .iter()
         .filter(|(name, _)| named.contains(name))
         .map(|(name, own)| {
@@ -490,7 +496,7 @@ fn split(named: &[&str], schema: &mut Schema) {
             own.chain([("type".to_owned(), json!(name))]).collect()
         })
         .collect();
-    for (_, own) in OF_TYPES {
+    for (_, own) in TYPE_KEYWORDS {
         own.iter().for_each(|key| _ = schema.remove(*key));
     }
     schema.insert("anyOf".to_owned(), json!(all));

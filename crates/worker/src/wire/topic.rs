@@ -1,32 +1,32 @@
-//! Topics: `{namespace}/a2a/v1/sam_remote_tool/…`. Names in them come from strangers, so that none is written or read that a
-//! broker could take for a pattern, or that no broker of the mesh would carry.
+//! Topics of the mesh: `{namespace}/a2a/v1/sam_remote_tool/…`. Names are untrusted: a name that a
+//! broker could take for a wildcard, or would not transport, is neither written nor accepted.
 
 use std::fmt;
 
-/// The longest topic that a broker of the mesh takes, in bytes.
-pub const LONGEST: usize = 250;
-/// The most levels that such a broker takes.
-pub const MOST_LEVELS: usize = 128;
-/// The longest namespace, in bytes: an answer's topic has a UUID and an agent's name behind it, and must not be too long.
-pub const LONGEST_NAMESPACE: usize = 160;
+/// Maximum length of a topic on the mesh's brokers, in bytes.
+pub const MAX_TOPIC_BYTES: usize = 250;
+/// Maximum number of levels.
+pub const MAX_LEVELS: usize = 128;
+/// Maximum length of a namespace: response topics append an agent's name and a UUID.
+pub const MAX_NAMESPACE_BYTES: usize = 160;
 
-const OF_TOOLS: &str = "sam_remote_tool";
+const TOOLS: &str = "sam_remote_tool";
 const DISCOVERY: &str = "discovery";
 
-/// What all topics of one mesh begin with: its namespace and the version of what is spoken.
+/// Prefix of all topics of a mesh: its namespace and the protocol version.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Base(String);
+pub struct TopicBase(String);
 
-impl fmt::Debug for Base {
+impl fmt::Debug for TopicBase {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
     }
 }
 
-/// Why a namespace is none.
+/// Why a namespace is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNamespace {
-    /// Neither it nor what stands for an empty one says anything.
+    /// Namespace and default are empty.
     #[error("the namespace is empty")]
     Empty,
     /// The first level would be empty.
@@ -35,64 +35,69 @@ pub enum BadNamespace {
     /// It is part of paths elsewhere.
     #[error("the namespace has two dots in a row")]
     TwoDots,
-    /// One that the mesh does not take.
+    /// A character that the mesh does not allow.
     #[error("the namespace has {0:?}; it may have letters, digits and . _ / -")]
     Character(char),
-    /// No answer's topic would fit.
-    #[error("the namespace has {0} bytes; it may have {LONGEST_NAMESPACE}")]
+    /// Response topics would be too long.
+    #[error("the namespace has {0} bytes; it may have {MAX_NAMESPACE_BYTES}")]
     TooLong(usize),
 }
 
-/// Why there is no such topic.
+/// Why a topic is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadTopic {
     /// A name is missing.
     #[error("a name in a topic is empty")]
     Empty,
-    /// A wildcard of one of the protocols, a control character, no character at all, or a slash where a name is one level.
+    /// A wildcard of one of the protocols, a control character or noncharacter, or a slash where a
+    /// name is one level.
     #[error("a name in a topic has {0:?}")]
     Character(char),
-    /// Brokers refuse it.
-    #[error("the topic has {0} bytes; it may have {LONGEST}")]
+    /// Longer than brokers accept.
+    #[error("the topic has {0} bytes; it may have {MAX_TOPIC_BYTES}")]
     TooLong(usize),
-    /// Brokers refuse it.
-    #[error("the topic has more than {MOST_LEVELS} levels")]
+    /// More levels than brokers accept.
+    #[error("the topic has more than {MAX_LEVELS} levels")]
     TooManyLevels,
 }
 
-/// What a topic is for. A tool's name and a correlation may have slashes in them, an agent's may not.
+/// Purpose of a topic. Tool names and correlation ids may contain slashes, agent names may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum Topic<'a> {
-    /// An agent asks for a tool to be run.
+    /// Invocation of a tool.
     Invoke(&'a str),
-    /// The one answer to an invocation or to a question what a tool is.
+    /// Answer to an invocation or a describe request.
     Response {
+        /// Name of the agent.
         agent: &'a str,
+        /// Correlation id.
         correlation: &'a str,
     },
-    /// What a tool says meanwhile.
+    /// Status messages of a running tool.
     Status {
+        /// Name of the agent.
         agent: &'a str,
+        /// Correlation id.
         correlation: &'a str,
     },
-    /// A worker tells everybody what a tool is; older agents ask here.
+    /// Announcement of a tool; older agents ask here.
     Init(&'a str),
-    /// An agent asks what a tool is.
+    /// Request to describe a tool.
     InitRequest(&'a str),
-    /// A worker has the tool no more.
+    /// Announcement that a tool was removed.
     Removed(&'a str),
-    /// The invocation of this correlation is not wanted any more.
+    /// Cancellation of the invocation with this id.
     Cancel(&'a str),
-    /// A worker could not learn what a tool is.
+    /// Announcement that a tool cannot be described.
     FailedDiscovery(&'a str),
-    /// Agents and gateways tell of themselves.
+    /// Announcements of agents and gateways.
     Discovery(&'a str),
 }
 
-impl Base {
-    /// The base of a namespace. An empty one is as if `default` had been said; slashes at its end are dropped.
-    pub fn new(namespace: &str, default: &str) -> Result<Base, BadNamespace> {
+impl TopicBase {
+    /// The base of a namespace. An empty one is replaced by `default`; trailing slashes are
+    /// dropped.
+    pub fn new(namespace: &str, default: &str) -> Result<TopicBase, BadNamespace> {
         let namespace = if namespace.is_empty() {
             default
         } else {
@@ -106,23 +111,23 @@ impl Base {
             |letter: &char| !letter.is_ascii_alphanumeric() && !"._/-".contains(*letter);
         if namespace.is_empty() {
             Err(BadNamespace::Empty)
-        } else if namespace.len() > LONGEST_NAMESPACE {
+        } else if namespace.len() > MAX_NAMESPACE_BYTES {
             Err(BadNamespace::TooLong(namespace.len()))
         } else if let Some(letter) = namespace.chars().find(is_foreign) {
             Err(BadNamespace::Character(letter))
         } else if namespace.contains("..") {
             Err(BadNamespace::TwoDots)
         } else {
-            Ok(Base(format!("{namespace}/a2a/v1")))
+            Ok(TopicBase(format!("{namespace}/a2a/v1")))
         }
     }
 
-    /// The namespace, without slashes at its end.
+    /// The namespace, without trailing slashes.
     pub fn namespace(&self) -> &str {
         self.0.strip_suffix("/a2a/v1").unwrap_or(&self.0)
     }
 
-    /// The topic's text.
+    /// Formats a topic.
     pub fn write(&self, topic: Topic<'_>) -> Result<String, BadTopic> {
         let text = match topic {
             Topic::Invoke(tool) => self.of_tool("invoke", tool)?,
@@ -142,7 +147,7 @@ impl Base {
     }
 
     fn of_tool(&self, kind: &str, tool: &str) -> Result<String, BadTopic> {
-        Ok(format!("{}/{OF_TOOLS}/{kind}/{}", self.0, name(tool)?))
+        Ok(format!("{}/{TOOLS}/{kind}/{}", self.0, name(tool)?))
     }
 
     fn to_agent(&self, kind: &str, agent: &str, correlation: &str) -> Result<String, BadTopic> {
@@ -150,90 +155,90 @@ impl Base {
             return Err(BadTopic::Character('/'));
         }
         Ok(format!(
-            "{}/{OF_TOOLS}/{kind}/{}/{}",
+            "{}/{TOOLS}/{kind}/{}/{}",
             self.0,
             name(agent)?,
             name(correlation)?
         ))
     }
 
-    /// What a topic is for; nothing if it is none of this mesh's, or one that could not be answered.
+    /// Parses a topic; none if it is not of this mesh, or could not be answered.
     pub fn read<'a>(&self, topic: &'a str) -> Option<Topic<'a>> {
         bounded(topic).ok()?;
-        let (room, rest) = topic
+        let (area, rest) = topic
             .strip_prefix(&self.0)?
             .strip_prefix('/')?
             .split_once('/')?;
         let rest = name(rest).ok()?;
-        match room {
+        match area {
             DISCOVERY => Some(Topic::Discovery(rest)),
-            OF_TOOLS => of_tools(rest),
+            TOOLS => parse_tool_topic(rest),
             _ => None,
         }
     }
 
-    /// Where a tool is invoked.
+    /// Topic of a tool's invocations.
     pub fn invoke(&self, tool: &str) -> Result<String, BadTopic> {
         self.write(Topic::Invoke(tool))
     }
 
-    /// Where an agent waits for an answer.
+    /// Topic of an answer.
     pub fn response(&self, agent: &str, correlation: &str) -> Result<String, BadTopic> {
         self.write(Topic::Response { agent, correlation })
     }
 
-    /// Where an agent listens to what a tool says meanwhile.
+    /// Topic of status messages.
     pub fn status(&self, agent: &str, correlation: &str) -> Result<String, BadTopic> {
         self.write(Topic::Status { agent, correlation })
     }
 
-    /// Where everybody is told what a tool is, and where older agents ask.
+    /// Topic of a tool's announcements, and of requests by older agents.
     pub fn init(&self, tool: &str) -> Result<String, BadTopic> {
         self.write(Topic::Init(tool))
     }
 
-    /// Where it is asked what a tool is.
+    /// Topic of requests to describe a tool.
     pub fn init_request(&self, tool: &str) -> Result<String, BadTopic> {
         self.write(Topic::InitRequest(tool))
     }
 
-    /// Where everybody is told that a tool is gone.
+    /// Topic of the announcement that a tool was removed.
     pub fn removed(&self, tool: &str) -> Result<String, BadTopic> {
         self.write(Topic::Removed(tool))
     }
 
-    /// Where an invocation is cancelled.
+    /// Topic of a cancellation.
     pub fn cancel(&self, correlation: &str) -> Result<String, BadTopic> {
         self.write(Topic::Cancel(correlation))
     }
 
-    /// Where it is told that a tool does not say what it is.
+    /// Topic of the announcement that a tool cannot be described.
     pub fn failed_discovery(&self, tool: &str) -> Result<String, BadTopic> {
         self.write(Topic::FailedDiscovery(tool))
     }
 
-    /// All questions what a tool is.
+    /// Pattern of all requests to describe a tool.
     pub fn init_requests(&self) -> String {
-        format!("{}/{OF_TOOLS}/init_request/>", self.0)
+        format!("{}/{TOOLS}/init_request/>", self.0)
     }
 
-    /// All cancellations.
+    /// Pattern of all cancellations.
     pub fn cancellations(&self) -> String {
-        format!("{}/{OF_TOOLS}/cancel/>", self.0)
+        format!("{}/{TOOLS}/cancel/>", self.0)
     }
 
-    /// All that agents and gateways tell of themselves.
+    /// Pattern of all announcements of agents and gateways.
     pub fn discovery(&self) -> String {
         format!("{}/{DISCOVERY}/>", self.0)
     }
 
-    /// What the topics of all answers begin with, for messages.
+    /// Prefix of all response topics, for messages.
     pub fn responses(&self) -> String {
-        format!("{}/{OF_TOOLS}/response/", self.0)
+        format!("{}/{TOOLS}/response/", self.0)
     }
 }
 
-fn of_tools(topic: &str) -> Option<Topic<'_>> {
+fn parse_tool_topic(topic: &str) -> Option<Topic<'_>> {
     let (kind, rest) = topic.split_once('/')?;
     let to_agent = || {
         rest.split_once('/')
@@ -253,7 +258,8 @@ fn of_tools(topic: &str) -> Option<Topic<'_>> {
     }
 }
 
-/// A name as it may stand in a topic. What is a wildcard in one protocol is one in all: messages pass from one to another.
+/// A name that is valid in a topic. A wildcard of one protocol is invalid in all, because messages
+/// are bridged.
 fn name(text: &str) -> Result<&str, BadTopic> {
     let is_foreign =
         |letter: &char| "*>+#".contains(*letter) || letter.is_control() || is_no_character(*letter);
@@ -264,32 +270,33 @@ fn name(text: &str) -> Result<&str, BadTopic> {
     }
 }
 
-/// What Unicode never gives a meaning. MQTT lets a broker end the connection over it.
+/// Unicode noncharacters, over which an MQTT broker may close the connection.
 fn is_no_character(letter: char) -> bool {
     let code = u32::from(letter);
     (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe
 }
 
 fn bounded(topic: &str) -> Result<(), BadTopic> {
-    if topic.len() > LONGEST {
+    if topic.len() > MAX_TOPIC_BYTES {
         Err(BadTopic::TooLong(topic.len()))
-    } else if topic.split('/').count() > MOST_LEVELS {
+    } else if topic.split('/').count() > MAX_LEVELS {
         Err(BadTopic::TooManyLevels)
     } else {
         Ok(())
     }
 }
 
-/// Why a pattern cannot be said in MQTT.
+/// Why a pattern has no MQTT equivalent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} cannot be said in MQTT: there `*` is a whole level, `>` is the last, `+` and `#` are no letters"
 )]
 pub struct BadPattern(pub String);
 
-/// A pattern of the mesh in the words of MQTT. It is a little wider: `#` is also the level above.
+/// Converts a pattern to an MQTT topic filter. It matches slightly more: `#` includes the level
+/// above.
 pub fn mqtt_filter(pattern: &str) -> Result<String, BadPattern> {
-    let bad = || BadPattern(pattern.chars().take(LONGEST).collect());
+    let bad = || BadPattern(pattern.chars().take(MAX_TOPIC_BYTES).collect());
     let last = pattern.split('/').count() - 1;
     let level = |(index, level): (usize, &str)| match level {
         "*" => Ok("+".to_owned()),
@@ -297,7 +304,7 @@ pub fn mqtt_filter(pattern: &str) -> Result<String, BadPattern> {
         plain if plain.is_empty() || name(plain).is_ok() => Ok(plain.to_owned()),
         _ => Err(bad()),
     };
-    if pattern.is_empty() || pattern.len() > LONGEST {
+    if pattern.is_empty() || pattern.len() > MAX_TOPIC_BYTES {
         return Err(bad());
     }
     let levels: Vec<String> = pattern
@@ -308,17 +315,17 @@ pub fn mqtt_filter(pattern: &str) -> Result<String, BadPattern> {
     Ok(levels.join("/"))
 }
 
-/// What a last `>` stands for.
+/// Meaning of a last `>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
-    /// At least one level, as brokers of the mesh have it.
+pub enum TrailingWildcard {
+    /// At least one level, as on the mesh's brokers.
     OneLevelOrMore,
-    /// Also nothing behind the slash, as the broker for a laptop has it.
+    /// Also nothing after the slash, as on the development broker.
     AlsoNothing,
 }
 
-/// Whether a pattern of the mesh means a topic. `*` is a level, or the end of one.
-pub fn matches(pattern: &str, topic: &str, rest: Rest) -> bool {
+/// Whether a pattern matches a topic. `*` matches a level, or the rest of one.
+pub fn matches(pattern: &str, topic: &str, rest: TrailingWildcard) -> bool {
     let mut wanted = pattern.split('/').peekable();
     let mut levels = topic.split('/');
     while let Some(next) = wanted.next() {
@@ -326,7 +333,9 @@ pub fn matches(pattern: &str, topic: &str, rest: Rest) -> bool {
         let is_rest = next == ">" && wanted.peek().is_none();
         match level {
             Some(level) if is_rest => {
-                return rest == Rest::AlsoNothing || !level.is_empty() || levels.next().is_some();
+                return rest == TrailingWildcard::AlsoNothing
+                    || !level.is_empty()
+                    || levels.next().is_some();
             }
             Some(level) if is_meant(next, level) => {}
             Some(_) | None => return false,

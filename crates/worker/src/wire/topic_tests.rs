@@ -3,8 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn base() -> Base {
-    Base::new("myorg/dev", "").unwrap()
+fn base() -> TopicBase {
+    TopicBase::new("myorg/dev", "").unwrap()
 }
 
 #[test]
@@ -88,11 +88,13 @@ fn a_namespace_keeps_to_the_rules_of_the_mesh() {
         ("", "solace-agent-mesh"),
     ] {
         assert_eq!(
-            Base::new(text, "solace-agent-mesh").unwrap().namespace(),
+            TopicBase::new(text, "solace-agent-mesh")
+                .unwrap()
+                .namespace(),
             wanted
         );
     }
-    let long = "n".repeat(LONGEST_NAMESPACE + 1);
+    let long = "n".repeat(MAX_NAMESPACE_BYTES + 1);
     for (text, wanted) in [
         ("/a", BadNamespace::LeadingSlash),
         ("/", BadNamespace::LeadingSlash),
@@ -104,10 +106,10 @@ fn a_namespace_keeps_to_the_rules_of_the_mesh() {
         ("a\n", BadNamespace::Character('\n')),
         (&long, BadNamespace::TooLong(161)),
     ] {
-        assert_eq!(Base::new(text, "default"), Err(wanted));
+        assert_eq!(TopicBase::new(text, "default"), Err(wanted));
     }
-    assert_eq!(Base::new("", ""), Err(BadNamespace::Empty));
-    assert!(Base::new(&long[1..], "").is_ok());
+    assert_eq!(TopicBase::new("", ""), Err(BadNamespace::Empty));
+    assert!(TopicBase::new(&long[1..], "").is_ok());
 }
 
 #[test]
@@ -149,13 +151,13 @@ fn a_name_that_could_be_a_pattern_is_neither_written_nor_read() {
 #[test]
 fn a_topic_is_as_long_as_a_broker_takes_it() {
     let base = base();
-    let room = LONGEST - base.invoke("x").unwrap().len() + 1;
-    assert_eq!(base.invoke(&"x".repeat(room)).unwrap().len(), 250);
+    let area = MAX_TOPIC_BYTES - base.invoke("x").unwrap().len() + 1;
+    assert_eq!(base.invoke(&"x".repeat(area)).unwrap().len(), 250);
     assert_eq!(
-        base.invoke(&"x".repeat(room + 1)),
+        base.invoke(&"x".repeat(area + 1)),
         Err(BadTopic::TooLong(251))
     );
-    let longest = base.invoke(&"x".repeat(room)).unwrap();
+    let longest = base.invoke(&"x".repeat(area)).unwrap();
     assert!(base.read(&longest).is_some());
     assert_eq!(base.read(&format!("{longest}x")), None);
     assert_eq!(base.invoke(&"/".repeat(150)), Err(BadTopic::TooManyLevels));
@@ -213,7 +215,7 @@ fn patterns_become_filters() {
 
 #[test]
 fn patterns_mean_topics() {
-    use Rest::{AlsoNothing, OneLevelOrMore};
+    use TrailingWildcard::{AlsoNothing, OneLevelOrMore};
     for (pattern, topic, mesh, laptop) in [
         ("a/b", "a/b", true, true),
         ("a/b", "a/b/c", false, false),
@@ -261,7 +263,7 @@ proptest! {
     fn what_is_written_is_read(
         namespace in "[A-Za-z0-9_-]{1,9}(/[A-Za-z0-9._-]{1,9}){0,3}", tool in "\\PC{1,60}", agent in "\\PC{1,60}",
     ) {
-        let Ok(base) = Base::new(&namespace, "") else { return Ok(()) };
+        let Ok(base) = TopicBase::new(&namespace, "") else { return Ok(()) };
         for topic in [
             Topic::Invoke(&tool), Topic::Init(&tool), Topic::InitRequest(&tool), Topic::Removed(&tool),
             Topic::Cancel(&tool), Topic::FailedDiscovery(&tool), Topic::Discovery(&tool),
@@ -275,7 +277,7 @@ proptest! {
 
     #[test]
     fn what_is_read_is_written(rest in "(a2a|v1|sam_remote_tool|response|invoke|cancel|discovery|n|é|\\*|/){0,9}") {
-        let base = Base::new("n", "").unwrap();
+        let base = TopicBase::new("n", "").unwrap();
         for text in [rest.clone(), format!("n/a2a/v1/{rest}"), format!("n/a2a/v1/sam_remote_tool/{rest}")] {
             if let Some(topic) = base.read(&text) {
                 prop_assert_eq!(base.write(topic), Ok(text));
@@ -287,20 +289,20 @@ proptest! {
     fn a_filter_means_what_its_pattern_means(pattern in "([ab*]/){0,4}[ab>*]", topic in "([ab]?/){0,4}[ab]?") {
         let filter = mqtt_filter(&pattern).unwrap();
         let (filter, levels): (Vec<_>, Vec<_>) = (filter.split('/').collect(), topic.split('/').collect());
-        if matches(&pattern, &topic, Rest::OneLevelOrMore) {
-            prop_assert!(matches(&pattern, &topic, Rest::AlsoNothing));
+        if matches(&pattern, &topic, TrailingWildcard::OneLevelOrMore) {
+            prop_assert!(matches(&pattern, &topic, TrailingWildcard::AlsoNothing));
             prop_assert!(is_filtered(&filter, &levels));
         }
         // Wider only by the level above, and by levels that are empty.
         let is_wider = filter.last() == Some(&"#") && levels.len() < filter.len();
         if is_filtered(&filter, &levels) && !is_wider && levels.iter().all(|level| !level.is_empty()) {
-            prop_assert!(matches(&pattern, &topic, Rest::OneLevelOrMore));
+            prop_assert!(matches(&pattern, &topic, TrailingWildcard::OneLevelOrMore));
         }
     }
 
     #[test]
     fn no_text_is_too_odd(pattern in "\\PC*", topic in ".*") {
-        _ = (matches(&pattern, &topic, Rest::AlsoNothing), mqtt_filter(&pattern), base().read(&topic));
-        _ = Base::new(&topic, &pattern);
+        _ = (matches(&pattern, &topic, TrailingWildcard::AlsoNothing), mqtt_filter(&pattern), base().read(&topic));
+        _ = TopicBase::new(&topic, &pattern);
     }
 }

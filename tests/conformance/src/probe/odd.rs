@@ -179,8 +179,6 @@ fn connections() -> Attempt {
             4,
         )
     };
-    let elsewhere =
-        std::thread::scope(|scope| scope.spawn(|| without_descriptors(&stream, out)).join());
     Ok(line(&[
         connect(&stream, out, 129),
         connect(&stream, out, 15),
@@ -189,14 +187,5 @@ fn connections() -> Attempt {
         connect(&within, group, 16),
         connect(&on_device, out, 16),
         connect(&by_device, out, 16),
-        elsewhere.expect("a thread"),
     ]))
-}
-
-/// In a thread that has closed its own copy of the socket.
-fn without_descriptors(socket: &OwnedFd, address: [u8; 4]) -> i32 {
-    // SAFETY: from here on this thread's descriptors are its own, and it uses none but this number.
-    unsafe { libc::unshare(libc::CLONE_FILES) };
-    _ = call!(libc::SYS_close, socket.as_raw_fd());
-    connect(socket, address, 16)
 }

@@ -147,6 +147,22 @@ fn calls_refused_by_argument_are_told(world: &World) {
             libc::EPROTONOSUPPORT,
             refused("socket", "protocol 262"),
         ),
+        // SOCK_PACKET
+        (
+            format!("{}:2:10:0", libc::SYS_socket),
+            libc::ESOCKTNOSUPPORT,
+            refused("socket", "kind 10"),
+        ),
+        (
+            format!("{}:0:1:{}", libc::SYS_setsockopt, libc::SO_ATTACH_FILTER),
+            libc::ENOPROTOOPT,
+            refused("setsockopt", "option 26"),
+        ),
+        (
+            format!("{}:9:9:2", libc::SYS_close_range),
+            libc::EINVAL,
+            refused("close_range", "flags 0x2"),
+        ),
         (
             format!("{}:2:1:0", libc::SYS_socketpair),
             libc::EAFNOSUPPORT,
@@ -166,6 +182,11 @@ fn calls_refused_by_argument_are_told(world: &World) {
             format!("{}:1:{}:0", libc::SYS_fcntl, libc::F_SETLEASE),
             libc::EPERM,
             refused("fcntl", "F_SETLEASE"),
+        ),
+        (
+            format!("{}:1:{}:0", libc::SYS_fcntl, libc::F_OFD_SETLK),
+            libc::EINVAL,
+            refused("fcntl", "F_OFD_SETLK"),
         ),
         (
             format!("{}:0:{}", libc::SYS_ioctl, 0x5412),

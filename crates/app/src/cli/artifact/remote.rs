@@ -7,7 +7,7 @@ use crate::{
         print_json,
         screen::{Level, Screen},
     },
-    remote::{Answer, Ask, Client, query, segment, upload},
+    remote::{Answer, Ask, Client, query, segments, upload},
 };
 use http::{Method, header::CONTENT_TYPE};
 use serde::Deserialize;
@@ -40,8 +40,8 @@ struct Page {
 fn path(name: &[u8]) -> String {
     // A last part that is `versions` would be a question of its own.
     match name.strip_suffix(b"/versions") {
-        Some(folder) => format!("/v1/artifacts/{}%2Fversions", segment(folder)),
-        None => format!("/v1/artifacts/{}", segment(name)),
+        Some(folder) => format!("/v1/artifacts/{}%2Fversions", segments(folder)),
+        None => format!("/v1/artifacts/{}", segments(name)),
     }
 }
 

@@ -51,10 +51,14 @@ impl Source {
             )
         };
         let folder = Dir::open(what).map_err(refused)?;
-        let first = read(&folder, NAMES[0], LARGEST_RECIPE);
-        let (bytes, _) = first
-            .or_else(|_| read(&folder, NAMES[1], LARGEST_RECIPE))
-            .map_err(refused)?;
+        // Only one that is absent leaves room for the other name.
+        let (bytes, _) = match read(&folder, NAMES[0], LARGEST_RECIPE) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                read(&folder, NAMES[1], LARGEST_RECIPE)
+            }
+            first => first,
+        }
+        .map_err(refused)?;
         let text =
             String::from_utf8(bytes).map_err(|_| refused(io::ErrorKind::InvalidData.into()))?;
         Ok(Source::Folder {
@@ -184,4 +188,30 @@ pub(super) fn sources_of_this_machine() -> Option<PathBuf> {
     places
         .into_iter()
         .find(|place| std::fs::read_to_string(place).is_ok_and(fits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_containerfile_that_cannot_be_read_is_the_one_that_is_told() {
+        let folder = std::env::temp_dir().join(format!("airlock-recipe-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let told = || match Source::find(&folder) {
+            Ok(Source::Folder { text, .. }) => text,
+            Ok(Source::Profile(_)) => panic!("a folder is no profile"),
+            Err(failure) => failure.message,
+        };
+        std::fs::write(folder.join(NAMES[1]), "FROM b").unwrap();
+        assert_eq!(told(), "FROM b");
+        let large = "#".repeat(LARGEST_RECIPE as usize + 1);
+        std::fs::write(folder.join(NAMES[0]), large).unwrap();
+        let too_large = told();
+        std::fs::write(folder.join(NAMES[0]), "FROM a").unwrap();
+        let first = told();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(too_large.contains("it is larger than"), "{too_large}");
+        assert_eq!(first, "FROM a");
+    }
 }

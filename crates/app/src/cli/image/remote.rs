@@ -6,7 +6,7 @@ use crate::{
         message::{self, Failure, printable},
         print, print_json,
     },
-    remote::{Ask, Client, query, segment, upload},
+    remote::{Ask, Client, query, segments, upload},
 };
 use http::Method;
 use serde::Deserialize;
@@ -171,5 +171,5 @@ struct Removed {
 fn path(name: &str) -> Result<String, Failure> {
     // Checked here as well: what is no name is no part of an address either.
     shared::reference(name)?;
-    Ok(format!("/v1/images/{}", segment(name.as_bytes())))
+    Ok(format!("/v1/images/{}", segments(name.as_bytes())))
 }

@@ -173,7 +173,7 @@ async fn carry_out(
 
 /// The address of a job.
 fn path(id: &str) -> String {
-    format!("/v1/jobs/{}", segment(id.as_bytes()).replace('/', "%2F"))
+    format!("/v1/jobs/{}", segment(id.as_bytes()))
 }
 
 /// Each of them, whatever becomes of the others.
@@ -330,13 +330,18 @@ fn described(job: &Value) -> Vec<String> {
         say(
             "webhook",
             &format!(
-                "{} ({}, {} attempts)",
+                "{} ({}, {} requests)",
                 text(webhook, "url"),
                 text(webhook, "state"),
                 webhook["attempts"]
             ),
         );
         say("", text(webhook, "error"));
+    }
+    for (word, name) in [("exit code", "exit_code"), ("signal", "signal")] {
+        if let Some(number) = job["result"][name].as_i64() {
+            say(word, &number.to_string());
+        }
     }
     say("error", text(&job["error"], "message"));
     say("hint", text(&job["error"], "hint"));
@@ -386,7 +391,7 @@ mod tests {
     fn what_there_is_not_is_not_said() {
         let job = json!({ "job_id": "j", "name": null, "status": "failed", "attempt": 2, "most_attempts": 3,
             "webhook": { "url": "https://x", "state": "given_up", "attempts": 12, "error": "down" },
-            "result": { "usage": { "llm": { "calls": 0 } }, "artifacts": [{ "name": "a", "version": 1 }] } });
+            "result": { "exit_code": 3, "signal": null, "usage": { "llm": { "calls": 0 } }, "artifacts": [{ "name": "a", "version": 1 }] } });
         let said = described(&job);
         assert_eq!(
             said,
@@ -394,8 +399,9 @@ mod tests {
                 "job         j",
                 "status      failed",
                 "attempt     2 of 3",
-                "webhook     https://x (given_up, 12 attempts)",
+                "webhook     https://x (given_up, 12 requests)",
                 "            down",
+                "exit code   3",
                 "kept        a@1"
             ]
         );

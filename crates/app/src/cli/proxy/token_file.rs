@@ -1,7 +1,7 @@
 //! The admin's token in a file of its owner's: read if it is there, made if not.
 
 use super::super::message::Failure;
-use doors::{Secret, Token};
+use doors::{Secret, SessionToken};
 use rustix::{
     fs::{CWD, Mode, OFlags, fstat, openat},
     io::Errno,
@@ -26,7 +26,7 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
         Err(Errno::NOENT) => {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             let made = openat(CWD, path, flags, Mode::from_raw_mode(0o600));
-            let token = Token::fresh()
+            let token = SessionToken::generate()
                 .map_err(|error| bad(path, &error.to_string()))?
                 .expose();
             let mut file = File::from(made.map_err(|error| failed(error.into()))?);

@@ -1,13 +1,19 @@
 //! What `--learn` found out, in words that can be used as they stand: options for the next run, and rules for a profile.
 
 use super::super::message::Line;
-use spec::{LearnedRule, RunResult, WEB_PORTS};
+use spec::{Denial, LearnedRule, RunResult, WEB_PORTS};
 
 /// What is said before the rules themselves.
 pub(super) fn lines(result: &RunResult) -> Vec<Line> {
     let rules = &result.learned;
     if rules.is_empty() {
-        return vec![Line::Note("learned: no rule was missing".to_owned())];
+        let is_out_of_reach = |denial: &Denial| ["private", "metadata"].contains(&&*denial.rule);
+        let words = if result.denials.iter().any(is_out_of_reach) {
+            "learned: nothing; what was denied is not on the internet, and --learn does not reach it"
+        } else {
+            "learned: no rule was missing"
+        };
+        return vec![Line::Note(words.to_owned())];
     }
     let options: Vec<_> = rules.iter().flat_map(options).collect();
     vec![

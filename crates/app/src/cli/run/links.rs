@@ -1,6 +1,7 @@
 //! Paths that lie below the current folder lead where they say: no symbolic link below that folder is followed unless
 //! `--follow-links` asks for it. A program that could write there in an earlier run may have planted one, and the next
-//! command line, the same as ever, would mount or read what it points to.
+//! command line, the same as ever, would mount or read what it points to. Not looked up by `fs`, which keeps beneath the
+//! folder: what a caller names may lead above it by `..`.
 
 use super::super::message::Failure;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};

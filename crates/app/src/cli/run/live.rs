@@ -66,8 +66,20 @@ pub(in crate::cli) enum Step {
     Over,
 }
 
+/// Words for the reader in the middle of the output, and how long after the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reminder {
+    pub(super) after: Duration,
+    pub(super) words: String,
+}
+
 /// Follows `run` to its end, with its output passed on.
-pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> Ending {
+pub(super) async fn follow(
+    mut run: Run,
+    mut signals: Signals,
+    show: Show,
+    reminder: Option<Reminder>,
+) -> Ending {
     if let Some(inside) = run.take_stdin() {
         tokio::spawn(feed(inside));
     }
@@ -76,8 +88,15 @@ pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> En
     }
     let (mut outlet, writer) = open_outlet(show).unzip();
     let mut cancelled = false;
+    let mut remind = std::pin::pin!(reminded(reminder));
+    let mut has_reminded = false;
     loop {
         tokio::select! {
+            words = &mut remind, if !has_reminded => {
+                has_reminded = true;
+                // A queue that is full belongs to a terminal that stands still: nobody would read it.
+                _ = outlet.as_ref().map(|outlet| outlet.try_send((Stream::Stdout, words.into_bytes())));
+            }
             step = next(&mut run, outlet.as_ref()) => match step {
                 Step::More => {}
                 Step::OutletClosed => {
@@ -106,6 +125,17 @@ pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> En
         () = signals.next() => leave_at_once(),
     };
     Ending { result, delivery }
+}
+
+/// The words, when it is time for them; never, if there are none.
+async fn reminded(reminder: Option<Reminder>) -> String {
+    match reminder {
+        Some(reminder) => {
+            tokio::time::sleep(reminder.after).await;
+            reminder.words
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// The box dies with us: its launcher sees our end of the socket close.

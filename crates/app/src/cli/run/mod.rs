@@ -10,6 +10,7 @@ mod refusal;
 mod remote;
 mod report;
 mod signals;
+mod staging;
 pub(super) mod terminal;
 
 pub(super) use confirm::refuse_broad_workspace;
@@ -32,6 +33,10 @@ use spec::{RunSpec, Status};
 /// What a shell reports of a program that wrote where nobody reads.
 const BROKEN_PIPE: u8 = 128 + 13;
 
+/// What a shell without a terminal would not say.
+const NO_INPUT: &str =
+    "standard input is empty here; --tty gives a terminal, --stdin passes yours through";
+
 /// Carries out the command; whatever goes wrong before the program starts ends here.
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     let (identity, json) = (options.identity(), options.json);
@@ -50,12 +55,16 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         return remote::attempt(options, client, surroundings);
     }
     // The slowest thing to come begins first, beside all that follows.
-    let begun = (!options.explain).then(engine::HeadStart::give);
+    let is_native = options.may_be_native();
+    let begun = (!options.explain && is_native).then(engine::HeadStart::give);
     let mut config = global.configure(surroundings)?;
     config::narrow(&mut config, options.profile(), surroundings)?;
     let (json, explain, tty) = (options.json, options.explain, options.tty);
     let (follow_links, confirmed) = (options.follow_links, options.confirm_workspace);
+    let staged = options.staged_by_default();
+    let has_stdin = options.reads_stdin();
     let mut request = options.into_request(surroundings)?;
+    request.staged |= staged.is_some();
     if tty {
         terminal::equip(&mut request, surroundings, explain)?;
     }
@@ -66,10 +75,11 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
-    super::settings(&config)?.look(&spec)?;
+    super::settings(&config)?.check(&spec)?;
     if !confirmed {
         refuse_broad_workspace(spec.sandbox.workspace.as_deref(), surroundings)?;
     }
+    message::say(&replaced(&spec));
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.
@@ -78,12 +88,44 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         let engine = super::open_engine(&config, begun)?;
         match explain {
             true => print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json),
-            false => carry_out(&engine, spec, signals, show(json, tty)).await,
+            false => {
+                if let Some(folder) = staged.filter(|_| !json && engine.applies_changes(&spec)) {
+                    staging::explain_once(engine.state_folder(), &folder);
+                }
+                let idle = show(json, tty) == Show::Streams
+                    && !has_stdin
+                    && terminal::waits_for_words(&spec.command);
+                let status = carry_out(&engine, spec, signals, show(json, tty)).await;
+                if idle {
+                    message::say(&[Line::Note(NO_INPUT.to_owned())]);
+                }
+                status
+            }
         }
     });
     // A read of standard input may still be waiting; it must not hold us.
     runtime.shutdown_background();
     status
+}
+
+/// Inputs that take the place of files of the user's.
+fn replaced(spec: &RunSpec) -> Vec<Line> {
+    // Only a layer that is kept takes such an input: everywhere else it is refused.
+    let kept = spec.sandbox.copy_on_write && !spec.apply_changes;
+    let Some(workspace) = spec.sandbox.workspace.as_ref().filter(|_| kept) else {
+        return Vec::new();
+    };
+    let names = spec.inputs.iter().map(|(name, _)| name.as_path());
+    names
+        .filter(|name| workspace.join(name).symlink_metadata().is_ok())
+        .map(|name| {
+            let words = format!(
+                "the input `{}` takes the place of a file of that name in the workspace",
+                name.display()
+            );
+            Line::Note(words)
+        })
+        .collect()
 }
 
 fn show(json: bool, tty: bool) -> Show {
@@ -108,7 +150,11 @@ async fn carry_out(
     let taken = (show == Show::Terminal)
         .then(terminal::Taken::take)
         .transpose()?;
-    let ending = live::follow(engine.start(spec), signals, show).await;
+    let reminder = match show {
+        Show::Terminal => terminal::reminder(spec.sandbox.limits.wall_time),
+        Show::Nothing | Show::Streams => None,
+    };
+    let ending = live::follow(engine.start(spec), signals, show, reminder).await;
     // Before anything is said there.
     drop(taken);
     let status = match show {

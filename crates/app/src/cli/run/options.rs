@@ -4,8 +4,8 @@ use super::{super::message::Failure, Identity};
 use crate::config::Surroundings;
 use clap::Args;
 use spec::{
-    Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size,
-    Time, User,
+    Backend, Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest,
+    Size, Time, User,
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -24,7 +24,7 @@ Examples:
   airlock run --tty -- bash
   airlock run --workspace . --llm=anthropic --budget-usd 0.50 -- python3 agent.py
   airlock run --inference -- curl -s localhost:11434/api/tags
-  airlock run --allow-host pypi.org --allow-host '*.pythonhosted.org' -- pip install requests
+  airlock run --workspace . --allow-host pypi.org --allow-host '*.pythonhosted.org' -- ./build.sh
   airlock run --workspace . --learn -- ./build.sh
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
@@ -32,6 +32,7 @@ const STATUSES: &str = "\
 Exit status:
   the program's own    it ran
   1                    it exited with 0, but broke its --contract
+  123                  it exited with 0, but not all of its changes could be applied
   124                  stopped at --timeout
   125                  Airlock refused or failed; no line of the program ran
   126, 127             the command cannot be executed, or was not found
@@ -118,8 +119,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
     output: Option<Size>,
 
-    /// Your folder to show at /workspace, read-write unless :ro [default: a fresh one, gone afterwards]
-    #[arg(long, value_name = "DIR[:live|ro]", help_heading = FILES)]
+    /// Your folder to show at /workspace: written when the program has ended (:staged, as `run` does by itself), at once (:live), or never (:ro) [default: a fresh one, gone afterwards]
+    #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES)]
     workspace: Option<PathBuf>,
     /// Take that folder although it is your home or one of the system
     #[arg(long, requires = "workspace", help_heading = FILES)]
@@ -176,7 +177,7 @@ pub(crate) struct Options {
     /// Pass standard input through; otherwise it is empty
     #[arg(long, help_heading = OUTPUT)]
     stdin: bool,
-    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
+    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too; no limit of time without --timeout
     #[arg(long, help_heading = OUTPUT)]
     pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output
@@ -233,9 +234,28 @@ impl Options {
         }
     }
 
+    /// Whether Airlock itself makes the sandbox, as far as the options say.
+    pub(super) fn may_be_native(&self) -> bool {
+        self.backend
+            .as_deref()
+            .is_none_or(|name| name == spec::Backend::Native.name())
+    }
+
     /// Whether standard input was asked for.
     pub(in crate::cli) fn reads_stdin(&self) -> bool {
         self.stdin
+    }
+
+    /// The folder whose changes are staged although nobody said so: Airlock itself makes the sandbox, and nothing is said of
+    /// how the folder is shared.
+    pub(super) fn staged_by_default(&self) -> Option<PathBuf> {
+        let is_native = self
+            .backend
+            .as_deref()
+            .is_none_or(|name| name == Backend::Native.name());
+        let (folder, sharing) = self.workspace.clone().map(workspace_mode)?;
+        let is_default = sharing == Sharing::Default && !self.copy_on_write;
+        (is_native && is_default).then_some(folder)
     }
 
     /// The workspace, where none was given.
@@ -314,10 +334,16 @@ impl Options {
         surroundings: &Surroundings,
     ) -> Result<RunRequest, Failure> {
         let folder = surroundings.current_folder.as_path();
-        let workspace = self.workspace.clone().map(workspace_mode).transpose()?;
-        let read_only_workspace = workspace.as_ref().is_some_and(|(_, read_only)| *read_only);
+        let workspace = self.workspace.clone().map(workspace_mode);
+        let sharing = workspace.as_ref().map(|(_, sharing)| *sharing);
+        if sharing == Some(Sharing::Live) && self.copy_on_write {
+            return Err(Failure::invalid(
+                "a workspace that is shared live cannot be copied on writing",
+                "leave `:live` or --copy-on-write away",
+            ));
+        }
         Ok(RunRequest {
-            read_only_workspace,
+            read_only_workspace: sharing == Some(Sharing::ReadOnly),
             env: environment(&self.env_from, &self.env, surroundings)?,
             limits: self.limits(),
             exact: None,
@@ -329,6 +355,7 @@ impl Options {
             writable_root: self.writable_root,
             workspace: workspace.map(|(path, _)| folder.join(path)),
             copy_on_write: self.copy_on_write,
+            staged: sharing == Some(Sharing::Staged),
             mounts: self
                 .mount
                 .into_iter()
@@ -430,24 +457,32 @@ fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
     }
 }
 
-/// A folder and whether it is read-only, from `DIR[:live|ro]`.
-fn workspace_mode(given: PathBuf) -> Result<(PathBuf, bool), Failure> {
+/// How a folder is shared, as an option says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// Nothing was said.
+    Default,
+    Live,
+    Staged,
+    ReadOnly,
+}
+
+/// A folder and how it is shared, from `DIR[:live|staged|ro]`.
+fn workspace_mode(given: PathBuf) -> (PathBuf, Sharing) {
     let bytes = given.as_os_str().as_bytes();
     let without = |suffix: &str| {
         let path = bytes.strip_suffix(suffix.as_bytes())?;
         Some(PathBuf::from(OsStr::from_bytes(path)))
     };
-    if without(":staged").is_some() {
-        return Err(Failure::invalid(
-            "staged workspaces are not there yet",
-            "--copy-on-write keeps the changes apart, `airlock workspace commit` takes them over",
-        ));
-    }
-    Ok(match (without(":ro"), without(":live")) {
-        (Some(path), _) => (path, true),
-        (None, Some(path)) => (path, false),
-        (None, None) => (given, false),
-    })
+    let modes = [
+        (":live", Sharing::Live),
+        (":staged", Sharing::Staged),
+        (":ro", Sharing::ReadOnly),
+    ];
+    let said = modes
+        .into_iter()
+        .find_map(|(suffix, sharing)| Some((without(suffix)?, sharing)));
+    said.unwrap_or((given, Sharing::Default))
 }
 
 /// The box is made by another process, which need not stand in our folder. An empty host path stays
@@ -573,6 +608,7 @@ mod tests {
             workspace: Some("/here/w".into()),
             read_only_workspace: false,
             copy_on_write: true,
+            staged: false,
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
             volumes: vec!["v:/v".into()],
@@ -656,14 +692,41 @@ mod tests {
     }
 
     #[test]
-    fn a_workspace_says_whether_it_is_read_only() {
-        let mode =
-            |text: &str| workspace_mode(text.into()).map_err(|failure| failure.info().message);
-        assert_eq!(mode("w"), Ok(("w".into(), false)));
-        assert_eq!(mode("w:live"), Ok(("w".into(), false)));
-        assert_eq!(mode("w:ro"), Ok(("w".into(), true)));
-        assert_eq!(mode("w:ro:live"), Ok(("w:ro".into(), false)));
-        assert!(mode("w:staged").is_err());
+    fn a_workspace_says_how_it_is_shared() {
+        let mode = |text: &str| workspace_mode(text.into());
+        assert_eq!(mode("w"), ("w".into(), Sharing::Default));
+        assert_eq!(mode("w:live"), ("w".into(), Sharing::Live));
+        assert_eq!(mode("w:ro"), ("w".into(), Sharing::ReadOnly));
+        assert_eq!(mode("w:staged"), ("w".into(), Sharing::Staged));
+        assert_eq!(mode("w:ro:live"), ("w:ro".into(), Sharing::Live));
+    }
+
+    #[test]
+    fn a_folder_is_staged_by_default_where_airlock_makes_the_sandbox() {
+        let staged = |words: &[&str]| options(words).staged_by_default();
+        let rest = ["--", "true"];
+        let with = |words: &[&str]| staged(&[words, &rest].concat());
+        assert_eq!(with(&["--workspace", "w"]), Some("w".into()));
+        let native = ["--workspace", "w", "--backend", "native"];
+        assert_eq!(with(&native), Some("w".into()));
+        assert_eq!(staged(&rest), None);
+        for mode in ["live", "staged", "ro"] {
+            assert_eq!(with(&["--workspace", &format!("w:{mode}")]), None, "{mode}");
+        }
+        for backend in ["docker", "podman", "container"] {
+            let words = ["--workspace", "w", "--backend", backend];
+            assert_eq!(with(&words), None, "{backend}");
+        }
+        assert_eq!(with(&["--workspace", "w", "--copy-on-write"]), None);
+    }
+
+    #[test]
+    fn a_workspace_is_shared_live_or_copied_on_writing_but_not_both() {
+        let refused = request(&["--workspace", "w:live", "--copy-on-write", "--", "true"]);
+        assert!(refused.unwrap_err().message.contains("shared live"));
+        let staged =
+            request(&["--workspace", "w:staged", "--copy-on-write", "--", "true"]).unwrap();
+        assert!(staged.staged && staged.copy_on_write);
     }
 
     #[test]

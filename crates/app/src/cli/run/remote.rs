@@ -10,7 +10,7 @@ use super::{
 use crate::{
     cli::message::{self, Failure, Line},
     config::Surroundings,
-    remote::{Ask, Client, Event, Follow, Followed, RemoteError, segment},
+    remote::{Ask, Client, Event, Follow, Followed, RemoteError, segment, segments},
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, Method, header::ACCEPT};
@@ -170,7 +170,7 @@ impl Uploads {
         for name in &self.names {
             let ask = Ask::new(
                 Method::DELETE,
-                format!("/v1/artifacts/{}", segment(name.as_bytes())),
+                format!("/v1/artifacts/{}", segments(name.as_bytes())),
             );
             if let Err(error) = client.ask(ask).await {
                 message::say(&[Line::Note(format!(

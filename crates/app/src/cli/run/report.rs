@@ -2,7 +2,11 @@
 //! where the box was weaker than asked.
 
 use super::super::message::Line;
-use spec::{Denial, ErrorCode, LimitName, RunResult, Status};
+use spec::{Denial, Enforcer, ErrorCode, LimitName, RunResult, Status};
+
+const SIGABRT: i32 = 6;
+const SIGBUS: i32 = 7;
+const SIGSEGV: i32 = 11;
 
 /// Everything there is to say about a run whose output was passed on live.
 pub(super) fn lines(result: &RunResult) -> Vec<Line> {
@@ -82,12 +86,17 @@ fn error(result: &RunResult) -> Vec<Line> {
 
 /// A program killed by a signal says nothing itself; a shell would.
 fn signal(result: &RunResult) -> Option<Line> {
-    match (result.signal, &result.error) {
-        (Some(number), None) => Some(Line::Note(format!(
-            "the program was killed by signal {number}"
-        ))),
-        _ => None,
-    }
+    let number = result.signal.filter(|_| result.error.is_none())?;
+    // Without a cgroup a program that gets no memory is not stopped: it is told so, and few are ready for that.
+    let by_process = result.enforced_by.get("memory") == Some(&Enforcer::Rlimit);
+    let perhaps = if by_process && [SIGABRT, SIGBUS, SIGSEGV].contains(&number) {
+        "; perhaps it got no more memory (--memory)"
+    } else {
+        ""
+    };
+    Some(Line::Note(format!(
+        "the program was killed by signal {number}{perhaps}"
+    )))
 }
 
 fn told_already(result: &RunResult, limit: LimitName) -> bool {
@@ -197,6 +206,20 @@ mod tests {
         };
         let text = "airlock: error: stopped after 2s (wall_time)\nairlock: hint: give it more\n";
         assert_eq!(render(&lines(&stopped)), text);
+    }
+
+    #[test]
+    fn a_crash_where_memory_is_limited_by_process_is_perhaps_for_want_of_it() {
+        let crashed = |signal, enforcer| {
+            let result = RunResult {
+                signal: Some(signal),
+                enforced_by: [("memory", enforcer)].into(),
+                ..result(Status::Failed)
+            };
+            render(&lines(&result)).contains("perhaps it got no more memory (--memory)")
+        };
+        assert!(crashed(SIGSEGV, Enforcer::Rlimit) && crashed(SIGABRT, Enforcer::Rlimit));
+        assert!(!crashed(15, Enforcer::Rlimit) && !crashed(SIGSEGV, Enforcer::CgroupV2));
     }
 
     #[test]

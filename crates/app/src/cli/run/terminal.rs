@@ -1,17 +1,18 @@
 //! The caller's own terminal while a run has one: every key goes inside, and afterwards it is as it was, whatever
 //! ended the run.
 
-use super::{super::message::Failure, signals};
+use super::{super::message::Failure, live::Reminder, signals};
 use crate::config::Surroundings;
-use engine::{Terminal, Window};
+use engine::{Terminal, TerminalWindow};
 use rustix::termios::{
     OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
-use spec::{RunRequest, TerminalSize};
+use spec::{Limits, RunRequest, TerminalSize, Time};
 use std::{
     ffi::{OsStr, OsString},
     io::{self, IsTerminal},
     os::{fd::AsFd, unix::ffi::OsStrExt},
+    path::Path,
     sync::{Mutex, PoisonError, mpsc},
     thread,
     time::Duration,
@@ -56,6 +57,52 @@ pub(super) fn equip(
         request.env.push(("TERM".into(), kind));
     }
     Ok(())
+}
+
+/// How long before its end a limit of time is told.
+const TOLD_BEFORE: Duration = Duration::from_secs(60);
+
+/// What is said on the terminal a minute before its time is over, if it is limited to more than that.
+pub(super) fn reminder(limit: Time) -> Option<Reminder> {
+    let after = limit.0.checked_sub(TOLD_BEFORE)?;
+    let is_due = limit != Limits::NO_WALL_TIME && !after.is_zero();
+    is_due.then(|| Reminder {
+        after,
+        // Keys are raw: a line feed alone does not return.
+        words: format!("\r\nairlock: note: one minute of {limit} is left (--timeout)\r\n"),
+    })
+}
+
+/// Shells and the like, which without arguments read what is typed.
+const READ_FROM_TERMINALS: [&str; 16] = [
+    "bash", "sh", "dash", "zsh", "fish", "ksh", "python", "python3", "ipython", "node", "deno",
+    "irb", "lua", "php", "R", "cat",
+];
+
+/// Whether somebody at a terminal started what waits for words, and gave it none.
+pub(super) fn waits_for_words(command: &[OsString]) -> bool {
+    let is_env = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("env"));
+    let command = match command {
+        [first, rest @ ..] if is_env(first) => rest,
+        all => all,
+    };
+    let Some((program, options)) = command.split_first() else {
+        return false;
+    };
+    let is_interactive = |option: &OsString| {
+        ["-i", "-l", "--login"]
+            .map(OsStr::new)
+            .contains(&option.as_os_str())
+    };
+    if !options.iter().all(is_interactive) {
+        return false;
+    }
+    let name = Path::new(program).file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    // As in `python3.12`.
+    let plain = name.trim_end_matches(|end: char| end.is_ascii_digit() || end == '.');
+    let reads = READ_FROM_TERMINALS.contains(&&*name) || READ_FROM_TERMINALS.contains(&plain);
+    reads && io::stdin().is_terminal()
 }
 
 fn must_be_there() -> Result<(), Failure> {
@@ -217,7 +264,7 @@ async fn feed(mut inside: pipe::Sender) {
     _ = tokio::io::copy(&mut tokio::io::stdin(), &mut inside).await;
 }
 
-async fn keep_size(window: Window) -> io::Result<()> {
+async fn keep_size(window: TerminalWindow) -> io::Result<()> {
     watch_size(move |size| {
         // The box may have ended.
         _ = window.resize(size);
@@ -258,6 +305,15 @@ fn pause() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_told_a_minute_before_if_there_is_one() {
+        let after = |limit: &str| reminder(limit.parse().unwrap()).map(|it| it.after.as_secs());
+        assert_eq!(after("5m"), Some(240));
+        assert_eq!(after("61s"), Some(1));
+        assert_eq!((after("60s"), after("1s")), (None, None));
+        assert_eq!(reminder(Limits::NO_WALL_TIME), None);
+    }
 
     #[test]
     fn the_kind_of_terminal_is_a_plain_name_or_none() {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::Surroundings,
-    remote::{Ask, Client, segment},
+    remote::{Ask, Client, segment, segments},
 };
 use clap::{Args, Subcommand};
 use http::Method;
@@ -190,10 +190,7 @@ async fn carry_out(
 
 /// The address of a sandbox.
 fn path(id: &str) -> String {
-    format!(
-        "/v1/sandboxes/{}",
-        segment(id.as_bytes()).replace('/', "%2F")
-    )
+    format!("/v1/sandboxes/{}", segment(id.as_bytes()))
 }
 
 /// The options of a run without a command, and how long it stays.
@@ -301,7 +298,7 @@ fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     let name =
         spec::WorkspacePath::new(inside).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(name.as_path().as_os_str());
-    Ok(format!("{}/files/{}", path(id), segment(bytes)))
+    Ok(format!("{}/files/{}", path(id), segments(bytes)))
 }
 
 /// What a file is called that nobody named.

@@ -1,7 +1,7 @@
 //! The admin's key in a file of its owner's: read if it is there, made if not.
 
 use super::{Failure, of_key};
-use gateway::{Keys, Scope, Token};
+use gateway::{ApiKeys, ApiToken, Scope};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat},
     io::Errno,
@@ -16,7 +16,7 @@ use std::{
 const LONGEST: u64 = 4096;
 
 /// Makes sure that the key in the file is good, and that there is one.
-pub(super) fn read_or_make(path: &Path, keys: &Keys) -> Result<(), Failure> {
+pub(super) fn read_or_make(path: &Path, keys: &ApiKeys) -> Result<(), Failure> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
         Ok(file) => {
@@ -27,8 +27,7 @@ pub(super) fn read_or_make(path: &Path, keys: &Keys) -> Result<(), Failure> {
         Err(Errno::NOENT) => {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             let file = openat(CWD, path, flags, Mode::from_raw_mode(0o600));
-            let mut file =
-                File::from(file.map_err(|error| bad(path, &io::Error::from(error).to_string()))?);
+            let mut file = File::from(file.map_err(|error| unmade(path, error))?);
             let (_, token) = keys
                 .create("admin", None, &[Scope::Admin], None)
                 .map_err(|error| of_key(&error))?;
@@ -38,7 +37,7 @@ pub(super) fn read_or_make(path: &Path, keys: &Keys) -> Result<(), Failure> {
     }
 }
 
-fn read(path: &Path, file: File) -> Result<Token, Failure> {
+fn read(path: &Path, file: File) -> Result<ApiToken, Failure> {
     let found = fstat(&file).map_err(|error| bad(path, &io::Error::from(error).to_string()))?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err(bad(path, "it is not a regular file"));
@@ -50,8 +49,21 @@ fn read(path: &Path, file: File) -> Result<Token, Failure> {
     file.take(LONGEST)
         .read_to_string(&mut text)
         .map_err(|error| bad(path, &error.to_string()))?;
-    Token::parse(text.trim())
+    ApiToken::parse(text.trim())
         .ok_or_else(|| bad(path, "it holds no key as `airlock key create` makes them"))
+}
+
+/// It is not there, and cannot be made.
+fn unmade(path: &Path, error: Errno) -> Failure {
+    let message = format!(
+        "`{}` cannot be made for the admin's key: {}",
+        path.display(),
+        io::Error::from(error)
+    );
+    Failure::invalid(
+        message,
+        "name a file in a folder that exists and that you may write to",
+    )
 }
 
 fn bad(path: &Path, why: &str) -> Failure {

@@ -21,24 +21,24 @@ impl Told {
     }
 
     /// What the gateway does by it.
-    pub(super) fn of_gateway(&self) -> gateway::Node {
-        let (said, usual) = (self.0.clone(), gateway::Node::default());
-        let longest_timeout = said.longest_timeout.unwrap_or(usual.longest_timeout);
-        gateway::Node {
+    pub(super) fn of_gateway(&self) -> gateway::NodeSettings {
+        let (said, usual) = (self.0.clone(), gateway::NodeSettings::default());
+        let longest_timeout = said.longest_timeout.unwrap_or(usual.max_timeout);
+        gateway::NodeSettings {
             name: said.name,
             labels: said.labels,
             metadata: said.metadata,
             public_url: said.public_url,
             mode: match said.mode {
-                NodeMode::Allow => gateway::Mode::Allow,
-                NodeMode::SandboxOnly => gateway::Mode::SandboxOnly,
-                NodeMode::Disabled => gateway::Mode::Disabled,
+                NodeMode::Allow => gateway::NodeWorkMode::Allow,
+                NodeMode::SandboxOnly => gateway::NodeWorkMode::SandboxOnly,
+                NodeMode::Disabled => gateway::NodeWorkMode::Disabled,
             },
             inference: !said.without_inference,
             backend: said.runtime,
             default_image: said.default_image,
             allowed_images: said.allowed_images,
-            resources: gateway::Resources {
+            resources: gateway::NodeResources {
                 memory: said.memory,
                 cpus: said.cpus,
                 pids: said.pids,
@@ -47,8 +47,8 @@ impl Told {
                 .default_timeout
                 .unwrap_or(usual.default_timeout)
                 .min(longest_timeout),
-            longest_timeout,
-            largest_request: said.max_request_bytes.unwrap_or(usual.largest_request),
+            max_timeout: longest_timeout,
+            max_request_bytes: said.max_request_bytes.unwrap_or(usual.max_request_bytes),
         }
     }
 

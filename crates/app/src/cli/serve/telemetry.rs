@@ -107,7 +107,7 @@ pub(in crate::cli) fn facts(
         ))
     });
     let max_concurrency = config.serve.bounds.runs;
-    let named = NodeFacts::named(config.telemetry.slug.clone());
+    let named = NodeFacts::new(config.telemetry.slug.clone());
     Ok(NodeFacts {
         max_concurrency,
         inference,

@@ -12,9 +12,10 @@ use super::{
 use crate::config::{self, Surroundings};
 use callback::Callback;
 use clap::Args;
-use engine::steps::{Carried, Carrier, Wishes};
+use engine::steps::{JobControl, JobOutcome, JobRunner};
+use serde::Serialize;
 use serde_json::json;
-use spec::{ExecutionMode, StepJob, StepStatus, StepsResult};
+use spec::{ExecutionMode, StepJob, StepStatus, StepsResult, WorkspaceChanges};
 use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 use tokio::sync::watch;
 
@@ -30,9 +31,13 @@ Of the options of `run`, those about one command have no meaning here. With a CO
 finds /job/job.json and writes /job/result.json. The variables SBA_JOB_PATH, SBA_RESULT_PATH, SBA_WORKSPACE,
 SBA_STDIN_STDOUT, SBA_EXECUTION_MODE, SBA_DIRECT_STEPS and SBA_CALLBACK_URL stand for options that are not given.
 
-Exit status: 0 the job succeeded, 1 it failed, 124 its time was over, 125 nothing of it was carried out.";
+Exit status: 0 the job succeeded, 1 it failed, 123 not all of its changes could be applied,
+124 its time was over, 125 nothing of it was carried out.";
 
 const STEPS: &str = "The job";
+
+/// What `airlock run` exits with, too, if the program succeeded, but not all of its changes could be applied.
+const CONFLICT: u8 = 123;
 
 /// The options of `airlock steps`.
 #[derive(Args, Clone, Debug, Default)]
@@ -80,12 +85,13 @@ pub(super) fn execute(options: Steps, global: &Global, surroundings: &Surroundin
 fn attempt(options: Steps, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let (order, run) = Order::of(options, global, surroundings)?;
     let (carried, began) = match order.document() {
-        Err(result) => (Carried::from(*result), false),
+        Err(result) => (JobOutcome::from(*result), false),
         Ok(document) => order.carry_out(&document, run, global, surroundings),
     };
     order.deliver(&carried)?;
     Ok(match (carried.result.status, began) {
         (StepStatus::Success, _) => 0,
+        (StepStatus::Failure, _) if is_conflict(&carried) => CONFLICT,
         (_, false) => REFUSED,
         (StepStatus::Timeout, true) => 124,
         (StepStatus::Failure, true) => 1,
@@ -176,10 +182,10 @@ impl Order {
         run: run::Options,
         global: &Global,
         surroundings: &Surroundings,
-    ) -> (Carried, bool) {
+    ) -> (JobOutcome, bool) {
         let job = match engine::steps::read_job(document, self.mode) {
             Ok(job) => job,
-            Err(result) => return (Carried::from(*result), false),
+            Err(result) => return (JobOutcome::from(*result), false),
         };
         match self.prepare(&job, document, run, global, surroundings) {
             Ok(done) => done,
@@ -202,7 +208,7 @@ impl Order {
         run: run::Options,
         global: &Global,
         surroundings: &Surroundings,
-    ) -> Result<(Carried, bool), Failure> {
+    ) -> Result<(JobOutcome, bool), Failure> {
         run.refuse_for_steps()?;
         let begun = engine::HeadStart::give();
         let mut config = global.configure(surroundings)?;
@@ -213,7 +219,7 @@ impl Order {
         request.stdin = false;
         let mut spec = match engine::steps::admit(&config.policy, request, job) {
             Ok(spec) => spec,
-            Err(result) => return Ok((Carried::from(*result), false)),
+            Err(result) => return Ok((JobOutcome::from(*result), false)),
         };
         if !follow_links {
             run::pin(&mut spec.run, &surroundings.current_folder)?;
@@ -221,14 +227,14 @@ impl Order {
         if !spec.run.grants.ports().is_empty() || !spec.run.grants.secrets.is_empty() {
             super::leave_no_dump()?;
         }
-        super::settings(&config)?.look(&spec.run)?;
+        super::settings(&config)?.check(&spec.run)?;
         if !confirmed {
             run::refuse_broad_workspace(spec.run.sandbox.workspace.as_deref(), surroundings)?;
         }
         let carrier = if command.is_empty() {
-            Carrier::Own
+            JobRunner::BuiltIn
         } else {
-            Carrier::Program(command)
+            JobRunner::Program(command)
         };
         let runtime = super::runtime()?;
         let carried = runtime.block_on(async {
@@ -241,11 +247,11 @@ impl Order {
             let (_, terminated) = watch::channel(None);
             // There is nobody to share the machine's threads with.
             let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
-            let wishes = Wishes { cancelled, terminated, places };
-            let work = engine.carry_out(spec, job, document, carrier, wishes, |_| ());
+            let wishes = JobControl { cancelled, terminated, file_slots: places };
+            let work = engine.run_job(spec, job, document, carrier, wishes, |_| ());
             let carried = until_signal(signals, cancel, work).await;
             self.tell(
-                json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": carried.result }),
+                json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": Report::of(&carried) }),
             )
             .await;
             engine.close().await;
@@ -265,27 +271,57 @@ impl Order {
         }
     }
 
-    fn deliver(&self, carried: &Carried) -> Result<(), Failure> {
-        let result = &carried.result;
+    fn deliver(&self, carried: &JobOutcome) -> Result<(), Failure> {
+        let report = Report::of(carried);
         if let Some(path) = &self.result {
-            paper::write(path, result)?;
+            paper::write(path, &report)?;
         }
         if self.json || self.stdin {
-            return print_json(result);
+            return print_json(&report);
         }
-        say_output(&carried.said.stdout);
-        say_output(&carried.said.stderr);
-        print_lines(lines(result))
+        say_output(&carried.program_output.stdout);
+        say_output(&carried.program_output.stderr);
+        print_lines(lines(&carried.result))?;
+        let notes = carried.notes.iter().cloned().map(Line::Note);
+        message::say(&notes.collect::<Vec<_>>());
+        Ok(())
     }
 }
 
-fn has_begun(carried: &Carried) -> bool {
+/// What is told at this machine: what came of the job, and what became of the folder that it worked in.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    result: &'a StepsResult,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workspace: Option<&'a WorkspaceChanges>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    notes: &'a [String],
+}
+
+impl Report<'_> {
+    fn of(carried: &JobOutcome) -> Report<'_> {
+        Report {
+            result: &carried.result,
+            workspace: carried.workspace.as_ref(),
+            notes: &carried.notes,
+        }
+    }
+}
+
+/// Whether the job failed by that alone. What a program says of itself is not believed.
+fn is_conflict(carried: &JobOutcome) -> bool {
+    let code = carried.result.failure_code.as_deref();
+    carried.not_applied.is_some() && code == Some("workspace_conflict")
+}
+
+fn has_begun(carried: &JobOutcome) -> bool {
     let result = &carried.result;
     let by_agent = matches!(
         result.failure_code.as_deref(),
         Some("agent_failed" | "constraint_violation" | "timeout")
     );
-    !result.steps.is_empty() || carried.said.exit_code.is_some() || by_agent
+    !result.steps.is_empty() || carried.program_output.exit_code.is_some() || by_agent
 }
 
 /// The first signal cancels the job, the second ends us.

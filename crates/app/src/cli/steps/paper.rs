@@ -3,7 +3,8 @@
 use super::super::message::Failure;
 use ::fs::Dir;
 use rustix::fs::Mode;
-use spec::{MOST_JOB_BYTES, StepsResult};
+use serde::Serialize;
+use spec::MOST_JOB_BYTES;
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
@@ -31,7 +32,7 @@ pub(super) fn read_stdin() -> io::Result<Vec<u8>> {
 }
 
 /// Whole or not at all, as far as its folder lets us: a reader never sees half of it.
-pub(super) fn write(path: &Path, result: &StepsResult) -> Result<(), Failure> {
+pub(super) fn write(path: &Path, result: &impl Serialize) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot write the result to `{}`: {error}", path.display());
         Failure::invalid(

@@ -63,7 +63,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     })?;
     tell(address, options.json)?;
     tokio::select! {
-        () = worker::broker::serve(listener) => {}
+        () = worker::dev_broker::serve(listener) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

@@ -3,17 +3,17 @@
 
 use super::super::{message::Failure, own_ledger, settings as engine_settings};
 use crate::config::Config;
-use doors::till::{Terms, Till};
+use doors::budget::{AccountLimits, BudgetManager};
 use engine::{
     Engine,
-    usage::{Books, UsageError},
+    usage::{UsageError, UsageProjection},
 };
 use spec::{Day, Timestamp};
 use std::{path::PathBuf, time::Duration};
 use worker::{
     ipc,
-    log::{Level, Line, Log},
-    settings::Settings,
+    log::{Log, LogEntry, LogSeverity},
+    settings::WorkerSettings,
 };
 
 /// How long what was let out is kept unless `keep_for` under `[ledger]` says it.
@@ -24,16 +24,19 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
 const LOOKS_TO_A_TIDYING: u32 = 60;
 
 /// Opens an engine whose boxes write to one ledger, which is ours as long as the till is there.
-pub(super) fn open(config: &Config, settings: &Settings) -> Result<(Engine, Till), Failure> {
+pub(super) fn open(
+    config: &Config,
+    settings: &WorkerSettings,
+) -> Result<(Engine, BudgetManager), Failure> {
     let till = own_ledger::till(config)?;
     let mut opened = engine_settings(config)?;
     opened.doors.till = Some(till.clone());
     let day = settings.calls.model.as_ref().and_then(|model| model.day);
     opened.doors.tenants.insert(
         ipc::TENANT.to_owned(),
-        Terms {
+        AccountLimits {
             day,
-            ..Terms::default()
+            ..AccountLimits::default()
         },
     );
     Ok((Engine::open(opened)?, till))
@@ -62,7 +65,9 @@ struct Keeper<Clock> {
 impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
     async fn keep(self, log: Log, between: Duration) {
         let tell = move |what: &str, why: String| {
-            log.tell(Line::new(Level::Error, "ledger").message(format!("{what}: {why}")));
+            log.write(
+                LogEntry::new(LogSeverity::Error, "ledger").message(format!("{what}: {why}")),
+            );
         };
         for look in (0..LOOKS_TO_A_TIDYING).cycle() {
             let keeper = self.clone();
@@ -89,7 +94,7 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
     fn retire(&self, Timestamp(now): Timestamp) -> Result<u64, UsageError> {
         let before =
             now.saturating_sub(u64::try_from(self.keep_for.as_millis()).unwrap_or(u64::MAX));
-        let books = Books::open(&self.state)?;
+        let books = UsageProjection::open(&self.state)?;
         // What cannot be believed is named by whoever asks for usage, and stays.
         books.refresh()?;
         books.retire(&self.state, before, now)
@@ -99,8 +104,8 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doors::ledger::{Durability, Ledger, OWNER, of_day};
-    use engine::usage::{LEDGER, begin_day, lengths};
+    use doors::ledger::{Durability, Ledger, OWNER_SEGMENT, daily_segment};
+    use engine::usage::{LEDGER, begin_day, segment_lengths};
     use spec::LogFormat;
     use std::sync::{Arc, Mutex, mpsc};
 
@@ -110,8 +115,8 @@ mod tests {
             std::env::temp_dir().join(format!("airlock-worker-ledger-{}", std::process::id()));
         std::fs::create_dir_all(state.join(LEDGER)).unwrap();
         let today = Day::of(engine::now());
-        let owner = Ledger::open(&state.join(LEDGER), OWNER, Durability::Process).unwrap();
-        let till = Till::new(Arc::new(owner));
+        let owner = Ledger::open(&state.join(LEDGER), OWNER_SEGMENT, Durability::Process).unwrap();
+        let till = BudgetManager::new(Arc::new(owner));
         begin_day(&till, &state, Durability::Process, today).unwrap();
         let mut settings = engine::Settings::new(&state);
         settings.doors.till = Some(till.clone());
@@ -131,25 +136,25 @@ mod tests {
         let looks = |count: u32, day: Day| (0..count).for_each(|_| set.send(day.start()).unwrap());
 
         looks(2, today);
-        assert_eq!(till.ledger().name(), of_day(today));
+        assert_eq!(till.ledger().name(), daily_segment(today));
         looks(2, today.next());
-        assert_eq!(till.ledger().name(), of_day(today.next()));
+        assert_eq!(till.ledger().name(), daily_segment(today.next()));
         let later = Day(today.0 + 100);
         looks(LOOKS_TO_A_TIDYING - 4, later);
         let days = || {
-            lengths(&state)
+            segment_lengths(&state)
                 .unwrap()
                 .into_keys()
-                .filter(|name| name != OWNER)
+                .filter(|name| name != OWNER_SEGMENT)
                 .collect::<Vec<_>>()
         };
         assert_eq!(
             days(),
-            [today, today.next(), later].map(of_day),
+            [today, today.next(), later].map(daily_segment),
             "the hour is not over"
         );
         looks(2, later);
-        assert_eq!(days(), [of_day(later)]);
+        assert_eq!(days(), [daily_segment(later)]);
 
         drop(set);
         keeping.abort();

@@ -15,8 +15,8 @@ use spec::ErrorCode;
 use std::{ffi::OsStr, num::NonZeroUsize, thread, time::Duration};
 use tokio::runtime::Runtime;
 use worker::{
-    sam::{Ended, Failed},
-    settings::{self, Mistake, Notice, Settings},
+    sam::{ShutdownReport, WorkerError},
+    settings::{self, SettingError, SettingNotice, WorkerSettings},
 };
 
 const EXAMPLES: &str = "\
@@ -69,7 +69,7 @@ pub(super) fn attempt(
     let config = global.configure(surroundings)?;
     let variable = |name: &str| surroundings.variables.get(OsStr::new(name)).cloned();
     let (settings, mut notices) = settings::read(variable).map_err(mistaken)?;
-    notices.extend(settings::strangers(surroundings.variables.keys()));
+    notices.extend(settings::unknown_variables(surroundings.variables.keys()));
     let settings = settings.from_folder(&surroundings.current_folder);
     let runtime = runtime()?;
     let status = runtime.block_on(async {
@@ -88,14 +88,14 @@ pub(super) fn attempt(
     status
 }
 
-fn mistaken(mistake: Mistake) -> Failure {
+fn mistaken(mistake: SettingError) -> Failure {
     Failure::invalid(mistake.message, mistake.hint)
 }
 
 fn check(
     found: &serving::Found,
-    settings: &Settings,
-    notices: &[Notice],
+    settings: &WorkerSettings,
+    notices: &[SettingNotice],
     json: bool,
 ) -> Result<u8, Failure> {
     let status = if found.problems.is_empty() { 0 } else { CUT };
@@ -149,10 +149,10 @@ fn runtime() -> Result<Runtime, Failure> {
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
-fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
+fn conclude(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure> {
     match ended {
-        Ok(Ended { cut: 0 }) => Ok(0),
-        Ok(Ended { cut }) => {
+        Ok(ShutdownReport { cut: 0 }) => Ok(0),
+        Ok(ShutdownReport { cut }) => {
             message::say(&[
                 Line::Error(format!(
                     "{cut} calls were not let finish, or their answers reached nobody"

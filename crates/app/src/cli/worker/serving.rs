@@ -21,22 +21,25 @@ use tokio::{
     time::timeout,
 };
 use worker::{
-    artifacts::Shelf,
-    call::Caller,
+    artifacts::ArtifactStore,
+    call::CallRunner,
     health::{self, Health},
-    ipc::{self, Models},
-    log::{self, Level, Line, Log},
+    ipc::{self, ModelProxy},
+    log::{self, Log, LogEntry, LogSeverity},
     metrics::Metrics,
-    sam::{self, Defaults, Ended, Failed, Hands, Stop, Undiscovered, Worker},
-    settings::{Notice, Settings},
-    tell::Teller,
+    sam::{
+        self, CallDefaults, SandboxExecutor, Shutdown, ShutdownReport, UndiscoveredTool, Worker,
+        WorkerError,
+    },
+    settings::{SettingNotice, WorkerSettings},
+    telemetry::Telemetry,
     tools::{
-        self, Catalog, Pending, Report,
-        packages::{Index, Installer},
+        self, Catalog, PendingEntries, ToolReport,
+        packages::{Installer, PackageIndex},
         sync::{self, ToolSync},
     },
-    transport::{LinkState, Trouble},
-    wire::answer::LARGEST,
+    transport::{ConnectionError, LinkState},
+    wire::answer::MAX_MESSAGE_BYTES,
 };
 
 /// How long every tool may take to be looked at, for `--check`: installing packages is among it.
@@ -53,14 +56,14 @@ pub(super) struct Found {
 }
 
 /// Opens everything as a worker would, looks at every tool, and ends. The broker, stores and servers are not asked.
-pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, Failure> {
+pub(super) async fn look(config: &Config, settings: &WorkerSettings) -> Result<Found, Failure> {
     let engine = open_engine(config, None)?;
     let mut problems = Vec::new();
     let caller = open_caller(config, settings, &engine).unwrap_or_else(|failure| {
         problems.push(on_one_line(&failure));
-        Caller::new(
+        CallRunner::new(
             engine.clone(),
-            Shelf::memory(),
+            ArtifactStore::memory(),
             None,
             settings.call(hidden(config, settings), Path::exists),
         )
@@ -82,7 +85,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
             .map(|failure| on_one_line(&failure)),
     );
     problems.extend(unasked(config, settings));
-    let notes = caller.trouble().into_iter().collect();
+    let notes = caller.warning().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
         Ok(watching) => look_at_tools(watching, &caller, &mut problems).await,
         Err(failure) => {
@@ -105,18 +108,20 @@ fn on_one_line(failure: &Failure) -> String {
 
 /// Waits until every tool is prepared, or cannot be.
 async fn look_at_tools(
-    watching: tools::Settings,
-    caller: &Caller,
+    watching: tools::CatalogSettings,
+    caller: &CallRunner,
     problems: &mut Vec<String>,
 ) -> Catalog {
     let (catalog, mut reports, mut pending) = tools::watch_all(watching, Arc::new(caller.clone()));
-    let mut gather = |report: Report| match report {
-        Report::Problem(problem) | Report::Kept(problem) | Report::Failed { problem, .. } => {
+    let mut gather = |report: ToolReport| match report {
+        ToolReport::Problem(problem)
+        | ToolReport::Kept(problem)
+        | ToolReport::Failed { problem, .. } => {
             problems.push(problem.to_string());
         }
-        Report::Note(_) => {}
+        ToolReport::Note(_) => {}
     };
-    let is_settled = |now: &Pending| now.as_ref().is_some_and(BTreeSet::is_empty);
+    let is_settled = |now: &PendingEntries| now.as_ref().is_some_and(BTreeSet::is_empty);
     let settled = async {
         loop {
             tokio::select! {
@@ -148,19 +153,19 @@ async fn look_at_tools(
 /// Serves until it is told to end, or the broker is lost for good.
 pub(super) async fn serve(
     config: &Config,
-    settings: Settings,
-    notices: Vec<Notice>,
-) -> Result<Result<Ended, Failed>, Failure> {
+    settings: WorkerSettings,
+    notices: Vec<SettingNotice>,
+) -> Result<Result<ShutdownReport, WorkerError>, Failure> {
     let stop = on_signals()?;
     let failed =
         |what: &str, error: &dyn std::fmt::Display| Failure::internal(format!("{what}: {error}"));
     let log =
         Log::on_stderr(settings.log).map_err(|error| failed("cannot start the log", &error))?;
     for notice in &notices {
-        log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
+        log.write(LogEntry::new(LogSeverity::Warn, "setting").message(notice.to_string()));
     }
     if let Some(why) = unasked(config, &settings) {
-        log.tell(Line::new(Level::Error, "setting").message(why));
+        log.write(LogEntry::new(LogSeverity::Error, "setting").message(why));
     }
     let (engine, _till) = ledger::open(config, &settings)?;
     ledger::keep(config, engine.clone(), log.clone());
@@ -169,16 +174,17 @@ pub(super) async fn serve(
     // Nobody's call is under way yet.
     let worker = tokio::select! {
         worker = start(config, &settings, &engine, &caller, &log, &stop) => Some(worker?),
-        Ok(_) = stopped.wait_for(|stop| *stop != Stop::No) => None,
+        Ok(_) = stopped.wait_for(|stop| *stop != Shutdown::No) => None,
     };
     let ended = match worker {
         Some(worker) => sam::serve(worker, stop).await,
         None => {
-            log.tell(
-                Line::new(Level::Info, "ended").message("told to end before anything was served"),
+            log.write(
+                LogEntry::new(LogSeverity::Info, "ended")
+                    .message("told to end before anything was served"),
             );
             caller.close().await;
-            Ok(Ended { cut: 0 })
+            Ok(ShutdownReport { cut: 0 })
         }
     };
     engine.close().await;
@@ -189,31 +195,31 @@ pub(super) async fn serve(
 /// Everything up to the link to the broker. It takes as long as tools take to come and to be prepared.
 async fn start(
     config: &Config,
-    settings: &Settings,
+    settings: &WorkerSettings,
     engine: &Engine,
-    caller: &Caller,
+    caller: &CallRunner,
     log: &Log,
-    stop: &watch::Receiver<Stop>,
-) -> Result<Worker<Hands>, Failure> {
+    stop: &watch::Receiver<Shutdown>,
+) -> Result<Worker<SandboxExecutor>, Failure> {
     let metrics = Arc::new(Metrics::new());
     let (links, link) = watch::channel(LinkState::Connecting {
         why: String::new(),
         after: 0,
     });
-    let (known, tools) = watch::channel(health::Tools::Pending);
-    let parked = caller.clone();
+    let (known, tools) = watch::channel(health::ToolsState::Pending);
+    let warm = caller.clone();
     let health = Health {
         link,
         tools,
         is_draining: draining(stop.clone()),
         metrics: metrics.clone(),
-        parked: Arc::new(move || parked.parked()),
+        warm_interpreters: Arc::new(move || warm.warm_count()),
     };
     serve_health(health, settings).await?;
     let barriers = contain(caller, settings).await?;
-    log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
-    if let Some(why) = caller.trouble() {
-        log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
+    log.write(LogEntry::new(LogSeverity::Info, "contained").with("barriers", barriers));
+    if let Some(why) = caller.warning() {
+        log.write(LogEntry::new(LogSeverity::Warn, "none_kept_ready").message(why));
     }
     let brought = bring_tools(settings, log).await?;
     let watching = watched(config, settings, engine)?;
@@ -224,7 +230,7 @@ async fn start(
     _ = catalog.changed().await;
     tell_health(brought, known);
     count_tools(catalog.clone(), metrics.clone());
-    let teller = Teller {
+    let telemetry = Telemetry {
         metrics,
         log: log.clone(),
         hidden,
@@ -235,14 +241,14 @@ async fn start(
         engine,
         caller.clone(),
         (catalog, undiscovered),
-        teller,
+        telemetry,
     )?;
     follow(worker.link.state.clone(), links);
     Ok(worker)
 }
 
 /// What stands between tools and this machine, where the manifest says nothing else.
-async fn contain(caller: &Caller, settings: &Settings) -> Result<Vec<String>, Failure> {
+async fn contain(caller: &CallRunner, settings: &WorkerSettings) -> Result<Vec<String>, Failure> {
     caller
         .prepare(settings.calls.default_profile)
         .await
@@ -254,19 +260,19 @@ async fn contain(caller: &Caller, settings: &Settings) -> Result<Vec<String>, Fa
 }
 
 /// Why no question of a tool to a model can be answered, where one is configured.
-fn unasked(config: &Config, settings: &Settings) -> Option<String> {
+fn unasked(config: &Config, settings: &WorkerSettings) -> Option<String> {
     let model = settings.calls.model.as_ref()?;
-    ipc::refused_anyway(&config.doors.assembled(), &model.provider, &model.model)
+    ipc::unusable_model(&config.doors.assembled(), &model.provider, &model.model)
 }
 
-fn unlinked(trouble: Trouble) -> Failure {
+fn unlinked(error: ConnectionError) -> Failure {
     Failure::invalid(
-        trouble.message,
+        error.message,
         "`airlock worker sam --help` says where the variables are listed",
     )
 }
 
-fn check_broker(settings: &Settings) -> Result<(), Failure> {
+fn check_broker(settings: &WorkerSettings) -> Result<(), Failure> {
     let bounds = settings.bounds();
     settings
         .transport()
@@ -276,48 +282,52 @@ fn check_broker(settings: &Settings) -> Result<(), Failure> {
 
 fn worker(
     config: &Config,
-    settings: &Settings,
+    settings: &WorkerSettings,
     engine: &Engine,
-    caller: Caller,
-    (catalog, undiscovered): (watch::Receiver<Catalog>, mpsc::Receiver<Undiscovered>),
-    teller: Teller,
-) -> Result<Worker<Hands>, Failure> {
+    caller: CallRunner,
+    (catalog, undiscovered): (watch::Receiver<Catalog>, mpsc::Receiver<UndiscoveredTool>),
+    telemetry: Telemetry,
+) -> Result<Worker<SandboxExecutor>, Failure> {
     let bounds = settings.bounds();
     let subscribed = sam::subscriptions(&settings.base, &catalog.borrow());
-    let most = bounds.slots.saturating_add(bounds.waiting);
+    let max_calls = bounds.slots.saturating_add(bounds.waiting);
     let link = settings
         .transport()
-        .link(subscribed.clone(), settings.broker.patience, most);
+        .link(subscribed.clone(), settings.broker.reconnect, max_calls);
     let link = link.map_err(unlinked)?;
     let (state, room) = (config.state.clone(), engine.clone());
     Ok(Worker {
         base: settings.base.clone(),
-        is_kept: link.redelivers,
+        redelivers: link.redelivers,
         link,
         subscribed,
         catalog,
         undiscovered,
-        calls: Hands::new(caller, settings.calls.interpreter(Path::exists)),
+        calls: SandboxExecutor::new(caller, settings.calls.interpreter(Path::exists)),
         bounds,
-        defaults: Defaults {
+        defaults: CallDefaults {
             timeout: settings.calls.default_timeout,
             profile: settings.calls.default_profile,
-            largest: LARGEST,
+            largest: MAX_MESSAGE_BYTES,
         },
         grace: settings.calls.drain,
-        is_full: Arc::new(move || room.is_nearly_full() || sam::is_short_of_room(&state)),
-        note: teller.note(),
+        is_disk_full: Arc::new(move || room.is_nearly_full() || sam::is_disk_low(&state)),
+        events: telemetry.into_sink(),
     })
 }
 
-fn open_caller(config: &Config, settings: &Settings, engine: &Engine) -> Result<Caller, Failure> {
-    let shelf = Shelf::open(settings.shelf()).map_err(|error| {
+fn open_caller(
+    config: &Config,
+    settings: &WorkerSettings,
+    engine: &Engine,
+) -> Result<CallRunner, Failure> {
+    let store = ArtifactStore::open(settings.artifact_store()).map_err(|error| {
         Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say")
     })?;
     let models = settings.calls.model.as_ref().map(|model| {
-        let mut asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
+        let mut asked = ipc::ModelSettings::new(Some(model.provider.clone()), &model.model);
         asked.budget.money = Some(model.budget);
-        Models::new(engine.clone(), asked)
+        ModelProxy::new(engine.clone(), asked)
     });
     let models = models.transpose().map_err(|why| {
         Failure::invalid(
@@ -325,32 +335,32 @@ fn open_caller(config: &Config, settings: &Settings, engine: &Engine) -> Result<
             "SAM_LLM_PROVIDER names a provider of the configuration file, SAM_LLM_MODEL a model",
         )
     })?;
-    Ok(Caller::new(
+    Ok(CallRunner::new(
         engine.clone(),
-        shelf,
+        store,
         models,
         settings.call(hidden(config, settings), Path::exists),
     ))
 }
 
-fn hidden(config: &Config, settings: &Settings) -> Vec<PathBuf> {
-    log::by_all_names(settings.hidden(&config.state))
+fn hidden(config: &Config, settings: &WorkerSettings) -> Vec<PathBuf> {
+    log::path_aliases(settings.hidden(&config.state))
 }
 
 fn watched(
     config: &Config,
-    settings: &Settings,
+    settings: &WorkerSettings,
     engine: &Engine,
-) -> Result<tools::Settings, Failure> {
+) -> Result<tools::CatalogSettings, Failure> {
     let python = settings.calls.interpreter(Path::exists);
-    let index = Index {
+    let index = PackageIndex {
         url: settings.tools.index.clone(),
         trusted_host: settings.tools.trusted_host.clone(),
     };
     let folder = config.state.join("worker/packages");
     let installer = Installer::open(engine.clone(), folder, python.clone(), index)
         .map_err(|problem| Failure::invalid(problem.message, problem.hint))?;
-    Ok(tools::Settings {
+    Ok(tools::CatalogSettings {
         manifest: settings.tools.manifest.clone(),
         folder: settings.tools.folder.clone(),
         python_dir: settings.tools.python.clone(),
@@ -358,11 +368,11 @@ fn watched(
         python,
         installer: Some(installer),
         base: settings.base.clone(),
-        every: tools::EVERY,
+        every: tools::SCAN_INTERVAL,
     })
 }
 
-fn open_sync(settings: &Settings) -> Result<Option<ToolSync>, Failure> {
+fn open_sync(settings: &WorkerSettings) -> Result<Option<ToolSync>, Failure> {
     settings
         .tool_sync()
         .map(ToolSync::open)
@@ -377,9 +387,9 @@ fn open_sync(settings: &Settings) -> Result<Option<ToolSync>, Failure> {
 
 /// Tools from object storage: they are waited for, but not for ever, and are brought again and again.
 async fn bring_tools(
-    settings: &Settings,
+    settings: &WorkerSettings,
     log: &Log,
-) -> Result<Option<watch::Receiver<sync::State>>, Failure> {
+) -> Result<Option<watch::Receiver<sync::SyncState>>, Failure> {
     let Some(sync) = open_sync(settings)? else {
         return Ok(None);
     };
@@ -388,42 +398,48 @@ async fn bring_tools(
     let to = log.clone();
     tokio::spawn(async move {
         while state.changed().await.is_ok() {
-            to.tell(line(&state.borrow_and_update()));
+            to.write(line(&state.borrow_and_update()));
         }
     });
-    if sync::first(&mut first, sync::FIRST).await == sync::State::Waiting {
-        log.tell(line(&sync::State::Waiting));
+    if sync::wait_for_first(&mut first, sync::FIRST_SYNC_TIMEOUT).await == sync::SyncState::Waiting
+    {
+        log.write(line(&sync::SyncState::Waiting));
     }
     Ok(Some(first))
 }
 
-fn line(brought: &sync::State) -> Line {
+fn line(brought: &sync::SyncState) -> LogEntry {
     match brought {
-        sync::State::Waiting => Line::new(Level::Error, "tools_not_brought")
+        sync::SyncState::Waiting => LogEntry::new(LogSeverity::Error, "tools_not_brought")
             .message("object storage takes its time; what is there is served meanwhile"),
-        sync::State::Failed(why) => {
-            Line::new(Level::Error, "tools_not_brought").message(why.clone())
+        sync::SyncState::Failed(why) => {
+            LogEntry::new(LogSeverity::Error, "tools_not_brought").message(why.clone())
         }
-        sync::State::Ok { refused } if refused.is_empty() => {
-            Line::new(Level::Info, "tools_brought")
+        sync::SyncState::Ok { refused } if refused.is_empty() => {
+            LogEntry::new(LogSeverity::Info, "tools_brought")
         }
-        sync::State::Ok { refused } => Line::new(Level::Warn, "tools_brought")
+        sync::SyncState::Ok { refused } => LogEntry::new(LogSeverity::Warn, "tools_brought")
             .message("some keys cannot be files here")
             .with("refused", refused.clone()),
     }
 }
 
 /// From when on tools were read: what was brought before is not served yet.
-fn tell_health(brought: Option<watch::Receiver<sync::State>>, known: watch::Sender<health::Tools>) {
+fn tell_health(
+    brought: Option<watch::Receiver<sync::SyncState>>,
+    known: watch::Sender<health::ToolsState>,
+) {
     let Some(mut brought) = brought else {
-        known.send_replace(health::Tools::Ready);
+        known.send_replace(health::ToolsState::Ready);
         return;
     };
     tokio::spawn(async move {
         loop {
             known.send_replace(match *brought.borrow_and_update() {
-                sync::State::Ok { .. } => health::Tools::Ready,
-                sync::State::Waiting | sync::State::Failed(_) => health::Tools::SyncFailed,
+                sync::SyncState::Ok { .. } => health::ToolsState::Ready,
+                sync::SyncState::Waiting | sync::SyncState::Failed(_) => {
+                    health::ToolsState::SyncFailed
+                }
             });
             if brought.changed().await.is_err() {
                 return;
@@ -435,26 +451,35 @@ fn tell_health(brought: Option<watch::Receiver<sync::State>>, known: watch::Send
 /// Logs what is reported of tools; what the mesh should know of comes out again, without paths of this machine, which the engine
 /// may name.
 fn tell_reports(
-    mut reports: mpsc::Receiver<Report>,
+    mut reports: mpsc::Receiver<ToolReport>,
     log: Log,
     hidden: Arc<Vec<PathBuf>>,
-) -> mpsc::Receiver<Undiscovered> {
+) -> mpsc::Receiver<UndiscoveredTool> {
     let (failures, undiscovered) = mpsc::channel(MOST_FAILURES);
     tokio::spawn(async move {
         while let Some(report) = reports.recv().await {
             match report {
-                Report::Note(text) => log.tell(Line::new(Level::Info, "tools").message(text)),
-                Report::Problem(problem) => {
-                    log.tell(Line::new(Level::Warn, "manifest").message(problem.to_string()));
+                ToolReport::Note(text) => {
+                    log.write(LogEntry::new(LogSeverity::Info, "tools").message(text))
                 }
-                Report::Kept(problem) => {
-                    log.tell(Line::new(Level::Warn, "tool_kept").message(problem.to_string()));
+                ToolReport::Problem(problem) => {
+                    log.write(
+                        LogEntry::new(LogSeverity::Warn, "manifest").message(problem.to_string()),
+                    );
                 }
-                Report::Failed { tool, problem } => {
-                    log.tell(Line::new(Level::Error, "tool_left_out").message(problem.to_string()));
+                ToolReport::Kept(problem) => {
+                    log.write(
+                        LogEntry::new(LogSeverity::Warn, "tool_kept").message(problem.to_string()),
+                    );
+                }
+                ToolReport::Failed { tool, problem } => {
+                    log.write(
+                        LogEntry::new(LogSeverity::Error, "tool_left_out")
+                            .message(problem.to_string()),
+                    );
                     let why = log::hide(problem.message, &hidden);
                     // While there is no broker, the log alone has the rest.
-                    _ = failures.try_send(Undiscovered { tool, why });
+                    _ = failures.try_send(UndiscoveredTool { tool, why });
                 }
             }
         }
@@ -467,7 +492,7 @@ fn count_tools(mut catalog: watch::Receiver<Catalog>, metrics: Arc<Metrics>) {
     tokio::spawn(async move {
         loop {
             let names: BTreeSet<String> = catalog.borrow_and_update().keys().cloned().collect();
-            metrics.tools(names.iter().map(String::as_str));
+            metrics.set_tools(names.iter().map(String::as_str));
             if catalog.changed().await.is_err() {
                 return;
             }
@@ -475,7 +500,7 @@ fn count_tools(mut catalog: watch::Receiver<Catalog>, metrics: Arc<Metrics>) {
     });
 }
 
-async fn serve_health(health: Health, settings: &Settings) -> Result<(), Failure> {
+async fn serve_health(health: Health, settings: &WorkerSettings) -> Result<(), Failure> {
     let Some(port) = settings.health_port else {
         return Ok(());
     };
@@ -501,11 +526,11 @@ fn follow(mut from: watch::Receiver<LinkState>, to: watch::Sender<LinkState>) {
     });
 }
 
-fn draining(mut stop: watch::Receiver<Stop>) -> watch::Receiver<bool> {
+fn draining(mut stop: watch::Receiver<Shutdown>) -> watch::Receiver<bool> {
     let (told, is_draining) = watch::channel(false);
     tokio::spawn(async move {
         // Whoever can no longer stop it has not stopped it.
-        if stop.wait_for(|stop| *stop != Stop::No).await.is_ok() {
+        if stop.wait_for(|stop| *stop != Shutdown::No).await.is_ok() {
             told.send_replace(true);
         }
         told.closed().await;
@@ -514,12 +539,12 @@ fn draining(mut stop: watch::Receiver<Stop>) -> watch::Receiver<bool> {
 }
 
 /// The first lets calls finish, the second does not.
-fn on_signals() -> Result<watch::Receiver<Stop>, Failure> {
+fn on_signals() -> Result<watch::Receiver<Shutdown>, Failure> {
     let (mut terminate, mut interrupt) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    let (stops, stop) = watch::channel(Stop::No);
+    let (stops, stop) = watch::channel(Shutdown::No);
     tokio::spawn(async move {
-        for wish in [Stop::Drain, Stop::Now] {
+        for wish in [Shutdown::Drain, Shutdown::Now] {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
@@ -535,7 +560,7 @@ fn on_signals() -> Result<watch::Receiver<Stop>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker::tools::Problem;
+    use worker::tools::ToolProblem;
 
     #[tokio::test]
     async fn the_mesh_is_told_of_no_path_of_this_machine() {
@@ -546,9 +571,9 @@ mod tests {
             "cannot make `/home/ana/state/runs/1`: no room",
             "it is no `/tools/python/x.py`",
         ] {
-            let (tool, problem) = ("t".to_owned(), Problem::new(why, ""));
+            let (tool, problem) = ("t".to_owned(), ToolProblem::new(why, ""));
             reports
-                .send(Report::Failed { tool, problem })
+                .send(ToolReport::Failed { tool, problem })
                 .await
                 .unwrap();
         }

@@ -19,8 +19,8 @@ fn without_a_file_there_are_the_known_providers_and_the_models_of_this_machine()
         "http://127.0.0.1:11434"
     );
     assert_eq!(
-        (doors.catalogue.bounds, doors.durability),
-        (Bounds::default(), Durability::Process)
+        (doors.catalogue.limits, doors.durability),
+        (DoorLimits::default(), Durability::Process)
     );
     assert_eq!(
         (doors.prices, doors.tenants.len()),
@@ -38,11 +38,11 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
          [doors]\nbody = \"1M\"\nheader_time = 1\nbody_time = 2\nconnections = 3\nconcurrent = 4\n\
          [inference]\ntime = \"30s\"\nmodels = [\"llama*\"]\n\
          [tenant.acme]\nday_usd = 50.0\ncall_usd = 0.5\nrequests_per_minute = 60\ntokens_per_minute = 400000\nconcurrent = 8\n\
-         runs = 2\nsandboxes = 3\njobs = 4\ncpu_day = \"5s\"\nstorage = \"6K\"\nweight = 7\n\
+         runs = 2\nsandboxes = 3\njobs = 4\ncpu_day = \"5s\"\nstorage = \"6K\"\nmemory = \"8K\"\nweight = 7\n\
          [tenant.\"*\"]\nruns = 1\nday_usd = 1\n",
     )
     .unwrap();
-    let target = |provider: &str, model: &str| Target {
+    let target = |provider: &str, model: &str| ModelTarget {
         provider: provider.into(),
         model: model.into(),
     };
@@ -68,16 +68,16 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         Some(std::time::Duration::from_secs(8760 * 3600))
     );
     let seconds = Duration::from_secs;
-    let bounds = Bounds {
-        body: 1 << 20,
-        header_time: seconds(1),
-        body_time: seconds(2),
-        connections: 3,
-        concurrent: 4,
-        inference_time: seconds(30),
+    let bounds = DoorLimits {
+        max_body_bytes: 1 << 20,
+        header_timeout: seconds(1),
+        body_timeout: seconds(2),
+        max_connections: 3,
+        max_concurrent: 4,
+        inference_timeout: seconds(30),
     };
     assert_eq!(
-        doors.catalogue.bounds, bounds,
+        doors.catalogue.limits, bounds,
         "in whatever order the tables come"
     );
     assert_eq!(doors.inference_models, ["llama*".parse().unwrap()]);
@@ -86,19 +86,19 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         concurrent: Some(8),
         ..Budget::default()
     };
-    let acme = Terms {
-        level: Level::Tenant,
+    let acme = AccountLimits {
+        level: AccountLevel::Tenant,
         name: "acme".into(),
         budget,
         day: Some(Money(50_000_000_000)),
         requests_per_minute: Some(60),
         tokens_per_minute: Some(400_000),
     };
-    let other = Terms {
-        level: Level::Tenant,
+    let other = AccountLimits {
+        level: AccountLevel::Tenant,
         name: "*".into(),
         day: Some(Money(1_000_000_000)),
-        ..Terms::default()
+        ..AccountLimits::default()
     };
     assert_eq!(
         doors.tenants,
@@ -110,6 +110,7 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         jobs: Some(4),
         cpu_day: Some(Time(seconds(5))),
         storage: Some(Size(6 << 10)),
+        memory: Some(Size(8 << 10)),
         weight: 7,
     };
     let other = Quota {
@@ -120,7 +121,8 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         doors.quotas,
         Tenants {
             named: [("acme".to_owned(), acme)].into(),
-            other
+            other,
+            usual_memory: None,
         }
     );
 }

@@ -99,12 +99,12 @@ fn a_provider_is_what_the_file_says() {
         (local.output_cap, local.on_abort, local.retries),
         ("max_tokens", OnAbort::Cancel, 0)
     );
-    let patience = local.patience;
+    let patience = local.timeouts;
     let times = [
         patience.connect,
         patience.first_byte,
         patience.idle,
-        patience.retry_after,
+        patience.max_retry_after,
     ];
     assert_eq!(times, [2, 30, 60, 5].map(Duration::from_secs));
     let known = &providers["anthropic"];

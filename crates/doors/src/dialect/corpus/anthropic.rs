@@ -1,8 +1,8 @@
-//! Anthropic's messages.
+//! The Messages API of Anthropic.
 
 use super::{Ends, Shape, usage};
-use crate::dialect::{Operation, TapKind};
-use crate::usage::Usage;
+use crate::dialect::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
 const TEXT: &str =
     r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}"#;
@@ -14,15 +14,15 @@ const STOP: &str = r#"{"type":"message_stop"}"#;
 fn stream(
     name: &'static str,
     data: &[&str],
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
 ) -> Shape {
-    let text = data.iter().map(|data| named(data)).collect();
+    let text = data.iter().map(|data| match_key(data)).collect();
     Shape {
         name,
-        operation: Operation::Messages,
-        kind: TapKind::Events,
+        operation: ModelOperation::Messages,
+        kind: ResponseFormat::Events,
         text,
         usage,
         ends,
@@ -30,7 +30,7 @@ fn stream(
     }
 }
 
-fn named(data: &str) -> String {
+fn match_key(data: &str) -> String {
     let name = data.split('"').nth(3).expect("the type comes first");
     format!("event: {name}\ndata: {data}\n\n")
 }
@@ -146,7 +146,7 @@ fn caches() -> Vec<Shape> {
         r#"{"input_tokens":300,"cache_creation_input_tokens":90,"cache_read_input_tokens":150,"output_tokens":15,"server_tool_use":{"web_search_requests":2,"web_fetch_requests":1}}"#,
     );
     let thought = delta(r#"{"output_tokens":15,"output_tokens_details":{"thinking_tokens":10}}"#);
-    let cached = Usage {
+    let cached = TokenUsage {
         cache_read: 100,
         ..usage(25, 15)
     };
@@ -154,7 +154,7 @@ fn caches() -> Vec<Shape> {
         stream(
             "writes by their time",
             &[&split, TEXT, &end, STOP],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_write_5m: 50,
                 cache_write_1h: 20,
                 ..cached
@@ -165,7 +165,7 @@ fn caches() -> Vec<Shape> {
         stream(
             "writes of unknown time are short",
             &[&unsplit, TEXT, &end, STOP],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_write_5m: 70,
                 ..cached
             }),
@@ -175,7 +175,7 @@ fn caches() -> Vec<Shape> {
         stream(
             "server tools: totals grow beyond the split",
             &[&split, TEXT, &grown, STOP],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_read: 150,
                 cache_write_5m: 70,
                 cache_write_1h: 20,
@@ -188,7 +188,7 @@ fn caches() -> Vec<Shape> {
         stream(
             "server tools: a split of long writes alone",
             &[&long, TEXT, &grown, STOP],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_read: 150,
                 cache_write_1h: 90,
                 tool_requests: 2,
@@ -200,7 +200,7 @@ fn caches() -> Vec<Shape> {
         stream(
             "thinking is within the output",
             &[&split, TEXT, &thought, STOP],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_write_5m: 50,
                 cache_write_1h: 20,
                 reasoning: 10,
@@ -243,7 +243,7 @@ fn documents() -> Vec<Shape> {
     let message = stream(
         "a message as one document",
         &[],
-        Some(Usage {
+        Some(TokenUsage {
             cache_read: 5,
             ..usage(12, 6)
         }),
@@ -253,20 +253,20 @@ fn documents() -> Vec<Shape> {
     let count = stream(
         "counting tokens costs nothing",
         &[],
-        Some(Usage::default()),
+        Some(TokenUsage::default()),
         Ends::Well,
         0,
     );
     vec![
         Shape {
             text: text.to_owned(),
-            kind: TapKind::Whole,
+            kind: ResponseFormat::Whole,
             ..message
         },
         Shape {
             text: r#"{"input_tokens":14}"#.to_owned(),
-            kind: TapKind::Whole,
-            operation: Operation::CountTokens,
+            kind: ResponseFormat::Whole,
+            operation: ModelOperation::CountTokens,
             ..count
         },
     ]

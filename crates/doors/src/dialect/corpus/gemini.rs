@@ -1,8 +1,8 @@
-//! Gemini's own interface.
+//! The Gemini API.
 
 use super::{Ends, Shape, events, usage};
-use crate::dialect::{Operation, TapKind};
-use crate::usage::Usage;
+use crate::dialect::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
 const FIRST: &str = r#"{"candidates":[{"content":{"parts":[{"text":"Hel"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":10,"totalTokenCount":10},"modelVersion":"g"}"#;
 const LAST: &str = r#"{"candidates":[{"content":{"parts":[{"text":"lo"}],"role":"model"},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":4,"totalTokenCount":14}}"#;
@@ -10,15 +10,15 @@ const LAST: &str = r#"{"candidates":[{"content":{"parts":[{"text":"lo"}],"role":
 fn stream(
     name: &'static str,
     data: &[&str],
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
 ) -> Shape {
     let text = events(data);
     Shape {
         name,
-        operation: Operation::Generate,
-        kind: TapKind::Events,
+        operation: ModelOperation::Generate,
+        kind: ResponseFormat::Events,
         text,
         usage,
         ends,
@@ -26,7 +26,7 @@ fn stream(
     }
 }
 
-fn with_usage(name: &'static str, said: &str, usage: Usage) -> Shape {
+fn with_usage(name: &'static str, said: &str, usage: TokenUsage) -> Shape {
     let last = format!(
         r#"{{"candidates":[{{"content":{{"parts":[{{"text":"x"}}]}},"finishReason":"STOP"}}],"usageMetadata":{said}}}"#
     );
@@ -77,7 +77,7 @@ fn streams() -> Vec<Shape> {
         stream(
             "searches for grounding",
             &[FIRST, grounded],
-            said.map(|said| Usage {
+            said.map(|said| TokenUsage {
                 tool_requests: 2,
                 ..said
             }),
@@ -92,7 +92,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "cached is within the prompt, thoughts are beside the candidates",
             r#"{"promptTokenCount":100,"cachedContentTokenCount":80,"candidatesTokenCount":4,"thoughtsTokenCount":30,"totalTokenCount":134}"#,
-            Usage {
+            TokenUsage {
                 cache_read: 80,
                 reasoning: 30,
                 ..usage(20, 4)
@@ -106,7 +106,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "thoughts without a total",
             r#"{"promptTokenCount":100,"candidatesTokenCount":40,"thoughtsTokenCount":30}"#,
-            Usage {
+            TokenUsage {
                 reasoning: 30,
                 ..usage(100, 40)
             },
@@ -119,7 +119,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "sound by its modality",
             r#"{"promptTokenCount":100,"candidatesTokenCount":20,"totalTokenCount":120,"promptTokensDetails":[{"modality":"TEXT","tokenCount":40},{"modality":"AUDIO","tokenCount":60}],"candidatesTokensDetails":[{"tokenCount":15,"modality":"AUDIO"}]}"#,
-            Usage {
+            TokenUsage {
                 audio_in: 60,
                 audio_out: 15,
                 ..usage(40, 5)
@@ -140,12 +140,12 @@ fn documents() -> Vec<Shape> {
         text: text.to_owned(),
         ..stream(name, &[], usage, ends, least)
     };
-    let lines = TapKind::Lines;
+    let lines = ResponseFormat::Lines;
     vec![
         shape("an array of documents", lines, &array, said, Ends::Well, 4),
         shape(
             "an array of documents, as one",
-            TapKind::Whole,
+            ResponseFormat::Whole,
             &array,
             said,
             Ends::Well,
@@ -177,17 +177,17 @@ fn documents() -> Vec<Shape> {
         ),
         shape(
             "one document of gemini",
-            TapKind::Whole,
+            ResponseFormat::Whole,
             LAST,
             said,
             Ends::Well,
             4,
         ),
         Shape {
-            operation: Operation::GeminiEmbed,
+            operation: ModelOperation::GeminiEmbed,
             ..shape(
                 "an embedding of gemini",
-                TapKind::Whole,
+                ResponseFormat::Whole,
                 embedding,
                 Some(usage(3, 0)),
                 Ends::Well,
@@ -195,10 +195,10 @@ fn documents() -> Vec<Shape> {
             )
         },
         Shape {
-            operation: Operation::GeminiEmbed,
+            operation: ModelOperation::GeminiEmbed,
             ..shape(
                 "an embedding without usage",
-                TapKind::Whole,
+                ResponseFormat::Whole,
                 r#"{"embedding":{"values":[1]}}"#,
                 None,
                 Ends::Unsaid,

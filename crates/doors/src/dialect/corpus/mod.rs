@@ -1,4 +1,4 @@
-//! Shapes of answers that providers and servers send, each with what it costs, counted by hand.
+//! Response shapes of providers and servers, each with its usage counted by hand.
 
 mod anthropic;
 mod gemini;
@@ -6,30 +6,30 @@ mod ollama;
 mod openai;
 mod responses;
 
-use super::super::{Operation, TapKind};
-use crate::usage::Usage;
+use super::super::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
-/// One answer.
+/// One response.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) name: &'static str,
-    pub(super) operation: Operation,
-    pub(super) kind: TapKind,
+    pub(super) operation: ModelOperation,
+    pub(super) kind: ResponseFormat,
     pub(super) text: String,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<TokenUsage>,
     pub(super) ends: Ends,
-    /// At least so many tokens were written.
+    /// Lower bound of output tokens.
     pub(super) least: u64,
 }
 
 /// How it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
-    /// The last word on usage was said, and the stream has ended in its own way.
+    /// The final usage was reported, and the stream ended properly.
     Well,
-    /// The last word was said, but the end of the stream is missing.
+    /// The final usage was reported, but the end of the stream is missing.
     Said,
-    /// It ended in its own way, and something about usage is missing.
+    /// The stream ended properly, but its usage is incomplete.
     Unsaid,
     /// It broke off.
     Cut,
@@ -46,16 +46,16 @@ pub(super) fn shapes() -> Vec<Shape> {
     .concat()
 }
 
-/// A usage of this input and output, to which more may be added.
-fn usage(input: u64, output: u64) -> Usage {
-    Usage {
+/// A usage with this input and output.
+fn usage(input: u64, output: u64) -> TokenUsage {
+    TokenUsage {
         input,
         output,
-        ..Usage::default()
+        ..TokenUsage::default()
     }
 }
 
-/// Events of these data.
+/// SSE events with these data.
 fn events(data: &[&str]) -> String {
     data.iter()
         .map(|data| format!("data: {data}\n\n"))

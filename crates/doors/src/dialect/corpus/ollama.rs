@@ -1,8 +1,8 @@
-//! Ollama's own interface.
+//! The Ollama API.
 
 use super::{Ends, Shape, usage};
-use crate::dialect::{Operation, TapKind};
-use crate::usage::Usage;
+use crate::dialect::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
 const CHAT: &str = r#"{"model":"m","created_at":"2026-01-01T00:00:00Z","message":{"role":"assistant","content":"Hi"},"done":false}"#;
 const LAST: &str = r#"{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop","total_duration":9,"prompt_eval_count":26,"eval_count":8}"#;
@@ -10,15 +10,15 @@ const LAST: &str = r#"{"model":"m","message":{"role":"assistant","content":""},"
 fn stream(
     name: &'static str,
     lines: &[&str],
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
 ) -> Shape {
     let text = lines.iter().map(|line| format!("{line}\n")).collect();
     Shape {
         name,
-        operation: Operation::OllamaChat,
-        kind: TapKind::Lines,
+        operation: ModelOperation::OllamaChat,
+        kind: ResponseFormat::Lines,
         text,
         usage,
         ends,
@@ -42,7 +42,7 @@ pub(super) fn shapes() -> Vec<Shape> {
         stream(
             "ollama chat with a cache",
             &[CHAT, cached],
-            Some(Usage {
+            Some(TokenUsage {
                 cache_read: 20,
                 ..usage(6, 8)
             }),
@@ -93,11 +93,11 @@ pub(super) fn shapes() -> Vec<Shape> {
         8,
     );
     shapes.push(Shape {
-        operation: Operation::OllamaGenerate,
+        operation: ModelOperation::OllamaGenerate,
         ..generating
     });
     let whole = |shape: Shape, text: &str| Shape {
-        kind: TapKind::Whole,
+        kind: ResponseFormat::Whole,
         text: text.to_owned(),
         ..shape
     };
@@ -108,7 +108,7 @@ pub(super) fn shapes() -> Vec<Shape> {
     let embed = stream("ollama embeddings", &[], Some(usage(8, 0)), Ends::Well, 0);
     shapes.push(whole(
         Shape {
-            operation: Operation::OllamaEmbed,
+            operation: ModelOperation::OllamaEmbed,
             ..embed
         },
         embedded,
@@ -116,13 +116,13 @@ pub(super) fn shapes() -> Vec<Shape> {
     let tags = stream(
         "a list of models costs nothing",
         &[],
-        Some(Usage::default()),
+        Some(TokenUsage::default()),
         Ends::Well,
         0,
     );
     shapes.push(whole(
         Shape {
-            operation: Operation::OllamaTags,
+            operation: ModelOperation::OllamaTags,
             ..tags
         },
         r#"{"models":[]}"#,

@@ -1,8 +1,8 @@
-//! Chat and embeddings, of OpenAI and of those who follow it.
+//! The Chat and Embeddings APIs of OpenAI and compatible providers.
 
 use super::{Ends, Shape, events, usage};
-use crate::dialect::{Operation, TapKind};
-use crate::usage::Usage;
+use crate::dialect::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
 const ROLE: &str = r#"{"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#;
 const HEL: &str = r#"{"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hel"},"finish_reason":null}],"usage":null}"#;
@@ -13,15 +13,15 @@ const USAGE: &str = r#"{"id":"c","object":"chat.completion.chunk","choices":[],"
 fn stream(
     name: &'static str,
     data: &[&str],
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
 ) -> Shape {
     let text = events(data);
     Shape {
         name,
-        operation: Operation::Chat,
-        kind: TapKind::Events,
+        operation: ModelOperation::Chat,
+        kind: ResponseFormat::Events,
         text,
         usage,
         ends,
@@ -29,21 +29,27 @@ fn stream(
     }
 }
 
-fn raw(name: &'static str, text: &str, usage: Option<Usage>, ends: Ends, least: u64) -> Shape {
+fn raw(name: &'static str, text: &str, usage: Option<TokenUsage>, ends: Ends, least: u64) -> Shape {
     Shape {
         text: text.to_owned(),
         ..stream(name, &[], usage, ends, least)
     }
 }
 
-fn whole(name: &'static str, text: &str, usage: Option<Usage>, ends: Ends, least: u64) -> Shape {
+fn whole(
+    name: &'static str,
+    text: &str,
+    usage: Option<TokenUsage>,
+    ends: Ends,
+    least: u64,
+) -> Shape {
     Shape {
-        kind: TapKind::Whole,
+        kind: ResponseFormat::Whole,
         ..raw(name, text, usage, ends, least)
     }
 }
 
-fn with_usage(name: &'static str, said: &str, usage: Usage) -> Shape {
+fn with_usage(name: &'static str, said: &str, usage: TokenUsage) -> Shape {
     let last = format!(r#"{{"choices":[],"usage":{said}}}"#);
     let least = usage.output_tokens().max(1);
     stream(
@@ -116,7 +122,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "cached tokens are within the prompt",
             r#"{"prompt_tokens":100,"completion_tokens":5,"total_tokens":105,"prompt_tokens_details":{"cached_tokens":64,"audio_tokens":0}}"#,
-            Usage {
+            TokenUsage {
                 cache_read: 64,
                 ..usage(36, 5)
             },
@@ -124,7 +130,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "reasoning is within the completion",
             r#"{"prompt_tokens":10,"completion_tokens":50,"total_tokens":60,"completion_tokens_details":{"reasoning_tokens":40,"accepted_prediction_tokens":3,"rejected_prediction_tokens":2}}"#,
-            Usage {
+            TokenUsage {
                 reasoning: 40,
                 ..usage(10, 10)
             },
@@ -132,7 +138,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "reasoning beside the completion, as the total tells",
             r#"{"prompt_tokens":10,"completion_tokens":50,"total_tokens":100,"completion_tokens_details":{"reasoning_tokens":40}}"#,
-            Usage {
+            TokenUsage {
                 reasoning: 40,
                 ..usage(10, 50)
             },
@@ -140,7 +146,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "more reasoning than completion cannot be within it",
             r#"{"prompt_tokens":10,"completion_tokens":5,"completion_tokens_details":{"reasoning_tokens":40}}"#,
-            Usage {
+            TokenUsage {
                 reasoning: 40,
                 ..usage(10, 5)
             },
@@ -148,7 +154,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "sound on both sides",
             r#"{"prompt_tokens":30,"completion_tokens":20,"total_tokens":50,"prompt_tokens_details":{"audio_tokens":20,"cached_tokens":4},"completion_tokens_details":{"audio_tokens":15,"reasoning_tokens":0}}"#,
-            Usage {
+            TokenUsage {
                 audio_in: 20,
                 cache_read: 4,
                 audio_out: 15,
@@ -158,7 +164,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "sound that was cached is not counted twice",
             r#"{"prompt_tokens":30,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":20,"cached_tokens":30}}"#,
-            Usage {
+            TokenUsage {
                 audio_in: 20,
                 cache_read: 10,
                 ..usage(0, 1)
@@ -167,7 +173,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "DeepSeek's name for cached tokens",
             r#"{"prompt_tokens":100,"completion_tokens":5,"total_tokens":105,"prompt_cache_hit_tokens":64,"prompt_cache_miss_tokens":36}"#,
-            Usage {
+            TokenUsage {
                 cache_read: 64,
                 ..usage(36, 5)
             },
@@ -175,7 +181,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "writes to a cache",
             r#"{"prompt_tokens":100,"completion_tokens":5,"total_tokens":105,"prompt_tokens_details":{"cached_tokens":10,"cache_write_tokens":50}}"#,
-            Usage {
+            TokenUsage {
                 cache_read: 10,
                 cache_write_5m: 50,
                 ..usage(40, 5)
@@ -184,7 +190,7 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "searches that the provider ran",
             r#"{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12,"num_search_queries":3}"#,
-            Usage {
+            TokenUsage {
                 tool_requests: 3,
                 ..usage(7, 5)
             },
@@ -453,7 +459,7 @@ fn content() -> Vec<Shape> {
 fn documents() -> Vec<Shape> {
     let chat = r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hello","refusal":null},"finish_reason":"stop"}],"usage":{"prompt_tokens":19,"completion_tokens":10,"total_tokens":29,"prompt_tokens_details":{"cached_tokens":3}}}"#;
     let embeddings = r#"{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.1,-2e-3,3]}],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}"#;
-    let said = Some(Usage {
+    let said = Some(TokenUsage {
         cache_read: 3,
         ..usage(16, 10)
     });
@@ -481,7 +487,7 @@ fn documents() -> Vec<Shape> {
             0,
         ),
         Shape {
-            operation: Operation::Embeddings,
+            operation: ModelOperation::Embeddings,
             ..whole("embeddings", embeddings, Some(usage(8, 0)), Ends::Well, 0)
         },
     ]

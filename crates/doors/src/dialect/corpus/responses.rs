@@ -1,15 +1,15 @@
-//! OpenAI's responses.
+//! The Responses API of OpenAI.
 
 use super::{Ends, Shape, usage};
-use crate::dialect::{Operation, TapKind};
-use crate::usage::Usage;
+use crate::dialect::{ModelOperation, ResponseFormat};
+use crate::usage::TokenUsage;
 
 const CREATED: &str = r#"{"type":"response.created","sequence_number":0,"response":{"id":"r","object":"response","status":"in_progress","output":[],"usage":null}}"#;
 const DELTA: &str = r#"{"type":"response.output_text.delta","sequence_number":4,"item_id":"m","output_index":0,"content_index":0,"delta":"Hi","logprobs":[]}"#;
 const ARGUMENTS: &str = r#"{"type":"response.function_call_arguments.delta","item_id":"f","output_index":0,"delta":"{\"a\":"}"#;
 const DONE: &str = r#"{"type":"response.output_text.done","item_id":"m","output_index":0,"content_index":0,"text":"Hi"}"#;
 
-fn named(data: &str) -> String {
+fn match_key(data: &str) -> String {
     let name = data.split('"').nth(3).expect("the type comes first");
     format!("event: {name}\ndata: {data}\n\n")
 }
@@ -17,15 +17,15 @@ fn named(data: &str) -> String {
 fn stream(
     name: &'static str,
     data: &[&str],
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     ends: Ends,
     least: u64,
 ) -> Shape {
-    let text = data.iter().map(|data| named(data)).collect();
+    let text = data.iter().map(|data| match_key(data)).collect();
     Shape {
         name,
-        operation: Operation::Responses,
-        kind: TapKind::Events,
+        operation: ModelOperation::Responses,
+        kind: ResponseFormat::Events,
         text,
         usage,
         ends,
@@ -41,7 +41,7 @@ fn last(word: &str, usage: &str) -> String {
 
 pub(super) fn shapes() -> Vec<Shape> {
     let said = r#"{"input_tokens":40,"input_tokens_details":{"cached_tokens":32},"output_tokens":12,"output_tokens_details":{"reasoning_tokens":8},"total_tokens":52}"#;
-    let costs = Some(Usage {
+    let costs = Some(TokenUsage {
         cache_read: 32,
         reasoning: 8,
         ..usage(8, 4)
@@ -100,7 +100,7 @@ pub(super) fn shapes() -> Vec<Shape> {
         stream(
             "responses with searches",
             &[CREATED, DELTA, &searched],
-            costs.map(|costs| Usage {
+            costs.map(|costs| TokenUsage {
                 tool_requests: 2,
                 ..costs
             }),
@@ -119,7 +119,7 @@ pub(super) fn shapes() -> Vec<Shape> {
             3,
         )
     });
-    let kind = TapKind::Whole;
+    let kind = ResponseFormat::Whole;
     shapes.push(Shape {
         text: whole,
         kind,

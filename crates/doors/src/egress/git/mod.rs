@@ -1,31 +1,32 @@
-//! git over HTTP: what a request asks of which repository, and what a push wants to change. Pure functions of bytes.
+//! git over HTTP: which repository a request is for, and which refs a push updates. Pure functions of
+//! bytes.
 //!
 //! ```text
-//! method, path, query ─ ask ─ decide ─┬─ a fetch passes as it is
-//!                                     └─ a push: its list of refs is held back and read, then the pack passes unread
+//! method, path, query ─ parse_request ─ authorize ─┬─ a fetch passes unchanged
+//!                                                  └─ a push: its ref list is held back and checked, then the pack passes unread
 //! ```
 
-mod pkt;
+mod pkt_line;
 mod push;
-mod reference;
-mod route;
+mod ref_name;
+mod request;
 
-pub use push::{Change, Command, Decision, Push};
-pub use route::{Ask, Kind, ask, decide};
+pub use push::{PushDecision, PushRequest, RefChange, RefUpdate};
+pub use request::{GitRequest, GitRequestKind, authorize, parse_request};
 
-/// Why git may not do something.
+/// Why a git request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denied {
-    /// In words.
+pub struct GitRefusal {
+    /// The reason, for people.
     pub reason: String,
     /// What would allow it, or `nothing`.
     pub allow_with: String,
 }
 
-impl Denied {
-    /// What cannot be understood is allowed by nothing.
-    fn unreadable(why: &str) -> Denied {
-        Denied {
+impl GitRefusal {
+    /// What cannot be parsed is never allowed.
+    fn unreadable(why: &str) -> GitRefusal {
+        GitRefusal {
             reason: format!("the push cannot be understood: {why}"),
             allow_with: "nothing".to_owned(),
         }

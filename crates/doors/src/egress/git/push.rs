@@ -1,141 +1,142 @@
-//! The body of a push: a list of refs that shall change, then a pack. The list is held back until it has been read to its
-//! end and every change in it is allowed; the pack is not looked at.
+//! The body of a push: a list of ref updates, then a pack. The list is held back until it is complete
+//! and every update is allowed; the pack is not inspected.
 //!
 //! ```text
 //! *shallow  1*(old SP new SP ref)  flush │ pack
 //!              └ first: NUL capabilities │
-//! ──────────── held back, judged ────────┴─ passes
+//! ──────────── held back, checked ───────┴─ passes
 //! ```
 
 use super::{
-    Denied,
-    pkt::{self, Packet},
-    reference,
+    GitRefusal,
+    pkt_line::{self, PktLine},
+    ref_name,
 };
 use spec::Repository;
 use std::collections::BTreeSet;
 
-/// The longest list that is held back.
-const MOST_BYTES: usize = 256 << 10;
-/// Refs of one push.
-const MOST_COMMANDS: usize = 2048;
-/// Words of ours in one line of a report.
-const MOST_WORDS: usize = 2000;
+/// Largest ref list that is held back.
+const MAX_BYTES: usize = 256 << 10;
+/// Ref updates per push.
+const MAX_COMMANDS: usize = 2048;
+/// Characters of our message per report line.
+const MAX_MESSAGE_CHARS: usize = 2000;
 
-/// One change of a push.
+/// One ref update of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
-    /// The ref, by its full name.
+pub struct RefUpdate {
+    /// Full name of the ref.
     pub reference: String,
-    /// What becomes of it.
-    pub change: Change,
+    /// What happens to it.
+    pub change: RefChange,
 }
 
-/// What becomes of a ref.
+/// What happens to a ref.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// It is new. The server refuses if it is not.
+pub enum RefChange {
+    /// Created. The server refuses if it exists.
     Create,
-    /// It is moved, forward or not.
+    /// Moved, forward or not.
     Update,
-    /// It is removed.
+    /// Deleted.
     Delete,
 }
 
-/// What is known of a push.
+/// What is known about a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Not enough: nothing may be forwarded yet.
-    More,
-    /// It changes nothing: git wants to know whether it would be let in. What is held is the whole body; what comes after
-    /// it is not forwarded.
+pub enum PushDecision {
+    /// More bytes are needed; nothing may be forwarded yet.
+    Incomplete,
+    /// An empty push, by which git probes for access. The held bytes are the whole body; what
+    /// follows is not forwarded.
     Probe,
-    /// Every change is allowed: what is held may be forwarded, and what comes after it.
+    /// Every update is allowed: the held bytes and the rest may be forwarded.
     Allowed,
-    /// Nothing of it may be forwarded.
-    Refused(Denied),
+    /// Nothing may be forwarded.
+    Refused(GitRefusal),
 }
 
-/// Reads the body of a push. It must come as it is: the caller refuses a `Content-Encoding`.
+/// Parser and policy check of a push body. The body must not be compressed: the caller rejects a
+/// `Content-Encoding`.
 #[derive(Debug)]
-pub struct Push {
+pub struct PushRequest {
     repository: Repository,
     held: Vec<u8>,
-    /// Of what is held, this much was read.
+    /// Number of held bytes that are parsed.
     read: usize,
-    commands: Vec<Command>,
-    capabilities: Capabilities,
-    /// How long the names of objects are; 0 before the first.
+    commands: Vec<RefUpdate>,
+    capabilities: PushCapabilities,
+    /// Length of object ids; 0 before the first.
     object_length: usize,
-    decision: Decision,
-    /// Which command was refused.
-    culprit: Option<usize>,
+    decision: PushDecision,
+    /// Index of the refused update.
+    refused_update: Option<usize>,
 }
 
-/// What the client asked for.
+/// The client's capabilities.
 #[derive(Clone, Copy, Debug, Default)]
-struct Capabilities {
+struct PushCapabilities {
     report: bool,
     side_band: bool,
     sha256: bool,
-    /// Why the push is refused for what it asks for.
+    /// Why the capabilities are refused.
     problem: Option<&'static str>,
 }
 
-impl Push {
+impl PushRequest {
     /// A push to this repository.
-    pub fn new(repository: &Repository) -> Push {
-        Push {
+    pub fn new(repository: &Repository) -> PushRequest {
+        PushRequest {
             repository: repository.clone(),
             held: Vec::new(),
             read: 0,
             commands: Vec::new(),
-            capabilities: Capabilities::default(),
+            capabilities: PushCapabilities::default(),
             object_length: 0,
-            decision: Decision::More,
-            culprit: None,
+            decision: PushDecision::Incomplete,
+            refused_update: None,
         }
     }
 
-    /// Takes the next bytes. Once this says anything but `More`, it says so forever and keeps no further bytes.
-    pub fn feed(&mut self, bytes: &[u8]) -> Decision {
-        if self.decision == Decision::More {
+    /// Takes the next bytes. Any result but `Incomplete` is final, and no further bytes are kept.
+    pub fn feed(&mut self, bytes: &[u8]) -> PushDecision {
+        if self.decision == PushDecision::Incomplete {
             self.held.extend_from_slice(bytes);
             self.decision = self
                 .advance()
-                .unwrap_or_else(|why| Decision::Refused(Denied::unreadable(why)));
+                .unwrap_or_else(|why| PushDecision::Refused(GitRefusal::unreadable(why)));
         }
         self.decision.clone()
     }
 
-    /// What was read of its changes: all of them, once it is allowed.
-    pub fn commands(&self) -> &[Command] {
+    /// The updates parsed so far: all of them, once the push is allowed.
+    pub fn commands(&self) -> &[RefUpdate] {
         &self.commands
     }
 
-    /// What was held back, to be forwarded if that is allowed: the list, and what came along with its end.
+    /// The held bytes to forward, if that is allowed: the list, and what arrived with its end.
     pub fn into_held(self) -> Vec<u8> {
         match self.decision {
-            Decision::Allowed => self.held,
-            Decision::Probe => self.held[..self.read].to_vec(),
-            Decision::More | Decision::Refused(_) => Vec::new(),
+            PushDecision::Allowed => self.held,
+            PushDecision::Probe => self.held[..self.read].to_vec(),
+            PushDecision::Incomplete | PushDecision::Refused(_) => Vec::new(),
         }
     }
 
-    fn advance(&mut self) -> Result<Decision, &'static str> {
-        while let Some((packet, length)) = pkt::first(&self.held[self.read..])? {
+    fn advance(&mut self) -> Result<PushDecision, &'static str> {
+        while let Some((packet, length)) = pkt_line::first(&self.held[self.read..])? {
             self.read += length;
-            if self.read > MOST_BYTES {
+            if self.read > MAX_BYTES {
                 return Err("its list of refs is longer than 256 KiB");
             }
             let line = match packet {
-                Packet::Flush => return Ok(self.judge()),
-                // Out of what is held, which must not change meanwhile.
-                Packet::Line(line) => line.to_vec(),
+                PktLine::Flush => return Ok(self.evaluate()),
+                // Copied, because parsing needs `self` mutably.
+                PktLine::Line(line) => line.to_vec(),
             };
             self.line(line.strip_suffix(b"\n").unwrap_or(&line))?;
         }
-        Ok(Decision::More)
+        Ok(PushDecision::Incomplete)
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), &'static str> {
@@ -146,7 +147,7 @@ impl Push {
         let shallow = line.strip_prefix(b"shallow ");
         match capabilities {
             Some(words) if self.commands.is_empty() && shallow.is_none() => {
-                self.capabilities = Capabilities::read(words);
+                self.capabilities = PushCapabilities::read(words);
             }
             Some(_) => return Err("there is a NUL where git puts none"),
             None => {}
@@ -167,24 +168,24 @@ impl Push {
             return Err("a line is not `old new ref`");
         };
         let change = match (self.object(old)?, self.object(new)?) {
-            (_, Object::None) => Change::Delete,
-            (Object::None, Object::Some) => Change::Create,
-            (Object::Some, Object::Some) => Change::Update,
+            (_, Object::None) => RefChange::Delete,
+            (Object::None, Object::Some) => RefChange::Create,
+            (Object::Some, Object::Some) => RefChange::Update,
         };
         if (self.object_length == 64) != self.capabilities.sha256 {
             return Err("the names of objects are not of the form that it says");
         }
-        if self.commands.len() == MOST_COMMANDS {
+        if self.commands.len() == MAX_COMMANDS {
             return Err("it changes more than 2048 refs");
         }
-        self.commands.push(Command {
-            reference: reference::name(name)?.to_owned(),
+        self.commands.push(RefUpdate {
+            reference: ref_name::parse_ref_name(name)?.to_owned(),
             change,
         });
         Ok(())
     }
 
-    /// The name of an object; all in a push are of one form.
+    /// Parses an object id; all ids of a push have the same length.
     fn object(&mut self, text: &[u8]) -> Result<Object, &'static str> {
         let lower_hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
         let fits = match self.object_length {
@@ -195,78 +196,86 @@ impl Push {
             return Err("the name of an object is not one");
         }
         self.object_length = text.len();
-        Ok(match text.iter().all(|byte| *byte == b'0') {
-            true => Object::None,
-            false => Object::Some,
+        Ok(if text.iter().all(|byte| *byte == b'0') {
+            Object::None
+        } else {
+            Object::Some
         })
     }
 
-    /// The whole list was read: whether all of it may be.
-    fn judge(&mut self) -> Decision {
+    /// Checks the complete list.
+    fn evaluate(&mut self) -> PushDecision {
         if let Some(why) = self.capabilities.problem {
-            return Decision::Refused(Denied::unreadable(why));
+            return PushDecision::Refused(GitRefusal::unreadable(why));
         }
         let mut seen = BTreeSet::new();
         for (at, command) in self.commands.iter().enumerate() {
-            let verdict = match seen.insert(&command.reference) {
-                true => permit(&self.repository, command),
-                false => Err(Denied::unreadable("it names a ref twice")),
+            let verdict = if seen.insert(&command.reference) {
+                permit(&self.repository, command)
+            } else {
+                Err(GitRefusal::unreadable("it names a ref twice"))
             };
             if let Err(denied) = verdict {
-                self.culprit = Some(at);
-                return Decision::Refused(denied);
+                self.refused_update = Some(at);
+                return PushDecision::Refused(denied);
             }
         }
-        match self.commands.is_empty() {
-            true => Decision::Probe,
-            false => Decision::Allowed,
+        if self.commands.is_empty() {
+            PushDecision::Probe
+        } else {
+            PushDecision::Allowed
         }
     }
 
-    /// The answer to a refused push, as git's own server would give it, with status 200 and
-    /// `application/x-git-receive-pack-result`: git then shows the words and fails. Nothing if the client asked for no
-    /// report; it gets an ordinary refusal.
-    ///
-    /// The rest of the body should be read and thrown away, within bounds: a client that is cut off while it sends may not
-    /// read the answer.
-    pub fn refusal(&self, denied: &Denied) -> Option<Vec<u8>> {
+    /// The response to a refused push in git's own format, with status 200 and
+    /// `application/x-git-receive-pack-result`: git then shows the message and fails. `None` if the
+    /// client asked for no report; it gets an ordinary error response. The rest of the body should
+    /// be read and discarded, within limits: a client that is disconnected while it sends may not
+    /// read the response.
+    pub fn refusal(&self, denied: &GitRefusal) -> Option<Vec<u8>> {
         if !self.capabilities.report {
             return None;
         }
-        let unpacked = match self.commands.is_empty() {
-            true => format!("unpack airlock: {}\n", one_line(&denied.reason)),
-            false => "unpack ok\n".to_owned(),
+        let unpacked = if self.commands.is_empty() {
+            format!("unpack airlock: {}\n", one_line(&denied.reason))
+        } else {
+            "unpack ok\n".to_owned()
         };
         let mut report = Vec::new();
-        pkt::put(&mut report, unpacked.as_bytes());
+        pkt_line::put(&mut report, unpacked.as_bytes());
         for (at, command) in self.commands.iter().enumerate() {
-            let why = match self.culprit.is_none_or(|culprit| culprit == at) {
-                true => one_line(&denied.reason),
-                false => "another ref of this push was refused".to_owned(),
+            let why = if self
+                .refused_update
+                .is_none_or(|refused_update| refused_update == at)
+            {
+                one_line(&denied.reason)
+            } else {
+                "another ref of this push was refused".to_owned()
             };
-            pkt::put(
+            pkt_line::put(
                 &mut report,
                 format!("ng {} airlock: {why}\n", command.reference).as_bytes(),
             );
         }
-        pkt::put_flush(&mut report);
-        Some(match self.capabilities.side_band {
-            true => in_bands(&report, denied),
-            false => report,
+        pkt_line::put_flush(&mut report);
+        Some(if self.capabilities.side_band {
+            side_band_report(&report, denied)
+        } else {
+            report
         })
     }
 }
 
-/// An object, or the zeros that stand for none.
+/// An object id; all zeros mean none.
 enum Object {
     None,
     Some,
 }
 
-impl Capabilities {
-    /// Only those that are known pass: an unknown one may change what the list means.
-    fn read(words: &[u8]) -> Capabilities {
-        let mut known = Capabilities::default();
+impl PushCapabilities {
+    /// Only known capabilities are accepted: an unknown one may change what the list means.
+    fn read(words: &[u8]) -> PushCapabilities {
+        let mut known = PushCapabilities::default();
         let mut formats = 0;
         for word in words
             .split(|byte| *byte == b' ')
@@ -299,8 +308,8 @@ impl Capabilities {
     }
 }
 
-/// Whether the repository's entry has this change.
-fn permit(repository: &Repository, command: &Command) -> Result<(), Denied> {
+/// Whether the repository's entry allows this update.
+fn permit(repository: &Repository, command: &RefUpdate) -> Result<(), GitRefusal> {
     let Repository {
         path,
         push,
@@ -316,26 +325,26 @@ fn permit(repository: &Repository, command: &Command) -> Result<(), Denied> {
         (reason, missing(&format!("push = [\"{name}\"]")))
     } else {
         match command.change {
-            Change::Update if !update => (
+            RefChange::Update if !update => (
                 format!("{name} is there already and may not be moved"),
                 missing("update = true"),
             ),
-            Change::Delete if !delete => (
+            RefChange::Delete if !delete => (
                 format!("{name} may not be removed"),
                 missing("delete = true"),
             ),
-            Change::Create | Change::Update | Change::Delete => return Ok(()),
+            RefChange::Create | RefChange::Update | RefChange::Delete => return Ok(()),
         }
     };
-    Err(Denied { reason, allow_with })
+    Err(GitRefusal { reason, allow_with })
 }
 
-/// A report in the first band, and our words in the second, which git shows behind `remote:`.
-fn in_bands(report: &[u8], denied: &Denied) -> Vec<u8> {
+/// The report in side band 1, and our message in band 2, which git shows after `remote:`.
+fn side_band_report(report: &[u8], denied: &GitRefusal) -> Vec<u8> {
     let mut out = Vec::new();
     let mut put = |band: u8, bytes: &[u8]| {
-        for piece in bytes.chunks(pkt::LONGEST - 5) {
-            pkt::put(&mut out, &[&[band], piece].concat());
+        for piece in bytes.chunks(pkt_line::MAX_LINE_BYTES - 5) {
+            pkt_line::put(&mut out, &[&[band], piece].concat());
         }
     };
     let allow = match denied.allow_with.as_str() {
@@ -348,16 +357,19 @@ fn in_bands(report: &[u8], denied: &Denied) -> Vec<u8> {
     );
     put(2, words.as_bytes());
     put(1, report);
-    pkt::put_flush(&mut out);
+    pkt_line::put_flush(&mut out);
     out
 }
 
 fn one_line(text: &str) -> String {
-    let plain = |character: char| match character.is_control() {
-        true => ' ',
-        false => character,
+    let plain = |character: char| {
+        if character.is_control() {
+            ' '
+        } else {
+            character
+        }
     };
-    text.chars().take(MOST_WORDS).map(plain).collect()
+    text.chars().take(MAX_MESSAGE_CHARS).map(plain).collect()
 }
 
 #[cfg(test)]

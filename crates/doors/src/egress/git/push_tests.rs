@@ -23,16 +23,16 @@ fn repository(push: &[&str], update: bool, delete: bool) -> Repository {
     }
 }
 
-fn agent() -> Push {
-    Push::new(&repository(&["refs/heads/agent/*"], true, false))
+fn agent() -> PushRequest {
+    PushRequest::new(&repository(&["refs/heads/agent/*"], true, false))
 }
 
 fn body(lines: &[String]) -> Vec<u8> {
     let mut out = Vec::new();
     for line in lines {
-        pkt::put(&mut out, line.as_bytes());
+        pkt_line::put(&mut out, line.as_bytes());
     }
-    pkt::put_flush(&mut out);
+    pkt_line::put_flush(&mut out);
     out
 }
 
@@ -45,9 +45,9 @@ fn commands(commands: &[(&str, &str, &str)]) -> Vec<u8> {
     body(&commands.iter().enumerate().map(line).collect::<Vec<_>>())
 }
 
-fn reason(mut push: Push, body: &[u8]) -> String {
+fn reason(mut push: PushRequest, body: &[u8]) -> String {
     match push.feed(body) {
-        Decision::Refused(denied) => {
+        PushDecision::Refused(denied) => {
             assert!(
                 push.into_held().is_empty(),
                 "nothing of a refused push is forwarded"
@@ -75,7 +75,7 @@ fn allowed_refs_pass_wherever_the_body_is_cut() {
                 if *done {
                     return None;
                 }
-                *done = push.feed(piece) == Decision::Allowed;
+                *done = push.feed(piece) == PushDecision::Allowed;
                 Some(piece.to_vec())
             })
             .flatten()
@@ -89,7 +89,10 @@ fn allowed_refs_pass_wherever_the_body_is_cut() {
             .iter()
             .map(|command| command.change)
             .collect();
-        assert_eq!(changes, [Change::Create, Change::Update, Change::Create]);
+        assert_eq!(
+            changes,
+            [RefChange::Create, RefChange::Update, RefChange::Create]
+        );
         assert_eq!(push.into_held(), fed);
     }
 }
@@ -97,10 +100,10 @@ fn allowed_refs_pass_wherever_the_body_is_cut() {
 #[test]
 fn a_probe_is_nothing_but_a_flush() {
     let mut push = agent();
-    assert_eq!(push.feed(b"000"), Decision::More);
-    assert_eq!(push.feed(b"0009a"), Decision::Probe);
+    assert_eq!(push.feed(b"000"), PushDecision::Incomplete);
+    assert_eq!(push.feed(b"0009a"), PushDecision::Probe);
     let second = commands(&[(NONE, NEW, "refs/heads/main")]);
-    assert_eq!(push.feed(&second), Decision::Probe);
+    assert_eq!(push.feed(&second), PushDecision::Probe);
     assert_eq!(push.into_held(), b"0000", "no second list goes along");
 }
 
@@ -129,25 +132,26 @@ fn one_ref_that_is_not_allowed_refuses_all() {
         assert_eq!(reason(agent(), &commands(&[good, bad])), words);
         assert_eq!(
             reason(agent(), &commands(&[bad, bad, good])),
-            match bad == good {
-                true => "the push cannot be understood: it names a ref twice",
-                false => words,
+            if bad == good {
+                "the push cannot be understood: it names a ref twice"
+            } else {
+                words
             }
         );
     }
-    assert_eq!(agent().feed(&commands(&[good])), Decision::Allowed);
+    assert_eq!(agent().feed(&commands(&[good])), PushDecision::Allowed);
 }
 
 #[test]
 fn what_an_entry_says_of_moving_and_removing_holds() {
     let fed = |update, delete, old, new| {
-        Push::new(&repository(&["refs/heads/x"], update, delete)).feed(&commands(&[(
+        PushRequest::new(&repository(&["refs/heads/x"], update, delete)).feed(&commands(&[(
             old,
             new,
             "refs/heads/x",
         )]))
     };
-    let allowed = |decision| decision == Decision::Allowed;
+    let allowed = |decision| decision == PushDecision::Allowed;
     assert!(allowed(fed(false, false, NONE, NEW)));
     assert!(allowed(fed(true, false, OLD, NEW)) && !allowed(fed(false, true, OLD, NEW)));
     assert!(allowed(fed(false, true, OLD, NONE)) && !allowed(fed(true, false, OLD, NONE)));
@@ -205,12 +209,12 @@ fn what_could_be_read_in_two_ways_is_refused() {
         );
     }
     let shallow = [format!("shallow {OLD}\n"), format!("{first}\n")];
-    assert_eq!(agent().feed(&body(&shallow)), Decision::Allowed);
+    assert_eq!(agent().feed(&body(&shallow)), PushDecision::Allowed);
     let zeros = "0".repeat(64);
     let sha256 = [format!(
         "{zeros} {long} refs/heads/agent/a\0report-status object-format=sha256"
     )];
-    assert_eq!(agent().feed(&body(&sha256)), Decision::Allowed);
+    assert_eq!(agent().feed(&body(&sha256)), PushDecision::Allowed);
 }
 
 #[test]
@@ -233,7 +237,7 @@ fn lengths_that_lie_let_nothing_pass() {
     }
     // A line that swallows the end of the list, and one that ends before its words do.
     let longer = [b"00c0", &good[4..], b"0000"].concat();
-    assert_eq!(agent().feed(&longer), Decision::More);
+    assert_eq!(agent().feed(&longer), PushDecision::Incomplete);
     reason(agent(), &[b"0010", &good[4..], b"0000"].concat());
 }
 
@@ -243,10 +247,10 @@ fn lists_are_bounded() {
         0 => format!("{NONE} {NEW} refs/heads/agent/{at}\0{CAPABILITIES}"),
         _ => format!("{NONE} {NEW} refs/heads/agent/{at}"),
     };
-    let lines: Vec<_> = (0..=MOST_COMMANDS).map(line).collect();
+    let lines: Vec<_> = (0..=MAX_COMMANDS).map(line).collect();
     assert_eq!(
-        agent().feed(&body(&lines[..MOST_COMMANDS])),
-        Decision::Allowed
+        agent().feed(&body(&lines[..MAX_COMMANDS])),
+        PushDecision::Allowed
     );
     assert!(reason(agent(), &body(&lines)).contains("more than 2048"));
     let mut push = agent();
@@ -256,11 +260,11 @@ fn lists_are_bounded() {
     let last = pieces
         .chunks(1000)
         .map(|piece| push.feed(piece))
-        .find(|decision| *decision != Decision::More);
+        .find(|decision| *decision != PushDecision::Incomplete);
     assert!(
-        matches!(last, Some(Decision::Refused(denied)) if denied.reason.contains("longer than 256 KiB"))
+        matches!(last, Some(PushDecision::Refused(denied)) if denied.reason.contains("longer than 256 KiB"))
     );
-    assert!(push.held.len() <= MOST_BYTES + 1000);
+    assert!(push.held.len() <= MAX_BYTES + 1000);
 }
 
 #[test]
@@ -274,7 +278,7 @@ fn a_refusal_names_every_ref_in_the_bands_that_were_asked_for() {
                   005cng refs/heads/main airlock: refs/heads/main may not be written, only refs/heads/agent/*\n0000";
     let refused = |body: &[u8]| {
         let mut push = agent();
-        let Decision::Refused(denied) = push.feed(body) else {
+        let PushDecision::Refused(denied) = push.feed(body) else {
             panic!("it passed")
         };
         push.refusal(&denied)
@@ -352,7 +356,7 @@ proptest! {
     fn whatever_passes_has_only_allowed_changes(body in any_body(), cut in 1..50usize) {
         let mut whole = agent();
         let decision = whole.feed(&body);
-        if decision == Decision::Allowed {
+        if decision == PushDecision::Allowed {
             let refs = refs_of(&body);
             prop_assert_eq!(refs.len(), whole.commands().len());
             for (name, deletes) in refs {
@@ -360,8 +364,8 @@ proptest! {
             }
         }
         let mut cutting = agent();
-        let last = body.chunks(cut).map(|piece| cutting.feed(piece)).find(|decision| *decision != Decision::More);
-        prop_assert_eq!(last.unwrap_or(Decision::More), decision);
+        let last = body.chunks(cut).map(|piece| cutting.feed(piece)).find(|decision| *decision != PushDecision::Incomplete);
+        prop_assert_eq!(last.unwrap_or(PushDecision::Incomplete), decision);
     }
 
     #[test]

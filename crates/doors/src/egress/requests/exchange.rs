@@ -1,18 +1,18 @@
-//! A request and its answer on their way: every byte is counted and asked for before it goes on, and what came of it is
-//! written down when both are over.
+//! One HTTP exchange: every byte is counted and checked before it passes, and the log line is
+//! written when request and response are over.
 
 use super::{
-    granted::short,
-    outside::{Kept, Link},
+    grant::truncated,
+    upstream::{IdleSlot, UpstreamConnection},
 };
 use crate::{
     egress::{
-        Egress, Way,
-        books::Entry,
-        policy::{Refusal, Standing},
+        Direction, Egress,
+        log::LogEntry,
+        policy::{ActiveRule, Refusal},
     },
-    scrub::Scrub,
-    upstream::Piece,
+    scrub::Scrubber,
+    upstream::ResponseChunk,
 };
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -34,15 +34,15 @@ use tokio::{
     time::Sleep,
 };
 
-/// Between two pieces of an answer.
-const LONGEST_SILENCE: Duration = Duration::from_secs(300);
-/// Of a path, in the books.
-const LONGEST_SHOWN: usize = 1000;
+/// Between two chunks of a response.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest path in the log.
+const MAX_LOGGED_PATH: usize = 1000;
 
-/// What is known of a request under way.
+/// A request in flight.
 pub(super) struct Exchange {
     egress: Arc<Egress>,
-    under: Under,
+    context: ExchangeContext,
     operation: String,
     target: String,
     note: String,
@@ -54,37 +54,41 @@ pub(super) struct Exchange {
     uploaded: AtomicBool,
     /// Why it was stopped.
     stopped: Mutex<Option<Refusal>>,
-    /// Why nothing came of it.
+    /// Why it failed.
     failed: OnceLock<&'static str>,
 }
 
-/// Under which rule it passes, and where to.
-pub(super) struct Under {
-    pub(super) standing: Arc<Standing>,
+/// The rule and destination of an exchange.
+pub(super) struct ExchangeContext {
+    pub(super) active: Arc<ActiveRule>,
     pub(super) to: Destination,
     pub(super) learned: bool,
-    /// The credential's name.
+    /// Name of the credential.
     pub(super) credential: String,
-    /// Tells of rules that changed since.
+    /// Notified of rule changes.
     pub(super) changed: watch::Receiver<()>,
 }
 
-/// What is asked.
-pub(super) struct Asked<'a> {
+/// What the log says about a request.
+pub(super) struct RequestSummary<'a> {
     pub(super) method: &'a str,
     pub(super) url: String,
-    /// What else there is to say of it.
+    /// Additional information.
     pub(super) note: String,
 }
 
 impl Exchange {
-    pub(super) fn new(egress: &Arc<Egress>, under: Under, asked: Asked<'_>) -> Arc<Exchange> {
+    pub(super) fn new(
+        egress: &Arc<Egress>,
+        context: ExchangeContext,
+        summary: RequestSummary<'_>,
+    ) -> Arc<Exchange> {
         Arc::new(Exchange {
             egress: egress.clone(),
-            under,
-            operation: short(asked.method, 32),
-            target: asked.url,
-            note: asked.note,
+            context,
+            operation: truncated(summary.method, 32),
+            target: summary.url,
+            note: summary.note,
             begun: Instant::now(),
             address: OnceLock::new(),
             status: 0.into(),
@@ -96,21 +100,21 @@ impl Exchange {
         })
     }
 
-    /// Where it goes.
+    /// The destination host.
     pub(super) fn host(&self) -> &Host {
-        &self.under.to.host
+        &self.context.to.host
     }
 
-    /// Writes down before anything leaves that a credential is about to be used, or what a push changes, ref by ref.
-    pub(super) fn announce(&self, changes: &[String]) -> io::Result<()> {
+    /// Logs, before anything is sent, the use of a credential or the ref updates of a push.
+    pub(super) fn log_before_sending(&self, changes: &[String]) -> io::Result<()> {
         let with_credential = ["the credential is put in".to_owned()];
         let details = match changes.is_empty() {
-            true if self.under.credential.is_empty() => return Ok(()),
+            true if self.context.credential.is_empty() => return Ok(()),
             true => &with_credential,
             false => changes,
         };
         for detail in details {
-            self.egress.books.write(&Entry {
+            self.egress.log.write(&LogEntry {
                 detail: detail.clone(),
                 ..self.entry("allow")
             })?;
@@ -118,28 +122,28 @@ impl Exchange {
         Ok(())
     }
 
-    fn entry(&self, verdict: &'static str) -> Entry {
-        Entry {
+    fn entry(&self, verdict: &'static str) -> LogEntry {
+        LogEntry {
             operation: self.operation.clone(),
             target: self.target.clone(),
             verdict,
-            rule: self.under.standing.rule.name.clone(),
-            credential: self.under.credential.clone(),
-            ..Entry::default()
+            rule: self.context.active.rule.name.clone(),
+            credential: self.context.credential.clone(),
+            ..LogEntry::default()
         }
     }
 
-    pub(super) fn is_at(&self, address: SocketAddr) {
+    pub(super) fn set_address(&self, address: SocketAddr) {
         _ = self.address.set(address);
     }
 
-    pub(super) fn is_answered(&self, status: u16) {
+    pub(super) fn set_status(&self, status: u16) {
         self.status.store(status, Ordering::Relaxed);
     }
 
-    /// Nothing came of it, or not all.
-    pub(super) fn fails(&self, why: &'static str) {
-        // The first reason is the reason.
+    /// Records a failure.
+    pub(super) fn set_failure(&self, why: &'static str) {
+        // The first reason counts.
         _ = self.failed.set(why);
     }
 
@@ -155,16 +159,16 @@ impl Exchange {
             .clone()
     }
 
-    /// Bytes are about to pass; whether they may.
-    pub(super) fn pass(&self, way: Way, bytes: usize) -> Result<(), Refusal> {
-        let counter = if way == Way::Out {
+    /// Counts bytes that are about to pass; an error if they may not.
+    pub(super) fn pass(&self, direction: Direction, bytes: usize) -> Result<(), Refusal> {
+        let counter = if direction == Direction::Out {
             &self.sent
         } else {
             &self.received
         };
         let passes = self
-            .still_stands()
-            .and_then(|()| self.egress.count(&self.under.standing, way, bytes));
+            .check_still_allowed()
+            .and_then(|()| self.egress.count(&self.context.active, direction, bytes));
         match passes {
             Ok(()) => {
                 counter.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -177,54 +181,55 @@ impl Exchange {
         }
     }
 
-    /// It goes no further, for this reason unless there was one before.
+    /// Stops the exchange; the first reason counts.
     pub(super) fn stop(&self, refusal: &Refusal) {
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         stopped.get_or_insert_with(|| refusal.clone());
     }
 
-    /// Whether the rule still allows it. Rules are looked at anew only when they changed.
-    pub(super) fn still_stands(&self) -> Result<(), Refusal> {
+    /// Whether the rule still allows it. The rules are evaluated again only if they changed.
+    pub(super) fn check_still_allowed(&self) -> Result<(), Refusal> {
         let fell = self
-            .under
-            .standing
+            .context
+            .active
             .until
             .is_some_and(|until| until <= Instant::now());
-        if !fell && !self.under.changed.has_changed().unwrap_or(true) {
+        if !fell && !self.context.changed.has_changed().unwrap_or(true) {
             return Ok(());
         }
-        let now = self.egress.judge(&self.under.to)?;
-        let same = now.learned && self.under.learned
+        let now = self.egress.evaluate(&self.context.to)?;
+        let same = now.learned && self.context.learned
             || now
                 .rules
                 .iter()
-                .any(|standing| Arc::ptr_eq(standing, &self.under.standing));
-        match same {
-            true => Ok(()),
-            false => Err(Refusal::new(
-                &self.under.standing.rule.name,
+                .any(|active| Arc::ptr_eq(active, &self.context.active));
+        if same {
+            Ok(())
+        } else {
+            Err(Refusal::new(
+                &self.context.active.rule.name,
                 "the rule was taken away",
                 "nothing",
-            )),
+            ))
         }
     }
 }
 
 impl Drop for Exchange {
-    /// Both are over, however they ended.
+    /// Writes the log line, however the exchange ended.
     fn drop(&mut self) {
         let stopped = self.stopped();
         let failed = self.failed.get().copied();
-        let verdict = match (failed, self.under.learned) {
+        let verdict = match (failed, self.context.learned) {
             (Some(_), _) if self.status.load(Ordering::Relaxed) == 0 => "failed",
             (_, true) => "learn",
             (_, false) => "allow",
         };
         if let Some(refusal) = &stopped {
             self.egress
-                .books
+                .log
                 .refused(&self.operation, &self.target, refusal);
-            // It never got as far as a server: nothing passed that could be told of.
+            // It never reached a server, so nothing passed.
             if self.address.get().is_none() {
                 return;
             }
@@ -236,8 +241,8 @@ impl Drop for Exchange {
             .filter(|text| !text.is_empty())
             .collect();
         let address = self.address.get().map(|address| address.ip().to_string());
-        let entry = Entry {
-            // What was counted beforehand did not go anywhere without a connection.
+        let entry = LogEntry {
+            // Bytes that were counted in advance went nowhere without a connection.
             sent: if address.is_some() { self.sent() } else { 0 },
             address: address.unwrap_or_default(),
             detail: detail.join("; "),
@@ -246,24 +251,24 @@ impl Drop for Exchange {
             duration_ms: self.begun.elapsed().as_millis() as u64,
             ..self.entry(verdict)
         };
-        // It has passed; what cannot be written stops the next one.
-        _ = self.egress.books.write(&entry);
+        // It has passed already; a failed write stops the next request.
+        _ = self.egress.log.write(&entry);
     }
 }
 
-/// The address of a request without its query, which may hold anything.
+/// The URL of a request without its query, which may contain secrets.
 pub(super) fn url(to: &Destination, secure: bool, path: &str) -> String {
     let scheme = if secure { "https" } else { "http" };
-    format!("{scheme}://{to}{}", short(path, LONGEST_SHOWN))
+    format!("{scheme}://{to}{}", truncated(path, MAX_LOGGED_PATH))
 }
 
-/// A request's body on its way out.
+/// A request body on its way to the server.
 pub(crate) struct Upload {
-    /// As long as there is something early.
+    /// Held until the buffered start is sent.
     pub(super) permit: Option<OwnedSemaphorePermit>,
-    /// What was read of it before it was allowed.
-    pub(super) early: Bytes,
-    /// The rest, unless that was all.
+    /// The part that was read before the request was allowed.
+    pub(super) buffered: Bytes,
+    /// The rest, if there is one.
     pub(super) body: Option<Incoming>,
     pub(super) exchange: Arc<Exchange>,
 }
@@ -278,10 +283,10 @@ impl Body for Upload {
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
-            let data = match (this.early.is_empty(), &mut this.body) {
+            let data = match (this.buffered.is_empty(), &mut this.body) {
                 (false, _) => {
                     this.permit = None;
-                    std::mem::take(&mut this.early)
+                    std::mem::take(&mut this.buffered)
                 }
                 (true, None) => return Poll::Ready(None),
                 (true, Some(body)) => match Pin::new(body).poll_frame(cx) {
@@ -292,12 +297,12 @@ impl Body for Upload {
                     }
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => data,
-                        // Trailers: they would be headers that nobody judged.
+                        // Trailers would be headers that were never checked.
                         Err(_) => continue,
                     },
                 },
             };
-            return Poll::Ready(Some(match this.exchange.pass(Way::Out, data.len()) {
+            return Poll::Ready(Some(match this.exchange.pass(Direction::Out, data.len()) {
                 Ok(()) => Ok(Frame::data(data)),
                 Err(_) => Err(io::ErrorKind::PermissionDenied.into()),
             }));
@@ -305,7 +310,7 @@ impl Body for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.early.is_empty() && self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.buffered.is_empty() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -313,54 +318,54 @@ impl Body for Upload {
             .body
             .as_ref()
             .map_or(SizeHint::with_exact(0), Body::size_hint);
-        let early = self.early.len() as u64;
+        let buffered = self.buffered.len() as u64;
         rest.exact()
-            .map(|rest| SizeHint::with_exact(early + rest))
+            .map(|rest| SizeHint::with_exact(buffered + rest))
             .unwrap_or_default()
     }
 }
 
 impl Drop for Upload {
-    /// Nobody asks for more of it.
+    /// The upload is over.
     fn drop(&mut self) {
         self.exchange.uploaded.store(true, Ordering::Relaxed);
     }
 }
 
-/// An answer's body on its way in.
-pub(super) struct Answer {
+/// A response body on its way to the program.
+pub(super) struct UpstreamBody {
     exchange: Arc<Exchange>,
-    /// Until all of it has come.
-    link: Option<Link>,
+    /// Until the response is complete.
+    upstream_connection: Option<UpstreamConnection>,
     body: Incoming,
-    scrub: Scrub,
-    kept: Arc<Kept>,
+    scrubber: Scrubber,
+    idle: Arc<IdleSlot>,
     cut: Arc<AtomicBool>,
     length: Option<u64>,
-    alarm: Option<Pin<Box<Sleep>>>,
+    idle_timer: Option<Pin<Box<Sleep>>>,
     last: Instant,
     broken: bool,
 }
 
-impl Answer {
+impl UpstreamBody {
     pub(super) fn new(
         exchange: Arc<Exchange>,
-        link: Link,
+        upstream_connection: UpstreamConnection,
         body: Incoming,
-        kept: Arc<Kept>,
+        idle: Arc<IdleSlot>,
         cut: Arc<AtomicBool>,
-    ) -> Answer {
+    ) -> UpstreamBody {
         let length = body.size_hint().exact();
         let is_over = body.is_end_stream();
-        let mut answer = Answer {
+        let mut answer = UpstreamBody {
             exchange,
-            link: Some(link),
+            upstream_connection: Some(upstream_connection),
             body,
-            scrub: Scrub::default(),
-            kept,
+            scrubber: Scrubber::default(),
+            idle,
             cut,
             length,
-            alarm: None,
+            idle_timer: None,
             last: Instant::now(),
             broken: false,
         };
@@ -370,37 +375,38 @@ impl Answer {
         answer
     }
 
-    /// All of it has come: the connection is kept, unless the request is still going out on it.
+    /// The response is complete: keep the connection, unless the request is still being sent on it.
     fn end(&mut self) {
-        if let Some(link) = self.link.take()
+        if let Some(upstream_connection) = self.upstream_connection.take()
             && self.exchange.uploaded.load(Ordering::Relaxed)
         {
-            self.kept.keep(link);
+            self.idle.keep(upstream_connection);
         }
     }
 
-    /// The program must see that it is not all.
+    /// Ends the body with an error, so that the program sees the truncation.
     fn fail(&mut self, why: &'static str) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.exchange.fails(why);
+        self.exchange.set_failure(why);
         self.cut.store(true, Ordering::Relaxed);
-        (self.link, self.broken) = (None, true);
+        self.upstream_connection = None;
+        self.broken = true;
         Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into())))
     }
 
-    /// What may be passed on of a piece, without the credential.
+    /// A chunk without the credential.
     fn scrubbed(&mut self, data: Bytes, is_last: bool) -> Bytes {
         let credential = self
-            .link
+            .upstream_connection
             .as_ref()
-            .and_then(|link| link.purpose.credential.as_ref());
+            .and_then(|upstream_connection| upstream_connection.connection_key.credential.as_ref());
         let Some(credential) = credential else {
             return data;
         };
-        let passed = self.scrub.feed(&credential.reflection, data);
+        let passed = self.scrubber.feed(&credential.patterns, data);
         if !is_last {
             return passed;
         }
-        let rest = self.scrub.rest(&credential.reflection);
+        let rest = self.scrubber.flush(&credential.patterns);
         match (passed.is_empty(), rest.is_empty()) {
             (_, true) => passed,
             (true, false) => rest,
@@ -408,23 +414,23 @@ impl Answer {
         }
     }
 
-    fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let due = |last: Instant| tokio::time::Instant::from_std(last + LONGEST_SILENCE);
+    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let due = |last: Instant| tokio::time::Instant::from_std(last + IDLE_TIMEOUT);
         let last = self.last;
-        let alarm = self
-            .alarm
+        let idle_timer = self
+            .idle_timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due(last))));
-        while alarm.as_mut().poll(cx).is_ready() {
-            if last.elapsed() >= LONGEST_SILENCE {
+        while idle_timer.as_mut().poll(cx).is_ready() {
+            if last.elapsed() >= IDLE_TIMEOUT {
                 return Poll::Ready(());
             }
-            alarm.as_mut().reset(due(last));
+            idle_timer.as_mut().reset(due(last));
         }
         Poll::Pending
     }
 }
 
-impl Body for Answer {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -434,20 +440,23 @@ impl Body for Answer {
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
-            let Some(link) = &mut this.link else {
+            let Some(upstream_connection) = &mut this.upstream_connection else {
                 return Poll::Ready(None);
             };
-            let (data, is_last) = match link.wire.poll_piece(&mut this.body, cx) {
-                Poll::Ready(Piece::Data(data)) => (data, this.body.is_end_stream()),
-                Poll::Ready(Piece::End) => (Bytes::new(), true),
-                Poll::Ready(Piece::Broken) => return this.fail("the server broke off"),
-                Poll::Pending => match this.poll_alarm(cx) {
+            let (data, is_last) = match upstream_connection
+                .connection
+                .poll_chunk(&mut this.body, cx)
+            {
+                Poll::Ready(ResponseChunk::Data(data)) => (data, this.body.is_end_stream()),
+                Poll::Ready(ResponseChunk::End) => (Bytes::new(), true),
+                Poll::Ready(ResponseChunk::Broken) => return this.fail("the server broke off"),
+                Poll::Pending => match this.poll_idle_timeout(cx) {
                     Poll::Ready(()) => return this.fail("the server fell silent"),
                     Poll::Pending => return Poll::Pending,
                 },
             };
             this.last = Instant::now();
-            if this.exchange.pass(Way::In, data.len()).is_err() {
+            if this.exchange.pass(Direction::In, data.len()).is_err() {
                 return this.fail("stopped");
             }
             let passed = this.scrubbed(data, is_last);
@@ -461,7 +470,7 @@ impl Body for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.link.is_none() && !self.broken
+        self.upstream_connection.is_none() && !self.broken
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -469,11 +478,12 @@ impl Body for Answer {
     }
 }
 
-impl Drop for Answer {
-    /// The reader left, or was made to.
+impl Drop for UpstreamBody {
+    /// The client disconnected, or was disconnected.
     fn drop(&mut self) {
-        if self.link.is_some() {
-            self.exchange.fails("the program did not wait for the end");
+        if self.upstream_connection.is_some() {
+            self.exchange
+                .set_failure("the program did not wait for the end");
         }
     }
 }

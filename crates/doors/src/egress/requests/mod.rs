@@ -1,44 +1,43 @@
-//! Requests that are looked at one by one: at the proxy, to port 80, and inside TLS that ends here.
+//! HTTP requests that are checked one by one: at the proxy, to port 80, and inside intercepted TLS.
 //!
 //! ```text
-//! head ─ where to ─ rules ─ limits ─ books ─ connect ─ credential ─ forward ─ answer, scrubbed
+//! head ─ destination ─ rules ─ limits ─ log ─ connect ─ credential ─ forward ─ response, scrubbed
 //! ```
 //!
-//! Nothing is remembered from one request to the next but a connection: each is judged anew.
+//! Nothing but the connection is kept between two requests: each is checked anew.
 
 mod exchange;
-mod granted;
-mod head;
-mod outside;
-mod page;
+mod grant;
+mod headers;
 mod push;
+mod status_page;
 mod target;
 mod upgrade;
+mod upstream;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use outside::Outside;
+pub(crate) use upstream::UpstreamSettings;
 
 use super::{
-    Egress, Refusal, Way, answer, answer::Body, carry, dial::NoWay, git::Push, policy::Passage,
-    rewound::Rewound,
+    Direction, Egress, Refusal, dial::DialError, forward, git::PushRequest, policy::Permission,
+    prefixed_stream::PrefixedStream, responses, responses::Body,
 };
 use crate::{
-    line::Line,
+    connections::ConnectionHandle,
+    http_server::{self, MAX_HEAD_BYTES},
     relay,
-    serve::{self, LARGEST_HEAD},
-    upstream::NoAnswer,
+    upstream::SendError,
 };
-use exchange::{Answer, Asked, Exchange, Under, Upload};
-use granted::{Granted, short};
+use exchange::{Exchange, ExchangeContext, RequestSummary, Upload, UpstreamBody};
+use grant::{RequestGrant, truncated};
 use http::{
     HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response,
 };
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use outside::{Kept, Link, Purpose};
 use spec::{Destination, Host};
 use std::{
     convert::Infallible,
@@ -48,7 +47,7 @@ use std::{
     },
     time::Duration,
 };
-use target::Aim;
+use target::RequestTarget;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -56,154 +55,164 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::server::TlsStream;
-use upgrade::Upgraded;
+use upgrade::UpgradedConnection;
+use upstream::{ConnectionKey, IdleSlot, UpstreamConnection};
 
-/// Until the head of an answer, when no more of the request goes out.
-const FIRST_BYTE: Duration = Duration::from_secs(120);
+/// Until the response head, once no more of the request is being sent.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// For the next head, and until it begins: to hyper both are one. Programs that keep connections would lose requests to a
-/// shorter one; who is slow on purpose has a connection less for himself.
-const IDLE_TIME: Duration = Duration::from_secs(60);
+/// For the next request head, and until it starts: hyper knows one timeout for both. A shorter one
+/// would break programs that keep connections; a slow client only occupies its own connection.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// No credential is used that is not written down.
+/// A credential is only used if the use can be logged.
 const NO_RECORD: &str = "its record cannot be written; nothing was sent";
 
 /// Where the requests of a connection may go.
 #[derive(Clone, Debug)]
-pub(crate) enum Scope {
-    /// Wherever each of them says: a proxy.
+pub(crate) enum RequestScope {
+    /// A proxy: wherever each request says.
     Proxy,
-    /// To this destination and no other.
+    /// One destination only.
     To {
         /// The destination.
         to: Destination,
-        /// Whether it came encrypted, and so must go on encrypted.
+        /// The client used TLS, so the server connection must, too.
         secure: bool,
     },
 }
 
-/// The requests of one connection.
-pub(crate) struct Conversation {
+/// Forwards the requests of one client connection.
+pub(crate) struct RequestProxy {
     egress: Arc<Egress>,
-    line: Arc<Line>,
-    scope: Scope,
-    kept: Arc<Kept>,
-    /// An answer was broken off.
+    handle: Arc<ConnectionHandle>,
+    scope: RequestScope,
+    idle: Arc<IdleSlot>,
+    /// A response was truncated.
     cut: Arc<AtomicBool>,
-    upgraded: upgrade::Slot,
+    upgraded: upgrade::UpgradeSlot,
 }
 
-/// A client, whatever its connection is wrapped in.
-pub(crate) trait Client: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The connection itself.
+/// A client connection, with or without TLS.
+pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// The TCP stream.
     fn stream(&self) -> &TcpStream;
 }
 
-impl Client for Rewound {
+impl ClientStream for PrefixedStream {
     fn stream(&self) -> &TcpStream {
         &self.stream
     }
 }
 
-impl Client for TlsStream<Rewound> {
+impl ClientStream for TlsStream<PrefixedStream> {
     fn stream(&self) -> &TcpStream {
         &self.get_ref().0.stream
     }
 }
 
-/// A request that may pass, and where to.
-struct Passing {
+/// A request that the rules allow, and its destination.
+struct PermittedRequest {
     to: Destination,
     secure: bool,
-    passage: Passage,
-    granted: Granted,
-    /// The program wants a WebSocket, and may have one.
+    permission: Permission,
+    grant: RequestGrant,
+    /// The program asks for a WebSocket, and may have it.
     upgrade: bool,
-    /// Tells of rules that changed since.
+    /// Notified of rule changes.
     changed: watch::Receiver<()>,
 }
 
-impl Passing {
-    fn exchange(&self, egress: &Arc<Egress>, asked: Asked<'_>) -> Arc<Exchange> {
+impl PermittedRequest {
+    fn exchange(&self, egress: &Arc<Egress>, summary: RequestSummary<'_>) -> Arc<Exchange> {
         let credential = self
-            .granted
+            .grant
             .credential
             .as_ref()
-            .map(|ready| ready.name.as_str());
-        let under = Under {
-            standing: self.granted.standing.clone(),
+            .map(|credential| credential.name.as_str());
+        let context = ExchangeContext {
+            active: self.grant.active.clone(),
             to: self.to.clone(),
-            learned: self.passage.learned,
+            learned: self.permission.learned,
             credential: credential.unwrap_or_default().to_owned(),
             changed: self.changed.clone(),
         };
-        Exchange::new(egress, under, asked)
+        Exchange::new(egress, context, summary)
     }
 
-    fn purpose(&self) -> Purpose {
-        Purpose {
+    fn connection_key(&self) -> ConnectionKey {
+        ConnectionKey {
             to: self.to.clone(),
             secure: self.secure,
-            may_be_private: self.passage.may_be_private(),
-            credential: self.granted.credential.clone(),
+            allows_private: self.permission.allows_private(),
+            credential: self.grant.credential.clone(),
         }
     }
 }
 
-impl Conversation {
-    pub(crate) fn new(egress: Arc<Egress>, line: Arc<Line>, scope: Scope) -> Conversation {
-        let (kept, cut, upgraded) = (Arc::default(), Arc::default(), upgrade::Slot::default());
-        Conversation {
+impl RequestProxy {
+    pub(crate) fn new(
+        egress: Arc<Egress>,
+        handle: Arc<ConnectionHandle>,
+        scope: RequestScope,
+    ) -> RequestProxy {
+        let idle = Arc::default();
+        let cut = Arc::default();
+        let upgraded = upgrade::UpgradeSlot::default();
+        RequestProxy {
             egress,
-            line,
+            handle,
             scope,
-            kept,
+            idle,
             cut,
             upgraded,
         }
     }
 
-    /// Whether an answer was broken off, so that the connection must not end as if all were well.
+    /// Whether a response was truncated, so that the connection must not be closed normally.
     pub(crate) fn was_cut(&self) -> bool {
         self.cut.load(Ordering::Relaxed)
     }
 
-    /// The answer to one request.
+    /// Handles one request.
     pub(crate) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let (head, mut body) = request.into_parts();
-        // hyper looks at the size between two reads, and the last one may have brought more.
+        // hyper checks the size between two reads, and the last read may exceed it.
         let target = head
             .uri
             .path_and_query()
             .map_or(0, |target| target.as_str().len());
-        if head::size(target, &head.headers) > LARGEST_HEAD {
+        if headers::size(target, &head.headers) > MAX_HEAD_BYTES {
             return too_large();
         }
-        if !head::is_plainly_encoded(&head.headers) {
-            return answer::bad("the body is encoded for the way, and not in chunks alone");
+        if !headers::has_plain_transfer_coding(&head.headers) {
+            return responses::bad_request(
+                "the body is encoded for the way, and not in chunks alone",
+            );
         }
-        let aim = match target::aim(&self.scope, &head) {
-            Ok(Aim::Door) => return page::answer(&self.egress, &head),
-            Ok(Aim::At(to, secure)) => (self.meant(to), secure),
-            Err(astray) => {
-                relay::read_out(&mut body).await;
-                return self.astray(&head, &astray);
+        let resolve_target = match target::resolve_target(&self.scope, &head) {
+            Ok(RequestTarget::Door) => return status_page::answer(&self.egress, &head),
+            Ok(RequestTarget::At(to, secure)) => (self.restore_name(to), secure),
+            Err(bad_target) => {
+                relay::discard_body(&mut body).await;
+                return self.bad_target(&head, &bad_target);
             }
         };
-        match self.judge(aim, &head) {
-            Ok(passing) => self.forward(passing, head, body).await,
+        match self.evaluate(resolve_target, &head) {
+            Ok(permitted) => self.forward(permitted, head, body).await,
             Err(answer) => {
-                // Whoever is refused may still be writing, and a connection that breaks meanwhile hides the refusal.
-                relay::read_out(&mut body).await;
+                // The client may still be sending, and a connection that breaks meanwhile would
+                // hide the refusal.
+                relay::discard_body(&mut body).await;
                 *answer
             }
         }
     }
 
-    /// At the proxy, an address may have been made up here for a name.
-    fn meant(&self, to: Destination) -> Destination {
+    /// In a proxy request the address may be a fake one.
+    fn restore_name(&self, to: Destination) -> Destination {
         match (&self.scope, to.host) {
-            (Scope::Proxy, Host::Address(address)) => Destination {
+            (RequestScope::Proxy, Host::Address(address)) => Destination {
                 host: self.egress.host_at(address),
                 port: to.port,
             },
@@ -214,19 +223,19 @@ impl Conversation {
         }
     }
 
-    /// It is not for here: written down like everything else that is refused.
-    fn astray(&self, head: &Parts, astray: &target::Astray) -> Response<Body> {
-        let refusal = Refusal::new("host", astray.reason.clone(), "nothing");
+    /// Refuses and logs a request for another host.
+    fn bad_target(&self, head: &Parts, bad_target: &target::BadTarget) -> Response<Body> {
+        let refusal = Refusal::new("host", bad_target.reason.clone(), "nothing");
         let target = match &self.scope {
-            Scope::Proxy => short(&head.uri.to_string(), 200),
-            Scope::To { to, secure } => exchange::url(to, *secure, head.uri.path()),
+            RequestScope::Proxy => truncated(&head.uri.to_string(), 200),
+            RequestScope::To { to, secure } => exchange::url(to, *secure, head.uri.path()),
         };
         self.egress
-            .books
-            .refused(&short(head.method.as_str(), 32), &target, &refusal);
-        let mut answer = answer::refused("the request", &self.egress.run, None, &refusal);
-        *answer.status_mut() = astray.status;
-        if astray.status == StatusCode::BAD_REQUEST {
+            .log
+            .refused(&truncated(head.method.as_str(), 32), &target, &refusal);
+        let mut answer = responses::refused("the request", &self.egress.run, None, &refusal);
+        *answer.status_mut() = bad_target.status;
+        if bad_target.status == StatusCode::BAD_REQUEST {
             answer
                 .headers_mut()
                 .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -234,317 +243,351 @@ impl Conversation {
         answer
     }
 
-    /// What the rules say of it, now.
-    fn judge(
+    /// Evaluates the rules for a request.
+    fn evaluate(
         &self,
         (to, secure): (Destination, bool),
         head: &Parts,
-    ) -> Result<Passing, Box<Response<Body>>> {
+    ) -> Result<PermittedRequest, Box<Response<Body>>> {
         let refused = |status, refusal: &Refusal| {
-            let (url, method) = (
-                exchange::url(&to, secure, head.uri.path()),
-                short(head.method.as_str(), 32),
-            );
-            self.egress.books.refused(&method, &url, refusal);
+            let url = exchange::url(&to, secure, head.uri.path());
+            let method = truncated(head.method.as_str(), 32);
+            self.egress.log.refused(&method, &url, refusal);
             let what = format!("{method} {url}");
-            let mut answer = answer::refused(&what, &self.egress.run, Some(&to.host), refusal);
+            let mut answer = responses::refused(&what, &self.egress.run, Some(&to.host), refusal);
             *answer.status_mut() = status;
             Box::new(answer)
         };
         let forbidden = |refusal: Refusal| refused(StatusCode::FORBIDDEN, &refusal);
         let changed = self.egress.changed.subscribe();
-        let passage = self.egress.judge(&to).map_err(|refusal| {
-            // It is the destination that is refused, whatever is asked of it.
-            self.egress
-                .books
-                .refused(&short(head.method.as_str(), 32), &to.to_string(), &refusal);
+        let permission = self.egress.evaluate(&to).map_err(|refusal| {
+            // The destination is refused, whatever the request is.
+            self.egress.log.refused(
+                &truncated(head.method.as_str(), 32),
+                &to.to_string(),
+                &refusal,
+            );
             let what = format!(
                 "{} {}",
-                short(head.method.as_str(), 32),
+                truncated(head.method.as_str(), 32),
                 exchange::url(&to, secure, head.uri.path())
             );
-            Box::new(answer::refused(
+            Box::new(responses::refused(
                 &what,
                 &self.egress.run,
                 Some(&to.host),
                 &refusal,
             ))
         })?;
-        let granted = granted::grant(&self.egress, &passage, &to, secure, head)
+        let grant = grant::grant(&self.egress, &permission, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
-        let upgrade = head::asks_for_websocket(&head.headers);
+        let upgrade = headers::asks_for_websocket(&head.headers);
         if upgrade {
-            let is_proxy = matches!(self.scope, Scope::Proxy);
-            upgrade::check(&granted, is_proxy).map_err(forbidden)?;
+            let is_proxy = matches!(self.scope, RequestScope::Proxy);
+            upgrade::check(&grant, is_proxy).map_err(forbidden)?;
         }
-        self.egress.begin(&granted.standing).map_err(forbidden)?;
-        Ok(Passing {
+        self.egress.begin(&grant.active).map_err(forbidden)?;
+        Ok(PermittedRequest {
             to,
             secure,
-            passage,
-            granted,
+            permission,
+            grant,
             upgrade,
             changed,
         })
     }
 
-    /// Sends it, and brings the answer.
+    /// Sends the request and returns the response.
     async fn forward(
         &self,
-        mut passing: Passing,
+        mut permitted: PermittedRequest,
         mut head: Parts,
         mut body: Incoming,
     ) -> Response<Body> {
-        let url = exchange::url(&passing.to, passing.secure, passing.granted.target.path());
-        let what = format!("{} {url}", short(head.method.as_str(), 32));
-        let allowed = match passing.granted.push.take() {
-            None => push::Allowed::default(),
+        let url = exchange::url(
+            &permitted.to,
+            permitted.secure,
+            permitted.grant.target.path(),
+        );
+        let what = format!("{} {url}", truncated(head.method.as_str(), 32));
+        let allowed = match permitted.grant.push.take() {
+            None => push::AllowedPush::default(),
             Some(push) => match self
-                .read_push(&passing, push, &mut head, &mut body, &url)
+                .read_push(&permitted, push, &mut head, &mut body, &url)
                 .await
             {
                 Ok(allowed) => allowed,
                 Err(answer) => return *answer,
             },
         };
-        let push::Allowed {
-            early,
+        let push::AllowedPush {
+            buffered,
             is_whole,
-            changes,
+            ref_changes,
             permit,
         } = allowed;
-        let note = changes.first().cloned().unwrap_or_default();
-        let exchange = passing.exchange(
+        let note = ref_changes.first().cloned().unwrap_or_default();
+        let exchange = permitted.exchange(
             &self.egress,
-            Asked {
+            RequestSummary {
                 method: head.method.as_str(),
                 url,
                 note,
             },
         );
-        if let Err(no_way) = self.begin(&passing, &exchange, &changes, &mut head) {
-            relay::read_out(&mut body).await;
-            return self.no_way(&what, &exchange, &no_way);
+        if let Err(dial_error) = self.begin(&permitted, &exchange, &ref_changes, &mut head) {
+            relay::discard_body(&mut body).await;
+            return self.dial_error(&what, &exchange, &dial_error);
         }
-        let link = match self.connect(&exchange, passing.purpose()).await {
-            Ok(link) => link,
-            Err(no_way) => {
-                relay::read_out(&mut body).await;
-                return self.no_way(&what, &exchange, &no_way);
+        let upstream_connection = match self.connect(&exchange, permitted.connection_key()).await {
+            Ok(upstream_connection) => upstream_connection,
+            Err(dial_error) => {
+                relay::discard_body(&mut body).await;
+                return self.dial_error(&what, &exchange, &dial_error);
             }
         };
-        // A rule for what leads inwards would not help.
-        if passing.passage.learned {
-            self.egress.books.learn(&passing.to);
+        // Learned only once connected: a rule for an internal address would not help.
+        if permitted.permission.learned {
+            self.egress.log.learn(&permitted.to);
         }
         let body = (!is_whole).then_some(body);
         let mut request = Request::new(Upload {
             permit,
-            early,
+            buffered,
             body,
             exchange: exchange.clone(),
         });
-        (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
+        (*request.method_mut(), *request.uri_mut()) = (head.method, permitted.grant.target);
         *request.headers_mut() = head.headers;
-        match self.send(&exchange, link, request).await {
-            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade),
-            Err(no_way) => self.no_way(&what, &exchange, &no_way),
+        match self.send(&exchange, upstream_connection, request).await {
+            Ok((upstream_connection, answered)) => self.pass_on(
+                &what,
+                exchange,
+                upstream_connection,
+                answered,
+                permitted.upgrade,
+            ),
+            Err(dial_error) => self.dial_error(&what, &exchange, &dial_error),
         }
     }
 
-    /// What a push wants to change is judged before anything of it leaves.
+    /// Parses and checks the ref updates of a push before anything of it is sent.
     async fn read_push(
         &self,
-        passing: &Passing,
-        push: Push,
+        permitted: &PermittedRequest,
+        push: PushRequest,
         head: &mut Parts,
         body: &mut Incoming,
         url: &str,
-    ) -> Result<push::Allowed, Box<Response<Body>>> {
-        let rule = &passing.granted.standing.rule.name;
+    ) -> Result<push::AllowedPush, Box<Response<Body>>> {
+        let rule = &permitted.grant.active.rule.name;
         push::read(
             rule,
-            &self.egress.outside.pushes,
+            &self.egress.upstream.pushes,
             push,
             &mut head.headers,
             body,
         )
         .await
         .map_err(|refused| {
-            self.egress.books.refused("git push", url, &refused.refusal);
-            let (run, host) = (&self.egress.run, Some(&passing.to.host));
+            self.egress.log.refused("git push", url, &refused.refusal);
+            let run = &self.egress.run;
+            let host = Some(&permitted.to.host);
             Box::new(
                 refused
                     .answer
-                    .unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
+                    .unwrap_or_else(|| responses::refused("the push", run, host, &refused.refusal)),
             )
         })
     }
 
-    /// Written down if it has a credential or changes refs; with the headers that the server gets; counted.
+    /// Logs credential use and ref updates, prepares the headers, and counts them.
     fn begin(
         &self,
-        passing: &Passing,
+        permitted: &PermittedRequest,
         exchange: &Exchange,
-        changes: &[String],
+        ref_changes: &[String],
         head: &mut Parts,
-    ) -> Result<(), NoWay> {
-        let Passing {
+    ) -> Result<(), DialError> {
+        let PermittedRequest {
             to,
             secure,
-            granted,
+            grant,
             upgrade,
             ..
-        } = passing;
+        } = permitted;
         exchange
-            .announce(changes)
-            .map_err(|_| NoWay::Failed(NO_RECORD))?;
-        head::out(
+            .log_before_sending(ref_changes)
+            .map_err(|_| DialError::Failed(NO_RECORD))?;
+        headers::prepare_request(
             &mut head.headers,
             to,
             *secure,
-            granted.looked_at,
-            granted.credential.as_deref(),
+            grant.inspected,
+            grant.credential.as_deref(),
         );
         if *upgrade {
-            upgrade::ask(&mut head.headers);
+            upgrade::request_upgrade(&mut head.headers);
         }
-        let target = granted
+        let target = grant
             .target
             .path_and_query()
             .map_or(1, |target| target.as_str().len());
         exchange
-            .pass(Way::Out, head::size(target, &head.headers))
-            .map_err(NoWay::Refused)
+            .pass(Direction::Out, headers::size(target, &head.headers))
+            .map_err(DialError::Refused)
     }
 
-    /// The connection of the last request, if it will do, or a new one.
-    async fn connect(&self, exchange: &Exchange, purpose: Purpose) -> Result<Link, NoWay> {
-        let link = match self.kept.take(&purpose).await {
-            Some(link) => link,
-            None => outside::dial(&self.egress, purpose).await?,
+    /// Reuses the connection of the last request, if it fits, or opens a new one.
+    async fn connect(
+        &self,
+        exchange: &Exchange,
+        connection_key: ConnectionKey,
+    ) -> Result<UpstreamConnection, DialError> {
+        let upstream_connection = match self.idle.take(&connection_key).await {
+            Some(upstream_connection) => upstream_connection,
+            None => upstream::dial(&self.egress, connection_key).await?,
         };
-        // It took its time, and the credential is not out yet.
-        exchange.still_stands().map_err(NoWay::Refused)?;
-        exchange.is_at(link.address);
-        Ok(link)
+        // Connecting took time, and the credential has not been sent yet.
+        exchange.check_still_allowed().map_err(DialError::Refused)?;
+        exchange.set_address(upstream_connection.address);
+        Ok(upstream_connection)
     }
 
-    /// Sends a request; once more, if a kept connection had died before anything of it went out.
+    /// Sends a request; retries once if an idle connection turns out to be dead before anything was
+    /// sent.
     async fn send(
         &self,
         exchange: &Exchange,
-        mut link: Link,
+        mut upstream_connection: UpstreamConnection,
         mut request: Request<Upload>,
-    ) -> Result<(Link, Response<Incoming>), NoWay> {
+    ) -> Result<(UpstreamConnection, Response<Incoming>), DialError> {
         let mut again = true;
         loop {
-            let sent = with_patience(exchange, link.wire.send(request)).await?;
+            let sent =
+                wait_for_head(exchange, upstream_connection.connection.send(request)).await?;
             let lost = match sent {
-                Ok(answered) => return Ok((link, answered)),
+                Ok(answered) => return Ok((upstream_connection, answered)),
                 Err(lost) => lost,
             };
             match (lost, exchange.stopped()) {
-                (_, Some(refusal)) => return Err(NoWay::Refused(refusal)),
-                (NoAnswer::NotSent(unsent), None) if again => {
-                    (request, again) = (*unsent, false);
-                    link = self.connect(exchange, link.purpose.clone()).await?;
+                (_, Some(refusal)) => return Err(DialError::Refused(refusal)),
+                (SendError::NotSent(unsent), None) if again => {
+                    request = *unsent;
+                    again = false;
+                    upstream_connection = self
+                        .connect(exchange, upstream_connection.connection_key.clone())
+                        .await?;
                 }
-                _ => return Err(NoWay::Failed("the server hung up without an answer")),
+                _ => return Err(DialError::Failed("the server hung up without an answer")),
             }
         }
     }
 
-    /// Nothing came of it. What was refused on the way is written down with the exchange, or here.
-    fn no_way(&self, what: &str, exchange: &Exchange, no_way: &NoWay) -> Response<Body> {
-        match no_way {
-            NoWay::Failed(why) => exchange.fails(why),
-            NoWay::Refused(refusal) => exchange.stop(refusal),
+    /// The response to a failed or refused request; the exchange logs the reason.
+    fn dial_error(
+        &self,
+        what: &str,
+        exchange: &Exchange,
+        dial_error: &DialError,
+    ) -> Response<Body> {
+        match dial_error {
+            DialError::Failed(why) => exchange.set_failure(why),
+            DialError::Refused(refusal) => exchange.stop(refusal),
         }
-        let mut answer = answer::no_way(what, &self.egress.run, Some(exchange.host()), no_way);
-        if matches!(no_way, NoWay::Failed(why) if *why == NO_RECORD) {
+        let mut answer =
+            responses::dial_failed(what, &self.egress.run, Some(exchange.host()), dial_error);
+        if matches!(dial_error, DialError::Failed(why) if *why == NO_RECORD) {
             *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }
         answer
     }
 
-    /// The answer, as the program gets it.
+    /// The response as the program gets it.
     fn pass_on(
         &self,
         what: &str,
         exchange: Arc<Exchange>,
-        link: Link,
+        upstream_connection: UpstreamConnection,
         answered: Response<Incoming>,
         may_switch: bool,
     ) -> Response<Body> {
         let (mut head, body) = answered.into_parts();
-        exchange.is_answered(head.status.as_u16());
+        exchange.set_status(head.status.as_u16());
         if exchange
-            .pass(Way::In, head::size(0, &head.headers))
+            .pass(Direction::In, headers::size(0, &head.headers))
             .is_err()
         {
             let refusal = exchange
                 .stopped()
                 .unwrap_or_else(|| Refusal::new("egress_limits", "stopped", "nothing"));
-            return answer::refused(what, &self.egress.run, None, &refusal);
+            return responses::refused(what, &self.egress.run, None, &refusal);
         }
         if may_switch && head.status == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(exchange, link, head);
+            return self.switch(exchange, upstream_connection, head);
         }
-        let credential = link.purpose.credential.clone();
-        if let Err(why) = head::back(head.status, &mut head.headers, credential.as_deref()) {
-            exchange.fails(why);
-            return words(StatusCode::BAD_GATEWAY, what, why);
+        let credential = upstream_connection.connection_key.credential.clone();
+        if let Err(why) =
+            headers::prepare_response(head.status, &mut head.headers, credential.as_deref())
+        {
+            exchange.set_failure(why);
+            return failure_response(StatusCode::BAD_GATEWAY, what, why);
         }
         if credential.is_some() {
-            // Words beside the status, which may be anything.
+            // The reason phrase, which may contain anything.
             head.extensions.clear();
         }
-        let answer = Answer::new(exchange, link, body, self.kept.clone(), self.cut.clone());
+        let answer = UpstreamBody::new(
+            exchange,
+            upstream_connection,
+            body,
+            self.idle.clone(),
+            self.cut.clone(),
+        );
         Response::from_parts(head, answer.map_err(Into::into).boxed_unsync())
     }
 
-    /// The connection becomes something else when this answer is out.
+    /// Upgrades the connection after this response.
     fn switch(
         &self,
         exchange: Arc<Exchange>,
-        link: Link,
+        upstream_connection: UpstreamConnection,
         mut head: response::Parts,
     ) -> Response<Body> {
         head.headers.remove(http::header::CONTENT_LENGTH);
-        let (io, early) = link.wire.into_io();
-        self.upgraded.put(Upgraded {
+        let (io, buffered) = upstream_connection.connection.into_io();
+        self.upgraded.put(UpgradedConnection {
             io,
-            early,
+            buffered,
             exchange,
         });
-        Response::from_parts(head, answer::full(""))
+        Response::from_parts(head, responses::full(""))
     }
 }
 
-/// Waits for the head of an answer, longer while the request is still going out.
-async fn with_patience<T>(
+/// Waits for the response head; the timeout restarts while the request is still being sent.
+async fn wait_for_head<T>(
     exchange: &Exchange,
     sending: impl Future<Output = T>,
-) -> Result<T, NoWay> {
+) -> Result<T, DialError> {
     tokio::pin!(sending);
     loop {
         let before = exchange.sent();
-        match timeout(FIRST_BYTE, &mut sending).await {
+        match timeout(FIRST_BYTE_TIMEOUT, &mut sending).await {
             Ok(sent) => return Ok(sent),
             Err(_) if exchange.sent() > before => {}
-            Err(_) => return Err(NoWay::Failed("the server does not answer")),
+            Err(_) => return Err(DialError::Failed("the server does not answer")),
         }
     }
 }
 
-fn words(status: StatusCode, what: &str, why: &str) -> Response<Body> {
-    answer::words(status, format!("airlock: {what} failed: {why}.\n"))
+fn failure_response(status: StatusCode, what: &str, why: &str) -> Response<Body> {
+    responses::text_response(status, format!("airlock: {what} failed: {why}.\n"))
 }
 
 fn too_large() -> Response<Body> {
-    let text = format!("airlock: the head of the request is larger than {LARGEST_HEAD} bytes.\n");
-    let mut answer = answer::words(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, text);
+    let text = format!("airlock: the head of the request is larger than {MAX_HEAD_BYTES} bytes.\n");
+    let mut answer = responses::text_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, text);
     answer
         .headers_mut()
         .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -552,28 +595,35 @@ fn too_large() -> Response<Body> {
 }
 
 /// Serves requests until the connection ends.
-pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S, scope: Scope) {
-    let conversation = Conversation::new(egress, line.clone(), scope);
+pub(crate) async fn serve<S: ClientStream>(
+    egress: Arc<Egress>,
+    handle: Arc<ConnectionHandle>,
+    io: S,
+    scope: RequestScope,
+) {
+    let proxy = RequestProxy::new(egress, handle.clone(), scope);
     let service = service_fn(|request: Request<Incoming>| {
-        let conversation = &conversation;
-        // On its own: what it needs is given back with the head of the answer, not with the connection.
-        Box::pin(async move { Ok::<_, Infallible>(conversation.answer(request).await) })
+        let proxy = &proxy;
+        // Boxed: its memory is released with the response head, not with the connection.
+        Box::pin(async move { Ok::<_, Infallible>(proxy.answer(request).await) })
     });
-    let mut connection = serve::builder(IDLE_TIME).serve_connection(TokioIo::new(io), service);
-    let served = conversation.line.unless_ended(&mut connection).await;
+    let mut connection =
+        http_server::builder(KEEP_ALIVE_TIMEOUT).serve_connection(TokioIo::new(io), service);
+    let served = proxy.handle.unless_ended(&mut connection).await;
     let parts = connection.into_parts();
-    let (io, early) = (parts.io.into_inner(), parts.read_buf);
-    let mut cut = served.is_none() || conversation.was_cut();
-    let io = match conversation.upgraded.take() {
+    let io = parts.io.into_inner();
+    let buffered = parts.read_buf;
+    let mut cut = served.is_none() || proxy.was_cut();
+    let io = match proxy.upgraded.take() {
         Some(upgraded) if matches!(served, Some(Ok(()))) => {
-            let (io, ended_well) = upgraded.relay(&line, io, early).await;
+            let (io, ended_well) = upgraded.relay(&handle, io, buffered).await;
             cut = !ended_well;
             io
         }
         _ => io,
     };
     if cut {
-        // A plain end would look as if it were all.
-        carry::reset(io.stream());
+        // A normal close would make a truncated response look complete.
+        forward::reset(io.stream());
     }
 }

@@ -1,9 +1,9 @@
-//! A push: its list of refs is read and judged before anything of it leaves, then the rest streams.
+//! Reads and checks the ref list of a push before anything of it is sent; the rest then streams.
 
 use crate::egress::{
     Refusal,
-    answer::{Body, full},
-    git::{Change, Command, Decision, Denied, Push},
+    git::{GitRefusal, PushDecision, PushRequest, RefChange, RefUpdate},
+    responses::{Body, full},
 };
 use bytes::Bytes;
 use http::{
@@ -18,61 +18,61 @@ use tokio::{
     time::timeout,
 };
 
-/// Between two pieces of the list.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// From the first piece to the last, with the wait for others whose lists are being read.
-const LONGEST_LIST: Duration = Duration::from_secs(60);
-/// What is read of a push that is refused already, and how long: git reads no answer before it has said everything.
-const MOST_UNREAD: usize = 64 << 20;
-const LONGEST_UNREAD: Duration = Duration::from_secs(20);
-/// Of refs in one line of the books, which cut what is longer.
-const LONGEST_LINE: usize = 400;
+/// Between two chunks of the list.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// For the whole list, including the wait for other pushes.
+const REF_LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How much of a refused push is read, and for how long: git reads no response before it has sent
+/// everything.
+const MAX_DISCARDED_BYTES: usize = 64 << 20;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(20);
+/// Refs per log line; the log cuts longer lines.
+const MAX_LINE_BYTES: usize = 400;
 
-/// A push that may pass; nothing of all that for another request.
+/// A push that may pass; the default for other requests.
 #[derive(Default)]
-pub(super) struct Allowed {
-    /// The beginning of its body.
-    pub(super) early: Bytes,
+pub(super) struct AllowedPush {
+    /// The start of its body.
+    pub(super) buffered: Bytes,
     /// Whether that is all of it.
     pub(super) is_whole: bool,
-    /// What it changes, in words, every ref of it.
-    pub(super) changes: Vec<String>,
-    /// To hold the beginning.
+    /// Its ref updates, in words.
+    pub(super) ref_changes: Vec<String>,
+    /// Limits the memory for held bytes.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A push that may not, and its answer in git's own words, if git asked for one.
-pub(super) struct Refused {
+/// A refused push, and its response in git's format, if git asked for one.
+pub(super) struct RefusedPush {
     pub(super) refusal: Refusal,
     pub(super) answer: Option<Response<Body>>,
 }
 
-/// Reads the list, and judges it.
+/// Reads and checks the ref list.
 pub(super) async fn read(
     rule: &str,
     pushes: &Arc<Semaphore>,
-    mut push: Push,
+    mut push: PushRequest,
     headers: &mut HeaderMap,
     body: &mut Incoming,
-) -> Result<Allowed, Box<Refused>> {
+) -> Result<AllowedPush, Box<RefusedPush>> {
     let mut permit = None;
-    let decision = match headers.contains_key(CONTENT_ENCODING) {
-        true => Decision::Refused(unreadable("its body is compressed")),
-        false => {
-            let deciding = async {
-                // Closed it never is.
-                permit = pushes.clone().acquire_owned().await.ok();
-                decide(&mut push, body).await
-            };
-            timeout(LONGEST_LIST, deciding)
-                .await
-                .unwrap_or(Decision::More)
-        }
+    let decision = if headers.contains_key(CONTENT_ENCODING) {
+        PushDecision::Refused(unreadable("its body is compressed"))
+    } else {
+        let deciding = async {
+            // The semaphore is never closed.
+            permit = pushes.clone().acquire_owned().await.ok();
+            decide(&mut push, body).await
+        };
+        timeout(REF_LIST_TIMEOUT, deciding)
+            .await
+            .unwrap_or(PushDecision::Incomplete)
     };
     let is_whole = match decision {
-        Decision::Allowed => false,
-        Decision::Probe => true,
-        Decision::More => {
+        PushDecision::Allowed => false,
+        PushDecision::Probe => true,
+        PushDecision::Incomplete => {
             return Err(refused(
                 rule,
                 &push,
@@ -80,106 +80,107 @@ pub(super) async fn read(
             )
             .into());
         }
-        Decision::Refused(denied) => {
-            read_out(body).await;
+        PushDecision::Refused(denied) => {
+            discard_body(body).await;
             return Err(refused(rule, &push, &denied).into());
         }
     };
-    let changes = changes(push.commands());
-    let mut early = push.into_held();
-    early.shrink_to_fit();
-    let early = Bytes::from(early);
+    let ref_changes = ref_changes(push.commands());
+    let mut buffered = push.into_held();
+    buffered.shrink_to_fit();
+    let buffered = Bytes::from(buffered);
     if is_whole {
         headers.remove(TRANSFER_ENCODING);
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(early.len()));
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(buffered.len()));
     }
-    Ok(Allowed {
-        early,
+    Ok(AllowedPush {
+        buffered,
         is_whole,
-        changes,
+        ref_changes,
         permit,
     })
 }
 
-async fn decide(push: &mut Push, body: &mut Incoming) -> Decision {
-    let mut decision = Decision::More;
-    while decision == Decision::More {
-        match timeout(LONGEST_PAUSE, body.frame()).await {
+async fn decide(push: &mut PushRequest, body: &mut Incoming) -> PushDecision {
+    let mut decision = PushDecision::Incomplete;
+    while decision == PushDecision::Incomplete {
+        match timeout(READ_TIMEOUT, body.frame()).await {
             Ok(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
                     decision = push.feed(&data);
                 }
             }
-            // At its end, or it will have none.
+            // The body has ended, or does not continue.
             _ => break,
         }
     }
     decision
 }
 
-fn unreadable(why: &str) -> Denied {
-    Denied {
+fn unreadable(why: &str) -> GitRefusal {
+    GitRefusal {
         reason: format!("the push cannot be understood: {why}"),
         allow_with: "nothing".to_owned(),
     }
 }
 
-fn refused(rule: &str, push: &Push, denied: &Denied) -> Refused {
+fn refused(rule: &str, push: &PushRequest, denied: &GitRefusal) -> RefusedPush {
     let answer = push.refusal(denied).map(|report| {
         let mut answer = Response::new(full(report));
         let kind = HeaderValue::from_static("application/x-git-receive-pack-result");
         answer.headers_mut().insert(CONTENT_TYPE, kind);
         answer
     });
-    Refused {
+    RefusedPush {
         refusal: Refusal::new(rule, denied.reason.clone(), denied.allow_with.clone()),
         answer,
     }
 }
 
-async fn read_out(body: &mut Incoming) {
+async fn discard_body(body: &mut Incoming) {
     let reading = async {
         let mut seen = 0;
         while let Some(Ok(frame)) = body.frame().await
-            && seen <= MOST_UNREAD
+            && seen <= MAX_DISCARDED_BYTES
         {
             seen += frame.data_ref().map_or(0, Bytes::len);
         }
     };
-    // Longer than that, it has to go on without an answer.
-    _ = timeout(LONGEST_UNREAD, reading).await;
+    // After that the request ends without a response.
+    _ = timeout(DISCARD_TIMEOUT, reading).await;
 }
 
-/// In lines, none of which is so long that a ref in it would not be seen.
-fn changes(commands: &[Command]) -> Vec<String> {
+/// Describes the updates in lines short enough that no ref is cut off.
+fn ref_changes(commands: &[RefUpdate]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for command in commands {
         let what = match command.change {
-            Change::Create => "creates",
-            Change::Update => "updates",
-            Change::Delete => "deletes",
+            RefChange::Create => "creates",
+            RefChange::Update => "updates",
+            RefChange::Delete => "deletes",
         };
         let change = format!("{what} {}", command.reference);
         match lines.last_mut() {
-            Some(line) if line.len() + change.len() <= LONGEST_LINE => {
+            Some(line) if line.len() + change.len() <= MAX_LINE_BYTES => {
                 line.push_str(", ");
                 line.push_str(&change);
             }
-            _ => lines.extend(pieces(&change)),
+            _ => lines.extend(split_line(&change)),
         }
     }
     lines
 }
 
-fn pieces(text: &str) -> Vec<String> {
-    let (mut pieces, mut rest) = (Vec::new(), text);
-    while rest.len() > LONGEST_LINE {
-        let (piece, after) = rest.split_at(rest.floor_char_boundary(LONGEST_LINE));
-        pieces.push(format!("{piece}…"));
+fn split_line(text: &str) -> Vec<String> {
+    let mut split_line = Vec::new();
+    let mut rest = text;
+    while rest.len() > MAX_LINE_BYTES {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(MAX_LINE_BYTES));
+        split_line.push(format!("{piece}…"));
         rest = after;
     }
-    pieces.push(rest.to_owned());
-    pieces
+    split_line.push(rest.to_owned());
+    split_line
 }
 
 #[cfg(test)]
@@ -196,11 +197,11 @@ mod tests {
                 )
             })
             .collect();
-        let command = |reference: &String| Command {
+        let command = |reference: &String| RefUpdate {
             reference: reference.clone(),
-            change: Change::Create,
+            change: RefChange::Create,
         };
-        let lines = changes(&references.iter().map(command).collect::<Vec<_>>());
+        let lines = ref_changes(&references.iter().map(command).collect::<Vec<_>>());
         assert!(
             lines.iter().all(|line| line.len() < 512),
             "the books cut what is longer"

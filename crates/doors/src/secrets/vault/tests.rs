@@ -1,4 +1,4 @@
-//! Against a fake that speaks the few words of a Vault that we use: no real one can be had where these tests run.
+//! Against a fake Vault with the few routes that we use: no real one is available where these tests run.
 
 use super::*;
 use crate::secrets::{MasterKey, Secrets};
@@ -13,10 +13,10 @@ use tokio_rustls::TlsAcceptor;
 const TOKEN: &str = "hvs.canary-token";
 const KEPT: &str = r#"{"request_id":"r","data":{"data":{"value":"sk-can\u0061ry","other":"o","number":7},"metadata":{"version":3}}}"#;
 
-/// Answers each connection with the same bytes, and notes what was asked.
+/// Answers each connection with the same bytes and records the request.
 struct FakeVault {
     port: u16,
-    asked: Arc<Mutex<Vec<String>>>,
+    fetched: Arc<Mutex<Vec<String>>>,
     server: JoinHandle<()>,
 }
 
@@ -35,8 +35,8 @@ impl FakeVault {
     async fn behind(tls: Option<TlsAcceptor>, answer: Vec<u8>) -> FakeVault {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let notes = asked.clone();
+        let fetched = Arc::new(Mutex::new(Vec::new()));
+        let notes = fetched.clone();
         let server = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 match &tls {
@@ -50,7 +50,7 @@ impl FakeVault {
         });
         FakeVault {
             port,
-            asked,
+            fetched,
             server,
         }
     }
@@ -98,12 +98,12 @@ async fn reply(
         .lock()
         .unwrap()
         .push(String::from_utf8_lossy(&request).into_owned());
-    // That the client hung up is its right.
+    // The client may have disconnected.
     let _ = socket.write_all(answer).await;
     let _ = socket.shutdown().await;
 }
 
-/// A server's side of TLS for a name, and its certificate.
+/// A TLS server configuration for a name, and its certificate.
 fn certified(name: &str) -> (TlsAcceptor, String) {
     let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -135,28 +135,30 @@ async fn a_fake_vault_is_asked_as_a_real_one_would_be_and_gives_the_field() {
     );
     secrets.vault.as_mut().unwrap().namespace = Some("team".to_owned());
     assert_eq!(secrets.find(&source("other")).await.unwrap().expose(), b"o");
-    let asked = fake.asked.lock().unwrap();
+    let fetched = fake.fetched.lock().unwrap();
     assert!(
-        asked[0].starts_with("GET /v1/secret/data/team/openai HTTP/1.1\r\n"),
+        fetched[0].starts_with("GET /v1/secret/data/team/openai HTTP/1.1\r\n"),
         "{}",
-        asked[0]
+        fetched[0]
     );
     assert!(
-        asked[0].contains(&format!("x-vault-token: {TOKEN}\r\n")),
+        fetched[0].contains(&format!("x-vault-token: {TOKEN}\r\n")),
         "{}",
-        asked[0]
+        fetched[0]
     );
     assert!(
-        asked[0].contains(&format!("host: 127.0.0.1:{}\r\n", fake.port)),
+        fetched[0].contains(&format!("host: 127.0.0.1:{}\r\n", fake.port)),
         "{}",
-        asked[0]
+        fetched[0]
     );
-    assert!(!asked[0].contains("namespace") && asked[1].contains("x-vault-namespace: team\r\n"));
+    assert!(
+        !fetched[0].contains("namespace") && fetched[1].contains("x-vault-namespace: team\r\n")
+    );
 }
 
 #[tokio::test]
 async fn what_a_fake_vault_refuses_or_garbles_is_told_without_the_token() {
-    let long = format!("{{\"data\":\"{}\"}}", "x".repeat(LONGEST_ANSWER));
+    let long = format!("{{\"data\":\"{}\"}}", "x".repeat(MAX_RESPONSE_BYTES));
     let empty = r#"{"data":{"data":{"value":""}}}"#;
     for (status, body, field, why) in [
         (
@@ -221,7 +223,7 @@ async fn the_token_is_not_sent_where_it_could_be_read() {
         "{}",
         refused.message
     );
-    assert!(fake.asked.lock().unwrap().is_empty());
+    assert!(fake.fetched.lock().unwrap().is_empty());
     secrets.vault.as_mut().unwrap().address = "http://169.254.169.254".parse().unwrap();
     secrets.vault.as_mut().unwrap().allow_plain_http = true;
     let refused = secrets.find(&source("value")).await.unwrap_err();
@@ -252,23 +254,22 @@ async fn over_tls_a_fake_vault_must_be_who_the_certificate_says() {
         vault.address = format!("https://localhost:{}", fake.port).parse().unwrap();
         (vault.allow_plain_http, vault.ca) = (false, trusted.then(|| file.clone()));
         let found = secrets.find(&source("value")).await;
-        match good {
-            true => assert_eq!(found.unwrap().expose(), b"sk-canary"),
-            false => {
-                let refused = found.unwrap_err();
-                assert!(
-                    refused.message.contains("no verified connection"),
-                    "{}",
-                    refused.message
-                );
-                assert!(
-                    fake.asked
-                        .lock()
-                        .unwrap()
-                        .iter()
-                        .all(|asked| !asked.contains(TOKEN))
-                );
-            }
+        if good {
+            assert_eq!(found.unwrap().expose(), b"sk-canary")
+        } else {
+            let refused = found.unwrap_err();
+            assert!(
+                refused.message.contains("no verified connection"),
+                "{}",
+                refused.message
+            );
+            assert!(
+                fake.fetched
+                    .lock()
+                    .unwrap()
+                    .iter()
+                    .all(|fetched| !fetched.contains(TOKEN))
+            );
         }
     }
     std::fs::remove_file(&file).unwrap();
@@ -279,7 +280,7 @@ async fn a_fake_vault_that_never_answers_is_not_waited_for() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let fake = FakeVault {
         port: listener.local_addr().unwrap().port(),
-        asked: Arc::default(),
+        fetched: Arc::default(),
         server: tokio::spawn(async move {
             let taken = listener.accept().await;
             std::future::pending::<()>().await;

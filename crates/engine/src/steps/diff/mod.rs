@@ -1,7 +1,9 @@
-//! A unified diff, read and applied: pure functions of bytes. Git's and plain ones; every context line must fit as it is, a
-//! hunk may have moved by a few lines, and nothing is guessed beyond that.
+//! Unified diffs, parsed and applied by pure functions: git's and plain ones. Every context line
+//! must match exactly, and a hunk may have moved by a limited number of lines; there is no other
+//! fuzz.
 //!
-//! The diff is a stranger's: everything is bounded, and what is refused is told without more of its words than a name.
+//! The diff is untrusted: everything is bounded, and an error quotes no more of it than a file
+//! name.
 
 mod apply;
 mod parse;
@@ -11,25 +13,25 @@ mod tests;
 pub(crate) use apply::apply;
 pub(crate) use parse::parse;
 
-/// Files that one diff changes.
-pub(crate) const MOST_FILES: usize = 256;
-/// How long a file may be before and after, in bytes.
-pub(crate) const LARGEST_FILE: usize = 8 << 20;
-/// How far a hunk may have moved, in lines.
-const FARTHEST: usize = 200;
+/// The most files that one diff changes.
+pub(crate) const MAX_FILES: usize = 256;
+/// The largest file before and after, in bytes.
+pub(crate) const MAX_FILE_BYTES: usize = 8 << 20;
+/// The farthest that a hunk may have moved, in lines.
+const MAX_HUNK_OFFSET: usize = 200;
 
-/// What a diff does to one file.
+/// The change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change<'a> {
-    pub(crate) what: What,
-    /// Whether it becomes executable, or ceases to be; unknown to plain diffs.
+pub(crate) struct FilePatch<'a> {
+    pub(crate) what: FileOperation,
+    /// Sets or clears the executable bit; not known from plain diffs.
     pub(crate) executable: Option<bool>,
     pub(crate) hunks: Vec<Hunk<'a>>,
 }
 
-/// Which files, by their paths as the diff has them.
+/// The operation, with the paths as in the diff.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum FileOperation {
     Modify(String),
     Create(String),
     Delete(String),
@@ -37,17 +39,17 @@ pub(crate) enum What {
     Copy { from: String, to: String },
 }
 
-/// One place of a file.
+/// A hunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hunk<'a> {
-    /// The first line that it is about, counted from 0; without lines of its own, the line before which it adds.
+    /// The first old line, counted from 0; without old lines, the line before which it inserts.
     at: usize,
-    lines: Vec<Line<'a>>,
+    lines: Vec<HunkLine<'a>>,
 }
 
-/// One line of a hunk: what it says of the text, with the newline that ends it, if one does.
+/// A line of a hunk; `ends` says whether it has a newline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Line<'a> {
+struct HunkLine<'a> {
     kind: LineKind,
     text: &'a [u8],
     ends: bool,
@@ -60,14 +62,14 @@ enum LineKind {
     New,
 }
 
-/// Why a diff is not applied.
+/// Why a diff is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadDiff {
+pub(crate) enum DiffError {
     #[error("line {line} of the diff {why}")]
     Shape { line: usize, why: &'static str },
     #[error("the diff changes nothing")]
     Empty,
-    #[error("the diff changes more than {MOST_FILES} files")]
+    #[error("the diff changes more than {MAX_FILES} files")]
     TooMany,
     #[error("the diff has a binary patch for `{path}`, which is not applied")]
     Binary { path: String },
@@ -79,6 +81,6 @@ pub(crate) enum BadDiff {
     Ambiguous { hunk: usize },
     #[error("hunk {hunk} would join two lines: what is before it ends without a newline")]
     Joins { hunk: usize },
-    #[error("a file of more than {LARGEST_FILE} bytes is not changed")]
+    #[error("a file of more than {MAX_FILE_BYTES} bytes is not changed")]
     TooLarge,
 }

@@ -1,15 +1,15 @@
-//! Reads a unified diff into changes. What stands between them, such as a commit's message, is passed over; what looks like
-//! part of a change and is not is refused.
+//! Parses a unified diff. Text between changes, such as a commit message, is skipped; a malformed
+//! change is refused.
 
-use super::{BadDiff, Change, Hunk, Line, LineKind, MOST_FILES, What};
+use super::{DiffError, FileOperation, FilePatch, Hunk, HunkLine, LineKind, MAX_FILES};
 
-/// Reads a diff.
-pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
-    let mut reader = Reader {
+/// Parses a diff.
+pub(crate) fn parse(diff: &str) -> Result<Vec<FilePatch<'_>>, DiffError> {
+    let mut reader = DiffReader {
         lines: diff.as_bytes().split(|byte| *byte == b'\n').collect(),
         at: 0,
     };
-    // Behind the last newline is no line.
+    // The part behind the last newline is not a line.
     if reader.lines.last().is_some_and(|line| line.is_empty()) {
         reader.lines.pop();
     }
@@ -20,7 +20,7 @@ pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
             line if line.starts_with(b"--- ") && reader.is_new_name(1) => Some(reader.plain()?),
             line if line.starts_with(b"@@ ") => return Err(reader.shape("is a hunk of no file")),
             line if is_binary(line) => {
-                return Err(BadDiff::Binary {
+                return Err(DiffError::Binary {
                     path: "?".to_owned(),
                 });
             }
@@ -30,13 +30,14 @@ pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
             }
         };
         changes.extend(change);
-        if changes.len() > MOST_FILES {
-            return Err(BadDiff::TooMany);
+        if changes.len() > MAX_FILES {
+            return Err(DiffError::TooMany);
         }
     }
-    match changes.is_empty() {
-        true => Err(BadDiff::Empty),
-        false => Ok(changes),
+    if changes.is_empty() {
+        Err(DiffError::Empty)
+    } else {
+        Ok(changes)
     }
 }
 
@@ -45,12 +46,12 @@ fn is_binary(line: &[u8]) -> bool {
         || (line.starts_with(b"Binary files ") && line.ends_with(b" differ"))
 }
 
-struct Reader<'a> {
+struct DiffReader<'a> {
     lines: Vec<&'a [u8]>,
     at: usize,
 }
 
-/// What the lines before git's hunks say.
+/// The extended header lines of git.
 #[derive(Default)]
 struct Header {
     created: bool,
@@ -60,19 +61,20 @@ struct Header {
     copied: [Option<String>; 2],
 }
 
-/// A name in a header, and whether it comes with the date of a file that never was.
-struct Named {
+/// A name in a header, and whether its timestamp is the epoch, which marks a file that does not
+/// exist.
+struct HeaderName {
     path: Option<String>,
     is_old: bool,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> DiffReader<'a> {
     fn peek(&self) -> Option<&'a [u8]> {
         self.lines.get(self.at).copied()
     }
 
-    fn shape(&self, why: &'static str) -> BadDiff {
-        BadDiff::Shape {
+    fn shape(&self, why: &'static str) -> DiffError {
+        DiffError::Shape {
             line: self.at + 1,
             why,
         }
@@ -84,14 +86,14 @@ impl<'a> Reader<'a> {
             .is_some_and(|line| line.starts_with(b"+++ "))
     }
 
-    /// `--- OLD` and `+++ NEW`, with the tab and date that may follow.
-    fn names(&mut self) -> Result<[Named; 2], BadDiff> {
+    /// `--- OLD` and `+++ NEW`, with an optional tab and timestamp.
+    fn names(&mut self) -> Result<[HeaderName; 2], DiffError> {
         let old = self.name(b"--- ")?;
         let new = self.name(b"+++ ")?;
         Ok([old, new])
     }
 
-    fn name(&mut self, prefix: &[u8]) -> Result<Named, BadDiff> {
+    fn name(&mut self, prefix: &[u8]) -> Result<HeaderName, DiffError> {
         let line = self.peek().and_then(|line| line.strip_prefix(prefix));
         let line = line.ok_or_else(|| self.shape("is not the name that belongs here"))?;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -102,13 +104,13 @@ impl<'a> Reader<'a> {
         let path = unquoted(name).ok_or_else(|| self.shape("has a name that cannot be read"))?;
         self.at += 1;
         let is_old = date.starts_with(b"1970-01-01 ") || date.starts_with(b"1969-12-31 ");
-        Ok(Named {
+        Ok(HeaderName {
             path: (path != "/dev/null").then_some(path),
             is_old,
         })
     }
 
-    fn plain(&mut self) -> Result<Change<'a>, BadDiff> {
+    fn plain(&mut self) -> Result<FilePatch<'a>, DiffError> {
         let [old, new] = self.names()?;
         let [from, to] = stripped([old.path, new.path]);
         let (hunks, [before, after]) = self.hunks()?;
@@ -117,49 +119,48 @@ impl<'a> Reader<'a> {
         }
         let what = match (from, to) {
             (None, None) => return Err(self.shape("follows a change of no file")),
-            (None, Some(path)) => What::Create(path),
-            (Some(path), None) => What::Delete(path),
-            (Some(_), Some(path)) if before == 0 && old.is_old => What::Create(path),
-            (Some(path), Some(_)) if after == 0 && new.is_old => What::Delete(path),
-            (Some(_), Some(path)) => What::Modify(path),
+            (None, Some(path)) => FileOperation::Create(path),
+            (Some(path), None) => FileOperation::Delete(path),
+            (Some(_), Some(path)) if before == 0 && old.is_old => FileOperation::Create(path),
+            (Some(path), Some(_)) if after == 0 && new.is_old => FileOperation::Delete(path),
+            (Some(_), Some(path)) => FileOperation::Modify(path),
         };
-        Ok(Change {
+        Ok(FilePatch {
             what,
             executable: None,
             hunks,
         })
     }
 
-    fn git(&mut self) -> Result<Change<'a>, BadDiff> {
+    fn git(&mut self) -> Result<FilePatch<'a>, DiffError> {
         let first = self.at;
         let line = self
             .peek()
             .and_then(|line| line.strip_prefix(b"diff --git "))
             .unwrap_or_default();
-        let own = both(line);
+        let own = repeated_name(line);
         self.at += 1;
         let header = self.header()?;
         let shown = || own.clone().unwrap_or_else(|| "?".to_owned());
         if self.peek().is_some_and(is_binary) {
-            return Err(BadDiff::Binary { path: shown() });
+            return Err(DiffError::Binary { path: shown() });
         }
         let executable = match header.mode.as_deref() {
             None => None,
             Some("100644" | "100664") => Some(false),
             Some("100755") => Some(true),
-            Some(_) => return Err(BadDiff::Special { path: shown() }),
+            Some(_) => return Err(DiffError::Special { path: shown() }),
         };
         let named =
             self.peek().is_some_and(|line| line.starts_with(b"--- ")) && self.is_new_name(1);
-        let [from, to] = match named {
-            true => {
-                let [old, new] = self.names()?;
-                stripped([old.path, new.path])
-            }
-            false => [own.clone(), own.clone()],
+        let [from, to] = if named {
+            let [old, new] = self.names()?;
+            stripped([old.path, new.path])
+        } else {
+            [own.clone(), own.clone()]
         };
         let hunks = if named { self.hunks()?.0 } else { Vec::new() };
-        let bad = |why| BadDiff::Shape {
+        let bad = |why| DiffError::Shape {
             line: first + 1,
             why,
         };
@@ -168,22 +169,22 @@ impl<'a> Reader<'a> {
             Header {
                 renamed: [Some(from), Some(to)],
                 ..
-            } => What::Rename { from, to },
+            } => FileOperation::Rename { from, to },
             Header {
                 copied: [Some(from), Some(to)],
                 ..
-            } => What::Copy { from, to },
-            Header { created: true, .. } => What::Create(to.ok_or_else(unnamed)?),
-            Header { deleted: true, .. } => What::Delete(from.ok_or_else(unnamed)?),
+            } => FileOperation::Copy { from, to },
+            Header { created: true, .. } => FileOperation::Create(to.ok_or_else(unnamed)?),
+            Header { deleted: true, .. } => FileOperation::Delete(from.ok_or_else(unnamed)?),
             _ => match (from, to) {
-                (None, Some(path)) => What::Create(path),
-                (Some(path), None) => What::Delete(path),
-                (_, to) => What::Modify(to.ok_or_else(unnamed)?),
+                (None, Some(path)) => FileOperation::Create(path),
+                (Some(path), None) => FileOperation::Delete(path),
+                (_, to) => FileOperation::Modify(to.ok_or_else(unnamed)?),
             },
         };
         match (&what, hunks.is_empty(), executable) {
-            (What::Modify(_), true, None) => Err(bad("changes nothing")),
-            _ => Ok(Change {
+            (FileOperation::Modify(_), true, None) => Err(bad("changes nothing")),
+            _ => Ok(FilePatch {
                 what,
                 executable,
                 hunks,
@@ -191,7 +192,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn header(&mut self) -> Result<Header, BadDiff> {
+    fn header(&mut self) -> Result<Header, DiffError> {
         let mut header = Header::default();
         while let Some(line) = self.peek() {
             let text = std::str::from_utf8(line).map_err(|_| self.shape("is no text"))?;
@@ -205,7 +206,7 @@ impl<'a> Reader<'a> {
             if let Some(mode) = after("new file mode ") {
                 (header.created, header.mode) = (true, Some(mode.to_owned()));
             } else if let Some(mode) = after("deleted file mode ") {
-                // One that is neither a file nor executable is refused as well.
+                // A mode that is not of a regular file is refused as well.
                 (header.deleted, header.mode) = (true, Some(mode.to_owned()));
             } else if let Some(mode) = after("new mode ") {
                 header.mode = Some(mode.to_owned());
@@ -233,15 +234,16 @@ impl<'a> Reader<'a> {
         Ok(header)
     }
 
-    /// All hunks that follow, and how many lines they have before and after.
-    fn hunks(&mut self) -> Result<(Vec<Hunk<'a>>, [usize; 2]), BadDiff> {
-        let (mut hunks, mut lines) = (Vec::new(), [0; 2]);
+    /// The hunks that follow, and their numbers of lines before and after.
+    fn hunks(&mut self) -> Result<(Vec<Hunk<'a>>, [usize; 2]), DiffError> {
+        let mut hunks = Vec::new();
+        let mut lines = [0; 2];
         while let Some(line) = self.peek().filter(|line| line.starts_with(b"@@ ")) {
             let [(start, before), (_, after)] =
                 range(line).ok_or_else(|| self.shape("is no head of a hunk"))?;
             self.at += 1;
             let read = self.hunk_lines(before, after)?;
-            // A hunk without lines of its own names the line that it follows.
+            // A hunk without old lines names the line that it follows.
             let at = if before == 0 {
                 start
             } else {
@@ -257,7 +259,7 @@ impl<'a> Reader<'a> {
         &mut self,
         mut before: usize,
         mut after: usize,
-    ) -> Result<Vec<Line<'a>>, BadDiff> {
+    ) -> Result<Vec<HunkLine<'a>>, DiffError> {
         let mut lines = Vec::new();
         while before > 0 || after > 0 {
             let line = self
@@ -267,7 +269,7 @@ impl<'a> Reader<'a> {
                 Some((b' ', text)) => (LineKind::Same, text),
                 Some((b'-', text)) => (LineKind::Gone, text),
                 Some((b'+', text)) => (LineKind::New, text),
-                // Whoever takes spaces away at the ends of lines makes this of an empty one.
+                // Tools that strip trailing blanks turn an empty context line into this.
                 None => (LineKind::Same, line),
                 Some((b'\r', [])) => (LineKind::Same, line),
                 Some(_) => return Err(self.shape("is no line of a hunk")),
@@ -283,7 +285,7 @@ impl<'a> Reader<'a> {
             self.at += 1;
             let ends = !self.peek().is_some_and(|line| line.starts_with(b"\\ "));
             self.at += usize::from(!ends);
-            lines.push(Line { kind, text, ends });
+            lines.push(HunkLine { kind, text, ends });
         }
         Ok(lines)
     }
@@ -310,7 +312,7 @@ fn pair(text: &str) -> Option<(usize, usize)> {
     }
 }
 
-/// Git's `a/` and `b/` belong to no name, if both are there.
+/// Removes git's `a/` and `b/` prefixes, if both are there.
 fn stripped([old, new]: [Option<String>; 2]) -> [Option<String>; 2] {
     let without = |name: &Option<String>, prefix: &str| match name {
         None => Some(None),
@@ -322,8 +324,8 @@ fn stripped([old, new]: [Option<String>; 2]) -> [Option<String>; 2] {
     }
 }
 
-/// The name that stands twice behind `diff --git`, if it does.
-fn both(line: &[u8]) -> Option<String> {
+/// The name that stands twice behind `diff --git`, if both are equal.
+fn repeated_name(line: &[u8]) -> Option<String> {
     let line = std::str::from_utf8(line).ok()?;
     let line = line.strip_suffix('\r').unwrap_or(line);
     let halves = line
@@ -335,7 +337,7 @@ fn both(line: &[u8]) -> Option<String> {
         .find_map(|[old, new]| (old == new).then_some(old).flatten())
 }
 
-/// A name as it is, or in C's quotes.
+/// A plain name, or one in C-style quotes.
 fn unquoted(name: &[u8]) -> Option<String> {
     let Some(quoted) = name.strip_prefix(b"\"") else {
         return std::str::from_utf8(name)

@@ -1,5 +1,5 @@
-//! Against real programs: what `diff` and `git diff` write is applied to exactly what they compared, and what GNU `patch`
-//! refuses without fuzz is refused here.
+//! Compared with real programs: the output of `diff` and `git diff` applies to exactly what they
+//! compared, and what GNU `patch` refuses without fuzz is refused here.
 
 use super::*;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// What a program prints, and whether it succeeded.
+    /// The output of a program, and whether it succeeded.
     fn run(&self, argv: &[&str]) -> (bool, String) {
         let mut command = Command::new(argv[0]);
         command
@@ -51,7 +51,7 @@ impl Drop for Folder {
 }
 
 /// Applies a diff of one file.
-fn applied(old: &str, diff: &str) -> Result<String, BadDiff> {
+fn applied(old: &str, diff: &str) -> Result<String, DiffError> {
     let changes = parse(diff)?;
     assert_eq!(changes.len(), 1, "{diff}");
     apply(old.as_bytes(), &changes[0].hunks).map(|new| String::from_utf8(new).unwrap())
@@ -61,7 +61,8 @@ fn git() -> [&'static str; 4] {
     ["git", "diff", "--no-index", "--no-color"]
 }
 
-/// Texts of few different lines, so that hunks have doubles nearby; some with CR, some without a last newline.
+/// Texts of few different lines, so that hunks have duplicates nearby; some with CR, some without a
+/// last newline.
 fn text() -> impl Strategy<Value = String> {
     let line = prop_oneof![
         Just(""),
@@ -83,7 +84,7 @@ fn text() -> impl Strategy<Value = String> {
     })
 }
 
-/// Such a text, and another that a few edits make of it.
+/// Such a text, and another one after a few edits.
 fn edited() -> impl Strategy<Value = (String, String)> {
     let edit = (
         any::<prop::sample::Index>(),
@@ -119,7 +120,7 @@ proptest! {
         }
     }
 
-    /// A diff for another text: git takes whatever is taken here, and makes the same of it.
+    /// A diff applied to another text: git accepts whatever is accepted here, with the same result.
     #[test]
     fn nothing_is_applied_that_git_refuses((old, new) in edited(), (_, other) in edited()) {
         prop_assume!(old != new && !other.is_empty());
@@ -129,14 +130,16 @@ proptest! {
         }
         let (_, diff) = folder.run(&["diff", "-U3", "--label", "target", "--label", "target", "old", "new"]);
         fs::write(folder.0.join("diff"), &diff).unwrap();
-        // Git wants to be told that a hunk may have no context, and lets none move that was made for the first line.
+        // Git needs an option for hunks without context, and does not move a hunk that was made for
+        // the first line.
         let at_first = ["@@ -0,", "@@ -1,", "@@ -1 "].iter().any(|head| diff.contains(head));
         prop_assume!(!at_first && diff.lines().any(|line| line.starts_with(' ')));
         if let Ok(ours) = applied(&other, &diff) {
             let (taken, _) = folder.run(&["git", "apply", "-p0", "--whitespace=nowarn", "diff"]);
             prop_assert!(taken, "git refuses\n{diff}\non {other:?}");
             let theirs = fs::read_to_string(folder.0.join("target")).unwrap();
-            // Where one hunk has moved, git looks for the next where it was made for, and not as far away again.
+            // After a moved hunk, git looks for the next one at its original place, and not
+            // shifted.
             match diff.matches("\n@@ ").count() {
                 1 => prop_assert_eq!(ours, theirs),
                 _ => prop_assert_eq!(ours.len(), theirs.len()),
@@ -144,7 +147,8 @@ proptest! {
         }
     }
 
-    /// One line of context is other than the text: GNU patch refuses it without fuzz, and so is it here.
+    /// One line of context differs from the text: GNU patch refuses it without fuzz, and so does
+    /// this parser.
     #[test]
     fn a_context_that_differs_is_refused_as_by_patch((old, new) in edited(), at in any::<prop::sample::Index>()) {
         prop_assume!(old != new);
@@ -205,13 +209,13 @@ fn new_deleted_renamed_and_executable_files_are_known_by_their_heads() {
     );
     let renamed = changes
         .iter()
-        .find(|change| matches!(change.what, What::Rename { .. }))
+        .find(|change| matches!(change.what, FileOperation::Rename { .. }))
         .unwrap();
     assert_eq!(
         apply(b"one\ntwo\nthree\nfour\n", &renamed.hunks).unwrap(),
         b"one\ntwo\nTHREE\nfour\n"
     );
-    // Plain ones know it by /dev/null, or by the date of a file that never was.
+    // Plain diffs mark a missing file by /dev/null, or by the timestamp of the epoch.
     step("mkdir x y; echo n > y/n; echo o > x/o; : > y/e");
     let plain = step("diff -urN x y || true");
     let what: Vec<_> = parse(&plain)
@@ -222,8 +226,8 @@ fn new_deleted_renamed_and_executable_files_are_known_by_their_heads() {
     assert_eq!(
         what,
         [
-            What::Create("y/n".to_owned()),
-            What::Delete("x/o".to_owned())
+            FileOperation::Create("y/n".to_owned()),
+            FileOperation::Delete("x/o".to_owned())
         ],
         "{plain}"
     );
@@ -234,14 +238,14 @@ fn what_cannot_be_done_exactly_is_refused_by_its_name() {
     let binary = "diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 1\nA\n";
     assert_eq!(
         parse(binary),
-        Err(BadDiff::Binary {
+        Err(DiffError::Binary {
             path: "x".to_owned()
         })
     );
     let differ = "diff --git a/x b/x\nindex 1..2 100644\nBinary files a/x and b/x differ\n";
     assert_eq!(
         parse(differ),
-        Err(BadDiff::Binary {
+        Err(DiffError::Binary {
             path: "x".to_owned()
         })
     );
@@ -251,7 +255,7 @@ fn what_cannot_be_done_exactly_is_refused_by_its_name() {
         );
         assert_eq!(
             parse(&link),
-            Err(BadDiff::Special {
+            Err(DiffError::Special {
                 path: "x".to_owned()
             })
         );
@@ -270,8 +274,8 @@ fn what_cannot_be_done_exactly_is_refused_by_its_name() {
     ] {
         assert!(parse(bad).is_err(), "{bad:?}");
     }
-    let many = "--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n".repeat(MOST_FILES + 1);
-    assert_eq!(parse(&many), Err(BadDiff::TooMany));
+    let many = "--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n".repeat(MAX_FILES + 1);
+    assert_eq!(parse(&many), Err(DiffError::TooMany));
 }
 
 #[test]
@@ -283,15 +287,15 @@ fn a_hunk_may_have_moved_a_little_but_never_to_one_of_two_places() {
         "0\n0\na\nB\nc\n",
         "two lines down"
     );
-    let far = "0\n".repeat(FARTHEST + 1) + "a\nb\nc\n";
+    let far = "0\n".repeat(MAX_HUNK_OFFSET + 1) + "a\nb\nc\n";
     assert_eq!(
         applied(&far, diff),
-        Err(BadDiff::Differs { hunk: 1, line: 1 })
+        Err(DiffError::Differs { hunk: 1, line: 1 })
     );
     let later = diff.replace("-1,3 +1,3", "-4,3 +4,3");
     assert_eq!(
         applied("a\nb\nc\na\nx\nc\na\nb\nc\n", &later),
-        Err(BadDiff::Ambiguous { hunk: 1 })
+        Err(DiffError::Ambiguous { hunk: 1 })
     );
     for other in ["a\nb\nd\n", "a\r\nb\r\nc\r\n", "a\nb\nc", "", "a b\nc\n"] {
         assert!(applied(other, diff).is_err(), "{other:?}");
@@ -302,5 +306,5 @@ fn a_hunk_may_have_moved_a_little_but_never_to_one_of_two_places() {
         applied("1\n", blind).is_err(),
         "it has nothing to be found by"
     );
-    assert_eq!(applied("1\n2\n3", blind), Err(BadDiff::Joins { hunk: 1 }));
+    assert_eq!(applied("1\n2\n3", blind), Err(DiffError::Joins { hunk: 1 }));
 }

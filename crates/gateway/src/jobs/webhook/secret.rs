@@ -1,7 +1,7 @@
-//! The secret by which a tenant's receivers know notices to be ours: shown to the tenant's own keys, and renewed.
+//! Routes of a tenant's webhook signing secret: show and rotate.
 
-use super::signature::{BOTH_MS, has_predecessor};
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer, writer};
+use super::signature::{OVERLAP_MS, has_predecessor};
+use crate::{Caller, Gateway, Problem, Scope, db_writer, problem::Answer};
 use axum::{Json, extract::State, response::IntoResponse, response::Response};
 use http::header::CACHE_CONTROL;
 use serde::Serialize;
@@ -29,7 +29,7 @@ async fn show(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response
     caller.require(Scope::Runs)?;
     let tenant = caller.tenant.clone();
     let generation = gateway
-        .look_up(move |served| served.webhook_generation(&tenant))
+        .query_database(move |database| database.webhook_generation(&tenant))
         .await?;
     answer(gateway, caller, generation).await
 }
@@ -42,27 +42,28 @@ async fn show(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn rotate(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let (tenant, now) = (caller.tenant.clone(), engine::now().0);
-    // Receivers are told of it at once: after a power cut it must not be the one before again.
+    let tenant = caller.tenant.clone();
+    let now = engine::now().0;
+    // Durable: receivers are configured with the new secret, which must survive power loss.
     let generation = gateway
-        .durable()
-        .write(move |writing| webhooks::rotate(writing, &tenant, now))
+        .durable_writer()
+        .write(move |transaction| webhooks::rotate(transaction, &tenant, now))
         .await?;
     answer(gateway, caller, generation).await
 }
 
 async fn answer(gateway: Gateway, caller: Caller, generation: Generation) -> Answer<Response> {
-    // The first time a key is read from the disk, or made.
-    let shown = tokio::task::spawn_blocking(move || {
+    // Blocking: the first call reads or creates the key on disk.
+    let encoding = tokio::task::spawn_blocking(move || {
         gateway
             .webhooks()
             .signer
-            .shown(&caller.tenant, generation.number)
+            .encoded_secret(&caller.tenant, generation.number)
             .map_err(Problem::from)
     });
-    let secret = shown.await.map_err(|_| writer::busy())??;
+    let secret = encoding.await.map_err(|_| db_writer::busy())??;
     let previous_until = has_predecessor(generation, engine::now().0)
-        .then(|| Timestamp(generation.since_ms.saturating_add(BOTH_MS)).to_string());
+        .then(|| Timestamp(generation.since_ms.saturating_add(OVERLAP_MS)).to_string());
     Ok((
         [(CACHE_CONTROL, "no-store")],
         Json(WebhookSecret {

@@ -1,5 +1,5 @@
-//! Who a notice is from: the scheme of Standard Webhooks. A tenant's secret follows from a key of this node's own, the
-//! tenant's name and how often it was renewed, so that no secret lies in the database.
+//! Webhook signatures (Standard Webhooks). A tenant's secret is derived from a key of this node,
+//! the tenant's name and its rotation count, so that no secret is stored in the database.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use engine::{Engine, OwnKey};
@@ -10,27 +10,27 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use store::webhooks::Generation;
 use zeroize::Zeroizing;
 
-/// What the node's key is called among the secrets.
-const KEY: &str = "airlock.webhooks";
-/// How long a renewed secret's predecessor still signs.
-pub(super) const BOTH_MS: u64 = 24 * 3_600_000;
+/// Name of the node's key in the secret store.
+const KEY_NAME: &str = "airlock.webhooks";
+/// How long the previous secret still signs after a rotation.
+pub(super) const OVERLAP_MS: u64 = 24 * 3_600_000;
 
-/// A tenant's secret.
+/// A tenant's signing secret.
 type Secret = Zeroizing<[u8; 32]>;
 
-/// Signs, once it is first asked to.
+/// Signs notices; loads its key on first use.
 #[derive(Debug)]
 pub(super) struct Signer {
     engine: Engine,
-    key: OnceLock<Hidden>,
-    /// Held by whoever looks for the key: two who made one at once would each believe in another.
-    looking: Mutex<()>,
+    key: OnceLock<NodeKey>,
+    /// Held while the key is loaded: two concurrent loads could create two different keys.
+    loading: Mutex<()>,
 }
 
-/// A key that does not print.
-struct Hidden(OwnKey);
+/// The node's key; its `Debug` output hides it.
+struct NodeKey(OwnKey);
 
-impl std::fmt::Debug for Hidden {
+impl std::fmt::Debug for NodeKey {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Hidden(..)")
     }
@@ -41,17 +41,17 @@ impl Signer {
         Signer {
             engine,
             key: OnceLock::new(),
-            looking: Mutex::default(),
+            loading: Mutex::default(),
         }
     }
 
-    /// The secret of a tenant. Reads the disk the first time.
+    /// The secret of a tenant. The first call reads the disk.
     fn secret(&self, tenant: &str, generation: u64) -> Result<Secret, ErrorInfo> {
         if self.key.get().is_none() {
-            let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+            let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
             if self.key.get().is_none() {
-                let key = self.engine.own_key(KEY)?;
-                self.key.get_or_init(|| Hidden(key));
+                let key = self.engine.own_key(KEY_NAME)?;
+                self.key.get_or_init(|| NodeKey(key));
             }
         }
         let key = self.key.get().ok_or_else(|| ErrorInfo {
@@ -59,16 +59,20 @@ impl Signer {
             message: "there is no key to sign by".to_owned(),
             hint: None,
         })?;
-        Ok(derived(&key.0, tenant, generation))
+        Ok(derive_secret(&key.0, tenant, generation))
     }
 
-    /// As a receiver is given it.
-    pub(super) fn shown(&self, tenant: &str, generation: u64) -> Result<String, ErrorInfo> {
+    /// The secret as receivers configure it.
+    pub(super) fn encoded_secret(
+        &self,
+        tenant: &str,
+        generation: u64,
+    ) -> Result<String, ErrorInfo> {
         let secret = self.secret(tenant, generation)?;
         Ok(format!("whsec_{}", STANDARD.encode(&secret[..])))
     }
 
-    /// The headers of a notice that is sent now: signed by the newest secret, and for a day by the one before.
+    /// The signed headers of a notice: by the current secret, and for a day by the previous one.
     pub(super) fn headers(
         &self,
         tenant: &str,
@@ -83,7 +87,7 @@ impl Signer {
         }
         let signatures: Vec<_> = secrets
             .iter()
-            .map(|secret| signature(secret, id, seconds, body))
+            .map(|secret| sign(secret, id, seconds, body))
             .collect();
         let texts = [
             ("webhook-id", id.to_owned()),
@@ -92,7 +96,7 @@ impl Signer {
         ];
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        // Ours are letters, digits and signs.
+        // Our values contain only valid header characters.
         headers.extend(texts.into_iter().filter_map(|(name, text)| {
             Some((
                 http::HeaderName::from_static(name),
@@ -103,15 +107,15 @@ impl Signer {
     }
 }
 
-/// Whether notices are signed by the secret before, too.
+/// Whether the previous secret still signs.
 pub(super) fn has_predecessor(generation: Generation, now_ms: u64) -> bool {
-    generation.number > 1 && now_ms < generation.since_ms.saturating_add(BOTH_MS)
+    generation.number > 1 && now_ms < generation.since_ms.saturating_add(OVERLAP_MS)
 }
 
-/// One step of derivation by HMAC: the key is random and as long as what is derived from it.
-fn derived(key: &[u8; 32], tenant: &str, generation: u64) -> Secret {
+/// One step of HMAC key derivation: the key is random and as long as the output.
+fn derive_secret(key: &[u8; 32], tenant: &str, generation: u64) -> Secret {
     let key = hmac::Key::new(hmac::HMAC_SHA256, key);
-    // A tenant's name has no zero byte, so that no two become one.
+    // A tenant's name contains no zero byte, so inputs are unambiguous.
     let words = [
         b"airlock webhook secret 1\0",
         tenant.as_bytes(),
@@ -124,7 +128,7 @@ fn derived(key: &[u8; 32], tenant: &str, generation: u64) -> Secret {
     secret
 }
 
-fn signature(secret: &[u8; 32], id: &str, seconds: u64, body: &str) -> String {
+fn sign(secret: &[u8; 32], id: &str, seconds: u64, body: &str) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
     let mut context = hmac::Context::with_key(&key);
     for part in [id, ".", &seconds.to_string(), ".", body] {
@@ -142,7 +146,7 @@ mod tests {
         // By Python's hmac: key 0x00…0x1f, "msg_1.1700000000.{}".
         let secret: [u8; 32] = std::array::from_fn(|index| index as u8);
         assert_eq!(
-            signature(&secret, "msg_1", 1_700_000_000, "{}"),
+            sign(&secret, "msg_1", 1_700_000_000, "{}"),
             "v1,fhksJF5ElKjlPoT/jtefCO5XjQPvhf7Dhf/8R1ad9yU="
         );
     }
@@ -150,13 +154,13 @@ mod tests {
     #[test]
     fn every_tenant_and_every_generation_has_a_secret_of_its_own() {
         let key = [7; 32];
-        let one = derived(&key, "a", 1);
-        assert_eq!(one, derived(&key, "a", 1));
+        let one = derive_secret(&key, "a", 1);
+        assert_eq!(one, derive_secret(&key, "a", 1));
         for other in [
-            derived(&key, "b", 1),
-            derived(&key, "a", 2),
-            derived(&key, "a\u{1}", 1),
-            derived(&[8; 32], "a", 1),
+            derive_secret(&key, "b", 1),
+            derive_secret(&key, "a", 2),
+            derive_secret(&key, "a\u{1}", 1),
+            derive_secret(&[8; 32], "a", 1),
         ] {
             assert_ne!(one, other);
         }
@@ -174,7 +178,8 @@ mod tests {
         };
         assert!(!has_predecessor(first, 5));
         assert!(
-            has_predecessor(second, 1000 + BOTH_MS - 1) && !has_predecessor(second, 1000 + BOTH_MS)
+            has_predecessor(second, 1000 + OVERLAP_MS - 1)
+                && !has_predecessor(second, 1000 + OVERLAP_MS)
         );
     }
 }

@@ -1,5 +1,6 @@
-//! Files of a sandbox's workspace: read, listed, put and removed by handle, beneath it and through no symbolic link.
-//! Contents are streams: what is read or written at a time is bounded, and disks are not waited for on the event loop.
+//! Files of a sandbox's workspace: read, list, write, remove. Paths are resolved by handle below
+//! the workspace, and through no symbolic link. Contents are streamed in bounded chunks, and the
+//! event loop does not wait for disks.
 
 mod path;
 mod range;
@@ -7,13 +8,15 @@ mod read;
 mod write;
 
 pub(super) use path::decoded;
+pub(crate) use path::parse_workspace_location;
+pub(crate) use read::contents;
 
 use super::wire::name_or_base64;
-use crate::{Caller, Gateway, Problem, problem::Answer, work};
+use crate::{Caller, Gateway, Problem, blocking, problem::Answer};
 use axum::routing::get;
-use engine::tree::{Entry, EntryKind, Tree, TreeError};
+use engine::tree::{EntryKind, Tree, TreeError, WorkspaceEntry};
 use http::{StatusCode, Uri};
-use path::Place;
+use path::FileLocation;
 use serde::Serialize;
 use spec::Timestamp;
 use std::{io, sync::Arc};
@@ -24,25 +27,25 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
     let router = OpenApiRouter::new()
         .merge(read::routes())
         .merge(write::routes());
-    // The same folder, written with a slash at its end.
+    // The same folder with a trailing slash.
     router.route("/v1/sandboxes/{id}/files/", get(read::get))
 }
 
-/// The workspace of a live sandbox, and the place in it that the address names.
-fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, Place)> {
-    let place = path::place(uri.path())?;
+/// The workspace of a live sandbox, and the location that the URL names.
+fn locate(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, FileLocation)> {
+    let place = path::parse_location(uri.path())?;
     let session = gateway.session(caller, &place.sandbox)?;
     Ok((Arc::new(session.tree()?), place))
 }
 
-/// Has something done where waiting for a disk disturbs nobody.
-async fn aside<T: Send + 'static>(
+/// Runs blocking file work within the caller's fair share.
+async fn run_blocking<T: Send + 'static>(
     gateway: &Gateway,
     caller: &Caller,
     work: impl FnOnce() -> Result<T, TreeError> + Send + 'static,
 ) -> Answer<T> {
-    work::aside(gateway.working(), &caller.tenant, move || {
-        work().map_err(refused)
+    blocking::run(gateway.blocking_work(), &caller.tenant, move || {
+        work().map_err(tree_problem)
     })
     .await
 }
@@ -56,8 +59,8 @@ fn failed() -> Problem {
     )
 }
 
-/// Why a file cannot be had, or put there.
-fn refused(error: TreeError) -> Problem {
+/// The problem of a file operation.
+fn tree_problem(error: TreeError) -> Problem {
     use TreeError as Is;
     let (status, code, hint) = match &error {
         Is::Path { .. } => (
@@ -68,7 +71,7 @@ fn refused(error: TreeError) -> Problem {
         Is::Missing { .. } => (
             StatusCode::NOT_FOUND,
             "not_found",
-            "look at what is there with `GET …/files`",
+            "list its folder to see what is there",
         ),
         Is::Kind { .. } => (
             StatusCode::CONFLICT,
@@ -89,12 +92,12 @@ fn refused(error: TreeError) -> Problem {
         Is::TooLarge { .. } => (
             StatusCode::PAYLOAD_TOO_LARGE,
             "quota_exceeded",
-            "make a sandbox with more `disk`",
+            "make a sandbox with more `disk` and `memory`",
         ),
         Is::Full { .. } => (
             StatusCode::INSUFFICIENT_STORAGE,
             "quota_exceeded",
-            "remove something, or make a sandbox with more `disk`",
+            "remove something, or make a sandbox with more `disk` and `memory`",
         ),
         Is::TooMany { .. } => (
             StatusCode::CONFLICT,
@@ -112,7 +115,7 @@ fn refused(error: TreeError) -> Problem {
                 "policy_denied",
                 "it may not be touched",
             ),
-            // A program inside moves names on the way faster than they can be followed.
+            // A program moves names on the path faster than they can be resolved.
             io::ErrorKind::WouldBlock => (
                 StatusCode::CONFLICT,
                 "conflict",
@@ -149,8 +152,8 @@ struct FileFacts {
     target: Option<String>,
 }
 
-impl From<Entry> for FileFacts {
-    fn from(entry: Entry) -> FileFacts {
+impl From<WorkspaceEntry> for FileFacts {
+    fn from(entry: WorkspaceEntry) -> FileFacts {
         let (name, name_base64) = name_or_base64(entry.name);
         FileFacts {
             name,

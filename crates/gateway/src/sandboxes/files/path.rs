@@ -1,4 +1,4 @@
-//! Paths below the workspace as they stand in addresses: bytes, decoded once, never pointing anywhere else.
+//! Paths below the workspace in URLs: bytes, decoded once, that cannot escape the workspace.
 
 use crate::{Problem, problem::Answer};
 use std::{
@@ -7,23 +7,23 @@ use std::{
     path::PathBuf,
 };
 
-/// As deep as a path may go, and as long as the kernel takes one.
-const DEEPEST: usize = 64;
-const LONGEST: usize = 4095;
-const LONGEST_NAME: usize = 255;
+/// Maximum depth, and the maximum path length of the kernel.
+const MAX_DEPTH: usize = 64;
+const MAX_PATH: usize = 4095;
+const MAX_NAME: usize = 255;
 
-/// What an address says.
+/// What a file URL names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The sandbox.
+pub(super) struct FileLocation {
+    /// Id of the sandbox.
     pub(super) sandbox: String,
     /// Relative to the workspace; empty for the workspace itself.
     pub(super) path: PathBuf,
-    /// Whether it ends with a slash: only a folder can.
+    /// The URL ends with a slash, so only a folder is meant.
     pub(super) folder: bool,
 }
 
-/// Decodes `%41`. `None` if that is not what stands there.
+/// Decodes percent-encoding; `None` if it is malformed.
 pub(in super::super) fn decoded(text: &str) -> Option<Vec<u8>> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -39,9 +39,19 @@ pub(in super::super) fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads `/v1/sandboxes/{id}/files[/{path}]` as it came, since a decoded slash is no slash.
-pub(super) fn place(address: &str) -> Answer<Place> {
-    let rest = address.strip_prefix("/v1/sandboxes/").unwrap_or_default();
+/// Parses `/v1/sandboxes/{id}/files[/{path}]` before decoding: an encoded slash is not a separator.
+pub(super) fn parse_location(address: &str) -> Answer<FileLocation> {
+    parse_below("/v1/sandboxes/", address)
+}
+
+/// The same for `/v1/workspaces/{id}/files/{path}`: the workspace, and the path in it.
+pub(crate) fn parse_workspace_location(address: &str) -> Answer<(String, PathBuf)> {
+    let location = parse_below("/v1/workspaces/", address)?;
+    Ok((location.sandbox, location.path))
+}
+
+fn parse_below(above: &str, address: &str) -> Answer<FileLocation> {
+    let rest = address.strip_prefix(above).unwrap_or_default();
     let (sandbox, rest) = rest.split_once('/').unwrap_or((rest, ""));
     let rest = rest.strip_prefix("files").unwrap_or_default();
     let rest = rest.strip_prefix('/').unwrap_or(rest);
@@ -57,11 +67,11 @@ pub(super) fn place(address: &str) -> Answer<Place> {
             .collect::<Answer<Vec<OsString>>>()?,
     };
     let path: PathBuf = names.iter().collect();
-    if names.len() > DEEPEST || path.as_os_str().len() > LONGEST {
-        let hint = format!("a path has up to {DEEPEST} names and {LONGEST} bytes");
+    if names.len() > MAX_DEPTH || path.as_os_str().len() > MAX_PATH {
+        let hint = format!("a path has up to {MAX_DEPTH} names and {MAX_PATH} bytes");
         return Err(Problem::invalid("this path is too long", hint));
     }
-    Ok(Place {
+    Ok(FileLocation {
         sandbox: sandbox.to_owned(),
         path,
         folder,
@@ -78,12 +88,12 @@ fn name(text: &str) -> Answer<OsString> {
         b"." | b".." => Err(bad("`.` and `..` are not resolved")),
         name if name.contains(&0) => Err(bad("a name has no NUL")),
         name if name.contains(&b'/') => Err(bad("a name has no slash")),
-        name if name.len() > LONGEST_NAME => Err(bad("a name has up to 255 bytes")),
+        name if name.len() > MAX_NAME => Err(bad("a name has up to 255 bytes")),
         _ => Ok(OsString::from_vec(name)),
     }
 }
 
-/// As it is written in an address.
+/// Percent-encodes a path.
 pub(super) fn encoded(path: &OsStr) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let bytes = path.as_bytes().iter();
@@ -103,11 +113,11 @@ mod tests {
     use super::*;
 
     fn at(path: &str) -> Option<(PathBuf, bool)> {
-        place(&format!("/v1/sandboxes/box/files{path}"))
+        parse_location(&format!("/v1/sandboxes/box/files{path}"))
             .ok()
-            .map(|place| {
-                assert_eq!(place.sandbox, "box");
-                (place.path, place.folder)
+            .map(|location| {
+                assert_eq!(location.sandbox, "box");
+                (location.path, location.folder)
             })
     }
 

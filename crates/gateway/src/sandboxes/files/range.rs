@@ -1,25 +1,25 @@
-//! Which part of a file is asked for (RFC 9110, 14).
+//! Range and conditional requests of files (RFC 9110, 14).
 
 use http::{
     HeaderMap,
     header::{IF_NONE_MATCH, IF_RANGE, RANGE},
 };
 
-/// What is asked for of a file.
+/// The part of a file that is requested.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// All of it.
+pub(super) enum RequestedRange {
+    /// The whole file.
     Whole,
-    /// From here, and so much.
+    /// Offset and length.
     Part(u64, u64),
-    /// A part that is not there.
-    Nowhere,
-    /// Nothing, if it is the version that the reader has.
-    Known,
+    /// The range is not satisfiable.
+    Unsatisfiable,
+    /// The client has this version already.
+    NotModified,
 }
 
-/// Reads what is asked for. What cannot be understood, and several parts at once, mean the whole file.
-pub(super) fn wanted(headers: &HeaderMap, tag: &str, size: u64) -> Wanted {
+/// Parses the request headers. Invalid and multiple ranges mean the whole file.
+pub(super) fn requested_range(headers: &HeaderMap, tag: &str, size: u64) -> RequestedRange {
     let known = headers
         .get_all(IF_NONE_MATCH)
         .into_iter()
@@ -28,7 +28,7 @@ pub(super) fn wanted(headers: &HeaderMap, tag: &str, size: u64) -> Wanted {
         .flat_map(|value| value.split(','))
         .map(|one| one.trim().trim_start_matches("W/"));
     if known.any(|one| one == tag || one == "*") {
-        return Wanted::Known;
+        return RequestedRange::NotModified;
     }
     let same = headers
         .get(IF_RANGE)
@@ -39,10 +39,10 @@ pub(super) fn wanted(headers: &HeaderMap, tag: &str, size: u64) -> Wanted {
         .and_then(|value| value.to_str().ok());
     range
         .and_then(|range| part(range, size))
-        .unwrap_or(Wanted::Whole)
+        .unwrap_or(RequestedRange::Whole)
 }
 
-fn part(range: &str, size: u64) -> Option<Wanted> {
+fn part(range: &str, size: u64) -> Option<RequestedRange> {
     let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
     let number = |text: &str| -> Option<u64> {
         text.bytes()
@@ -55,9 +55,9 @@ fn part(range: &str, size: u64) -> Option<Wanted> {
             .flatten()?
             .min(size);
         return Some(if tail == 0 {
-            Wanted::Nowhere
+            RequestedRange::Unsatisfiable
         } else {
-            Wanted::Part(size - tail, tail)
+            RequestedRange::Part(size - tail, tail)
         });
     }
     let first = number(first)?;
@@ -68,8 +68,8 @@ fn part(range: &str, size: u64) -> Option<Wanted> {
     };
     match (first <= last, first < size) {
         (false, _) => None,
-        (true, false) => Some(Wanted::Nowhere),
-        (true, true) => Some(Wanted::Part(first, last.min(size - 1) - first + 1)),
+        (true, false) => Some(RequestedRange::Unsatisfiable),
+        (true, true) => Some(RequestedRange::Part(first, last.min(size - 1) - first + 1)),
     }
 }
 
@@ -77,31 +77,47 @@ fn part(range: &str, size: u64) -> Option<Wanted> {
 mod tests {
     use super::*;
 
-    fn asked(headers: &[(&'static str, &'static str)]) -> Wanted {
+    fn asked(headers: &[(&'static str, &'static str)]) -> RequestedRange {
         let headers = headers
             .iter()
             .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-        wanted(&headers.collect(), "\"v1\"", 100)
+        requested_range(&headers.collect(), "\"v1\"", 100)
     }
 
     #[test]
     fn a_part_is_within_the_file() {
-        assert_eq!(asked(&[]), Wanted::Whole);
-        assert_eq!(asked(&[("range", "bytes=0-9")]), Wanted::Part(0, 10));
-        assert_eq!(asked(&[("range", "bytes=90-")]), Wanted::Part(90, 10));
-        assert_eq!(asked(&[("range", "bytes=90-1000")]), Wanted::Part(90, 10));
-        assert_eq!(asked(&[("range", "bytes=-7")]), Wanted::Part(93, 7));
-        assert_eq!(asked(&[("range", "bytes=-1000")]), Wanted::Part(0, 100));
+        assert_eq!(asked(&[]), RequestedRange::Whole);
+        assert_eq!(
+            asked(&[("range", "bytes=0-9")]),
+            RequestedRange::Part(0, 10)
+        );
+        assert_eq!(
+            asked(&[("range", "bytes=90-")]),
+            RequestedRange::Part(90, 10)
+        );
+        assert_eq!(
+            asked(&[("range", "bytes=90-1000")]),
+            RequestedRange::Part(90, 10)
+        );
+        assert_eq!(asked(&[("range", "bytes=-7")]), RequestedRange::Part(93, 7));
+        assert_eq!(
+            asked(&[("range", "bytes=-1000")]),
+            RequestedRange::Part(0, 100)
+        );
         assert_eq!(
             asked(&[("range", "bytes=0-99999999999999999999999")]),
-            Wanted::Part(0, 100)
+            RequestedRange::Part(0, 100)
         );
     }
 
     #[test]
     fn a_part_that_is_not_there_is_said_to_be_nowhere() {
         for range in ["bytes=100-", "bytes=-0", "bytes=99999999999999999999999-"] {
-            assert_eq!(asked(&[("range", range)]), Wanted::Nowhere, "{range}");
+            assert_eq!(
+                asked(&[("range", range)]),
+                RequestedRange::Unsatisfiable,
+                "{range}"
+            );
         }
     }
 
@@ -116,7 +132,7 @@ mod tests {
             "bytes=+1-2",
             "bytes",
         ] {
-            assert_eq!(asked(&[("range", range)]), Wanted::Whole, "{range}");
+            assert_eq!(asked(&[("range", range)]), RequestedRange::Whole, "{range}");
         }
     }
 
@@ -124,15 +140,15 @@ mod tests {
     fn a_part_of_another_version_is_not_given() {
         assert_eq!(
             asked(&[("range", "bytes=0-9"), ("if-range", "\"v1\"")]),
-            Wanted::Part(0, 10)
+            RequestedRange::Part(0, 10)
         );
         assert_eq!(
             asked(&[("range", "bytes=0-9"), ("if-range", "\"v2\"")]),
-            Wanted::Whole
+            RequestedRange::Whole
         );
         assert_eq!(
             asked(&[("if-none-match", "\"v0\", W/\"v1\"")]),
-            Wanted::Known
+            RequestedRange::NotModified
         );
     }
 }

@@ -1,21 +1,22 @@
-//! Files out: whole or in part, and what lies in a folder.
+//! File downloads, whole or in part, and folder listings.
 
 use super::{
-    FileFacts, FolderListing, aside, failed, found, path,
-    range::{self, Wanted},
+    FileFacts, FolderListing, failed, locate, path,
+    range::{self, RequestedRange},
+    run_blocking,
 };
 use crate::{
     Caller, Gateway, Problem,
-    fitting::{self, Room},
+    json_response::{self, ResponseLimit},
     problem::Answer,
-    sandboxes::body::{Asked, Chunks, Outgoing},
+    sandboxes::body::{ChunkSender, ChunkedBody, QueryParams},
 };
 use axum::{
     body::Body,
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
+use engine::tree::{EntryKind, MAX_LISTED, Tree, TreeError, WorkspaceEntry};
 use http::{
     HeaderMap, Method, StatusCode, Uri,
     header::{
@@ -36,11 +37,12 @@ use store::Buffers;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What is read at a time. With those on their way a download takes a few of them, however large the file is.
+/// Bytes that are read at a time. With those in the channel, a download needs a few of them,
+/// whatever the file size.
 const CHUNK: u64 = 256 << 10;
-const ROOM: usize = 2;
-/// How deep a listing with what lies in folders goes.
-const DEEPEST: usize = 32;
+const CHANNEL_CAPACITY: usize = 2;
+/// Maximum depth of a recursive listing.
+const MAX_DEPTH: usize = 32;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
@@ -52,7 +54,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Listing {
+pub(super) struct ListQuery {
     /// With what lies in its folders, 32 deep.
     #[serde(default)]
     recursive: bool,
@@ -60,11 +62,11 @@ pub(super) struct Listing {
     after: Option<String>,
 }
 
-/// What was found there.
-enum Opened {
-    File(File, Entry),
-    /// As JSON, which takes its time where programs chose long names.
-    Folder(Vec<u8>),
+/// A file, or the listing of a folder.
+enum FileOrListing {
+    File(File, WorkspaceEntry),
+    /// Serialized on the blocking thread: programs may choose long names.
+    Listing(Vec<u8>),
 }
 
 /// Reads a file, whole or in part (`Range`, `If-Range`); or lists a folder, up to 10,000 names and 4 MiB.
@@ -73,7 +75,7 @@ enum Opened {
     params(
         ("id" = String, Path),
         ("path" = String, Path, description = "Relative to /workspace; slashes stand for themselves"),
-        Listing,
+        ListQuery,
         ("Range" = Option<String>, Header), ("If-Range" = Option<String>, Header),
         ("If-None-Match" = Option<String>, Header),
     ),
@@ -92,40 +94,47 @@ pub(super) async fn get(
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    Asked(listing): Asked<Listing>,
+    QueryParams(listing): QueryParams<ListQuery>,
 ) -> Answer<Response> {
-    let (tree, place) = found(&gateway, &caller, &uri)?;
+    let (tree, location) = locate(&gateway, &caller, &uri)?;
     if listing.recursive && listing.after.is_some() {
         return Err(Problem::invalid(
             "`recursive` and `after` exclude each other",
             "give one of them",
         ));
     }
-    match aside(&gateway, &caller, move || {
-        open(&tree, &place.path, place.folder, &listing)
+    match run_blocking(&gateway, &caller, move || {
+        open(&tree, &location.path, location.folder, &listing)
     })
     .await?
     {
-        Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.tenant, json),
-        Opened::File(file, entry) => contents(file, &entry, &headers, &method),
+        FileOrListing::Listing(json) => {
+            json_response::from_bytes(gateway.response_bytes(), &caller.tenant, json)
+        }
+        FileOrListing::File(file, entry) => contents(file, &entry.name, &headers, &method),
     }
 }
 
-fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Opened, TreeError> {
+fn open(
+    tree: &Tree,
+    path: &Path,
+    folder: bool,
+    listing: &ListQuery,
+) -> Result<FileOrListing, TreeError> {
     if !folder && tree.stat(path)?.kind != EntryKind::Folder {
         return tree
             .open(path)
-            .map(|(file, entry)| Opened::File(file, entry));
+            .map(|(file, entry)| FileOrListing::File(file, entry));
     }
-    let listed = match listing.recursive {
-        true => below(tree, path)?,
-        false => {
-            let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
-            let (files, more) = Room::new().fill(listed.entries.into_iter().map(FileFacts::from));
-            FolderListing {
-                files,
-                truncated: listed.more || more,
-            }
+    let listed = if listing.recursive {
+        list_recursive(tree, path)?
+    } else {
+        let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MAX_LISTED)?;
+        let (files, more) =
+            ResponseLimit::new().fill(listed.entries.into_iter().map(FileFacts::from));
+        FolderListing {
+            files,
+            truncated: listed.more || more,
         }
     };
     let failed = |error: serde_json::Error| TreeError::Other {
@@ -133,24 +142,26 @@ fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Ope
         source: error.into(),
     };
     serde_json::to_vec(&listed)
-        .map(Opened::Folder)
+        .map(FileOrListing::Listing)
         .map_err(failed)
 }
 
-/// What lies in a folder and in those below it, each folder before what is in it.
-fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
-    let (mut files, mut truncated, mut fitting) = (Vec::new(), false, Room::new());
+/// Lists a folder recursively, each folder before its contents.
+fn list_recursive(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
+    let mut files = Vec::new();
+    let mut truncated = false;
+    let mut limit = ResponseLimit::new();
     let mut waiting = vec![(PathBuf::new(), 1)];
     while let Some((folder, depth)) = waiting.pop() {
-        let room = MOST_LISTED - files.len();
+        let room = MAX_LISTED - files.len();
         let listed = match tree.list(&top.join(&folder), None, room.max(1)) {
-            // It went meanwhile, or became something else.
+            // The entry was removed or replaced meanwhile.
             Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. })
                 if depth > 1 =>
             {
                 continue;
             }
-            // One that nobody can name or look into hides itself, and nothing else.
+            // A folder that cannot be opened is left out; the rest is listed.
             Err(_) if depth > 1 => {
                 truncated = true;
                 continue;
@@ -160,12 +171,13 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
         truncated |= listed.more;
         let mut folders = Vec::new();
         for entry in listed.entries {
-            let (name, is_folder) = (folder.join(&entry.name), entry.kind == EntryKind::Folder);
-            let entry = FileFacts::from(Entry {
+            let name = folder.join(&entry.name);
+            let is_folder = entry.kind == EntryKind::Folder;
+            let entry = FileFacts::from(WorkspaceEntry {
                 name: name.clone().into_os_string(),
                 ..entry
             });
-            if files.len() == MOST_LISTED || !fitting.takes(&entry) {
+            if files.len() == MAX_LISTED || !limit.accepts(&entry) {
                 return Ok(FolderListing {
                     files,
                     truncated: true,
@@ -173,7 +185,7 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
             }
             files.push(entry);
             if is_folder {
-                truncated |= depth == DEEPEST;
+                truncated |= depth == MAX_DEPTH;
                 folders.push((name, depth + 1));
             }
         }
@@ -181,7 +193,7 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
             folders
                 .into_iter()
                 .rev()
-                .filter(|(_, depth)| *depth <= DEEPEST),
+                .filter(|(_, depth)| *depth <= MAX_DEPTH),
         );
     }
     Ok(FolderListing { files, truncated })
@@ -189,7 +201,7 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
 
 /// Lists the workspace itself.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/files", tag = "files", params(("id" = String, Path), Listing),
+    get, path = "/v1/sandboxes/{id}/files", tag = "files", params(("id" = String, Path), ListQuery),
     responses(
         (status = 200, body = FolderListing),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
@@ -201,35 +213,46 @@ async fn workspace(
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    listing: Asked<Listing>,
+    listing: QueryParams<ListQuery>,
 ) -> Answer<Response> {
     get(gateway, caller, method, uri, headers, listing).await
 }
 
-/// A version of a file: another one for every change that the file system tells apart.
-fn tag(file: &File) -> io::Result<(String, u64)> {
+/// The ETag of a file, which changes with every change that the file system records.
+fn etag(file: &File) -> io::Result<(String, u64)> {
     let facts = file.metadata()?;
-    let (inode, seconds, nanoseconds, size) =
-        (facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size());
+    let inode = facts.ino();
+    let seconds = facts.mtime();
+    let nanoseconds = facts.mtime_nsec();
+    let size = facts.size();
     Ok((
         format!("\"{inode:x}-{seconds:x}.{nanoseconds:x}-{size:x}\""),
         size,
     ))
 }
 
-fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> Answer<Response> {
-    let (tag, size) = tag(&file).map_err(|_| failed())?;
-    let (status, from, count) = match range::wanted(headers, &tag, size) {
-        Wanted::Whole => (StatusCode::OK, 0, size),
-        Wanted::Part(from, count) => (StatusCode::PARTIAL_CONTENT, from, count),
-        Wanted::Known => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
-        Wanted::Nowhere => return Ok(nowhere(size)),
+/// Responds with a file, whole or in part.
+pub(crate) fn contents(
+    file: File,
+    name: &OsStr,
+    headers: &HeaderMap,
+    method: &Method,
+) -> Answer<Response> {
+    let (tag, size) = etag(&file).map_err(|_| failed())?;
+    let (status, from, count) = match range::requested_range(headers, &tag, size) {
+        RequestedRange::Whole => (StatusCode::OK, 0, size),
+        RequestedRange::Part(from, count) => (StatusCode::PARTIAL_CONTENT, from, count),
+        RequestedRange::NotModified => {
+            return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
+        }
+        RequestedRange::Unsatisfiable => return Ok(unsatisfiable(size)),
     };
-    let body = match method == Method::HEAD {
-        true => Body::empty(),
-        false => sent(file, from, count),
+    let body = if method == Method::HEAD {
+        Body::empty()
+    } else {
+        file_body(file, from, count)
     };
-    // What a program wrote is never shown as a page of ours.
+    // Contents written by a program must not be rendered by a browser.
     let head = [
         (CONTENT_TYPE, "application/octet-stream".to_owned()),
         (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
@@ -237,24 +260,21 @@ fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> 
         (CACHE_CONTROL, "no-cache".to_owned()),
         (
             CONTENT_DISPOSITION,
-            format!(
-                "attachment; filename*=UTF-8''{}",
-                path::encoded(&entry.name)
-            ),
+            format!("attachment; filename*=UTF-8''{}", path::encoded(name)),
         ),
         (CONTENT_LENGTH, count.to_string()),
         (ETAG, tag),
     ];
     let mut response = (status, head, body).into_response();
     if status == StatusCode::PARTIAL_CONTENT
-        && let Ok(place) = format!("bytes {from}-{}/{size}", from + count - 1).parse()
+        && let Ok(location) = format!("bytes {from}-{}/{size}", from + count - 1).parse()
     {
-        response.headers_mut().insert(CONTENT_RANGE, place);
+        response.headers_mut().insert(CONTENT_RANGE, location);
     }
     Ok(response)
 }
 
-fn nowhere(size: u64) -> Response {
+fn unsatisfiable(size: u64) -> Response {
     let title = format!("the file has {size} bytes, and none of those that were asked for");
     let problem = Problem::new(
         StatusCode::RANGE_NOT_SATISFIABLE,
@@ -265,23 +285,27 @@ fn nowhere(size: u64) -> Response {
     ([(CONTENT_RANGE, format!("bytes */{size}"))], problem).into_response()
 }
 
-fn sent(file: File, from: u64, count: u64) -> Body {
-    let (outgoing, body) = Chunks::body(ROOM, Some(count));
-    tokio::spawn(send(file, from, count, outgoing));
+fn file_body(file: File, from: u64, count: u64) -> Body {
+    let (outgoing, body) = ChunkedBody::body(CHANNEL_CAPACITY, Some(count));
+    tokio::spawn(send_chunks(file, from, count, outgoing));
     body
 }
 
-/// Reads ahead of whoever takes it, a chunk at a time: a slow reader holds no thread.
-async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
-    let (end, file, buffers) = (at + count, Arc::new(file), Buffers::default());
+/// Sends chunks at the client's pace: a slow client holds no thread.
+async fn send_chunks(file: File, mut at: u64, count: u64, outgoing: ChunkSender) {
+    let end = at + count;
+    let file = Arc::new(file);
+    let buffers = Buffers::default();
     while at < end {
-        let (length, file, buffers) = (CHUNK.min(end - at) as usize, file.clone(), buffers.clone());
+        let length = CHUNK.min(end - at) as usize;
+        let file = file.clone();
+        let buffers = buffers.clone();
         let Ok(read) = tokio::task::spawn_blocking(move || buffers.read(&file, at, length)).await
         else {
             return;
         };
         let sent = match read {
-            // A file that has become shorter ends early, and the reader sees it by the length that was told.
+            // A file that was truncated ends early, which the client sees by the length.
             Ok(bytes) if bytes.is_empty() => return,
             Ok(bytes) => {
                 at += bytes.len() as u64;

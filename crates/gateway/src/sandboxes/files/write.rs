@@ -1,11 +1,10 @@
-//! Files in: put as a stream, all of it or nothing; folders made; both removed.
+//! File uploads, which are atomic; creation and removal of files and folders.
 
-use super::{FileFacts, aside, failed, found, refused};
+use super::{FileFacts, failed, locate, run_blocking, tree_problem};
 use crate::{
-    Caller, Gateway, Problem,
+    Caller, Gateway, Problem, blocking,
     problem::Answer,
-    sandboxes::body::{Asked, to_the_end},
-    work,
+    sandboxes::body::{QueryParams, run_to_completion},
 };
 use axum::{
     Json,
@@ -27,10 +26,10 @@ use tokio::task::JoinHandle;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What is gathered before it is written; as much again is being written meanwhile.
-const BATCH: usize = 512 << 10;
-/// A sender who sends nothing for so long is gone.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Bytes that are gathered before a write; as many are being written meanwhile.
+const BATCH_BYTES: usize = 512 << 10;
+/// A client that sends nothing for this long is disconnected.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(put, make, remove))
@@ -40,7 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Putting {
+struct PutQuery {
     /// Who may do what with the file, as `chmod` takes it: 644 unless said.
     mode: Option<String>,
     /// Makes the folders above it.
@@ -51,13 +50,13 @@ struct Putting {
     directory: bool,
 }
 
-impl Putting {
+impl PutQuery {
     fn mode(&self, usual: u32) -> Answer<u32> {
         let mode = self
             .mode
             .as_deref()
             .map_or(Ok(usual), |mode| u32::from_str_radix(mode, 8));
-        // Neither set-user-ID nor the like: those are for programs of the host's.
+        // No set-user-ID, set-group-ID or sticky bit: those would matter on the host.
         mode.ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
             Problem::invalid(
                 "`mode` is none that a file can have here",
@@ -70,7 +69,7 @@ impl Putting {
 /// Puts a file there, or makes a folder (`directory=true`). The file appears whole or not at all.
 #[utoipa::path(
     put, path = "/v1/sandboxes/{id}/files/{*path}", tag = "files",
-    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), Putting),
+    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), PutQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
         (status = 200, body = FileFacts, description = "It replaced what was there"),
@@ -85,20 +84,20 @@ async fn put(
     caller: Caller,
     uri: Uri,
     headers: HeaderMap,
-    Asked(putting): Asked<Putting>,
+    QueryParams(query): QueryParams<PutQuery>,
     body: Body,
 ) -> Answer<Response> {
-    let (tree, place) = found(&gateway, &caller, &uri)?;
+    let (tree, location) = locate(&gateway, &caller, &uri)?;
     if headers.contains_key(CONTENT_RANGE) {
         return Err(Problem::invalid(
             "a file is put whole, not in parts",
             "leave Content-Range out",
         ));
     }
-    if putting.directory {
-        return folder(&gateway, &caller, tree, place.path, &putting).await;
+    if query.directory {
+        return make_folder(&gateway, &caller, tree, location.path, &query).await;
     }
-    if place.folder {
+    if location.folder {
         return Err(Problem::invalid(
             "a file's name ends with no slash",
             "add `?directory=true` for a folder",
@@ -107,34 +106,46 @@ async fn put(
     let length = headers
         .get(CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    let mode = putting.mode(0o644)?;
-    let begun = move || {
-        let (path, mkdir) = (&place.path, putting.mkdir);
+    let mode = query.mode(0o644)?;
+    let open_upload = move || {
+        let path = &location.path;
+        let mkdir = query.mkdir;
         let replaces = tree.stat(path).is_ok();
         let mut upload = tree.put(path, mkdir)?;
         upload.expect(length.unwrap_or(0))?;
         upload.set_mode(mode);
         Ok((upload, replaces))
     };
-    to_the_end(async move { file(&gateway, &caller, begun, body).await }).await
+    run_to_completion(async move { store_upload(&gateway, &caller, open_upload, body).await }).await
 }
 
-async fn file(
+async fn store_upload(
     gateway: &Gateway,
     caller: &Caller,
-    begun: impl FnOnce() -> Result<(Upload, bool), TreeError> + Send + 'static,
+    open_upload: impl FnOnce() -> Result<(Upload, bool), TreeError> + Send + 'static,
     body: Body,
 ) -> Answer<Response> {
-    let (upload, replaces) = aside(gateway, caller, begun).await?;
-    let upload = Receiving {
+    let (upload, replaces) =
+        run_blocking(gateway, caller, open_upload)
+            .await
+            .map_err(|problem| {
+                // The file itself need not exist, so it is its folder that is missing.
+                if problem.status() == StatusCode::NOT_FOUND {
+                    problem.with_detail("its folder is not there; `?mkdir=true` makes it")
+                } else {
+                    problem
+                }
+            })?;
+    let upload = UploadReceiver {
         upload: Some(upload),
-        writing: None,
+        in_flight: None,
     }
     .receive(body)
     .await?;
-    // What has arrived is not thrown away because others of the key's are at work.
-    let published = move || upload.publish().map_err(refused);
-    let entry = work::aside_in_turn(gateway.working(), &caller.tenant, published).await?;
+    // Queued, not refused: the received data must not be lost because other work of the tenant is
+    // active.
+    let published = move || upload.publish().map_err(tree_problem);
+    let entry = blocking::run_queued(gateway.blocking_work(), &caller.tenant, published).await?;
     let status = if replaces {
         StatusCode::OK
     } else {
@@ -143,18 +154,19 @@ async fn file(
     Ok((status, Json(FileFacts::from(entry))).into_response())
 }
 
-/// A file on its way in: one batch is written while the next one is gathered. Dropped, nothing came of it.
-struct Receiving {
+/// An upload in progress: one batch is written while the next is gathered. Dropping it discards the
+/// upload.
+struct UploadReceiver {
     upload: Option<Upload>,
-    writing: Option<JoinHandle<Result<Upload, TreeError>>>,
+    in_flight: Option<JoinHandle<Result<Upload, TreeError>>>,
 }
 
-impl Receiving {
+impl UploadReceiver {
     async fn receive(mut self, mut body: Body) -> Answer<Upload> {
         let mut gathered = Pieces::default();
-        while let Some(bytes) = arriving(&mut body).await? {
+        while let Some(bytes) = next_chunk(&mut body).await? {
             gathered.push(bytes);
-            if gathered.size_bytes() >= BATCH {
+            if gathered.size_bytes() >= BATCH_BYTES {
                 self.write(gathered.take()).await?;
             }
         }
@@ -164,7 +176,7 @@ impl Receiving {
 
     async fn write(&mut self, batch: Vec<Bytes>) -> Answer<()> {
         let mut upload = self.written().await?;
-        self.writing = Some(tokio::task::spawn_blocking(move || {
+        self.in_flight = Some(tokio::task::spawn_blocking(move || {
             batch.iter().try_for_each(|bytes| upload.write(bytes))?;
             Ok(upload)
         }));
@@ -173,18 +185,18 @@ impl Receiving {
 
     /// Waits for the batch that is being written.
     async fn written(&mut self) -> Answer<Upload> {
-        match (self.writing.take(), self.upload.take()) {
-            (Some(writing), _) => writing.await.map_err(|_| failed())?.map_err(refused),
+        match (self.in_flight.take(), self.upload.take()) {
+            (Some(in_flight), _) => in_flight.await.map_err(|_| failed())?.map_err(tree_problem),
             (None, Some(upload)) => Ok(upload),
             (None, None) => Err(failed()),
         }
     }
 }
 
-/// The next bytes of a body; none at its end.
-async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
+/// The next bytes of a body; `None` at its end.
+async fn next_chunk(body: &mut Body) -> Answer<Option<Bytes>> {
     loop {
-        let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
+        let frame = match tokio::time::timeout(READ_TIMEOUT, body.frame()).await {
             Ok(None) => return Ok(None),
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => {
@@ -194,7 +206,7 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
                 ));
             }
             Err(_) => {
-                let title = format!("nothing more came for {} seconds", SILENCE.as_secs());
+                let title = format!("nothing more came for {} seconds", READ_TIMEOUT.as_secs());
                 return Err(Problem::new(
                     StatusCode::REQUEST_TIMEOUT,
                     "timeout",
@@ -209,22 +221,22 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
     }
 }
 
-/// One that is there already is as good.
-async fn folder(
+/// Creates a folder; an existing one is accepted.
+async fn make_folder(
     gateway: &Gateway,
     caller: &Caller,
     tree: Arc<Tree>,
     path: PathBuf,
-    putting: &Putting,
+    query: &PutQuery,
 ) -> Answer<Response> {
-    if putting.mode.is_some() {
+    if query.mode.is_some() {
         return Err(Problem::invalid(
             "a folder is made with mode 755",
             "leave `mode` out",
         ));
     }
-    let mkdir = putting.mkdir;
-    let (entry, made) = aside(gateway, caller, move || {
+    let mkdir = query.mkdir;
+    let (entry, made) = run_blocking(gateway, caller, move || {
         let was = tree
             .stat(&path)
             .is_ok_and(|entry| entry.kind == EntryKind::Folder);
@@ -245,7 +257,7 @@ async fn folder(
 /// Makes a folder, and with `mkdir=true` those above it.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/files/{*path}", tag = "files",
-    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), Putting),
+    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), PutQuery),
     responses(
         (status = 200, body = FileFacts, description = "It was there already"),
         (status = 201, body = FileFacts),
@@ -257,17 +269,17 @@ async fn make(
     State(gateway): State<Gateway>,
     caller: Caller,
     uri: Uri,
-    Asked(putting): Asked<Putting>,
+    QueryParams(query): QueryParams<PutQuery>,
 ) -> Answer<Response> {
-    let (tree, place) = found(&gateway, &caller, &uri)?;
-    folder(&gateway, &caller, tree, place.path, &putting).await
+    let (tree, location) = locate(&gateway, &caller, &uri)?;
+    make_folder(&gateway, &caller, tree, location.path, &query).await
 }
 
 /// What is removed.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Removing {
+struct RemoveQuery {
     /// A folder with all that lies in it.
     #[serde(default)]
     recursive: bool,
@@ -276,7 +288,7 @@ struct Removing {
 /// Removes a file, a link (never what it points at), an empty folder, or with `recursive=true` a folder with all in it.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{id}/files/{*path}", tag = "files",
-    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), Removing),
+    params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), RemoveQuery),
     responses(
         (status = 204, description = "It is gone"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The folder is not empty"),
@@ -287,11 +299,11 @@ async fn remove(
     State(gateway): State<Gateway>,
     caller: Caller,
     uri: Uri,
-    Asked(removing): Asked<Removing>,
+    QueryParams(query): QueryParams<RemoveQuery>,
 ) -> Answer<StatusCode> {
-    let (tree, place) = found(&gateway, &caller, &uri)?;
-    aside(&gateway, &caller, move || {
-        tree.remove(&place.path, removing.recursive)
+    let (tree, location) = locate(&gateway, &caller, &uri)?;
+    run_blocking(&gateway, &caller, move || {
+        tree.remove(&location.path, query.recursive)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)

@@ -192,26 +192,18 @@ impl Group {
         Ok(placement)
     }
 
-    /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds
-    /// the quota or counts the time (which the engine then watches). Where neither was asked for there is
-    /// nothing to hold; a quota that was asked for, failed, and has no time limit beside it is held by nothing.
+    /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds all that
+    /// was asked for: the quota, and the time, which it counts and the engine watches. Where neither was asked for there
+    /// is nothing to hold; a quota that failed and has no time limit beside it is held by nothing.
     pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         let held = |controller| self.held.get(&controller).copied();
-        let counted = held(Controller::CpuTime).filter(|_| self.limits.cpu_time.is_some());
-        let without = match self.limits.cpu_time {
-            Some(_) => Enforcer::Rlimit,
-            None => Enforcer::Nothing,
-        };
         BTreeMap::from([
             (
                 "memory",
                 held(Controller::Memory).unwrap_or(Enforcer::Rlimit),
             ),
             ("pids", held(Controller::Pids).unwrap_or(Enforcer::Rlimit)),
-            (
-                "cpu",
-                held(Controller::CpuShare).or(counted).unwrap_or(without),
-            ),
+            ("cpu", cpu_enforcer(&self.limits, held)),
         ])
     }
 
@@ -227,6 +219,11 @@ impl Group {
         asked
             .map(|(controller, why)| (controller.name(), why.as_str()))
             .collect()
+    }
+
+    /// A directory that lists every process of the box; each tree does.
+    pub fn directory(&self) -> Option<&Path> {
+        self.members.first().map(|member| member.at.as_path())
     }
 
     /// What the box has used so far.
@@ -270,6 +267,21 @@ impl Group {
     fn thaw(&self) {
         freezer::thaw_before_killing(self.freezer.iter().map(|freezer| freezer.at.as_path()));
     }
+}
+
+/// What holds all that was asked for of the CPUs.
+pub(super) fn cpu_enforcer(
+    limits: &Limits,
+    held: impl Fn(Controller) -> Option<Enforcer>,
+) -> Enforcer {
+    let share = limits.cpus.map(|_| held(Controller::CpuShare));
+    let time = limits.cpu_time.map(|_| held(Controller::CpuTime));
+    let all: Option<Vec<_>> = share.into_iter().chain(time).collect();
+    let first = all.and_then(|all| all.first().copied());
+    first.unwrap_or(match limits.cpu_time {
+        Some(_) => Enforcer::Rlimit,
+        None => Enforcer::Nothing,
+    })
 }
 
 /// Makes the run's directory, and ours above it when there is none (any more).

@@ -129,7 +129,7 @@ fn limits_read_back_with_room_for_our_own_processes() {
         (Some(expected.0.to_string()), Some(expected.1.to_string()))
     );
     if let Some(buffers) = read("memory.kmem.tcp.limit_in_bytes") {
-        assert_eq!(buffers, expected.0.to_string());
+        assert_eq!(buffers, v1::tcp_bytes(64 << 20).to_string());
     }
     match group.enforcers()["cpu"] {
         Enforcer::CgroupV1 => assert_eq!(read("cpu.cfs_quota_us").as_deref(), Some("50000")),
@@ -639,6 +639,36 @@ fn a_limit_that_was_not_taken_is_not_reported_as_held() {
     };
     let group = drawn.host().make(&unique("untaken"), &unlimited).unwrap();
     assert_eq!(group.enforcers()["cpu"], Enforcer::Nothing);
+}
+
+#[test]
+fn cpu_is_held_by_what_holds_all_that_was_asked_for() {
+    let held = |which: &[Controller]| {
+        let which = which.to_vec();
+        move |wanted| which.contains(&wanted).then_some(Enforcer::CgroupV2)
+    };
+    let (share, time) = (Controller::CpuShare, Controller::CpuTime);
+    let (cpus, cpu_time) = (limits().cpus, limits().cpu_time);
+    assert!(cpus.is_some() && cpu_time.is_some());
+    let cgroup = Enforcer::CgroupV2;
+    for (cpus, cpu_time, there, expected) in [
+        (cpus, cpu_time, vec![share, time], cgroup),
+        (cpus, cpu_time, vec![time], Enforcer::Rlimit),
+        (cpus, cpu_time, vec![share], Enforcer::Rlimit),
+        (cpus, None, vec![share], cgroup),
+        (cpus, None, vec![time], Enforcer::Nothing),
+        (None, cpu_time, vec![time], cgroup),
+        (None, cpu_time, vec![share], Enforcer::Rlimit),
+        (None, None, vec![share, time], Enforcer::Nothing),
+    ] {
+        let asked = Limits {
+            cpus,
+            cpu_time,
+            ..limits()
+        };
+        let found = group::cpu_enforcer(&asked, held(&there));
+        assert_eq!(found, expected, "{cpus:?} {cpu_time:?} {there:?}");
+    }
 }
 
 #[test]

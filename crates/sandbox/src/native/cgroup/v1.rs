@@ -9,6 +9,8 @@ use std::{io, path::Path, time::Duration};
 pub(super) const PIDS_ALLOWANCE: u32 = 2;
 /// About what those two hold: page tables, stacks, kernel structures.
 pub(super) const MEMORY_ALLOWANCE: u64 = 2 << 20;
+const TCP_SHARE: u64 = 8;
+const LEAST_TCP_BYTES: u64 = 8 << 20;
 /// The usual period: long enough to be cheap, short enough not to be felt.
 const PERIOD_US: u64 = 100_000;
 
@@ -27,10 +29,7 @@ pub(super) fn limit(
     limits: &Limits,
 ) -> Vec<(Controller, io::Result<()>)> {
     let outcome = |controller: &Controller| match controller {
-        Controller::Memory => Some(memory(
-            dir,
-            limits.memory.0.saturating_add(MEMORY_ALLOWANCE),
-        )),
+        Controller::Memory => Some(memory(dir, limits.memory.0)),
         Controller::Pids => Some(dir::set(
             dir,
             "pids.max",
@@ -46,12 +45,13 @@ pub(super) fn limit(
 }
 
 /// Memory first: the sum of memory and swap may never be below it. Equal means no swap.
-fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
+fn memory(dir: &Path, limit: u64) -> io::Result<()> {
+    let bytes = limit.saturating_add(MEMORY_ALLOWANCE);
     dir::set_bytes(dir, "memory.limit_in_bytes", bytes)?;
     // Buffers of TCP are counted apart, and not at all without a limit: even loopback could hold gigabytes.
-    for file in [
-        "memory.kmem.tcp.limit_in_bytes",
-        "memory.memsw.limit_in_bytes",
+    for (file, bytes) in [
+        ("memory.kmem.tcp.limit_in_bytes", tcp_bytes(limit)),
+        ("memory.memsw.limit_in_bytes", bytes),
     ] {
         // Absent: not accounted on this host.
         if dir.join(file).exists() {
@@ -59,6 +59,12 @@ fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What buffers of TCP may take beside the memory of a box: a part of it, for they come from one pool of the machine
+/// (`net.ipv4.tcp_mem`), a tenth or so of its memory. Enough for some connections at full speed in the smallest box.
+pub(super) fn tcp_bytes(memory: u64) -> u64 {
+    (memory / TCP_SHARE).max(LEAST_TCP_BYTES.min(memory))
 }
 
 fn share(dir: &Path, thousandths: u32) -> io::Result<()> {

@@ -1,8 +1,12 @@
 //! The cgroups that somebody else has made for a process, a container engine say: what they hold, and what they count.
 
-use super::{Controller, Counters, Version, dir, dir::Counts, tree, v1, v2};
+use super::{Controller, Counters, Version, dir, dir::Counts, group::cpu_enforcer, tree, v1, v2};
 use spec::{Enforcer, Limits};
-use std::{collections::BTreeMap, fs, io, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 /// The cgroups of one process that are not also ours.
 #[derive(Debug)]
@@ -64,6 +68,11 @@ impl Watched {
         ))
     }
 
+    /// A directory that lists it, with all that sit beside it.
+    pub fn directory(&self) -> Option<&Path> {
+        self.0.first().map(|member| member.at.as_path())
+    }
+
     /// What the process has used so far, with all that sit beside it.
     pub fn counters(&self) -> Counters {
         let mut counters = Counters::default();
@@ -99,23 +108,13 @@ impl Watched {
                 .filter(|limit| *limit <= most)
                 .map(|_| member.enforcer())
         };
-        let without = if limits.cpu_time.is_some() {
-            Enforcer::Rlimit
-        } else {
-            Enforcer::Nothing
-        };
         BTreeMap::from([
             (
                 "memory",
                 held(Controller::Memory).unwrap_or(Enforcer::Rlimit),
             ),
             ("pids", held(Controller::Pids).unwrap_or(Enforcer::Rlimit)),
-            (
-                "cpu",
-                held(Controller::CpuShare)
-                    .or(held(Controller::CpuTime))
-                    .unwrap_or(without),
-            ),
+            ("cpu", cpu_enforcer(limits, held)),
         ])
     }
 

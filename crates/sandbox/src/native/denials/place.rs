@@ -4,6 +4,7 @@
 //! what is not there, exists already or cannot be entered is for the kernel to say. Paths are looked up from the
 //! root of the box, through nothing but its mounts.
 
+use super::layer::Layer;
 use rustix::{
     fs::{
         Access, AtFlags, CWD, FileType, FsWord, Mode, OFlags, RenameFlags, ResolveFlags,
@@ -11,6 +12,7 @@ use rustix::{
     },
     io::Errno,
 };
+use spec::WORKSPACE;
 use std::{
     ffi::{CString, OsStr, OsString},
     os::{
@@ -32,6 +34,8 @@ pub(super) struct Refusal {
     pub(super) target: PathBuf,
     /// What keeps it from being changed: itself, or the folder in which it has its name.
     pub(super) place: PathBuf,
+    /// Whether it could be changed if it did not lie in a layer.
+    pub(super) by_layer: bool,
 }
 
 /// The files of one box.
@@ -181,7 +185,13 @@ impl Places {
     }
 
     /// Changing a name.
-    pub(super) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Option<Refusal> {
+    pub(super) fn rename(
+        &self,
+        from: &Path,
+        to: &Path,
+        flags: RenameFlags,
+        layer: Option<&Layer>,
+    ) -> Option<Refusal> {
         // Exchanging two is rare.
         if !RenameFlags::NOREPLACE.contains(flags) {
             return None;
@@ -198,12 +208,47 @@ impl Places {
         }
         let target = self.look(without_slashes(to), false).ok();
         let slash = ends_with_slash(from) || ends_with_slash(to);
+        let folders = [&old.folder, &new.folder];
+        let in_layer = layer.filter(|_| target.is_none());
+        let in_layer = in_layer.and_then(|layer| self.rename_in(layer, &source, folders));
+        if in_layer.is_some() {
+            return in_layer;
+        }
         in_folder(new.folder, new.last).or_else(|| match target {
             _ if slash => None,
             None => busy(&source),
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => None,
             Some(target) => replace(&source, &target),
         })
+    }
+
+    /// Renaming a folder in the workspace that shows one of the folder below the layer, where the program could rename others.
+    fn rename_in(
+        &self,
+        layer: &Layer,
+        source: &OwnedFd,
+        folders: [&OwnedFd; 2],
+    ) -> Option<Refusal> {
+        if kind(source)? != FileType::Directory {
+            return None;
+        }
+        let top = self.look(Path::new(WORKSPACE), false).ok()?;
+        let (target, into) = (path_of(source)?, path_of(folders[1])?);
+        let path = target.strip_prefix(WORKSPACE).ok()?;
+        let is_there = !path.as_os_str().is_empty() && mount(source)? == mount(&top)?;
+        let may = [source, folders[0], folders[1]]
+            .into_iter()
+            .all(may_change_names);
+        let is_below_itself = into.starts_with(&target);
+        if is_there && may && !is_below_itself && layer.shows_lower(path)? {
+            return Some(Refusal {
+                errno: Errno::XDEV,
+                place: target.clone(),
+                target,
+                by_layer: true,
+            });
+        }
+        None
     }
 
     /// Changing mode or owner.
@@ -221,6 +266,7 @@ fn at(errno: Errno, path: Option<PathBuf>) -> Option<Refusal> {
         errno,
         target: path.clone(),
         place: path,
+        by_layer: false,
     })
 }
 
@@ -262,7 +308,15 @@ fn in_folder(folder: OwnedFd, last: &OsStr) -> Option<Refusal> {
         errno: Errno::ROFS,
         target,
         place,
+        by_layer: false,
     })
+}
+
+/// Whether names in it may be changed, as far as its mode says.
+fn may_change_names(folder: &OwnedFd) -> bool {
+    let itself = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(CWD, itself, wanted, AtFlags::EACCESS).is_ok()
 }
 
 /// If that file cannot be written. The kernel says in what order its rights and its mount count.

@@ -3,13 +3,19 @@
 use super::{
     super::{plan, protect::Bind},
     ECONNREFUSED, ENETUNREACH,
+    layer::Layer,
 };
 use crate::passing::Reach;
+use rustix::{
+    fs::{self, AtFlags, CWD},
+    io::Errno,
+};
 use spec::{
     Access, HOME, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE,
 };
 use std::{
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -22,8 +28,10 @@ pub(crate) struct Rules {
     reach: Option<Reach>,
     /// Whose rights count for files, where they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
-    /// The share of CPUs that the program has, if it is limited.
-    pub(super) cpus: Option<f64>,
+    /// What lies over the folder of the workspace, where folders of it cannot be renamed.
+    pub(super) layer: Option<Layer>,
+    /// The folder.
+    workspace: Option<PathBuf>,
     /// Later ones win over those above them.
     places: Vec<Place>,
 }
@@ -64,7 +72,13 @@ impl Rules {
         let read_only = read_only.map(|folder| Place {
             path: WORKSPACE.into(),
             below: true,
-            rule: Some(("mount", format!("--workspace {}", folder.display()))),
+            rule: Some((
+                "mount",
+                match can_be_written(folder) {
+                    true => format!("--workspace {}", folder.display()),
+                    false => "nothing".to_owned(),
+                },
+            )),
         });
         let protected = read_only.chain(protected);
         let mounts = spec.mounts.iter().map(|mount| {
@@ -86,11 +100,15 @@ impl Rules {
             below: true,
             rule: None,
         }));
+        let laid = spec.workspace.as_ref().zip(spec.overlay.as_ref());
+        // Root's says where a folder came from, and needs no copy to rename it.
+        let by_user = laid.filter(|_| file_ids.is_none());
         Rules {
+            layer: by_user.and_then(|(folder, overlay)| Layer::open(folder, &overlay.layer)),
+            workspace: spec.workspace.clone(),
             own_network: spec.network != Network::Host && spec.internal_network.is_none(),
             reach,
             file_ids,
-            cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
             places: granted.chain(protected).chain(mounts).collect(),
         }
     }
@@ -124,6 +142,20 @@ impl Rules {
         }
     }
 
+    /// What a folder was denied that a layer cannot rename, by which rule, and what would allow it.
+    pub(super) fn against_renaming(&self) -> (&'static str, &'static str, String) {
+        let folder = self
+            .workspace
+            .iter()
+            .map(|folder| folder.display().to_string());
+        let folder: String = folder.collect();
+        (
+            "rename",
+            "workspace_layer",
+            format!("--workspace {folder}:live"),
+        )
+    }
+
     /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
     pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
         let covers = |it: &&Place| place == it.path || it.below && place.starts_with(&it.path);
@@ -148,9 +180,43 @@ impl Rules {
     }
 }
 
+/// Whether a folder that is read-only inside could be written if it were shown so. What cannot be told could.
+fn can_be_written(folder: &Path) -> bool {
+    let access = fs::accessat(CWD, folder, fs::Access::WRITE_OK, AtFlags::EACCESS);
+    // Root has the rights of its owner there.
+    let owner_may = std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o200 != 0);
+    let refused = [Errno::ACCESS, Errno::PERM, Errno::ROFS];
+    owner_may && !access.is_err_and(|error| refused.contains(&error))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_folder_that_cannot_be_written_anyway_is_not_told_to_be_lifted() {
+        let name = format!("airlock-rules-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(folder.clone()),
+            read_only_workspace: true,
+            ..Default::default()
+        };
+        let spec = spec::Policy::default().admit(request).unwrap().sandbox;
+        let place = Path::new("/workspace/x");
+        let lifts = |mode| {
+            std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+            let rules = Rules::new(&spec, &[], None, None);
+            rules.against(place, place).unwrap().1
+        };
+        let (closed, open) = (lifts(0o555), lifts(0o755));
+        std::fs::remove_dir(&folder).unwrap();
+        assert_eq!(closed, "nothing");
+        assert_eq!(open, format!("--workspace {}", folder.display()));
+    }
 
     #[test]
     fn what_would_let_a_connection_be_made_is_told_by_what_arrives() {

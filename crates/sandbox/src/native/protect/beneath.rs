@@ -1,5 +1,7 @@
-//! Opening by handle: never out of the workspace, never through a symbolic link.
+//! Opening by handle: never out of the workspace, never through a symbolic link. Lookups are those of `fs`, but for a path
+//! from the root, which `fs` does not look up without links.
 
+use ::fs::{Dir, Lookup};
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags},
     io::Errno,
@@ -13,6 +15,8 @@ use std::{
 
 /// How often the kernel may say that a rename elsewhere disturbed the lookup.
 const MAX_TRIES: usize = 64;
+/// A new file is nobody else's to read.
+const NEW_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Opens `path` beneath `folder`; a new file gets mode 0600.
 pub(super) fn open(
@@ -20,22 +24,27 @@ pub(super) fn open(
     path: impl AsRef<Path>,
     flags: OFlags,
 ) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    open_resolving(folder, path.as_ref(), flags, resolve)
+    Dir::from_fd(folder.as_fd()).open_at(path, flags, NEW_FILE, Lookup::NoLinks)
 }
 
 /// Opens a folder by its absolute path, without following a symbolic link anywhere.
 pub(super) fn open_absolute(path: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    open_resolving(CWD, path, flags, resolve)
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    for _ in 0..MAX_TRIES {
+        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            opened => return Ok(opened?),
+        }
+    }
+    Err(Errno::AGAIN.into())
 }
 
 /// Where a link at `path` leads, if that is in the folder: relative to it.
 pub fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let found = rustix::fs::openat2(&folder, path, flags, Mode::empty(), resolve).ok()?;
+    let found = Dir::from_fd(folder.as_fd());
+    let found = found.open_at(path, OFlags::PATH, Mode::empty(), Lookup::LinksBeneath);
+    let found = found.ok()?;
     let own = path_of(&folder).ok()?;
     let inside = path_of(&found).ok()?.strip_prefix(own).ok()?.to_owned();
     Some(inside).filter(|inside| !inside.as_os_str().is_empty())
@@ -46,29 +55,9 @@ pub(super) fn path_of(file: impl AsFd) -> io::Result<PathBuf> {
     std::fs::read_link(link_of(&file))
 }
 
-fn link_of(file: impl AsFd) -> PathBuf {
+/// A path that leads to an open file, wherever it is by now.
+pub(super) fn link_of(file: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
-}
-
-fn open_resolving(
-    folder: impl AsFd,
-    path: &Path,
-    flags: OFlags,
-    resolve: ResolveFlags,
-) -> io::Result<OwnedFd> {
-    let mode = if flags.contains(OFlags::CREATE) {
-        Mode::from_raw_mode(0o600)
-    } else {
-        Mode::empty()
-    };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..MAX_TRIES {
-        match rustix::fs::openat2(folder.as_fd(), path, flags, mode, resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return Ok(opened?),
-        }
-    }
-    Err(Errno::AGAIN.into())
 }
 
 /// What is called `name` in this folder, the link itself if it is one; nothing if it is absent.
@@ -83,14 +72,26 @@ pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Opt
 /// When a file came into being (with an empty name: the opened one), by which it is told from another that got its inode later. Where the file system does
 /// not know, when it was changed last: then a file that somebody else changed is another.
 pub(super) fn born(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<(i64, i64)> {
+    let (birth, changed) = times(folder, name.as_ref())?;
+    Ok(birth.unwrap_or(changed))
+}
+
+/// The same, or nothing where the file system does not know.
+pub(super) fn birth(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Option<(i64, i64)>> {
+    Ok(times(folder, name.as_ref())?.0)
+}
+
+type Time = (i64, i64);
+
+/// When a file came into being, if that is known, and when it was changed last.
+fn times(folder: impl AsFd, name: &OsStr) -> io::Result<(Option<Time>, Time)> {
     let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
-    let found = rustix::fs::statx(folder, name.as_ref(), flags, wanted)?;
-    let time = match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
-        true => found.stx_btime,
-        false => found.stx_ctime,
-    };
-    Ok((time.tv_sec, i64::from(time.tv_nsec)))
+    let found = rustix::fs::statx(folder, name, flags, wanted)?;
+    let knows_birth = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+    let [birth, changed] =
+        [found.stx_btime, found.stx_ctime].map(|it| (it.tv_sec, i64::from(it.tv_nsec)));
+    Ok((knows_birth.then_some(birth), changed))
 }
 
 pub(super) fn kind(found: &Stat) -> FileType {

@@ -12,7 +12,7 @@ use super::{
 };
 use ::fs::{Dir, Lookup, RemoveError, RemoveOptions};
 use rustix::{
-    fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags},
+    fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat, Uid},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub(super) const HELD: &str = "held";
 const START: &str = "start";
 const NEW: &str = "start.new";
 const LIST: &str = "list";
+/// Begins the name of what is put back from another disk, until it is whole. Names that begin so are Airlock's own.
+const DRAFT: &str = ".airlock-commit-held-";
 /// What is to be removed, for a moment.
 const REMOVED: &str = "removed";
 /// How often the folder of a run is made anew.
@@ -43,8 +45,8 @@ const MAX_THINGS: usize = 10_000;
 const MAX_COPIED_BYTES: u64 = 1 << 30;
 /// Ten thousand lines of long paths, as numbers.
 const MAX_LIST_BYTES: u64 = 1 << 28;
-/// The list of what was there at the start: some 100 bytes for each of four million names.
-const MAX_START_BYTES: u64 = 1 << 29;
+/// What is written down of a workspace at its start: its protected names, and some 150 bytes for each link.
+pub(super) const MAX_START_BYTES: usize = 1 << 27;
 
 /// One thing that was taken out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,12 +67,23 @@ pub(super) struct HoldFolder {
     /// Its lock is held while the run is not settled.
     pub(super) lock: OwnedFd,
     things: Vec<HeldThing>,
-    copied: u64,
+    /// Bytes that may still be copied.
+    room: u64,
 }
 
 impl HoldFolder {
+    /// The run as whose these things are listed.
+    pub(super) fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// Makes the folder of a run, with what was there at the start.
     pub(super) fn create(state: &Path, run: &Id, start: &str) -> io::Result<HoldFolder> {
+        // Nobody could read it whole, after a crash.
+        if start.len() > MAX_START_BYTES {
+            return Err(io::Error::other("the workspace has too many links"));
+        }
         let held = state.join(HELD);
         DirBuilder::new()
             .recursive(true)
@@ -100,7 +113,7 @@ impl HoldFolder {
             folder,
             lock: lock.into(),
             things: Vec::new(),
-            copied: 0,
+            room: MAX_COPIED_BYTES,
         })
     }
 
@@ -122,16 +135,15 @@ impl HoldFolder {
         }
         let mut text = String::new();
         File::from(lock.try_clone()?)
-            .take(MAX_START_BYTES)
+            .take(MAX_START_BYTES as u64)
             .read_to_string(&mut text)?;
         let things = read_list(&folder)?;
-        let (path, copied) = (path.to_owned(), 0);
         let folder = HoldFolder {
-            path,
+            path: path.to_owned(),
             folder,
             lock,
             things,
-            copied,
+            room: MAX_COPIED_BYTES,
         };
         Ok(Some((folder, text)))
     }
@@ -188,58 +200,13 @@ impl HoldFolder {
             // Another disk, or a folder that is a mount point of somebody else.
             Err(_) => {}
         }
-        if let Err(why) = self.copy(folder, name, to) {
+        let own = self.folder.as_fd();
+        if let Err(why) = copy_tree((folder, name), (own, to), &mut self.room) {
             // Half a copy helps nobody.
             remove(self.folder.as_fd(), OsStr::new(to))?;
             return set_aside(folder, name, to, &why);
         }
         remove(folder, name)
-    }
-
-    fn copy(&mut self, from: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
-        let mut pending = vec![(PathBuf::from(name), PathBuf::from(to))];
-        while let Some((source, target)) = pending.pop() {
-            let handle = Dir::from_fd(from).open_at(
-                &source,
-                OFlags::PATH,
-                Mode::empty(),
-                Lookup::NoLinksOneMount,
-            )?;
-            let found = rustix::fs::fstat(&handle)?;
-            match beneath::kind(&found) {
-                FileType::Directory => {
-                    rustix::fs::mkdirat(&self.folder, &target, Mode::from_raw_mode(0o700))?;
-                    let folder = beneath::open_folder(from, &source)?;
-                    for name in names_in(&folder)? {
-                        pending.push((source.join(&name), target.join(&name)));
-                    }
-                }
-                FileType::Symlink => {
-                    let text = rustix::fs::readlinkat(&handle, "", Vec::new())?;
-                    rustix::fs::symlinkat(text, &self.folder, &target)?;
-                }
-                FileType::RegularFile => self.copy_file(from, &source, &target)?,
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn copy_file(&mut self, from: BorrowedFd<'_>, source: &Path, to: &Path) -> io::Result<()> {
-        let source = File::from(beneath::open(
-            from,
-            source,
-            OFlags::RDONLY | OFlags::NONBLOCK,
-        )?);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        let mut target = File::from(beneath::open(&self.folder, to, flags)?);
-        let left = MAX_COPIED_BYTES - self.copied;
-        let copied = io::copy(&mut source.take(left + 1), &mut target)?;
-        if copied > left {
-            return Err(io::Error::other("it is too large to be kept"));
-        }
-        self.copied += copied;
-        Ok(())
     }
 
     fn append(&self, thing: &HeldThing) -> io::Result<()> {
@@ -275,6 +242,78 @@ impl HoldFolder {
         rustix::fs::flock(&self.lock, FlockOperation::Unlock)?;
         Ok(self.things.iter().map(held_back).collect())
     }
+}
+
+/// Copies files, folders and links to another disk, with their permissions, and by root with their owners: no more than
+/// there is room for.
+fn copy_tree(
+    (from, name): (BorrowedFd<'_>, &OsStr),
+    (to, target): (BorrowedFd<'_>, &str),
+    room: &mut u64,
+) -> io::Result<()> {
+    let mut pending = vec![(PathBuf::from(name), PathBuf::from(target))];
+    while let Some((source, target)) = pending.pop() {
+        let handle = Dir::from_fd(from).open_at(
+            &source,
+            OFlags::PATH,
+            Mode::empty(),
+            Lookup::NoLinksOneMount,
+        )?;
+        let found = rustix::fs::fstat(&handle)?;
+        match beneath::kind(&found) {
+            FileType::Directory => {
+                copy_folder(&found, to, &target)?;
+                let folder = beneath::open_folder(from, &source)?;
+                for name in names_in(&folder)? {
+                    pending.push((source.join(&name), target.join(&name)));
+                }
+            }
+            FileType::Symlink => {
+                let text = rustix::fs::readlinkat(&handle, "", Vec::new())?;
+                rustix::fs::symlinkat(text, to, &target)?;
+            }
+            FileType::RegularFile => {
+                let source = beneath::open(from, &source, OFlags::RDONLY | OFlags::NONBLOCK)?;
+                *room -= copy_file(source, to, &target, *room)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// An empty folder like another one. Its owner can fill it, whatever the other's permissions.
+fn copy_folder(found: &Stat, to: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+    rustix::fs::mkdirat(to, target, Mode::RWXU)?;
+    let made = beneath::open(to, target, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let is_ours = rustix::fs::fstat(&made)?.st_uid == rustix::process::geteuid().as_raw();
+    if !is_ours || !names_in(&made)?.is_empty() {
+        return Err(io::Error::other("somebody put another folder in its place"));
+    }
+    take_after(&made, found, 0o700)
+}
+
+fn copy_file(source: OwnedFd, to: BorrowedFd<'_>, target: &Path, room: u64) -> io::Result<u64> {
+    let found = rustix::fs::fstat(&source)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    let mut target = File::from(beneath::open(to, target, flags)?);
+    let most = room.saturating_add(1);
+    let copied = io::copy(&mut File::from(source).take(most), &mut target)?;
+    if copied > room {
+        return Err(io::Error::other("it is too large to be kept"));
+    }
+    take_after(target.as_fd(), &found, 0)?;
+    Ok(copied)
+}
+
+/// Gives a copy the owner of what it is a copy of, if that is ours to give, and its permissions, without bits that lend power.
+fn take_after(copy: impl AsFd, found: &Stat, at_least: u32) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let (user, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
+        rustix::fs::fchown(&copy, Some(user), Some(group))?;
+    }
+    let mode = Mode::from_raw_mode(found.st_mode & 0o777 | at_least);
+    Ok(rustix::fs::fchmod(&copy, mode)?)
 }
 
 /// What can be neither moved nor copied stays in its folder, under a name that nothing obeys.
@@ -336,7 +375,7 @@ pub(super) fn unsettled(state: &Path, workspace: &Path) -> io::Result<Vec<Start>
         let mut text = BufReader::new(match file {
             // Settled by now, or a run that has not begun.
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
-            file => File::from(file?).take(MAX_START_BYTES),
+            file => File::from(file?).take(MAX_START_BYTES as u64),
         });
         let mut whole = String::new();
         text.read_line(&mut whole)?;
@@ -384,7 +423,7 @@ pub fn held_path(state: &Path, run: &str, place: usize) -> Option<PathBuf> {
     Some(path).filter(|path| path.symlink_metadata().is_ok())
 }
 
-/// Puts a thing back where it was, by its owner's wish. It must be on the same disk, and its place free.
+/// Puts a thing back where it was, by its owner's wish. Its place must be free.
 pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io::Result<()> {
     let workspace = beneath::open_absolute(Path::new(OsStr::from_bytes(&thing.workspace)))?;
     let path = Path::new(OsStr::from_bytes(&thing.path));
@@ -392,18 +431,45 @@ pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io
     let parent = beneath::open_folder(&workspace, parent)?;
     let folder = open_own(&state.join(HELD).join(run))?;
     let (from, to) = (place.to_string(), path.file_name().unwrap_or_default());
-    Ok(rustix::fs::renameat_with(
-        folder,
-        from,
-        parent,
-        to,
-        RenameFlags::NOREPLACE,
-    )?)
+    let flags = RenameFlags::NOREPLACE;
+    match rustix::fs::renameat_with(&folder, &from, &parent, to, flags) {
+        Err(Errno::XDEV) => copy_back(&folder, &from, &parent, to),
+        moved => Ok(moved?),
+    }
+}
+
+/// The same from another disk. It gets its name when it is whole.
+fn copy_back(held: &OwnedFd, from: &str, parent: &OwnedFd, to: &OsStr) -> io::Result<()> {
+    if beneath::look(parent, to)?.is_some() {
+        return Err(Errno::EXIST.into());
+    }
+    let (from, draft) = (OsStr::new(from), format!("{DRAFT}{from}"));
+    // Of one that was killed.
+    remove(parent.as_fd(), draft.as_ref())?;
+    let (source, mut room) = ((held.as_fd(), from), u64::MAX);
+    let copied = copy_tree(source, (parent.as_fd(), &draft), &mut room);
+    let copied = copied.and_then(|()| {
+        rustix::fs::syncfs(parent)?;
+        let flags = RenameFlags::NOREPLACE;
+        Ok(rustix::fs::renameat_with(
+            parent, &draft, parent, to, flags,
+        )?)
+    });
+    match copied {
+        Ok(()) => remove(held.as_fd(), from),
+        Err(why) => {
+            remove(parent.as_fd(), draft.as_ref())?;
+            Err(why)
+        }
+    }
 }
 
 /// Forgets what a run's end took out.
 pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
     let held = open_own(&state.join(HELD))?;
+    if beneath::look(&held, run)?.is_none() {
+        return Err(io::Error::other("nothing is held of such a run"));
+    }
     if state
         .join(HELD)
         .join(run)

@@ -1,7 +1,7 @@
 //! Which paths of a workspace have a protected name.
 
 use spec::{PROTECTED, ProtectedName, ProtectedNames};
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+use std::{collections::HashMap, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, sync::LazyLock};
 
 /// With the others of a repository beside it, it makes one of the folder that holds it.
 pub(super) const HEAD: &str = "HEAD";
@@ -16,37 +16,60 @@ const PACKAGES: [&str; 3] = ["node_modules", ".venv", "site-packages"];
 const ENVIRONMENT: &str = ".venv";
 
 /// Obeyed by toolchains, or read by agents as text: said in the result when a program changes them, and left in place.
-const NOTED: [&str; 8] = [
+const NOTED: [&str; 13] = [
     "rust-toolchain",
     "rust-toolchain.toml",
+    ".cargo/config",
     ".cargo/config.toml",
     ".tool-versions",
     "AGENTS.md",
     "CLAUDE.md",
+    "CLAUDE.local.md",
     "GEMINI.md",
+    ".clinerules",
+    ".cursorrules",
+    ".windsurfrules",
     ".github/copilot-instructions.md",
 ];
 
+/// The usual names by their last part in lower case: each name in a workspace is looked up here.
+static USUAL: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock::new(|| {
+    let mut usual: HashMap<_, Vec<_>> = HashMap::new();
+    for protected in PROTECTED.iter().filter(|it| !it.name.contains(ANY)) {
+        let last = last_part(protected.name).to_ascii_lowercase().into_bytes();
+        usual.entry(last).or_default().push(*protected);
+    }
+    usual
+});
+
+/// In a usual name, any characters.
+const ANY: char = '*';
+
+/// The usual names whose last part has a part that may be anything.
+static PATTERNS: LazyLock<Vec<ProtectedName<'static>>> = LazyLock::new(|| {
+    let patterns = PROTECTED.iter().filter(|it| it.name.contains(ANY));
+    patterns.copied().collect()
+});
+
+/// Bytes of the longest last part of a usual name.
+static LONGEST_USUAL: LazyLock<usize> =
+    LazyLock::new(|| USUAL.keys().map(Vec::len).max().unwrap_or(0));
+
 /// The protected name that `path` (relative to the workspace) is, or lies below.
 pub fn find<'a>(path: &'a Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
-    let parts: Vec<&OsStr> = path.iter().collect();
-    (0..parts.len()).find_map(|last| find_at(&parts[..=last], rules))
+    let above = path.ancestors();
+    above.filter_map(|above| find_last(above, rules)).last()
 }
 
 /// The same for a path whose folders are known to be unprotected: only its last name is looked at.
 pub(super) fn find_last<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
-    let parts: Vec<&OsStr> = path.iter().collect();
-    find_at(&parts, rules)
-}
-
-fn find_at<'a>(parts: &[&OsStr], rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
-    let usual = PROTECTED.iter().find(|it| ends_with(parts, it.name));
-    let usual = usual.filter(|it| it.in_packages || !is_in_packages(parts));
-    let usual = usual.filter(|it| !is_removed(it.name, rules)).copied();
-    let added = || rules.added.iter().find(|it| ends_with(parts, it));
+    let usual = usual_name(path);
+    let usual = usual.filter(|it| it.in_packages || !is_in_packages(path));
+    let usual = usual.filter(|it| !is_removed(it.name, rules));
+    let added = || rules.added.iter().find(|it| ends_with(path, it));
     let named = || {
         let mut paths = rules.paths.iter().map(|it| it.as_path());
-        let found = paths.find(|it| is_path(parts, it))?;
+        let found = paths.find(|it| is_path(path, it))?;
         Some(found.to_str().unwrap_or("it"))
     };
     usual
@@ -55,27 +78,23 @@ fn find_at<'a>(parts: &[&OsStr], rules: &'a ProtectedNames) -> Option<ProtectedN
 }
 
 /// Below folders of installed packages what editors and agents would obey stays.
-pub(super) fn is_spared(path: &Path, rules: &ProtectedNames) -> bool {
-    let parts: Vec<&OsStr> = path.iter().collect();
-    let is_one = |it: &&ProtectedName<'_>| {
-        !it.in_packages && ends_with(&parts, it.name) && !is_removed(it.name, rules)
-    };
-    is_in_packages(&parts) && PROTECTED.iter().any(|it| is_one(&it))
+pub fn is_spared(path: &Path, rules: &ProtectedNames) -> bool {
+    let is_one = |it: ProtectedName<'_>| !it.in_packages && !is_removed(it.name, rules);
+    usual_name(path).is_some_and(is_one) && is_in_packages(path)
 }
 
 /// The protected name to which a link at `path` could lead by what lies below where it leads.
 pub fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
-    let parts: Vec<&OsStr> = path.iter().collect();
     let begins = |name: &str| {
         let heads = name.match_indices('/').map(|(at, _)| &name[..at]);
-        heads.into_iter().any(|head| ends_with(&parts, head))
+        heads.into_iter().any(|head| ends_with(path, head))
     };
     let usual = PROTECTED.iter().find(|it| begins(it.name));
     let usual = usual.filter(|it| !is_removed(it.name, rules)).copied();
     let added = || rules.added.iter().find(|it| begins(it));
     let named = || {
         let mut paths = rules.paths.iter().map(|it| it.as_path());
-        let found = paths.find(|it| it.ancestors().skip(1).any(|above| is_path(&parts, above)))?;
+        let found = paths.find(|it| it.ancestors().skip(1).any(|above| is_path(path, above)))?;
         Some(found.to_str().unwrap_or("it"))
     };
     usual
@@ -83,61 +102,91 @@ pub fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<Protecte
         .or_else(|| Some(ProtectedName::everywhere(named()?, BY_GIT)))
 }
 
+/// The usual name that a path ends with.
+fn usual_name(path: &Path) -> Option<ProtectedName<'static>> {
+    let mut same = usual_names(path).iter();
+    let mut patterns = PATTERNS.iter();
+    same.find(|it| ends_with(path, it.name))
+        .or_else(|| patterns.find(|it| matches(path, it.name)))
+        .copied()
+}
+
+/// Whether the path's last parts are this pattern, in any letter case. Asked of each name in a workspace: the end decides
+/// first.
+fn matches(path: &Path, pattern: &str) -> bool {
+    let Some((before, ending)) = pattern.split_once(ANY) else {
+        return false;
+    };
+    let (folder, beginning) = before.rsplit_once('/').unwrap_or(("", before));
+    let (beginning, ending) = (beginning.as_bytes(), ending.as_bytes());
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let Some(rest) = name.len().checked_sub(ending.len()) else {
+        return false;
+    };
+    let is_name = name[rest..].eq_ignore_ascii_case(ending)
+        && rest >= beginning.len()
+        && name[..beginning.len()].eq_ignore_ascii_case(beginning);
+    let above = path.parent().unwrap_or(Path::new(""));
+    is_name && (folder.is_empty() || ends_with(above, folder))
+}
+
+/// The usual names with the same last part as a path.
+fn usual_names(path: &Path) -> &'static [ProtectedName<'static>] {
+    let Some(last) = path.file_name().map(OsStr::as_bytes) else {
+        return &[];
+    };
+    if last.len() > *LONGEST_USUAL {
+        return &[];
+    }
+    let usual = USUAL.get(&last.to_ascii_lowercase());
+    usual.map_or(&[], Vec::as_slice)
+}
+
+fn last_part(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, last)| last)
+}
+
 fn is_removed(name: &str, rules: &ProtectedNames) -> bool {
     rules.removed.iter().any(|it| it.eq_ignore_ascii_case(name))
 }
 
-fn is_in_packages(parts: &[&OsStr]) -> bool {
-    let folders = &parts[..parts.len().saturating_sub(1)];
-    let is_package = |part: &&OsStr| PACKAGES.iter().any(|name| *part == OsStr::new(name));
-    folders.iter().any(is_package)
+fn is_in_packages(path: &Path) -> bool {
+    let is_package = |part: &OsStr| PACKAGES.iter().any(|name| part == OsStr::new(name));
+    path.iter().rev().skip(1).any(is_package)
 }
 
-/// Whether these are the parts of a path, in any letter case.
-fn is_path(parts: &[&OsStr], path: &Path) -> bool {
-    let mut others = path.iter();
-    !parts.is_empty()
-        && parts.iter().all(|part| {
-            others
-                .next()
-                .is_some_and(|other| part.eq_ignore_ascii_case(other))
-        })
-        && others.next().is_none()
+/// Whether two paths are the same in any letter case.
+fn is_path(path: &Path, other: &Path) -> bool {
+    path.as_os_str().eq_ignore_ascii_case(other) && !path.as_os_str().is_empty()
 }
 
 /// Whether a change of this path is to be said.
 pub(super) fn is_noted(path: &Path) -> bool {
-    let parts: Vec<&OsStr> = path.iter().collect();
-    NOTED.iter().any(|name| ends_with(&parts, name))
+    NOTED.iter().any(|name| ends_with(path, name))
+}
+
+/// Whether a path is a virtual environment.
+pub(super) fn is_environment(path: &Path) -> bool {
+    path.file_name() == Some(OsStr::new(ENVIRONMENT))
 }
 
 /// The virtual environment that a path is, or lies in.
 pub(super) fn environment(path: &Path) -> Option<&Path> {
+    // Asked of every new file: most paths do not have the word at all.
+    let bytes = path.as_os_str().as_bytes();
+    let mut words = bytes.windows(ENVIRONMENT.len());
+    words.find(|word| *word == ENVIRONMENT.as_bytes())?;
     let mut above = path.ancestors();
-    above.find(|it| it.file_name() == Some(OsStr::new(ENVIRONMENT)))
+    above.find(|it| is_environment(it))
 }
 
-/// Whether the path's last parts are this name, in any letter case. Asked of each name in a workspace for each that is
-/// protected, so that the last part decides first.
-fn ends_with(parts: &[&OsStr], name: &str) -> bool {
-    let Some((last, above)) = parts.split_last() else {
-        return false;
-    };
-    let (last, name) = (last.as_bytes(), name.as_bytes());
-    let Some(start) = name.len().checked_sub(last.len()) else {
-        return false;
-    };
-    let begins_there = start == 0 || name[start - 1] == b'/';
-    if !begins_there || !name[start..].eq_ignore_ascii_case(last) {
-        return false;
-    }
-    let folders = name[..start].strip_suffix(b"/");
-    let folders = folders.map(|it| it.rsplit(|byte| *byte == b'/'));
-    let mut above = above.iter().rev();
-    folders.into_iter().flatten().all(|folder| {
-        above
+/// Whether the path's last parts are this name, in any letter case.
+fn ends_with(path: &Path, name: &str) -> bool {
+    let mut parts = path.iter().rev();
+    name.rsplit('/').all(|wanted| {
+        parts
             .next()
-            .is_some_and(|part| part.as_bytes().eq_ignore_ascii_case(folder))
+            .is_some_and(|part| part.eq_ignore_ascii_case(wanted))
     })
 }
 
@@ -192,6 +241,27 @@ mod tests {
         let below = |path: &str| find_below(Path::new(path), &ProtectedNames::default()).is_some();
         assert!(below(".config") && below("a/.GitHub") && !below("config") && !below(".vscode"));
         assert_eq!(named(""), None);
+    }
+
+    #[test]
+    fn names_with_a_part_that_may_be_anything_are_found() {
+        for (path, name) in [
+            ("mise.production.toml", "mise.*.toml"),
+            ("a/.Mise.ci.local.toml", ".mise.*.toml"),
+            ("mise/config.dev.toml", "mise/config.*.toml"),
+            ("a/Team.Code-Workspace", "*.code-workspace"),
+            (".rvmrc", ".rvmrc"),
+            ("a/.vs/tasks.vs.json", ".vs"),
+        ] {
+            assert_eq!(named(path).as_deref(), Some(name), "{path}");
+        }
+        for path in ["mise.toml.md", "config.dev.toml", "code-workspace", "a.vs"] {
+            assert_eq!(named(path), None, "{path}");
+        }
+        assert_eq!(named("node_modules/x/a.code-workspace"), None);
+        let below = |path: &str| find_below(Path::new(path), &ProtectedNames::default()).is_some();
+        assert!(below("a/mise"));
+        assert!(is_noted(Path::new("a/.cargo/config")) && is_noted(Path::new(".cursorrules")));
     }
 
     #[test]

@@ -29,6 +29,9 @@ use std::{
 /// Programs of the system: what a virtual environment links to.
 const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 
+/// Names that could not be checked or taken out and are named.
+pub(super) const MAX_PROBLEMS: usize = 100;
+
 /// What was found besides what was taken out.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -40,8 +43,9 @@ pub(super) struct Findings {
     pub(super) changed: Vec<PathBuf>,
     /// Files that lost their set-id bits.
     pub(super) cleared: Vec<PathBuf>,
-    /// What could not be done.
+    /// What could not be done, of the first `MAX_PROBLEMS`.
     pub(super) problems: Vec<String>,
+    pub(super) problem_count: usize,
     /// Part of the workspace was not looked at.
     pub(super) unfinished: bool,
 }
@@ -54,13 +58,34 @@ pub(super) fn settle(
     artifacts_kept: bool,
     hold: &mut HoldFolder,
 ) -> Findings {
+    let most = walk::MAX_NAMES;
+    settle_looking_at(most, workspace, start, replaced, artifacts_kept, hold)
+}
+
+/// Looks into new folders only for so many names.
+fn settle_looking_at(
+    most: usize,
+    workspace: BorrowedFd<'_>,
+    start: &Start,
+    replaced: &[Replaced],
+    artifacts_kept: bool,
+    hold: &mut HoldFolder,
+) -> Findings {
     let mut settling = Settling {
+        names_left: most,
         known: start
             .protected
             .values()
             .filter(|entry| entry.target.is_none())
             .map(|entry| ((entry.inode, entry.born), entry.modified))
             .collect(),
+        longest_link: start
+            .links
+            .iter()
+            .map(|(path, _)| path.as_os_str().len())
+            .max()
+            .unwrap_or(0),
+        workspace,
         start,
         replaced,
         artifacts_kept,
@@ -72,7 +97,7 @@ pub(super) fn settle(
         settling.problem(Path::new(""), &error);
     }
     // What is taken out can make a folder readable that was not, or leave one that never is.
-    let unread = walk::walk(workspace, |visit| Ok(settling.judge(visit)));
+    let unread = walk::walk_all(workspace, |visit| Ok(settling.judge(visit)));
     match unread {
         Ok(unread) => settling.take_unread(workspace, unread),
         Err(error) => {
@@ -87,7 +112,13 @@ pub(super) fn settle(
 }
 
 struct Settling<'a> {
+    /// When none is left, new folders are no longer looked into, but taken out whole. Those that were there always are:
+    /// what a program adds to them costs it more than it costs us.
+    names_left: usize,
+    workspace: BorrowedFd<'a>,
     start: &'a Start,
+    /// Bytes of the longest path of a link that was there.
+    longest_link: usize,
     /// Protected files and folders that were there, by inode and birth, and when they were modified.
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
     /// What the host put in place of some of them meanwhile.
@@ -100,19 +131,37 @@ struct Settling<'a> {
 
 impl Settling<'_> {
     fn judge(&mut self, visit: &Visit<'_>) -> Next {
+        self.names_left = self.names_left.saturating_sub(1);
         match self.reason(visit) {
             Verdict::Stays(next) => next,
             Verdict::Remove => {
                 let thing = self.thing(visit.path, HoldReason::Artifacts);
-                if let Err(error) = self.hold.remove_folder(visit.folder, visit.name, thing) {
+                let removed = self
+                    .is_in_place(visit)
+                    .and_then(|()| self.hold.remove_folder(visit.folder, visit.name, thing));
+                if let Err(error) = removed {
                     self.problem(visit.path, &error);
                 }
                 Next::Pass
             }
             Verdict::Hold(why) => {
-                self.take(visit.folder, visit.name, visit.path, why);
+                match self.is_in_place(visit) {
+                    Ok(()) => self.take(visit.folder, visit.name, visit.path, why),
+                    Err(error) => self.problem(visit.path, &error),
+                }
                 Next::Pass
             }
+        }
+    }
+
+    /// A folder may be moved out of the workspace while the walk is in it: there nothing is changed.
+    fn is_in_place(&self, visit: &Visit<'_>) -> io::Result<()> {
+        let above = visit.path.parent().unwrap_or(Path::new(""));
+        let there = rustix::fs::fstat(beneath::open_folder(self.workspace, above)?)?;
+        let here = rustix::fs::fstat(visit.folder)?;
+        match (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
+            true => Ok(()),
+            false => Err(io::Error::other("its folder was moved meanwhile")),
         }
     }
 
@@ -133,8 +182,11 @@ impl Settling<'_> {
             {
                 self.judge_artifacts(visit)
             }
+            FileType::Directory if self.names_left == 0 && self.is_surely_new(visit) => {
+                Verdict::Hold(HoldReason::Unreadable)
+            }
             FileType::Directory => {
-                if names::environment(path) == Some(path) && self.is_new(visit) {
+                if names::is_environment(path) && self.is_new(visit) {
                     self.findings.noted.insert(path.to_owned());
                 }
                 Verdict::Stays(Next::Enter)
@@ -166,7 +218,11 @@ impl Settling<'_> {
     /// What stands against a link that leads through one of the owner's, which may lead anywhere.
     fn judge_way(&self, path: &Path, target: &OsStr) -> Option<HoldReason> {
         let inside = resolve_inside(path, target)?;
-        inside.ancestors().find_map(|above| {
+        // Paths of programs can have thousands of folders, those of the owner's links do not.
+        let mut above = inside
+            .ancestors()
+            .filter(|above| above.as_os_str().len() <= self.longest_link);
+        above.find_map(|above| {
             let first = (above.to_owned(), OsString::new());
             let (link, target) = self.start.links.range(first..).next()?;
             let is_it = link == above;
@@ -228,6 +284,12 @@ impl Settling<'_> {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| born >= self.start.began)
     }
 
+    /// The same where the file system knows when it came into being.
+    fn is_surely_new(&self, visit: &Visit<'_>) -> bool {
+        let born = beneath::birth(visit.folder, visit.name);
+        born.is_ok_and(|born| born.is_some_and(|born| born >= self.start.began))
+    }
+
     fn is_old_special(&self, visit: &Visit<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| {
             let special = (visit.path.to_owned(), visit.inode, born);
@@ -255,7 +317,7 @@ impl Settling<'_> {
             return;
         }
         if found.st_mode & 0o6000 != 0 {
-            match clear_set_id(visit) {
+            match self.is_in_place(visit).and_then(|()| clear_set_id(visit)) {
                 Ok(()) => self.findings.cleared.push(visit.path.to_owned()),
                 Err(error) => self.problem(visit.path, &error),
             }
@@ -373,6 +435,10 @@ impl Settling<'_> {
     }
 
     fn problem(&mut self, path: &Path, error: &io::Error) {
+        self.findings.problem_count += 1;
+        if self.findings.problem_count > MAX_PROBLEMS {
+            return;
+        }
         let path = match path.as_os_str().is_empty() {
             true => ".".to_owned(),
             false => path.to_string_lossy().escape_debug().to_string(),
@@ -465,7 +531,61 @@ pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::hide::Hiding, *};
+    use spec::{Hide, Id};
+    use std::fs;
+
+    #[test]
+    fn a_flood_of_names_hides_nothing_in_old_folders_and_new_ones_go_whole() {
+        let name = format!("airlock-settle-flood-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let workspace = folder.join("workspace");
+        fs::create_dir_all(workspace.join("old/below")).unwrap();
+        let handle = fs::File::open(&workspace).unwrap();
+        let nothing = Hide::nothing();
+        let (names, mut hiding) = (ProtectedNames::default(), Hiding::new(&nothing));
+        // The start takes the coarse clock, which is behind the times of files.
+        let now = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+            (now.tv_sec, now.tv_nsec as i64)
+        };
+        let made = beneath::born(&handle, "old/below").unwrap();
+        while now() <= made {
+            std::thread::yield_now();
+        }
+        let start = Start::look(handle.as_fd(), &names, &mut hiding).unwrap();
+        let run = Id::new("run").unwrap();
+        let mut hold = HoldFolder::create(&folder.join("state"), &run, &start.to_text()).unwrap();
+        for place in [".aaa", "old/.aaa", "old/below/.aaa"] {
+            fs::create_dir_all(workspace.join(place)).unwrap();
+            for number in 0..20 {
+                fs::write(workspace.join(place).join(number.to_string()), "").unwrap();
+            }
+        }
+        for place in ["", "old", "old/below", "new"] {
+            fs::create_dir_all(workspace.join(place)).unwrap();
+            fs::write(workspace.join(place).join(".envrc"), "evil").unwrap();
+            fs::write(workspace.join(place).join("fine"), "").unwrap();
+        }
+        let found = settle_looking_at(15, handle.as_fd(), &start, &[], false, &mut hold);
+        assert!(!found.unfinished && found.problems.is_empty(), "{found:?}");
+        let held = hold.close().unwrap();
+        let mut held: Vec<_> = held.iter().map(|it| (it.path.as_str(), it.why)).collect();
+        held.sort_by_key(|it| it.0);
+        let expected = [
+            (".envrc", HoldReason::ProtectedName),
+            ("new", HoldReason::Unreadable),
+            ("old/.aaa", HoldReason::Unreadable),
+            ("old/.envrc", HoldReason::ProtectedName),
+            ("old/below/.aaa", HoldReason::Unreadable),
+            ("old/below/.envrc", HoldReason::ProtectedName),
+        ];
+        assert_eq!(held, expected);
+        // It was looked into before the names were used up.
+        assert!(workspace.join(".aaa/19").exists());
+        assert!(workspace.join("old/below/fine").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn links_are_judged_by_where_they_lead() {

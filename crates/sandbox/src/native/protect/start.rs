@@ -18,7 +18,7 @@
 //! end
 //! ```
 
-use super::{beneath, hide::Hiding, names, targets, walk};
+use super::{beneath, hide::Hiding, hold::MAX_START_BYTES, names, targets, walk};
 use rustix::{
     fs::{FileType, OFlags, Stat},
     time::{ClockId, clock_gettime},
@@ -39,13 +39,16 @@ use std::{
 pub(super) const ARTIFACTS: &str = ".artifacts";
 /// Read-only mounts that one sandbox can have of protected names.
 const MAX_PROTECTED: usize = 4096;
+/// Of a line besides its paths.
+const LINE_BYTES: usize = 64;
 
 /// A workspace as it was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) workspace: PathBuf,
     pub(super) inode: u64,
-    /// By the clock of files.
+    /// By the coarse clock, which is never ahead of the times that files get: what is made later has no earlier time,
+    /// and what was made a tick before may count as new.
     pub(super) began: (i64, i64),
     /// Which names are protected.
     pub(super) names: ProtectedNames,
@@ -92,9 +95,10 @@ impl Start {
             names: names.clone(),
             ..Start::default()
         };
+        let mut text_bytes = 0;
         let unread = walk::walk(workspace, |visit| {
             let hides = hiding.hides(visit, visit.path)?;
-            let next = start.add(visit)?;
+            let next = start.add(visit, &mut text_bytes)?;
             Ok(if hides { walk::Next::Pass } else { next })
         })?;
         start.unread = unread.into_iter().map(|unread| unread.path).collect();
@@ -125,13 +129,23 @@ impl Start {
         self.protected.keys().filter(is_settings)
     }
 
-    fn add(&mut self, visit: &walk::Visit<'_>) -> io::Result<walk::Next> {
-        let (path, inode) = (visit.path.to_owned(), visit.inode);
-        self.had_artifacts |= path == Path::new(ARTIFACTS);
+    /// Protected folders that are repositories of git.
+    pub(super) fn repositories(&self) -> impl Iterator<Item = &PathBuf> {
+        let is_repository = |path: &&PathBuf| {
+            path.file_name()
+                .is_some_and(|name| name.eq_ignore_ascii_case(".git"))
+        };
+        self.protected.keys().filter(is_repository)
+    }
+
+    /// Before all of them are in memory, the bytes are counted that it takes to write down what is not bounded otherwise.
+    fn add(&mut self, visit: &walk::Visit<'_>, text_bytes: &mut usize) -> io::Result<walk::Next> {
+        let (path, inode) = (visit.path, visit.inode);
+        self.had_artifacts |= visit.name == ARTIFACTS && path == Path::new(ARTIFACTS);
         let is_bare = || {
             visit.kind == FileType::Directory
                 && is_bare_repository(visit.folder, Path::new(visit.name))
-                && !self.names.allows(&path)
+                && !self.names.allows(path)
         };
         if is_protected(visit.path, &self.names) || is_bare() {
             if self.protected.len() >= MAX_PROTECTED {
@@ -150,15 +164,20 @@ impl Start {
                 modified,
                 target,
             };
-            self.protected.insert(path, entry);
+            self.protected.insert(path.to_owned(), entry);
             return Ok(walk::Next::Pass);
         }
         match visit.kind {
-            FileType::Symlink => _ = self.links.insert((path, read_link(visit)?)),
+            FileType::Symlink => {
+                let target = read_link(visit)?;
+                count_text(text_bytes, path, &target)?;
+                self.links.insert((path.to_owned(), target));
+            }
             FileType::Directory | FileType::RegularFile | FileType::Fifo => {}
             _ => {
                 let born = beneath::born(visit.folder, visit.name)?;
-                self.special.insert((path, inode, born));
+                count_text(text_bytes, path, OsStr::new(""))?;
+                self.special.insert((path.to_owned(), inode, born));
             }
         }
         Ok(walk::Next::Enter)
@@ -304,6 +323,16 @@ impl Start {
             }
         }
         Some(start)
+    }
+}
+
+fn count_text(bytes: &mut usize, path: &Path, target: &OsStr) -> io::Result<()> {
+    *bytes += LINE_BYTES + 2 * (path.as_os_str().len() + target.len());
+    match *bytes > MAX_START_BYTES {
+        true => Err(io::Error::other(
+            "it has too many links, sockets or devices",
+        )),
+        false => Ok(()),
     }
 }
 

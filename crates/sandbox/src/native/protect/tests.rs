@@ -5,8 +5,8 @@ use spec::{HoldReason, Policy, RunRequest, WorkspacePath};
 use std::{
     fs,
     os::unix::{
-        fs::{PermissionsExt, symlink},
-        net::UnixListener,
+        fs::{MetadataExt, PermissionsExt, symlink},
+        net::{UnixDatagram, UnixListener},
     },
 };
 
@@ -66,6 +66,20 @@ impl Place {
             workspace.into(),
             spec,
         )
+    }
+
+    /// A start takes the coarse clock, which is behind the times of files by up to a tick: what was made just before
+    /// counts as new.
+    fn wait_until_older_than_a_start(&self, last_made: &str) {
+        let made = fs::symlink_metadata(self.at(last_made)).unwrap();
+        let made = (made.ctime(), made.ctime_nsec());
+        let coarse_now = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+            (now.tv_sec, now.tv_nsec as i64)
+        };
+        while coarse_now() <= made {
+            std::thread::yield_now();
+        }
     }
 
     fn names(&self) -> Vec<String> {
@@ -169,10 +183,7 @@ fn what_was_there_stays_and_is_bound_read_only() {
 #[test]
 fn what_gets_the_inode_of_something_that_was_there_is_not_taken_for_it() {
     let place = Place::new("inode");
-    let inode = |path: &str| {
-        use std::os::unix::fs::MetadataExt;
-        fs::symlink_metadata(place.at(path)).unwrap().ino()
-    };
+    let inode = |path: &str| fs::symlink_metadata(place.at(path)).unwrap().ino();
     // Whether an inode is given out again is the file system's choice: tried until it was, or not at all.
     for _ in 0..64 {
         symlink("there", place.at(".idea")).unwrap();
@@ -399,7 +410,7 @@ fn a_sweep_settles_what_a_dead_run_left_and_nothing_of_a_living_one() {
     let place = Place::new("sweep");
     let protection = place.put_up(&[]).unwrap();
     place.write(".envrc", "evil");
-    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    assert_eq!(sweep(&place.state()), SweptWorkspaces::default());
     assert!(place.at(".envrc").exists(), "its run lives");
     // As by SIGKILL. A child of another test may have a copy of the lock for a moment.
     rustix::fs::flock(
@@ -409,11 +420,96 @@ fn a_sweep_settles_what_a_dead_run_left_and_nothing_of_a_living_one() {
     .unwrap();
     drop(protection);
     let swept = sweep(&place.state());
-    assert_eq!(swept.len(), 1, "{swept:?}");
-    assert!(swept[0].contains("`.envrc` was taken out of"), "{swept:?}");
+    assert_eq!((swept.notes.len(), swept.problems.len()), (1, 0));
+    assert!(
+        swept.notes[0].contains("`.envrc` was taken out of"),
+        "{swept:?}"
+    );
     assert!(!place.at(".envrc").exists());
     assert_eq!(held_lists(&place.state()).unwrap().len(), 1);
-    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    assert_eq!(sweep(&place.state()), SweptWorkspaces::default());
+}
+
+#[test]
+fn a_sweep_that_finds_the_workspace_gone_has_failed() {
+    let place = Place::new("gone");
+    let protection = place.put_up(&[]).unwrap();
+    rustix::fs::flock(
+        protection.lock().unwrap(),
+        rustix::fs::FlockOperation::Unlock,
+    )
+    .unwrap();
+    drop(protection);
+    fs::remove_dir_all(place.at("")).unwrap();
+    let swept = sweep(&place.state());
+    assert_eq!((swept.notes.len(), swept.problems.len()), (0, 1));
+}
+
+#[test]
+fn what_a_reused_id_holds_is_named_as_it_is_listed() {
+    let place = Place::new("reused");
+    let names = ["run", "run.2"].map(|name| {
+        let protection = place.put_up(&[]).unwrap();
+        place.write(".envrc", "evil");
+        assert_eq!(protection.take_down().held_as.as_deref(), Some(name));
+        name
+    });
+    let lists = held_lists(&place.state()).unwrap();
+    let listed: Vec<_> = lists.iter().map(|(run, _)| run.as_str()).collect();
+    assert_eq!(listed, names);
+    assert!(discard_held(&place.state(), "run.3").is_err());
+    discard_held(&place.state(), "run.2").unwrap();
+}
+
+#[test]
+fn what_is_held_on_another_disk_is_put_back_as_it_was() {
+    let place = Place::new("disks");
+    let disk = Path::new("/dev/shm").join(place.folder.file_name().unwrap());
+    _ = fs::remove_dir_all(&disk);
+    fs::create_dir(&disk).unwrap();
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    assert_ne!(device(&disk), device(&place.folder), "they are two disks");
+    symlink(&disk, place.state()).unwrap();
+    let protection = place.put_up(&[]).unwrap();
+    place.write(".envrc", "evil");
+    fs::set_permissions(place.at(".envrc"), fs::Permissions::from_mode(0o4751)).unwrap();
+    place.write(".vscode/deep/tasks.json", "{}");
+    symlink("deep", place.at(".vscode/link")).unwrap();
+    protection.take_down();
+    assert_eq!(place.names(), Vec::<String>::new());
+    // What the host has by now stays, and what is held, too.
+    place.write(".envrc", "mine");
+    let lists = held_lists(&place.state()).unwrap();
+    let take = |path: &str| {
+        let things = lists[0].1.iter();
+        let mut things = things.enumerate();
+        let found = things.find(|(_, thing)| thing.path == path.as_bytes());
+        let (number, thing) = found.unwrap();
+        let taken = take_back(&place.state(), "run", number, thing);
+        let kept = held_path(&place.state(), "run", number);
+        (taken.is_ok(), kept.is_some())
+    };
+    assert_eq!(take(".envrc"), (false, true));
+    assert_eq!(place.names(), [".envrc"]);
+    fs::remove_file(place.at(".envrc")).unwrap();
+    assert_eq!(take(".envrc"), (true, false));
+    assert_eq!(take(".vscode"), (true, false));
+    let expected = [
+        ".envrc",
+        ".vscode",
+        ".vscode/deep",
+        ".vscode/deep/tasks.json",
+        ".vscode/link",
+    ];
+    assert_eq!(place.names(), expected);
+    assert_eq!(fs::read_to_string(place.at(".envrc")).unwrap(), "evil");
+    let mode = fs::metadata(place.at(".envrc")).unwrap().mode();
+    assert_eq!(mode & 0o7777, 0o751);
+    assert_eq!(
+        fs::read_link(place.at(".vscode/link")).unwrap(),
+        Path::new("deep")
+    );
+    fs::remove_dir_all(disk).unwrap();
 }
 
 /// Its folder was elsewhere while the first run was settled: another run can see to that.
@@ -581,6 +677,76 @@ fn credentials_are_hidden_their_examples_and_what_is_said_to_be_shown_are_not() 
 }
 
 #[test]
+fn sockets_of_the_host_are_covered_wherever_they_are_and_what_leads_nowhere_is_not() {
+    let place = Place::new("sockets");
+    place.write(".vscode/settings.json", "");
+    place.write("lib/.git/config", "");
+    let bound = ["app.sock", ".vscode/ipc", "lib/.git/daemon.ipc"];
+    let listeners = bound.map(|path| UnixListener::bind(place.at(path)).unwrap());
+    let _datagram = UnixDatagram::bind(place.at("log")).unwrap();
+    drop(UnixListener::bind(place.at("left")).unwrap());
+    let covered = |protection: &Protection| {
+        let covered = binds(protection).into_iter().filter(|bind| bind.1);
+        let covered: Vec<_> = covered.map(|bind| bind.0.to_owned()).collect();
+        covered
+    };
+    let expected = [".vscode/ipc", "app.sock", "lib/.git/daemon.ipc", "log"];
+    let none = place.spec(|request| request.hide = vec!["none".into()]);
+    let live = place.protect(&none).unwrap();
+    assert_eq!(covered(&live), expected);
+    let notes = live.take_down().notes;
+    assert!(
+        notes.len() == 1 && notes[0].contains("`app.sock`"),
+        "{notes:?}"
+    );
+    let read_only = place.spec(|request| {
+        request.read_only_workspace = true;
+        request.hide = vec!["none".into()];
+    });
+    assert_eq!(covered(&place.protect(&read_only).unwrap()), expected);
+    let lifted = place.put_up(&["app.sock", "log"]).unwrap();
+    assert_eq!(covered(&lifted), [".vscode/ipc", "lib/.git/daemon.ipc"]);
+    assert_eq!(lifted.take_down().held_back, []);
+    // Whoever listens was not disturbed.
+    for listener in listeners {
+        listener.set_nonblocking(true).unwrap();
+        let waiting = listener.accept().map(drop).map_err(|it| it.kind());
+        assert_eq!(waiting, Err(io::ErrorKind::WouldBlock));
+    }
+}
+
+#[test]
+fn settings_of_nested_repositories_are_hidden_if_they_hold_a_credential() {
+    let place = Place::new("credentials");
+    let secret = "[remote \"origin\"]\n\turl = https://user:token@example.com/a\n";
+    for path in ["secret/.git", "secret/.git/modules/deep", "open/.git"] {
+        place.write(&format!("{path}/HEAD"), "ref: refs/heads/main");
+    }
+    place.write("secret/.git/config", secret);
+    place.write("secret/.git/modules/deep/config", secret);
+    place.write(
+        "open/.git/config",
+        "[remote \"origin\"]\n\turl = https://example.com/a\n",
+    );
+    // The program sees one of ours there.
+    place.write(".git/config", secret);
+    let hidden = |protection: &Protection| {
+        let hidden = binds(protection).into_iter().filter(|bind| bind.1);
+        let hidden: Vec<_> = hidden.map(|bind| bind.0.to_owned()).collect();
+        hidden
+    };
+    let nested = ["secret/.git/config", "secret/.git/modules/deep/config"];
+    assert_eq!(hidden(&place.put_up(&[]).unwrap()), nested);
+    let lifted = place.put_up(&["secret"]).unwrap();
+    assert_eq!(hidden(&lifted), Vec::<String>::new());
+    let none = place.spec(|request| request.hide = vec!["none".into()]);
+    assert_eq!(hidden(&place.protect(&none).unwrap()), Vec::<String>::new());
+    let read_only = place.spec(|request| request.read_only_workspace = true);
+    let all = [".git/config", nested[0], nested[1]];
+    assert_eq!(hidden(&place.protect(&read_only).unwrap()), all);
+}
+
+#[test]
 fn more_files_than_can_be_hidden_refuse_the_run() {
     let place = Place::new("many-hidden");
     for number in 0..=MAX_HIDDEN {
@@ -634,7 +800,7 @@ fn names_of_the_operators_and_paths_that_git_names_are_held_also_after_a_crash()
     )
     .unwrap();
     drop(protection);
-    assert_eq!(sweep(&place.state()).len(), 3);
+    assert_eq!(sweep(&place.state()).notes.len(), 3);
     assert!(!place.at("bin/clean.sh").exists() && place.at("b/.zed/x").exists());
 }
 
@@ -667,7 +833,7 @@ fn inputs_and_the_folders_made_for_them_go_and_what_was_there_stays() {
     )
     .unwrap();
     drop(protection);
-    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    assert_eq!(sweep(&place.state()), SweptWorkspaces::default());
     assert_eq!(place.names(), left);
     // What was there is nobody's input.
     place.write("a", "mine");
@@ -681,15 +847,7 @@ fn settings_among_packages_are_counted_and_an_environment_is_noted_once() {
     let place = Place::new("counted");
     place.write("node_modules/old/.vscode/x", "");
     place.write(".venv/bin/old", "");
-    // Births are told by a coarser clock than this test: both sides of the start must differ.
-    let began = || {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        (now.tv_sec, now.tv_nsec)
-    };
-    let before = began();
-    while began() == before {
-        std::hint::spin_loop();
-    }
+    place.wait_until_older_than_a_start(".venv/bin/old");
     assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
     let protection = place.put_up(&[]).unwrap();
     for path in ["a/.vscode/x", "b/.idea/y", "b/.mcp.json"] {

@@ -1,19 +1,41 @@
 //! Walking through a workspace: each folder by handle, no link followed, within bounds.
+//!
+//! The walk goes down before it goes on. A folder is opened in its parent's handle, so that a deep tree costs no more
+//! than a flat one; of the folders above only the last `MAX_HANDLES` are held open, and one further up is opened
+//! again by its path when the walk comes back to it. A large folder is read in batches, so that what is held in memory
+//! does not grow with it.
+//!
+//! It is not the walk of `fs`: what is visited may be moved away at once, a folder whose owner took his own rights away is
+//! opened all the same, one that cannot be read is told and passed, and there is no bound beyond which the rest is unseen.
 
 use super::beneath;
-use rustix::fs::{Dir, FileType};
+use rustix::{
+    fs::{FileType, RawDir, SeekFrom},
+    io::Errno,
+};
 use std::{
     ffi::{OsStr, OsString},
     io,
+    mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
+    vec,
 };
 
-/// Names that are looked at. Beyond it the walk fails.
-const MAX_NAMES: usize = 4_000_000;
+/// Names that one workspace may have at its start.
+pub(super) const MAX_NAMES: usize = 4_000_000;
+/// Names of one folder that are held at the same time.
+const BATCH: usize = 1 << 16;
+/// Folders of one path that are open at the same time.
+const MAX_HANDLES: usize = 64;
+/// Bytes of a path, with the NUL behind it, that the kernel takes (`PATH_MAX`). What lies deeper cannot be named and
+/// counts as unread.
+const MAX_PATH_BYTES: usize = 4096;
+/// Bytes of names that one call reads.
+const READ_BYTES: usize = 32 << 10;
 
 /// File systems in whose files nothing can be kept, and which may be endless.
 const KERNEL_FILE_SYSTEMS: [u64; 10] = [
@@ -53,89 +75,346 @@ pub(super) struct Unread {
     pub(super) why: io::Error,
 }
 
-/// Visits every name below `root`, parents first; gives back what could not be read.
+/// Visits every name below `root`, parents first; gives back what could not be read. Beyond `MAX_NAMES` it fails.
 pub(super) fn walk(
     root: BorrowedFd<'_>,
     mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
 ) -> io::Result<Vec<Unread>> {
-    let mut unread = Vec::new();
-    let mut left = MAX_NAMES;
-    let mut pending = vec![PathBuf::new()];
-    while let Some(path) = pending.pop() {
-        match read_folder(root, &path, &mut left, &mut visit) {
-            Ok(folders) => pending.extend(folders),
-            Err(Failed::Read(why)) => unread.push(Unread { path, why }),
-            Err(Failed::Visit(error)) => return Err(error),
+    let mut names = 0;
+    walk_all(root, |it| {
+        names += 1;
+        if names > MAX_NAMES {
+            return Err(io::Error::other(format!("more than {MAX_NAMES} names")));
         }
-    }
-    Ok(unread)
+        visit(it)
+    })
 }
 
-enum Failed {
-    Read(io::Error),
-    Visit(io::Error),
-}
-
-/// Visits the names in one folder; gives back the folders that are to be entered.
-fn read_folder(
+/// The same, however many names there are. Memory is bounded, time is not.
+pub(super) fn walk_all(
     root: BorrowedFd<'_>,
-    path: &Path,
-    left: &mut usize,
-    visit: &mut impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> Result<Vec<PathBuf>, Failed> {
-    let folder = beneath::open_folder(root, path).map_err(Failed::Read)?;
-    let system = rustix::fs::fstatfs(&folder).map_err(|error| Failed::Read(error.into()))?;
-    if KERNEL_FILE_SYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)) {
-        return Ok(Vec::new());
-    }
-    let names = names(&folder).map_err(Failed::Read)?;
-    *left = left
-        .checked_sub(names.len())
-        .ok_or_else(|| Failed::Visit(io::Error::other(format!("more than {MAX_NAMES} names"))))?;
-    let mut folders = Vec::new();
-    for (name, kind, inode) in names {
-        let path = path.join(&name);
-        let (folder, name) = (folder.as_fd(), name.as_os_str());
-        let path_ref = &path;
-        let next = visit(&Visit {
-            folder,
-            name,
-            path: path_ref,
-            kind,
-            inode,
-        });
-        // Of files, too: a bound that is passed must not be missed.
-        let next = next.map_err(Failed::Visit)?;
-        if kind == FileType::Directory && next == Next::Enter {
-            folders.push(path);
-        }
-    }
-    Ok(folders)
+    visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
+) -> io::Result<Vec<Unread>> {
+    walk_in_batches(root, BATCH, visit)
 }
 
-/// All names of a folder, before any of them is changed.
-fn names(folder: impl AsFd) -> io::Result<Vec<(OsString, FileType, u64)>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(&folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if matches!(name, b"." | b"..") {
+fn walk_in_batches(
+    root: BorrowedFd<'_>,
+    batch: usize,
+    mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
+) -> io::Result<Vec<Unread>> {
+    let mut walk = Walk {
+        root,
+        levels: Vec::new(),
+        path: PathBuf::new(),
+        batch,
+        buffer: Box::new_uninit_slice(READ_BYTES),
+        unread: Vec::new(),
+    };
+    walk.enter(None);
+    while let Some(level) = walk.levels.last_mut() {
+        let Some(entry) = level.names.next() else {
+            if level.read_to.is_some() {
+                walk.read_on();
+            } else {
+                walk.leave();
+            }
             continue;
-        }
-        if names.len() > MAX_NAMES {
-            return Ok(names);
-        }
-        let name = OsStr::from_bytes(name).to_owned();
-        let kind = match entry.file_type() {
-            FileType::Unknown => match beneath::look(&folder, &name)? {
-                Some(found) => beneath::kind(&found),
-                None => continue,
-            },
-            kind => kind,
         };
-        names.push((name, kind, entry.ino()));
+        let Some(folder) = &level.handle else {
+            return Err(io::Error::other("a folder was closed too early"));
+        };
+        walk.path.push(&entry.name);
+        let next = visit(&Visit {
+            folder: folder.as_fd(),
+            name: &entry.name,
+            path: &walk.path,
+            kind: entry.kind,
+            inode: entry.inode,
+        })?;
+        match (entry.kind, next) {
+            (FileType::Directory, Next::Enter) => walk.enter(Some(&entry.name)),
+            _ => _ = walk.path.pop(),
+        }
     }
-    // So that what is told of them has an order.
-    names.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(names)
+    Ok(walk.unread)
+}
+
+struct Walk<'a> {
+    root: BorrowedFd<'a>,
+    levels: Vec<Level>,
+    /// Of what is looked at, relative to the root.
+    path: PathBuf,
+    batch: usize,
+    buffer: Box<[MaybeUninit<u8>]>,
+    unread: Vec<Unread>,
+}
+
+/// A folder that is being looked through.
+struct Level {
+    /// Nothing while the walk is far below it.
+    handle: Option<OwnedFd>,
+    /// Device and inode.
+    id: (u64, u64),
+    names: vec::IntoIter<DirEntry>,
+    /// Where the next batch begins; nothing once the folder is read to its end.
+    read_to: Option<u64>,
+}
+
+struct DirEntry {
+    name: OsString,
+    kind: FileType,
+    inode: u64,
+}
+
+impl Walk<'_> {
+    /// Goes down into the folder at `path`: this name in the one above, or the root.
+    fn enter(&mut self, name: Option<&OsStr>) {
+        let level = self
+            .open(name)
+            .and_then(|folder| read_level(folder, self.batch, &mut self.buffer));
+        match level {
+            Ok(level) => {
+                self.levels.push(level);
+                if let Some(far) = self.levels.len().checked_sub(MAX_HANDLES + 1) {
+                    self.levels[far].handle = None;
+                }
+            }
+            Err(why) => {
+                let path = self.path.clone();
+                self.unread.push(Unread { path, why });
+                self.path.pop();
+            }
+        }
+    }
+
+    /// Reads the next names of a large folder.
+    fn read_on(&mut self) {
+        let Some(level) = self.levels.last_mut() else {
+            return;
+        };
+        if let Err(why) = level.read_on(self.batch, &mut self.buffer) {
+            level.read_to = None;
+            let path = self.path.clone();
+            self.unread.push(Unread { path, why });
+        }
+    }
+
+    fn open(&self, name: Option<&OsStr>) -> io::Result<OwnedFd> {
+        if self.path.as_os_str().len() >= MAX_PATH_BYTES {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let above = self.levels.last().and_then(|level| level.handle.as_ref());
+        match (name, above) {
+            (Some(name), Some(above)) => beneath::open_folder(above, Path::new(name)),
+            _ => beneath::open_folder(self.root, &self.path),
+        }
+    }
+
+    /// Goes back to the folder above, which is opened again if it was far.
+    fn leave(&mut self) {
+        self.levels.pop();
+        self.path.pop();
+        let Some(level) = self.levels.last_mut() else {
+            return;
+        };
+        let is_done = level.names.len() == 0 && level.read_to.is_none();
+        if level.handle.is_some() || is_done {
+            return;
+        }
+        let opened = beneath::open_folder(self.root, &self.path).and_then(|folder| {
+            match id(&folder)? == level.id {
+                true => Ok(folder),
+                false => Err(io::Error::other("it was replaced meanwhile")),
+            }
+        });
+        match opened {
+            Ok(folder) => level.handle = Some(folder),
+            Err(why) => {
+                level.names = Vec::new().into_iter();
+                level.read_to = None;
+                let path = self.path.clone();
+                self.unread.push(Unread { path, why });
+            }
+        }
+    }
+}
+
+fn id(folder: &OwnedFd) -> io::Result<(u64, u64)> {
+    let status = rustix::fs::fstat(folder)?;
+    Ok((status.st_dev, status.st_ino))
+}
+
+fn read_level(folder: OwnedFd, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<Level> {
+    let system = rustix::fs::fstatfs(&folder)?;
+    let is_kernels = KERNEL_FILE_SYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff));
+    let mut level = Level {
+        id: id(&folder)?,
+        handle: Some(folder),
+        names: Vec::new().into_iter(),
+        read_to: None,
+    };
+    if !is_kernels {
+        level.read_to = Some(0);
+        level.read_on(batch, buffer)?;
+    }
+    Ok(level)
+}
+
+impl Level {
+    /// All further names of the folder before any of them is changed, or a batch of them.
+    fn read_on(&mut self, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<()> {
+        let (Some(folder), Some(mut read_to)) = (&self.handle, self.read_to) else {
+            return Ok(());
+        };
+        rustix::fs::seek(folder, SeekFrom::Start(read_to))?;
+        let mut names = Vec::new();
+        let mut entries = RawDir::new(folder, buffer);
+        let is_end = loop {
+            let Some(entry) = entries.next() else {
+                break true;
+            };
+            let entry = entry?;
+            read_to = entry.next_entry_cookie();
+            let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
+            let (kind, inode) = (entry.file_type(), entry.ino());
+            if let Some(kind) = kind_of(folder, &name, kind)? {
+                names.push(DirEntry { name, kind, inode });
+            }
+            if names.len() >= batch {
+                break false;
+            }
+        };
+        self.read_to = (!is_end).then_some(read_to);
+        // So that what is told of them has an order.
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        self.names = names.into_iter();
+        Ok(())
+    }
+}
+
+/// What a name is, where the file system does not say; nothing if it is gone, or the folder itself or the one above.
+fn kind_of(folder: &OwnedFd, name: &OsStr, told: FileType) -> io::Result<Option<FileType>> {
+    match told {
+        _ if matches!(name.as_bytes(), b"." | b"..") => Ok(None),
+        FileType::Unknown => Ok(beneath::look(folder, name)?.map(|found| beneath::kind(&found))),
+        kind => Ok(Some(kind)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::PathBuf};
+
+    /// More than are held open.
+    const DEPTH: usize = 2 * MAX_HANDLES + 3;
+
+    /// Removed when the test ends.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        /// Folders `m` in each other, each with a file before and behind it.
+        fn new(name: &str) -> Tree {
+            let name = format!("airlock-walk-{name}-{}", std::process::id());
+            let root = std::env::temp_dir().join(name);
+            let mut folder = root.clone();
+            for _ in 0..=DEPTH {
+                fs::create_dir(&folder).unwrap();
+                fs::write(folder.join("a"), "").unwrap();
+                fs::write(folder.join("z"), "").unwrap();
+                folder.push("m");
+            }
+            Tree(root)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn deep(depth: usize, name: &str) -> PathBuf {
+        let mut path: PathBuf = std::iter::repeat_n("m", depth).collect();
+        path.push(name);
+        path
+    }
+
+    #[test]
+    fn a_walk_that_comes_back_from_far_below_goes_on_where_it_was() {
+        let tree = Tree::new("deep");
+        let root = fs::File::open(&tree.0).unwrap();
+        let mut seen = Vec::new();
+        let unread = walk(root.as_fd(), |visit| {
+            let found = beneath::look(visit.folder, visit.name)?.unwrap();
+            assert_eq!(found.st_ino, visit.inode);
+            assert_eq!(
+                found.st_ino,
+                rustix::fs::lstat(tree.0.join(visit.path))?.st_ino
+            );
+            seen.push(visit.path.to_owned());
+            Ok(Next::Enter)
+        });
+        assert!(unread.unwrap().is_empty());
+        let down = (0..DEPTH).flat_map(|depth| [deep(depth, "a"), deep(depth, "m")]);
+        let last = [deep(DEPTH, "a"), deep(DEPTH, "z")];
+        let up = (0..DEPTH).rev().map(|depth| deep(depth, "z"));
+        let all: Vec<_> = down.chain(last).chain(up).collect();
+        assert_eq!(seen, all);
+    }
+
+    #[test]
+    fn a_large_folder_is_visited_whole_though_it_is_read_in_batches_and_loses_names_meanwhile() {
+        let tree = Tree::new("batches");
+        let many: Vec<_> = (0..5000).map(|number| format!("name-{number}")).collect();
+        for name in &many {
+            fs::write(tree.0.join(name), "").unwrap();
+        }
+        let root = fs::File::open(&tree.0).unwrap();
+        let (mut seen, mut deepest) = (Vec::new(), 0);
+        let unread = walk_in_batches(root.as_fd(), 100, |visit| {
+            deepest = deepest.max(visit.path.iter().count());
+            if visit.path.iter().count() == 1 && visit.kind == FileType::RegularFile {
+                fs::remove_file(tree.0.join(visit.path))?;
+                seen.push(visit.name.to_owned());
+            }
+            Ok(Next::Enter)
+        });
+        assert!(unread.unwrap().is_empty());
+        let ordered = seen.is_sorted();
+        assert!(!ordered, "all were read at once: nothing was tried");
+        seen.sort();
+        let mut all: Vec<OsString> = many.iter().map(OsString::from).collect();
+        all.extend(["a".into(), "z".into()]);
+        all.sort();
+        assert_eq!(seen, all);
+        assert_eq!(deepest, DEPTH + 1);
+    }
+
+    #[test]
+    fn a_folder_that_was_replaced_while_the_walk_was_far_below_is_not_gone_on_with() {
+        let tree = Tree::new("replaced");
+        let root = fs::File::open(&tree.0).unwrap();
+        let mut seen = Vec::new();
+        let unread = walk(root.as_fd(), |visit| {
+            if visit.path == deep(DEPTH, "a") {
+                let replaced = tree.0.join("m/m");
+                fs::rename(&replaced, tree.0.join("moved"))?;
+                fs::create_dir(&replaced)?;
+                fs::write(replaced.join("z"), "another")?;
+            }
+            seen.push(visit.path.to_owned());
+            Ok(Next::Enter)
+        });
+        let unread: Vec<_> = unread.unwrap().into_iter().map(|it| it.path).collect();
+        // The root and the one below it are as they were; those below the replaced one are no longer there.
+        let far = DEPTH - MAX_HANDLES;
+        let gone: Vec<_> = (2..=far).rev().map(|depth| deep(depth - 1, "m")).collect();
+        assert_eq!(unread, gone);
+        let up = seen.iter().filter(|path| path.ends_with("z"));
+        let up: Vec<_> = up.cloned().collect();
+        let kept = (far + 1..=DEPTH).rev().chain([1, 0]);
+        assert_eq!(up, kept.map(|depth| deep(depth, "z")).collect::<Vec<_>>());
+    }
 }

@@ -26,7 +26,7 @@ async fn a_call_is_answered_where_its_asker_listens_with_its_trace_and_then_sett
     assert!(sent.properties.contains_key("timestamp"));
     assert_eq!((world.broker.unsettled(), world.broker.settled()), (0, 1));
     assert_eq!(
-        world.count(|noted| matches!(noted, Noted::Answered { .. })),
+        world.count(|event| matches!(event, WorkerEvent::Answered { .. })),
         1
     );
 }
@@ -134,7 +134,7 @@ async fn whoever_finds_no_place_is_refused() {
 async fn without_room_on_the_disk_nothing_is_begun() {
     let world = World::new(Setup {
         slots: 1,
-        is_full: true,
+        is_disk_full: true,
         ..Setup::default()
     })
     .await;
@@ -192,11 +192,11 @@ async fn an_answer_that_is_too_large_for_us_or_for_the_broker_is_an_error_that_n
         message.contains("have 10000") && message.contains("has 201"),
         "{message}"
     );
-    let is_error = |noted: &Noted| {
+    let is_error = |event: &WorkerEvent| {
         matches!(
-            noted,
-            Noted::Answered {
-                how: How::Error(_),
+            event,
+            WorkerEvent::Answered {
+                how: AnswerStatus::Error(_),
                 ..
             }
         )
@@ -241,7 +241,7 @@ async fn a_timeout_is_a_result_and_time_and_profile_come_from_whoever_says_somet
     let mut entry = (*tool("echo", "d")).clone();
     entry.timeout = Some(Duration::from_secs(77));
     let strict = Arc::new(entry.clone());
-    entry.profile = Some(Profile::Permissive);
+    entry.profile = Some(ToolProfile::Permissive);
     let mut tools = (*catalog(&["late"])).clone();
     tools.insert("echo".to_owned(), strict);
     tools.insert(
@@ -269,28 +269,28 @@ async fn a_timeout_is_a_result_and_time_and_profile_come_from_whoever_says_somet
     world.invoke_with("late", "d", json!({}));
     world.idle().await;
     let seen = |id: &str, seconds, profile| {
-        let expected = calls::Seen {
+        let expected = fake_executor::Seen {
             id: id.to_owned(),
             time: Duration::from_secs(seconds),
             profile,
         };
         assert_eq!(world.calls.seen(id), expected);
     };
-    seen("b", 77, Profile::Restrictive);
-    seen("c", 5, Profile::Permissive);
+    seen("b", 77, ToolProfile::Restrictive);
+    seen("c", 5, ToolProfile::Permissive);
     world.calls.let_go("c");
     world.idle().await;
-    seen("d", 30, Profile::Restrictive);
+    seen("d", 30, ToolProfile::Restrictive);
     // A request may be stricter than its operator, and no laxer; only an entry may.
     world.invoke_with("late", "e", json!({"sandbox_profile": "permissive"}));
     world.idle().await;
-    seen("e", 30, Profile::Restrictive);
+    seen("e", 30, ToolProfile::Restrictive);
     assert_eq!(
-        world.count(|noted| matches!(noted, Noted::ProfileTooWide { .. })),
+        world.count(|event| matches!(event, WorkerEvent::ProfileTooWide { .. })),
         1
     );
     assert_eq!(
-        world.count(|noted| matches!(noted, Noted::UnknownProfile { .. })),
+        world.count(|event| matches!(event, WorkerEvent::UnknownProfile { .. })),
         1
     );
 }
@@ -348,7 +348,7 @@ async fn bad_requests_are_answered_if_they_say_where_and_settled_in_any_case() {
         ("INVALID_REQUEST".to_owned(), 0)
     );
     assert_eq!(
-        world.count(|noted| matches!(noted, Noted::Unanswerable { .. })),
+        world.count(|event| matches!(event, WorkerEvent::Unanswerable { .. })),
         1
     );
 }
@@ -445,7 +445,7 @@ async fn a_call_that_waited_begins_by_what_the_manifest_says_then() {
     };
     let wide = tools
         .iter()
-        .map(|name| entry(name, Profile::Permissive, 20));
+        .map(|name| entry(name, ToolProfile::Permissive, 20));
     world.catalog.send_replace(Arc::new(wide.collect()));
     for name in &tools {
         world.invoke(name, name);
@@ -453,18 +453,18 @@ async fn a_call_that_waited_begins_by_what_the_manifest_says_then() {
     }
     assert_eq!(world.calls.begun(), ["hang"], "the others wait");
     let narrow = [
-        entry("same", Profile::Permissive, 40),
-        entry("strict", Profile::Restrictive, 5),
+        entry("same", ToolProfile::Permissive, 40),
+        entry("strict", ToolProfile::Restrictive, 5),
     ];
     world.catalog.send_replace(Arc::new(narrow.into()));
     world.calls.let_go("hang");
     world.idle().await;
     assert_eq!(world.code("gone"), "TOOL_NOT_AVAILABLE");
     for (id, seconds, profile) in [
-        ("same", 20, Profile::Permissive),
-        ("strict", 5, Profile::Restrictive),
+        ("same", 20, ToolProfile::Permissive),
+        ("strict", 5, ToolProfile::Restrictive),
     ] {
-        let expected = calls::Seen {
+        let expected = fake_executor::Seen {
             id: id.to_owned(),
             time: Duration::from_secs(seconds),
             profile,
@@ -527,11 +527,11 @@ async fn everybody_is_told_of_tools_at_the_start_when_they_change_after_a_connec
     world.broker.cut();
     sleep(Duration::from_secs(4)).await;
     assert_eq!((told("echo"), told("hang")), (3, 2));
-    sleep(announce::AGAIN).await;
+    sleep(announce::ANNOUNCE_INTERVAL).await;
     assert_eq!((told("echo"), told("hang")), (4, 3));
     world
         .undiscovered
-        .send(Undiscovered {
+        .send(UndiscoveredTool {
             tool: "odd".to_owned(),
             why: "it says no".to_owned(),
         })
@@ -659,7 +659,7 @@ async fn what_needs_no_answer_is_settled_though_too_many_answers_wait() {
     assert_eq!(world.broker.settled(), 0);
     world.broker.silent(false);
     sleep(Duration::from_secs(5)).await;
-    let unanswered = world.count(|noted| matches!(noted, Noted::PublishFailed { .. }));
+    let unanswered = world.count(|event| matches!(event, WorkerEvent::PublishFailed { .. }));
     assert_eq!(
         (unanswered, world.broker.unsettled()),
         (4, 0),

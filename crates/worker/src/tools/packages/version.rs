@@ -1,10 +1,10 @@
-//! Which of two wheels of one package is the newer: names as PEP 503 compares them, versions as PEP 440 orders them. What is
-//! neither has some order all the same.
+//! Compares wheels of one package: names as in PEP 503, versions as in PEP 440. Invalid ones have
+//! some order, too.
 
 use std::iter::Peekable;
 
-/// Whose wheel it is, whatever way its name is written; and its version, if the file has the name of a wheel.
-pub(super) fn of_wheel(file: &str) -> (String, Version) {
+/// Normalized package name and version in a wheel's file name.
+pub(super) fn parse_wheel_name(file: &str) -> (String, Version) {
     let mut parts = file.split('-');
     let name = parts.next().unwrap_or_default().to_ascii_lowercase();
     let name: Vec<&str> = name
@@ -17,21 +17,21 @@ pub(super) fn of_wheel(file: &str) -> (String, Version) {
     )
 }
 
-/// A version that can be compared. The fields count in this order.
+/// A version. The fields are compared in this order.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version {
     epoch: u64,
-    /// Without zeros at its end: 1.0 is 1.
+    /// Without trailing zeros: 1.0 equals 1.
     release: Vec<u64>,
     stage: Stage,
     post: Option<u64>,
     dev: Dev,
-    local: Vec<Part>,
+    local: Vec<VersionPart>,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// On the way to what comes before the release.
+    /// A development release, before any pre-release.
     Dev,
     Alpha(u64),
     Beta(u64),
@@ -46,7 +46,7 @@ enum Dev {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum VersionPart {
     Word(String),
     Number(u64),
 }
@@ -58,16 +58,21 @@ impl Version {
         let (epoch, rest) = public.split_once('!').unwrap_or(("0", public));
         let mut rest = parts(rest).into_iter().peekable();
         let mut release = Vec::new();
-        while let Some(Part::Number(number)) = rest.next_if(|part| matches!(part, Part::Number(_)))
+        while let Some(VersionPart::Number(number)) =
+            rest.next_if(|part| matches!(part, VersionPart::Number(_)))
         {
             release.push(number);
         }
         while release.last() == Some(&0) {
             release.pop();
         }
-        let (mut stage, mut post, mut dev) = (None, None, Dev::No);
+        let mut stage = None;
+        let mut post = None;
+        let mut dev = Dev::No;
         while let Some(part) = rest.next() {
-            let Part::Word(word) = part else { continue };
+            let VersionPart::Word(word) = part else {
+                continue;
+            };
             let count = count(&mut rest);
             match &*word {
                 "a" | "alpha" => stage = Some(Stage::Alpha(count)),
@@ -83,7 +88,8 @@ impl Version {
         } else {
             Stage::Release
         };
-        let (epoch, stage) = (epoch.parse().unwrap_or(0), stage.unwrap_or(without));
+        let epoch = epoch.parse().unwrap_or(0);
+        let stage = stage.unwrap_or(without);
         Version {
             epoch,
             release,
@@ -95,16 +101,16 @@ impl Version {
     }
 }
 
-/// The number behind a word; none is 0.
-fn count(rest: &mut Peekable<impl Iterator<Item = Part>>) -> u64 {
-    match rest.next_if(|part| matches!(part, Part::Number(_))) {
-        Some(Part::Number(number)) => number,
+/// The number after a word; 0 if there is none.
+fn count(rest: &mut Peekable<impl Iterator<Item = VersionPart>>) -> u64 {
+    match rest.next_if(|part| matches!(part, VersionPart::Number(_))) {
+        Some(VersionPart::Number(number)) => number,
         _ => 0,
     }
 }
 
-/// Its numbers and words, whatever stands between them.
-fn parts(text: &str) -> Vec<Part> {
+/// Numbers and words of a text, whatever separates them.
+fn parts(text: &str) -> Vec<VersionPart> {
     let mut parts = Vec::new();
     for piece in text.split(|letter: char| !letter.is_ascii_alphanumeric()) {
         let is_digit = |byte: &u8| byte.is_ascii_digit();
@@ -113,9 +119,10 @@ fn parts(text: &str) -> Vec<Part> {
             .chunk_by(|one, other| is_digit(one) == is_digit(other));
         parts.extend(runs.map(|run| {
             let run = String::from_utf8_lossy(run);
-            match run.starts_with(|letter: char| letter.is_ascii_digit()) {
-                true => Part::Number(run.parse().unwrap_or(u64::MAX)),
-                false => Part::Word(run.into_owned()),
+            if run.starts_with(|letter: char| letter.is_ascii_digit()) {
+                VersionPart::Number(run.parse().unwrap_or(u64::MAX))
+            } else {
+                VersionPart::Word(run.into_owned())
             }
         }));
     }
@@ -169,7 +176,7 @@ mod tests {
 
     #[test]
     fn one_package_has_one_name_however_it_is_written() {
-        let name = |file: &str| of_wheel(file).0;
+        let name = |file: &str| parse_wheel_name(file).0;
         assert_eq!(
             name("Zope.Interface-1.0-py3-none-any.whl"),
             name("zope__interface-2-1-cp311-x-y.whl")
@@ -178,14 +185,18 @@ mod tests {
             name("zope-1.0-py3-none-any.whl"),
             name("zope_interface-1.0-py3-none-any.whl")
         );
-        assert_eq!(of_wheel("a-1.5-7-py3-none-any.whl").1, Version::new("1.5"));
-        assert_eq!(of_wheel("odd.whl").1, Version::new(""));
+        assert_eq!(
+            parse_wheel_name("a-1.5-7-py3-none-any.whl").1,
+            Version::new("1.5")
+        );
+        assert_eq!(parse_wheel_name("odd.whl").1, Version::new(""));
     }
 
     proptest! {
         #[test]
         fn whatever_a_file_is_called_it_has_a_place(one in ".{0,30}", other in ".{0,30}") {
-            let (one, other) = (of_wheel(&one).1, of_wheel(&other).1);
+            let one = parse_wheel_name(&one).1;
+            let other = parse_wheel_name(&other).1;
             prop_assert_eq!(one < other, other > one);
         }
     }

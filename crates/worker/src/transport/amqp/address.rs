@@ -1,27 +1,28 @@
-//! What things of the mesh are called on a broker. AMQP leaves names to brokers, and they differ.
+//! Names of queues and topics on an AMQP broker. AMQP does not define them, and brokers differ.
 
-use super::super::{Trouble, never};
+use super::super::{ConnectionError, fatal};
 use crate::wire::topic::mqtt_filter;
 
-/// How a broker calls queues and topics.
+/// How a broker names queues and topics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Addresses {
+pub enum AddressScheme {
     /// `queue://NAME` and `topic://TOPIC`.
     Solace,
-    /// Queues, and an exchange of the kind `topic`. There `.` stands between levels, so `.` and `/` change places: nothing is
-    /// lost, and wildcards mean what they mean in the mesh. Which keys a queue gets is bound by whoever made it.
+    /// Queues, and a topic exchange. RabbitMQ separates levels by `.`, so `.` and `/` are
+    /// exchanged: nothing is lost, and wildcards keep their meaning. The bindings of a queue are up
+    /// to its owner.
     Rabbit {
-        /// By which topics travel: `amq.topic` unless another was made.
+        /// The exchange: `amq.topic` by default.
         exchange: String,
     },
 }
 
-impl Addresses {
-    /// The scheme with this name, as settings give it.
-    pub fn named(name: &str) -> Result<Addresses, String> {
+impl AddressScheme {
+    /// Parses the name of a scheme.
+    pub fn named(name: &str) -> Result<AddressScheme, String> {
         match name {
-            "solace" => Ok(Addresses::Solace),
-            "rabbitmq" => Ok(Addresses::Rabbit {
+            "solace" => Ok(AddressScheme::Solace),
+            "rabbitmq" => Ok(AddressScheme::Rabbit {
                 exchange: "amq.topic".to_owned(),
             }),
             other => Err(format!(
@@ -30,21 +31,21 @@ impl Addresses {
         }
     }
 
-    /// Where a queue is read.
+    /// Source address of a queue.
     pub(super) fn queue(&self, name: &str) -> String {
         match self {
-            Addresses::Solace => format!("queue://{name}"),
-            Addresses::Rabbit { .. } => format!("/amq/queue/{}", escaped(name)),
+            AddressScheme::Solace => format!("queue://{name}"),
+            AddressScheme::Rabbit { .. } => format!("/amq/queue/{}", escaped(name)),
         }
     }
 
-    /// Where all that matches a pattern of the mesh is read.
-    pub(super) fn pattern(&self, pattern: &str) -> Result<String, Trouble> {
-        // What cannot be said in the one cannot be said in the other.
-        mqtt_filter(pattern).map_err(|bad| never(bad.to_string()))?;
+    /// Source address of a subscription pattern.
+    pub(super) fn pattern(&self, pattern: &str) -> Result<String, ConnectionError> {
+        // Patterns have the same restrictions as in MQTT.
+        mqtt_filter(pattern).map_err(|bad| fatal(bad.to_string()))?;
         Ok(match self {
-            Addresses::Solace => format!("topic://{pattern}"),
-            Addresses::Rabbit { exchange } => {
+            AddressScheme::Solace => format!("topic://{pattern}"),
+            AddressScheme::Rabbit { exchange } => {
                 let key = swapped(pattern);
                 let key = match key.strip_suffix('>') {
                     Some(before) => format!("{before}#"),
@@ -55,19 +56,19 @@ impl Addresses {
         })
     }
 
-    /// Where everything is sent to; none is where each message says.
+    /// Target address of the sender link; none if each message has its own.
     pub(super) fn target(&self) -> Option<String> {
         match self {
-            Addresses::Solace => None,
-            Addresses::Rabbit { exchange } => Some(format!("/exchange/{}", escaped(exchange))),
+            AddressScheme::Solace => None,
+            AddressScheme::Rabbit { exchange } => Some(format!("/exchange/{}", escaped(exchange))),
         }
     }
 
-    /// Where one message is sent to.
+    /// Address of a message.
     pub(super) fn topic(&self, topic: &str) -> String {
         match self {
-            Addresses::Solace => format!("topic://{topic}"),
-            Addresses::Rabbit { exchange } => {
+            AddressScheme::Solace => format!("topic://{topic}"),
+            AddressScheme::Rabbit { exchange } => {
                 format!(
                     "/exchange/{}/{}",
                     escaped(exchange),
@@ -77,24 +78,24 @@ impl Addresses {
         }
     }
 
-    /// By which the broker decides who gets a message, where that is apart from its address.
+    /// Routing key of a message, where it is separate from the address.
     pub(super) fn key(&self, topic: &str) -> Option<String> {
         match self {
-            Addresses::Solace => None,
-            Addresses::Rabbit { .. } => Some(swapped(topic)),
+            AddressScheme::Solace => None,
+            AddressScheme::Rabbit { .. } => Some(swapped(topic)),
         }
     }
 
-    /// The topic behind an address; none if it is something else.
+    /// The topic in an address; none if it is no topic.
     pub(super) fn topic_of(&self, address: &str) -> Option<String> {
         match self {
-            Addresses::Solace => match address.split_once("://") {
+            AddressScheme::Solace => match address.split_once("://") {
                 Some(("topic", topic)) => Some(topic.to_owned()),
                 Some(_) => None,
-                // Between clients of its own protocol topics have no prefix.
+                // Clients of the broker's own protocol send topics without a prefix.
                 None => Some(address.to_owned()),
             },
-            Addresses::Rabbit { .. } => {
+            AddressScheme::Rabbit { .. } => {
                 let rest = address
                     .strip_prefix("/exchange/")
                     .and_then(|rest| rest.split_once('/'));
@@ -106,11 +107,11 @@ impl Addresses {
         }
     }
 
-    /// The topic behind a key.
+    /// The topic in a routing key.
     pub(super) fn topic_of_key(&self, key: &str) -> Option<String> {
         match self {
-            Addresses::Solace => None,
-            Addresses::Rabbit { .. } => Some(swapped(key)),
+            AddressScheme::Solace => None,
+            AddressScheme::Rabbit { .. } => Some(swapped(key)),
         }
     }
 }
@@ -124,7 +125,7 @@ fn swapped(topic: &str) -> String {
     topic.chars().map(swap).collect()
 }
 
-/// RabbitMQ understands this one escape and no other.
+/// RabbitMQ supports only this escape.
 fn escaped(name: &str) -> String {
     name.replace('/', "%2F")
 }
@@ -136,8 +137,8 @@ mod tests {
     #[test]
     fn topics_come_back_as_they_went() {
         let schemes = [
-            Addresses::named("solace").unwrap(),
-            Addresses::named("rabbitmq").unwrap(),
+            AddressScheme::named("solace").unwrap(),
+            AddressScheme::named("rabbitmq").unwrap(),
         ];
         for addresses in &schemes {
             for topic in ["a/b", "my.org/dev/a2a/v1/sam_remote_tool/invoke/x.y"] {
@@ -161,6 +162,6 @@ mod tests {
             "/exchange/amq.topic/n%2Fm.*.#"
         );
         assert_eq!(schemes[1].queue("n/q/str/w"), "/amq/queue/n%2Fq%2Fstr%2Fw");
-        assert!(Addresses::named("other").is_err());
+        assert!(AddressScheme::named("other").is_err());
     }
 }

@@ -1,12 +1,12 @@
-//! Frames: a size, a kind, a channel, a performative, and the bytes of a message behind it.
+//! AMQP frames: size, type, channel, performative, and payload.
 
-use super::value::{Flaw, Value};
+use super::value::{DecodeError, Value};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 pub(super) const HEADER: usize = 8;
 
-/// What performatives, errors and outcomes are called.
-pub(super) mod name {
+/// Descriptor codes of performatives, errors and outcomes.
+pub(super) mod descriptor {
     pub(crate) const OPEN: u64 = 0x10;
     pub(crate) const BEGIN: u64 = 0x11;
     pub(crate) const ATTACH: u64 = 0x12;
@@ -27,8 +27,8 @@ pub(super) mod name {
     pub(crate) const INIT: u64 = 0x41;
     pub(crate) const OUTCOME: u64 = 0x44;
 
-    /// Some brokers write them out.
-    pub(super) const WORDS: [(&str, u64); 18] = [
+    /// Symbolic descriptors, which some brokers use.
+    pub(super) const SYMBOLS: [(&str, u64); 18] = [
         ("amqp:open:list", OPEN),
         ("amqp:begin:list", BEGIN),
         ("amqp:attach:list", ATTACH),
@@ -50,31 +50,36 @@ pub(super) mod name {
     ];
 }
 
-/// Which layer a frame belongs to.
+/// Frame type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Amqp,
     Sasl,
 }
 
-/// A list with a name. Members that are left out at the end are null.
+/// A described list. Trailing fields that are missing are null.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Named {
+pub(super) struct DescribedList {
     pub(super) name: u64,
     fields: Vec<Value>,
 }
 
-impl Named {
-    pub(super) fn of(value: Value) -> Option<Named> {
+impl DescribedList {
+    pub(super) fn of(value: Value) -> Option<DescribedList> {
         let Value::Described(name, value) = value else {
             return None;
         };
         let name = match *name {
-            Value::Symbol(word) => name::WORDS.iter().find(|(known, _)| *known == word)?.1,
+            Value::Symbol(word) => {
+                descriptor::SYMBOLS
+                    .iter()
+                    .find(|(known, _)| *known == word)?
+                    .1
+            }
             name => name.number()?,
         };
         match *value {
-            Value::List(fields) => Some(Named { name, fields }),
+            Value::List(fields) => Some(DescribedList { name, fields }),
             _ => None,
         }
     }
@@ -96,28 +101,28 @@ impl Named {
         *self.get(at) == Value::Bool(true)
     }
 
-    /// A list with a name inside of this one.
-    pub(super) fn inner(&self, at: usize) -> Option<Named> {
-        Named::of(self.get(at).clone())
+    /// A described list in a field.
+    pub(super) fn inner(&self, at: usize) -> Option<DescribedList> {
+        DescribedList::of(self.get(at).clone())
     }
 }
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Frame {
-    /// Only to be heard.
+    /// A heartbeat.
     Empty,
-    Said {
-        kind: Kind,
+    Performative {
+        kind: FrameKind,
         channel: u16,
-        what: Named,
+        what: DescribedList,
         payload: Bytes,
     },
 }
 
-/// What is wrong with a frame.
+/// Why a frame is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Bad {
+pub(super) enum FrameError {
     #[error("a frame of {0} bytes")]
     Size(usize),
     #[error("a frame of a kind that the standard does not know")]
@@ -125,23 +130,23 @@ pub(super) enum Bad {
     #[error("a frame without a performative")]
     Performative,
     #[error("{0}")]
-    Value(#[from] Flaw),
+    Value(#[from] DecodeError),
 }
 
-/// Takes a frame from the beginning of `bytes`; none if there is not all of it yet.
-pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>, Bad> {
+/// Takes a frame from the front of `bytes`; none if it is incomplete.
+pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>, FrameError> {
     let Some((mut head, _)) = bytes.split_at_checked(HEADER) else {
         return Ok(None);
     };
     let size = usize::try_from(head.get_u32()).unwrap_or(usize::MAX);
     let offset = usize::from(head.get_u8()) * 4;
     if size > largest || offset < HEADER || offset > size {
-        return Err(Bad::Size(size));
+        return Err(FrameError::Size(size));
     }
     let kind = match head.get_u8() {
-        0 => Kind::Amqp,
-        1 => Kind::Sasl,
-        _ => return Err(Bad::Kind),
+        0 => FrameKind::Amqp,
+        1 => FrameKind::Sasl,
+        _ => return Err(FrameError::Kind),
     };
     let channel = head.get_u16();
     if bytes.len() < size {
@@ -152,8 +157,8 @@ pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>
     if payload.is_empty() {
         return Ok(Some(Frame::Empty));
     }
-    let what = Named::of(Value::read(&mut payload)?).ok_or(Bad::Performative)?;
-    Ok(Some(Frame::Said {
+    let what = DescribedList::of(Value::read(&mut payload)?).ok_or(FrameError::Performative)?;
+    Ok(Some(Frame::Performative {
         kind,
         channel,
         what,
@@ -161,17 +166,17 @@ pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>
     }))
 }
 
-/// Writes a frame; gives its size.
+/// Writes a frame and returns its size.
 pub(super) fn write(
     out: &mut BytesMut,
-    kind: Kind,
+    kind: FrameKind,
     name: u64,
     fields: Vec<Value>,
     payload: &[u8],
 ) -> usize {
     let at = out.len();
     out.put_u32(0);
-    out.put_slice(&[2, u8::from(kind == Kind::Sasl), 0, 0]);
+    out.put_slice(&[2, u8::from(kind == FrameKind::Sasl), 0, 0]);
     Value::named(name, fields).write(out);
     out.put_slice(payload);
     let size = out.len() - at;
@@ -179,22 +184,22 @@ pub(super) fn write(
     size
 }
 
-/// Writes one that says nothing.
+/// Writes a heartbeat.
 pub(super) fn write_empty(out: &mut BytesMut) {
     out.put_slice(&[0, 0, 0, 8, 2, 0, 0, 0]);
 }
 
-/// An error in the words of the broker; bounded, because it goes into messages.
-pub(super) fn error(of: Option<&Named>) -> String {
-    let Some(error) = of.filter(|error| error.name == name::ERROR) else {
+/// Text of the broker's error, truncated for messages.
+pub(super) fn error(of: Option<&DescribedList>) -> String {
+    let Some(error) = of.filter(|error| error.name == descriptor::ERROR) else {
         return "it does not say why".to_owned();
     };
     let condition = error.get(0).words().unwrap_or("no condition");
     let text = error.get(1).words().unwrap_or_default();
-    let told: String = format!("{condition} {text}")
+    let printable: String = format!("{condition} {text}")
         .chars()
         .filter(|letter| !letter.is_control())
         .take(300)
         .collect();
-    told.trim_end().to_owned()
+    printable.trim_end().to_owned()
 }

@@ -1,15 +1,15 @@
-//! Messages in sections: what we say and what we understand. The body is taken as it lies there; what travels beside it is
+//! AMQP message sections, encoded and decoded. The body is not copied; the other sections are
 //! bounded.
 
 use super::{
-    address::Addresses,
-    value::{Flaw, Value, skip},
+    address::AddressScheme,
+    value::{DecodeError, Value, skip},
 };
-use crate::transport::{Outgoing, Properties};
+use crate::transport::{OutgoingMessage, Properties};
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// What travels beside the body, in bytes.
-const MOST_BESIDE: usize = 256 << 10;
+/// Maximum size of a section other than the body.
+const MAX_SECTION_BYTES: usize = 256 << 10;
 
 mod section {
     pub(super) const HEADER: u64 = 0x70;
@@ -20,27 +20,27 @@ mod section {
     pub(super) const VALUE: u64 = 0x77;
 }
 
-/// A message that came.
+/// A received message.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Incoming {
-    /// As far as the message says it.
+pub(super) struct DecodedMessage {
+    /// If the message says it.
     pub(super) topic: Option<String>,
     pub(super) payload: Bytes,
     pub(super) properties: Properties,
 }
 
-/// Why a message cannot be understood.
+/// Why a message is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unclear {
+pub(super) enum MessageError {
     #[error("it is no message of AMQP: {0}")]
-    Flaw(#[from] Flaw),
-    #[error("{0} bytes travel beside it, more than {MOST_BESIDE}")]
+    Decode(#[from] DecodeError),
+    #[error("{0} bytes travel beside it, more than {MAX_SECTION_BYTES}")]
     Beside(usize),
     #[error("its body is neither bytes nor text")]
     Body,
 }
 
-pub(super) fn write(message: &Outgoing, addresses: &Addresses) -> Bytes {
+pub(super) fn write(message: &OutgoingMessage, addresses: &AddressScheme) -> Bytes {
     let mut out = BytesMut::with_capacity(message.payload.len() + 512);
     // Durable.
     Value::named(section::HEADER, vec![Value::Bool(true)]).write(&mut out);
@@ -63,7 +63,7 @@ pub(super) fn write(message: &Outgoing, addresses: &Addresses) -> Bytes {
     out.freeze()
 }
 
-/// In the mesh one property is a number.
+/// The mesh expects the timestamp as a number.
 fn typed(key: &str, value: &str) -> Value {
     match (key, value.parse()) {
         ("timestamp", Ok(number)) => Value::Long(number),
@@ -76,10 +76,15 @@ fn described(out: &mut BytesMut, name: u64) {
     Value::Ulong(name).write(out);
 }
 
-pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, Unclear> {
-    let mut incoming = Incoming::default();
+pub(super) fn read(
+    mut bytes: Bytes,
+    addresses: &AddressScheme,
+) -> Result<DecodedMessage, MessageError> {
+    let mut incoming = DecodedMessage::default();
     let mut data: Vec<Bytes> = Vec::new();
-    let (mut named, mut annotated, mut reply_to) = (None, None, None);
+    let mut named = None;
+    let mut annotated = None;
+    let mut reply_to = None;
     while !bytes.is_empty() {
         let mut one = skip(&mut bytes)?;
         let name = section_name(&mut one)?;
@@ -103,12 +108,13 @@ pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, 
                 annotated = routing_key(&beside(one)?).and_then(|key| addresses.topic_of_key(&key))
             }
             section::APPLICATION => incoming.properties = properties(beside(one)?),
-            // How it came here, or what is to be checked: not for us.
+            // Header, delivery annotations and footer are not needed.
             0x70 | 0x71 | 0x78 => {}
-            _ => return Err(Unclear::Body),
+            _ => return Err(MessageError::Body),
         }
     }
-    // Where the broker does not say it, the sender's word counts: then whoever may write to the queue may ask for any tool.
+    // Without the broker's word on the topic the sender's counts: then whoever may write to the
+    // queue may invoke any tool.
     incoming.topic = annotated.or(named);
     if let Some(reply_to) = reply_to {
         incoming
@@ -123,10 +129,10 @@ pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, 
     Ok(incoming)
 }
 
-/// Takes the name from before a section.
-fn section_name(section: &mut Bytes) -> Result<u64, Unclear> {
+/// Takes the descriptor of a section.
+fn section_name(section: &mut Bytes) -> Result<u64, MessageError> {
     if section.first() != Some(&0) {
-        return Err(Flaw::Type.into());
+        return Err(DecodeError::Type.into());
     }
     _ = section.split_to(1);
     match Value::read(section)? {
@@ -139,21 +145,21 @@ fn section_name(section: &mut Bytes) -> Result<u64, Unclear> {
             "amqp:header:list" | "amqp:delivery-annotations:map" | "amqp:footer:map" => {
                 section::HEADER
             }
-            _ => return Err(Unclear::Body),
+            _ => return Err(MessageError::Body),
         }),
-        name => name.number().ok_or(Unclear::Flaw(Flaw::Type)),
+        name => name.number().ok_or(MessageError::Decode(DecodeError::Type)),
     }
 }
 
-fn beside(mut section: Bytes) -> Result<Value, Unclear> {
-    if section.len() > MOST_BESIDE {
-        return Err(Unclear::Beside(section.len()));
+fn beside(mut section: Bytes) -> Result<Value, MessageError> {
+    if section.len() > MAX_SECTION_BYTES {
+        return Err(MessageError::Beside(section.len()));
     }
     Ok(Value::read(&mut section)?)
 }
 
-fn body(name: u64, mut section: Bytes) -> Result<Bytes, Unclear> {
-    // Only these are read: a list of millions is not even looked at.
+fn body(name: u64, mut section: Bytes) -> Result<Bytes, MessageError> {
+    // Only flat values are read; a list of millions is not parsed.
     let is_flat = section
         .first()
         .is_some_and(|code| matches!(code, 0xa0 | 0xb0 | 0xa1 | 0xb1));
@@ -161,13 +167,13 @@ fn body(name: u64, mut section: Bytes) -> Result<Bytes, Unclear> {
         (true, _) => match Value::read(&mut section)? {
             Value::Binary(bytes) => Ok(bytes),
             Value::Text(text) if name == section::VALUE => Ok(text.into()),
-            _ => Err(Unclear::Body),
+            _ => Err(MessageError::Body),
         },
-        (false, _) => Err(Unclear::Body),
+        (false, _) => Err(MessageError::Body),
     }
 }
 
-/// The broker's own word on where it went; newer versions of RabbitMQ give it.
+/// The routing key as the broker reports it; newer versions of RabbitMQ do.
 fn routing_key(annotations: &Value) -> Option<String> {
     let Value::Map(pairs) = annotations else {
         return None;
@@ -180,7 +186,7 @@ fn routing_key(annotations: &Value) -> Option<String> {
         .and_then(|(_, value)| value.words().map(str::to_owned))
 }
 
-/// Of two with one name the first counts.
+/// Of duplicate keys the first counts.
 fn properties(value: Value) -> Properties {
     let mut properties = Properties::new();
     let Value::Map(pairs) = value else {

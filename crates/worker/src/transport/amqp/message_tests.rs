@@ -1,8 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn rabbit() -> Addresses {
-    Addresses::named("rabbitmq").unwrap()
+fn rabbit() -> AddressScheme {
+    AddressScheme::named("rabbitmq").unwrap()
 }
 
 fn sections(parts: &[(u64, Value)]) -> Bytes {
@@ -23,14 +23,14 @@ fn what_is_sent_comes_as_it_was() {
         ("timestamp".to_owned(), "1700000000000".to_owned()),
     ]);
     let payload = Bytes::from(vec![7; 100_000]);
-    let message = Outgoing {
+    let message = OutgoingMessage {
         topic: "n/a.b/c".to_owned(),
         payload: payload.clone(),
         properties: properties.clone(),
     };
-    for addresses in [Addresses::Solace, rabbit()] {
+    for addresses in [AddressScheme::Solace, rabbit()] {
         let read = read(write(&message, &addresses), &addresses);
-        let expected = Incoming {
+        let expected = DecodedMessage {
             topic: Some(message.topic.clone()),
             payload: payload.clone(),
             properties: properties.clone(),
@@ -75,7 +75,7 @@ fn every_single_value_is_a_text_and_the_reply_address_counts_where_no_property_s
         (section::APPLICATION, application),
         (section::VALUE, Value::text("hello")),
     ]);
-    let read = read(bytes, &Addresses::Solace).unwrap();
+    let read = read(bytes, &AddressScheme::Solace).unwrap();
     let expected = [
         ("a", "true"),
         ("b", "-5"),
@@ -127,19 +127,19 @@ fn what_cannot_be_taken_is_said() {
     let list = Value::List(vec![Value::Null]);
     assert_eq!(
         read(sections(&[(section::VALUE, list.clone())]), &rabbit()),
-        Err(Unclear::Body)
+        Err(MessageError::Body)
     );
     assert_eq!(
         read(sections(&[(0x76, list.clone())]), &rabbit()),
-        Err(Unclear::Body)
+        Err(MessageError::Body)
     );
     let large = Value::Map(vec![(
         Value::text("a"),
-        Value::Text("b".repeat(MOST_BESIDE)),
+        Value::Text("b".repeat(MAX_SECTION_BYTES)),
     )]);
     let read_large = read(sections(&[(section::APPLICATION, large)]), &rabbit());
     assert!(
-        matches!(read_large, Err(Unclear::Beside(size)) if size > MOST_BESIDE),
+        matches!(read_large, Err(MessageError::Beside(size)) if size > MAX_SECTION_BYTES),
         "{read_large:?}"
     );
     let mut deep = list;
@@ -147,19 +147,22 @@ fn what_cannot_be_taken_is_said() {
         deep = Value::List(vec![deep]);
     }
     let annotations = sections(&[(section::ANNOTATIONS, deep)]);
-    assert_eq!(read(annotations, &rabbit()), Err(Unclear::Flaw(Flaw::Deep)));
+    assert_eq!(
+        read(annotations, &rabbit()),
+        Err(MessageError::Decode(DecodeError::Deep))
+    );
 }
 
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
-        _ = read(bytes.into(), &Addresses::Solace);
+        _ = read(bytes.into(), &AddressScheme::Solace);
     }
 
     #[test]
     fn no_change_of_a_good_message_makes_it_panic(at in 0_usize..200, to in any::<u8>(), cut in 0_usize..200) {
         let properties = Properties::from([("replyTo".to_owned(), "n/r".to_owned())]);
-        let message = Outgoing { topic: "n/t".to_owned(), payload: Bytes::from_static(b"payload"), properties };
+        let message = OutgoingMessage { topic: "n/t".to_owned(), payload: Bytes::from_static(b"payload"), properties };
         let mut bytes = write(&message, &rabbit()).to_vec();
         let length = bytes.len();
         bytes[at % length] = to;

@@ -1,10 +1,11 @@
-//! AMQP 1.0, by a client of our own: what others may send decides nothing here about memory or depth, an oversize message is
-//! passed over instead of coming back for ever, and a message is settled when its work is done.
+//! AMQP 1.0 client. A small implementation of our own: memory and nesting are bounded whatever
+//! others send, an oversize message is rejected instead of being redelivered for ever, and a
+//! message is settled when its work is done.
 //!
 //! ```text
-//! Amqp ──connect──▶ TCP, TLS ──who we are──▶ open, begin ──▶ driver ─ moves bytes, watches the clock
-//!                                                              └─ session: what waits for whom
-//!                                                                  └─ frame, message, value: bytes
+//! Amqp ──connect──▶ TCP, TLS ──SASL──▶ open, begin ──▶ driver ─ I/O and timeouts
+//!                                                        └─ session: protocol state
+//!                                                            └─ frame, message, value: codec
 //! ```
 
 mod address;
@@ -13,18 +14,19 @@ mod message;
 mod session;
 mod value;
 
-pub use address::Addresses;
+pub use address::AddressScheme;
 
 use super::{
-    Connector, Credentials, Trouble, again,
-    driver::{Driver, Times},
-    never,
-    stream::{self, Stream},
-    tls::Tls,
+    BrokerCredentials, ConnectionError, Connector,
+    driver::{Driver, Timeouts},
+    fatal,
+    stream::{self, ByteStream},
+    temporary,
+    tls::BrokerTls,
 };
 use bytes::{Bytes, BytesMut};
-use frame::{Frame, Kind, Named, name};
-use session::{Agreed, Session};
+use frame::{DescribedList, Frame, FrameKind, descriptor};
+use session::{AmqpSession, Negotiated};
 use std::{num::NonZeroU16, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -32,67 +34,69 @@ use tokio::{
 };
 use value::Value;
 
-/// What each side says first.
+/// Protocol headers.
 const AMQP: [u8; 8] = *b"AMQP\x00\x01\x00\x00";
 const SASL: [u8; 8] = *b"AMQP\x03\x01\x00\x00";
-/// The smallest frame that everybody must take.
-const SMALLEST_FRAME: u32 = 512;
-/// The largest that we send, even if the broker takes more.
-const LARGEST_SENT: u32 = 1 << 20;
-/// Whatever the settings say: moments beyond the end of time cannot be counted.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+/// MIN-MAX-FRAME-SIZE of the standard.
+const MIN_FRAME: u32 = 512;
+/// Maximum size of our frames, even if the broker accepts more.
+const MAX_SENT_FRAME: u32 = 1 << 20;
+/// Upper bound of all timeouts, so that instants do not overflow.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// One connection to a broker.
-pub type Client = Driver<Session>;
+/// A connection to a broker.
+pub type AmqpClient = Driver<AmqpSession>;
 
-/// A broker, and how we want to speak with it.
+/// Settings of an AMQP connection.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name or address.
+pub struct AmqpSettings {
+    /// Host name or address.
     pub host: String,
-    /// By convention 5672, with TLS 5671. On a Solace broker it also chooses the message VPN; user names do not.
+    /// By convention 5672, with TLS 5671. On a Solace broker the port also selects the message VPN;
+    /// user names do not.
     pub port: u16,
-    /// None is in the clear.
-    pub tls: Option<Tls>,
-    /// None is by our certificate, if there is one, and else without a name.
-    pub credentials: Option<Credentials>,
-    /// What the broker calls us.
+    /// TLS; none for plain TCP.
+    pub tls: Option<BrokerTls>,
+    /// Credentials; without them our certificate is used, if there is one, and else anonymous
+    /// access.
+    pub credentials: Option<BrokerCredentials>,
+    /// Container id.
     pub container: String,
-    /// The queue that the members of the pool take turns on. It must be there; what lies in it is said by whoever made it.
+    /// Queue that the members of the pool share. It must exist; its bindings are up to its owner.
     pub queue: String,
-    /// How the broker calls things.
-    pub addresses: Addresses,
-    /// Messages that are not settled, at most, for each thing that is listened to; the broker holds back the rest. Must be more
-    /// than the worker takes upon itself, or a request to cancel would wait behind those it is about.
+    /// Address scheme of the broker.
+    pub addresses: AddressScheme,
+    /// Maximum number of unsettled messages per link (credit). It must exceed the number of calls
+    /// that the worker accepts, otherwise a cancellation would wait behind the calls.
     pub receive_maximum: NonZeroU16,
-    /// The largest message that we take. Larger ones are rejected.
+    /// Maximum size of a message. Larger ones are rejected.
     pub largest_message: usize,
-    /// The largest frame that we take.
+    /// Maximum size of a frame.
     pub largest_frame: u32,
-    /// Who is not heard for twice this is taken for dead.
+    /// Idle timeout: the broker is considered dead after twice this.
     pub keep_alive: Duration,
-    /// For the connection to stand, for each answer, and for each piece that we write to be taken.
+    /// Timeout of the connection, of each response, and of each write.
     pub answer_within: Duration,
 }
 
-impl Settings {
-    /// What is usual, for a broker at this address.
+impl AmqpSettings {
+    /// Default settings for a broker at this address.
     pub fn new(
         host: impl Into<String>,
         port: u16,
         queue: impl Into<String>,
         container: impl Into<String>,
-    ) -> Settings {
-        Settings {
+    ) -> AmqpSettings {
+        AmqpSettings {
             host: host.into(),
             port,
             tls: None,
             credentials: None,
             container: container.into(),
             queue: queue.into(),
-            addresses: Addresses::Solace,
+            addresses: AddressScheme::Solace,
             receive_maximum: NonZeroU16::MIN.saturating_add(255),
-            // What the mesh takes for the largest message, and room for what travels beside it.
+            // The mesh's largest message, and space for properties.
             largest_message: 10_000_000 + (512 << 10),
             largest_frame: 64 << 10,
             keep_alive: Duration::from_secs(30),
@@ -101,50 +105,50 @@ impl Settings {
     }
 }
 
-/// Connects to one broker over AMQP 1.0.
+/// Connects to a broker over AMQP 1.0.
 #[derive(Debug)]
 pub struct Amqp {
-    settings: Settings,
+    settings: AmqpSettings,
 }
 
-/// A stream on which the broker is greeted.
-struct Greeting {
-    stream: Box<dyn Stream>,
+/// A connection during its handshake.
+struct Handshake {
+    stream: Box<dyn ByteStream>,
     incoming: BytesMut,
     largest: usize,
 }
 
 impl Amqp {
-    /// Checks what can be checked without the broker: names, and that the files are there.
-    pub fn new(settings: Settings) -> Result<Amqp, Trouble> {
+    /// Validates the settings without contacting the broker: names and TLS files.
+    pub fn new(settings: AmqpSettings) -> Result<Amqp, ConnectionError> {
         if settings.queue.is_empty() || settings.container.is_empty() {
-            return Err(never("the queue or the client has no name"));
+            return Err(fatal("the queue or the client has no name"));
         }
         if settings.queue.len() > 200 || settings.queue.contains(|letter: char| letter.is_control())
         {
-            return Err(never(format!(
+            return Err(fatal(format!(
                 "`{}` cannot be the name of a queue",
                 settings.queue.escape_debug()
             )));
         }
         if let Some(tls) = &settings.tls {
-            tls.name(&settings.host).map_err(never)?;
-            tls.config().map_err(never)?;
+            tls.name(&settings.host).map_err(fatal)?;
+            tls.config().map_err(fatal)?;
         }
-        let largest_frame = settings.largest_frame.max(SMALLEST_FRAME);
+        let largest_frame = settings.largest_frame.max(MIN_FRAME);
         Ok(Amqp {
-            settings: Settings {
+            settings: AmqpSettings {
                 largest_frame,
                 ..settings
             },
         })
     }
 
-    async fn greet(&self) -> Result<Client, Trouble> {
+    async fn greet(&self) -> Result<AmqpClient, ConnectionError> {
         let settings = &self.settings;
         let stream = stream::open(&settings.host, settings.port, settings.tls.as_ref()).await?;
         let largest = usize::try_from(settings.largest_frame).unwrap_or(usize::MAX);
-        let mut greeting = Greeting {
+        let mut greeting = Handshake {
             stream,
             incoming: BytesMut::new(),
             largest,
@@ -152,11 +156,12 @@ impl Amqp {
         greeting.headers(SASL).await?;
         self.introduce(&mut greeting).await?;
         greeting.headers(AMQP).await?;
-        let open = greeting.ask(name::OPEN, self.open()).await?;
-        let begin = greeting.ask(name::BEGIN, begin()).await?;
-        let (theirs, none) = (u64::from(LARGEST_SENT), u64::from(SMALLEST_FRAME));
-        let largest_frame = open.number(2).unwrap_or(theirs).clamp(none, theirs);
-        let agreed = Agreed {
+        let open = greeting.request(descriptor::OPEN, self.open()).await?;
+        let begin = greeting.request(descriptor::BEGIN, begin()).await?;
+        let max_frame = u64::from(MAX_SENT_FRAME);
+        let none = u64::from(MIN_FRAME);
+        let largest_frame = open.number(2).unwrap_or(max_frame).clamp(none, max_frame);
+        let agreed = Negotiated {
             addresses: settings.addresses.clone(),
             queue: settings.queue.clone(),
             container: settings.container.clone(),
@@ -167,7 +172,7 @@ impl Amqp {
             window: begin.uint(2).unwrap_or(0),
             first: begin.uint(1).unwrap_or(0),
         };
-        let session = Session::new(agreed, Instant::now());
+        let session = AmqpSession::new(agreed, Instant::now());
         Ok(Driver::new(
             greeting.stream,
             greeting.incoming,
@@ -176,9 +181,12 @@ impl Amqp {
         ))
     }
 
-    /// Says who we are. A broker that does not let us in may do so later: passwords change, and not everywhere at once.
-    async fn introduce(&self, greeting: &mut Greeting) -> Result<(), Trouble> {
-        let offered = greeting.hear(Kind::Sasl, name::MECHANISMS).await?;
+    /// Authenticates by SASL. A failure is temporary: credentials change, and not everywhere at
+    /// once.
+    async fn introduce(&self, greeting: &mut Handshake) -> Result<(), ConnectionError> {
+        let offered = greeting
+            .expect(FrameKind::Sasl, descriptor::MECHANISMS)
+            .await?;
         let offered: Vec<&str> = match offered.get(0) {
             Value::Array(all) => all.iter().filter_map(Value::words).collect(),
             one => one.words().into_iter().collect(),
@@ -186,7 +194,7 @@ impl Amqp {
         let (mechanism, words) = self.mechanism();
         if !offered.contains(&mechanism) {
             let offered = offered.join(", ").chars().take(200).collect::<String>();
-            return Err(again(format!(
+            return Err(temporary(format!(
                 "the broker does not let us in by {mechanism}, only by: {offered}"
             )));
         }
@@ -196,18 +204,22 @@ impl Amqp {
             Value::Binary(words),
             host,
         ];
-        greeting.say(Kind::Sasl, name::INIT, fields).await?;
-        let outcome = greeting.hear(Kind::Sasl, name::OUTCOME).await?;
+        greeting
+            .send(FrameKind::Sasl, descriptor::INIT, fields)
+            .await?;
+        let outcome = greeting
+            .expect(FrameKind::Sasl, descriptor::OUTCOME)
+            .await?;
         match outcome.number(0) {
             Some(0) => Ok(()),
-            Some(1) => Err(again(
+            Some(1) => Err(temporary(
                 "the broker does not know us: user name or password is wrong",
             )),
-            Some(4) => Err(again("the broker cannot check for now who we are")),
-            Some(code) => Err(again(format!(
+            Some(4) => Err(temporary("the broker cannot check for now who we are")),
+            Some(code) => Err(temporary(format!(
                 "the broker does not let us in (code {code})"
             ))),
-            None => Err(again("the broker does not say whether it lets us in")),
+            None => Err(temporary("the broker does not say whether it lets us in")),
         }
     }
 
@@ -218,7 +230,7 @@ impl Amqp {
             .as_ref()
             .is_some_and(|tls| tls.certificate.is_some());
         match &self.settings.credentials {
-            Some(Credentials { user, password }) => {
+            Some(BrokerCredentials { user, password }) => {
                 let password = password.as_deref().unwrap_or_default();
                 (
                     "PLAIN",
@@ -242,18 +254,19 @@ impl Amqp {
         ]
     }
 
-    fn times(&self, open: &Named) -> Times {
-        let ours = self.settings.keep_alive;
-        let theirs = open
+    fn times(&self, open: &DescribedList) -> Timeouts {
+        let own_timeout = self.settings.keep_alive;
+        let peer_timeout = open
             .number(4)
             .filter(|millis| *millis > 0)
             .map(Duration::from_millis);
-        // Half of it, so that a word that is late is still in time.
-        let speak = theirs.map_or(ours, |theirs| theirs.min(ours)) / 2;
-        Times {
-            speak: speak.clamp(Duration::from_millis(100), LONGEST_WAIT),
-            hear: (ours * 2).clamp(Duration::from_secs(1), LONGEST_WAIT),
-            answer: self.settings.answer_within.min(LONGEST_WAIT),
+        // Half of the peer's timeout, so that a late heartbeat is still in time.
+        let speak =
+            peer_timeout.map_or(own_timeout, |peer_timeout| peer_timeout.min(own_timeout)) / 2;
+        Timeouts {
+            keep_alive: speak.clamp(Duration::from_millis(100), MAX_TIMEOUT),
+            silence: (own_timeout * 2).clamp(Duration::from_secs(1), MAX_TIMEOUT),
+            response: self.settings.answer_within.min(MAX_TIMEOUT),
         }
     }
 }
@@ -267,69 +280,85 @@ fn begin() -> Vec<Value> {
     ]
 }
 
-impl Greeting {
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
-        let broke = |error: std::io::Error| again(format!("the greeting broke: {error}"));
+impl Handshake {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
+        let broke = |error: std::io::Error| temporary(format!("the greeting broke: {error}"));
         self.stream.write_all(bytes).await.map_err(broke)?;
         self.stream.flush().await.map_err(broke)
     }
 
-    async fn more(&mut self) -> Result<(), Trouble> {
+    async fn more(&mut self) -> Result<(), ConnectionError> {
         match self.stream.read_buf(&mut self.incoming).await {
-            Ok(0) => Err(again(
+            Ok(0) => Err(temporary(
                 "the broker closed the connection in the middle of the greeting",
             )),
             Ok(_) => Ok(()),
-            Err(error) => Err(again(format!("the greeting broke: {error}"))),
+            Err(error) => Err(temporary(format!("the greeting broke: {error}"))),
         }
     }
 
-    /// Both sides say which protocol comes next.
-    async fn headers(&mut self, header: [u8; 8]) -> Result<(), Trouble> {
+    /// Exchanges protocol headers.
+    async fn headers(&mut self, header: [u8; 8]) -> Result<(), ConnectionError> {
         self.write(&header).await?;
         while self.incoming.len() < header.len() {
             self.more().await?;
         }
-        match self.incoming.split_to(header.len()) == header[..] {
-            true => Ok(()),
-            false => Err(again(
+        if self.incoming.split_to(header.len()) == header[..] {
+            Ok(())
+        } else {
+            Err(temporary(
                 "what is at this address does not speak AMQP 1.0, or wants another greeting",
-            )),
+            ))
         }
     }
 
-    async fn say(&mut self, kind: Kind, name: u64, fields: Vec<Value>) -> Result<(), Trouble> {
+    async fn send(
+        &mut self,
+        kind: FrameKind,
+        name: u64,
+        fields: Vec<Value>,
+    ) -> Result<(), ConnectionError> {
         let mut out = BytesMut::new();
         frame::write(&mut out, kind, name, fields, &[]);
         self.write(&out).await
     }
 
-    async fn ask(&mut self, name: u64, fields: Vec<Value>) -> Result<Named, Trouble> {
-        self.say(Kind::Amqp, name, fields).await?;
-        self.hear(Kind::Amqp, name).await
+    async fn request(
+        &mut self,
+        name: u64,
+        fields: Vec<Value>,
+    ) -> Result<DescribedList, ConnectionError> {
+        self.send(FrameKind::Amqp, name, fields).await?;
+        self.expect(FrameKind::Amqp, name).await
     }
 
-    /// Waits for this to be said, and takes nothing else.
-    async fn hear(&mut self, kind: Kind, name: u64) -> Result<Named, Trouble> {
+    /// Waits for a performative and accepts no other.
+    async fn expect(
+        &mut self,
+        kind: FrameKind,
+        name: u64,
+    ) -> Result<DescribedList, ConnectionError> {
         loop {
             let read = frame::read(&mut self.incoming, self.largest);
             match read.map_err(|bad| {
-                again(format!(
+                temporary(format!(
                     "the broker does not speak AMQP as it should: {bad}"
                 ))
             })? {
-                Some(Frame::Said {
+                Some(Frame::Performative {
                     kind: said, what, ..
                 }) if said == kind && what.name == name => {
                     return Ok(what);
                 }
-                Some(Frame::Said { what, .. }) if what.name == name::CLOSE => {
+                Some(Frame::Performative { what, .. }) if what.name == descriptor::CLOSE => {
                     let why = frame::error(what.inner(0).as_ref());
-                    return Err(again(format!("the broker ends the connection: {why}")));
+                    return Err(temporary(format!("the broker ends the connection: {why}")));
                 }
                 Some(Frame::Empty) => {}
                 Some(_) => {
-                    return Err(again("the broker answers the greeting with something else"));
+                    return Err(temporary(
+                        "the broker answers the greeting with something else",
+                    ));
                 }
                 None => self.more().await?,
             }
@@ -338,7 +367,7 @@ impl Greeting {
 }
 
 impl Connector for Amqp {
-    type Connection = Client;
+    type Connection = AmqpClient;
 
     fn address(&self) -> String {
         let scheme = if self.settings.tls.is_some() {
@@ -357,10 +386,10 @@ impl Connector for Amqp {
         true
     }
 
-    async fn connect(&mut self) -> Result<Client, Trouble> {
+    async fn connect(&mut self) -> Result<AmqpClient, ConnectionError> {
         match timeout(self.settings.answer_within, self.greet()).await {
             Ok(greeted) => greeted,
-            Err(_) => Err(again("the broker took too long to let us in")),
+            Err(_) => Err(temporary("the broker took too long to let us in")),
         }
     }
 }

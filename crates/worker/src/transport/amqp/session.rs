@@ -1,108 +1,110 @@
-//! What a connection knows once the broker has let it in. Pure: frames in, events and bytes out.
+//! AMQP session state after the handshake. Pure: frames in, events and bytes out.
 //!
 //! ```text
-//! publish ─▶ queue ─▶ sent ─▶ outcome ─▶ Event::Confirmed, Event::Refused
-//!             (as many as the broker gives credit for) └─none for too long─▶ Event::Unanswered
+//! publish ─▶ queue ─▶ sent ─▶ outcome ─▶ ConnectionEvent::Confirmed, ConnectionEvent::Refused
+//!             (within the broker's credit)  └─timeout─▶ ConnectionEvent::Unanswered
 //! message ─▶ unsettled ─▶ settle ─▶ accepted
-//!             (as many as we give credit for: the broker holds back the rest)
+//!             (within our credit: the broker holds back the rest)
 //! ```
 
-mod receiving;
+mod receiver;
 
 use super::{
-    address::Addresses,
-    frame::{self, Frame, Kind, Named, name},
+    address::AddressScheme,
+    frame::{self, DescribedList, Frame, FrameKind, descriptor},
     message,
     value::Value,
 };
-use crate::transport::{Event, Outgoing, Subscription, Trouble, again, driver::Speaker};
+use crate::transport::{
+    ConnectionError, ConnectionEvent, OutgoingMessage, Subscription, driver::Protocol, temporary,
+};
 use bytes::{Bytes, BytesMut};
-use receiving::{Listens, Receiver};
+use receiver::{Receiver, ReceiverState};
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 use tokio::time::Instant;
 
-/// Messages that are under way at once, even if the broker takes more.
-const MOST_IN_FLIGHT: usize = 1024;
-/// With so many bytes waiting to be written nothing is added.
-const MOST_BUFFERED: usize = 256 << 10;
-/// Bytes of messages that are kept while a subscription is waited for.
-const MOST_HELD: usize = 32 << 20;
-/// Things that are listened to.
-const MOST_LINKS: usize = 256;
-/// Frames that the broker may send before it hears of us: what really holds it back is that we do not read.
+/// Maximum number of unsettled outgoing messages, even if the broker accepts more.
+const MAX_IN_FLIGHT: usize = 1024;
+/// Nothing is added to the write buffer above this size.
+const MAX_BUFFERED_BYTES: usize = 256 << 10;
+/// Messages kept while a subscription is awaited, in bytes.
+const MAX_HELD_BYTES: usize = 32 << 20;
+/// Maximum number of receiver links.
+const MAX_LINKS: usize = 256;
+/// Incoming window: flow control is by not reading.
 const WINDOW: u32 = 0x7fff_ffff;
-/// The parts of a frame that are not the message.
-const OVERHEAD: usize = 128;
-/// Our handle of what we send by.
+/// Size of a transfer frame without its payload.
+const TRANSFER_OVERHEAD: usize = 128;
+/// Handle of the sender link.
 const SENDER: u32 = 0;
 
-/// What the broker and we agreed on.
+/// Negotiated parameters.
 #[derive(Clone, Debug)]
-pub(super) struct Agreed {
-    pub(super) addresses: Addresses,
-    /// The queue of the pool.
+pub(super) struct Negotiated {
+    pub(super) addresses: AddressScheme,
+    /// Queue of the pool.
     pub(super) queue: String,
-    /// Who we are; links are named after it.
+    /// Container id; link names are derived from it.
     pub(super) container: String,
-    /// The largest frame that the broker takes.
+    /// Maximum frame size of the broker.
     pub(super) largest_frame: usize,
-    /// The largest frame that we take.
+    /// Our maximum frame size.
     pub(super) largest_taken: usize,
-    /// The largest message that we take.
+    /// Our maximum message size.
     pub(super) largest_message: usize,
-    /// Messages that we take at once.
+    /// Credit of each receiver link.
     pub(super) credit: u32,
-    /// Frames that the broker takes at once.
+    /// Outgoing window: frames that the broker accepts.
     pub(super) window: u32,
-    /// The number of the first frame that the broker will send.
+    /// Number of the broker's first frame.
     pub(super) first: u32,
 }
 
-/// What we send by.
+/// State of the sender link.
 #[derive(Debug, Default)]
 struct Sender {
     credit: u32,
     count: u32,
     largest: Option<u64>,
-    /// Since when we may send nothing: from the beginning until there is credit, then whenever something waits for it.
+    /// Since when nothing can be sent: initially, and whenever a message waits for credit.
     starved: Option<Instant>,
-    /// The one under way: its delivery, and what is left of it.
+    /// The delivery in progress and the rest of its payload.
     current: Option<(u32, Bytes)>,
 }
 
-/// What is there between the broker and us.
+/// State of a session.
 #[derive(Debug)]
-pub struct Session {
-    agreed: Agreed,
-    /// Bytes that wait to be written.
+pub struct AmqpSession {
+    agreed: Negotiated,
+    /// Write buffer.
     outgoing: BytesMut,
-    queue: VecDeque<(u64, Outgoing)>,
+    queue: VecDeque<(u64, OutgoingMessage)>,
     sender: Sender,
-    /// By the number of the delivery.
+    /// By delivery number.
     in_flight: BTreeMap<u32, (u64, Instant)>,
     receivers: BTreeMap<u32, Receiver>,
-    /// The broker's handles, and ours.
+    /// The broker's handles and ours.
     handles: BTreeMap<u32, u32>,
     asked: BTreeMap<u32, Instant>,
-    /// Which receiver a delivery came by.
+    /// Receiver link of each unsettled delivery.
     unsettled: BTreeMap<u32, u32>,
     last_handle: u32,
     next_delivery: u32,
     next_outgoing: u32,
     next_incoming: u32,
     window: u32,
-    events: VecDeque<Event>,
+    events: VecDeque<ConnectionEvent>,
     held: usize,
 }
 
-impl Speaker for Session {
-    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
+impl Protocol for AmqpSession {
+    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, ConnectionError> {
         let read = frame::read(incoming, self.agreed.largest_taken);
         match read.map_err(|bad| {
-            again(format!(
+            temporary(format!(
                 "the broker does not speak AMQP as it should: {bad}"
             ))
         })? {
@@ -115,14 +117,14 @@ impl Speaker for Session {
         &mut self.outgoing
     }
 
-    fn event(&mut self) -> Option<Event> {
+    fn event(&mut self) -> Option<ConnectionEvent> {
         let event = self.events.pop_front()?;
         self.held -= event.size();
         Some(event)
     }
 
     fn is_full(&self) -> bool {
-        self.held > MOST_HELD
+        self.held > MAX_HELD_BYTES
     }
 
     fn is_asked(&self, handle: u32) -> bool {
@@ -155,7 +157,7 @@ impl Speaker for Session {
             !is_late
         });
         late.iter()
-            .for_each(|number| self.tell(Event::Unanswered(*number, why.to_owned())));
+            .for_each(|number| self.emit(ConnectionEvent::Unanswered(*number, why.to_owned())));
         !late.is_empty()
     }
 
@@ -167,17 +169,16 @@ impl Speaker for Session {
         all.for_each(|since| *since = (*since + lost).min(now));
     }
 
-    /// What is shared comes by the queue of the pool: clients cannot say what lies
-    /// there, whoever made the queue has.
-    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {
+    /// Shared subscriptions use the pool's queue: clients cannot change its bindings.
+    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, ConnectionError> {
         let address = self.address(to)?;
         if let Some((handle, receiver)) = self.listening(&address) {
             receiver.wanted.insert(to.clone());
             return Ok(handle);
         }
-        if self.receivers.len() >= MOST_LINKS {
-            return Err(again(format!(
-                "more than {MOST_LINKS} things would be listened to"
+        if self.receivers.len() >= MAX_LINKS {
+            return Err(temporary(format!(
+                "more than {MAX_LINKS} things would be listened to"
             )));
         }
         self.last_handle += 1;
@@ -188,15 +189,16 @@ impl Speaker for Session {
         Ok(handle)
     }
 
-    fn unsubscribe(&mut self, from: &Subscription, _now: Instant) -> Result<(), Trouble> {
+    fn unsubscribe(&mut self, from: &Subscription, _now: Instant) -> Result<(), ConnectionError> {
         let address = self.address(from)?;
         let Some((handle, receiver)) = self.listening(&address) else {
             return Ok(());
         };
         receiver.wanted.remove(from);
         if receiver.wanted.is_empty() {
-            receiver.listens = Listens::Stopped;
-            let (count, unsettled) = (receiver.count, receiver.unsettled);
+            receiver.listens = ReceiverState::Stopped;
+            let count = receiver.count;
+            let unsettled = receiver.unsettled;
             let given_back = std::mem::take(&mut receiver.given_back);
             match unsettled {
                 0 => self.end_if_settled(handle),
@@ -209,19 +211,19 @@ impl Speaker for Session {
         Ok(())
     }
 
-    fn publish(&mut self, number: u64, message: &Outgoing) {
+    fn publish(&mut self, number: u64, message: &OutgoingMessage) {
         self.queue.push_back((number, message.clone()));
     }
 
-    fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
-        while self.window > 0 && self.outgoing.len() < MOST_BUFFERED {
+    fn fill(&mut self, now: Instant) -> Result<(), ConnectionError> {
+        while self.window > 0 && self.outgoing.len() < MAX_BUFFERED_BYTES {
             let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now))
             else {
                 break;
             };
             let chunk = rest.split_to(
                 rest.len()
-                    .min(self.agreed.largest_frame.saturating_sub(OVERHEAD)),
+                    .min(self.agreed.largest_frame.saturating_sub(TRANSFER_OVERHEAD)),
             );
             let has_more = !rest.is_empty();
             let fields = vec![
@@ -234,14 +236,14 @@ impl Speaker for Session {
             ];
             frame::write(
                 &mut self.outgoing,
-                Kind::Amqp,
-                name::TRANSFER,
+                FrameKind::Amqp,
+                descriptor::TRANSFER,
                 fields,
                 &chunk,
             );
             self.next_outgoing = self.next_outgoing.wrapping_add(1);
             self.window -= 1;
-            // An answer is owed from the last piece on.
+            // The response timeout starts with the last frame.
             self.in_flight
                 .entry(delivery)
                 .and_modify(|(_, since)| *since = now);
@@ -259,11 +261,15 @@ impl Speaker for Session {
             return;
         };
         if let Some(handle) = self.unsettled.remove(&delivery) {
-            self.dispose(handle, delivery, Value::named(name::ACCEPTED, Vec::new()));
+            self.dispose(
+                handle,
+                delivery,
+                Value::named(descriptor::ACCEPTED, Vec::new()),
+            );
         }
     }
 
-    /// A message is for others. While we listen it would come back to us.
+    /// Releases a message to other receivers. While we are subscribed it would come back.
     fn release(&mut self, tag: u64) {
         let Ok(delivery) = u32::try_from(tag) else {
             return;
@@ -272,26 +278,27 @@ impl Speaker for Session {
             return;
         };
         match self.receivers.get_mut(&handle) {
-            Some(receiver) if receiver.listens == Listens::Yes => {
+            Some(receiver) if receiver.listens == ReceiverState::Yes => {
                 receiver.given_back.push(delivery)
             }
             Some(_) | None => self.give_back(handle, delivery),
         }
     }
 
-    fn beat(&mut self) {
+    fn ping(&mut self) {
         frame::write_empty(&mut self.outgoing);
     }
 
     fn close(&mut self) {
-        self.say(name::CLOSE, Vec::new());
+        self.send(descriptor::CLOSE, Vec::new());
     }
 }
 
-impl Session {
-    pub(super) fn new(agreed: Agreed, now: Instant) -> Session {
-        let (window, next_incoming) = (agreed.window, agreed.first);
-        let mut session = Session {
+impl AmqpSession {
+    pub(super) fn new(agreed: Negotiated, now: Instant) -> AmqpSession {
+        let window = agreed.window;
+        let next_incoming = agreed.first;
+        let mut session = AmqpSession {
             agreed,
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
@@ -316,13 +323,13 @@ impl Session {
         session
     }
 
-    fn tell(&mut self, event: Event) {
+    fn emit(&mut self, event: ConnectionEvent) {
         self.held += event.size();
         self.events.push_back(event);
     }
 
-    fn say(&mut self, name: u64, fields: Vec<Value>) {
-        frame::write(&mut self.outgoing, Kind::Amqp, name, fields, &[]);
+    fn send(&mut self, name: u64, fields: Vec<Value>) {
+        frame::write(&mut self.outgoing, FrameKind::Amqp, name, fields, &[]);
     }
 
     fn attach(&mut self, handle: u32, source: Option<&str>, now: Instant) {
@@ -335,21 +342,23 @@ impl Session {
         } else {
             self.agreed.addresses.target()
         };
-        // Sent unsettled: the other side tells what became of it, and with that it is settled.
-        let (unsettled, first) = (Value::Ubyte(0), Value::Ubyte(0));
+        // Sender settle mode unsettled: the receiver reports the outcome, which settles the
+        // delivery.
+        let unsettled = Value::Ubyte(0);
+        let first = Value::Ubyte(0);
         let mut fields = vec![
             Value::Text(format!("{}-{handle}", self.agreed.container)),
             Value::Uint(handle),
             Value::Bool(is_receiver),
             if is_receiver { Value::Null } else { unsettled },
             first,
-            address(name::SOURCE, source),
-            address(name::TARGET, target.as_deref()),
+            address(descriptor::SOURCE, source),
+            address(descriptor::TARGET, target.as_deref()),
         ];
         if !is_receiver {
             fields.extend([Value::Null, Value::Null, Value::Uint(0)]);
         }
-        self.say(name::ATTACH, fields);
+        self.send(descriptor::ATTACH, fields);
         self.asked.insert(handle, now);
     }
 
@@ -357,10 +366,10 @@ impl Session {
         self.window > 0 && (self.sender.credit > 0 || self.sender.current.is_some())
     }
 
-    /// The next that can be sent.
+    /// The next message that can be sent.
     fn begin(&mut self, now: Instant) -> Option<(u32, Bytes)> {
         loop {
-            if self.sender.credit == 0 || self.in_flight.len() >= MOST_IN_FLIGHT {
+            if self.sender.credit == 0 || self.in_flight.len() >= MAX_IN_FLIGHT {
                 return None;
             }
             let (number, message) = self.queue.pop_front()?;
@@ -370,7 +379,7 @@ impl Session {
                 let size = bytes.len();
                 let why =
                     format!("a message of {size} bytes is too large: the broker takes {largest}");
-                self.tell(Event::Refused(number, why));
+                self.emit(ConnectionEvent::Refused(number, why));
                 continue;
             }
             let delivery = self.next_delivery;
@@ -387,9 +396,9 @@ impl Session {
         numbers.into_iter().map(Value::Uint).collect()
     }
 
-    fn received(&mut self, frame: Frame) -> Result<(), Trouble> {
-        let Frame::Said {
-            kind: Kind::Amqp,
+    fn received(&mut self, frame: Frame) -> Result<(), ConnectionError> {
+        let Frame::Performative {
+            kind: FrameKind::Amqp,
             what,
             payload,
             ..
@@ -398,59 +407,59 @@ impl Session {
             return Ok(());
         };
         match what.name {
-            name::ATTACH => self.attached(&what),
-            name::FLOW => self.flowed(&what),
-            name::TRANSFER => self.transferred(&what, &payload),
-            name::DISPOSITION => {
+            descriptor::ATTACH => self.attached(&what),
+            descriptor::FLOW => self.flowed(&what),
+            descriptor::TRANSFER => self.transferred(&what, &payload),
+            descriptor::DISPOSITION => {
                 self.disposed(&what);
                 Ok(())
             }
-            name::DETACH => self.detached(&what),
-            name::END => Err(ended("session", what.inner(0).as_ref())),
-            name::CLOSE => Err(ended("connection", what.inner(0).as_ref())),
-            _ => Err(again("the broker says what it must not say now")),
+            descriptor::DETACH => self.detached(&what),
+            descriptor::END => Err(ended("session", what.inner(0).as_ref())),
+            descriptor::CLOSE => Err(ended("connection", what.inner(0).as_ref())),
+            _ => Err(temporary("the broker says what it must not say now")),
         }
     }
 
-    fn attached(&mut self, what: &Named) -> Result<(), Trouble> {
-        let strange = || again("the broker attaches what nobody asked for");
-        let ours = what.get(0).words().and_then(|name| {
+    fn attached(&mut self, what: &DescribedList) -> Result<(), ConnectionError> {
+        let strange = || temporary("the broker attaches what nobody asked for");
+        let handle = what.get(0).words().and_then(|name| {
             let number = name
                 .strip_prefix(self.agreed.container.as_str())?
                 .strip_prefix('-')?;
             number.parse::<u32>().ok()
         });
-        let ours = ours
+        let handle = handle
             .filter(|handle| self.asked.contains_key(handle))
             .ok_or_else(strange)?;
         let theirs = what.uint(1).ok_or_else(strange)?;
-        self.handles.insert(theirs, ours);
-        let is_refused = match ours {
+        self.handles.insert(theirs, handle);
+        let is_refused = match handle {
             SENDER => what.get(6) == &Value::Null,
             _ => what.get(5) == &Value::Null,
         };
         if is_refused {
-            // The reason comes with the detach that must follow.
+            // The reason follows in the detach.
             return Ok(());
         }
-        self.asked.remove(&ours);
-        if ours == SENDER {
+        self.asked.remove(&handle);
+        if handle == SENDER {
             self.sender.largest = what.number(10).filter(|largest| *largest > 0);
-        } else if let Some(receiver) = self.receivers.get_mut(&ours) {
+        } else if let Some(receiver) = self.receivers.get_mut(&handle) {
             receiver.count = what.uint(9).unwrap_or(0);
-            self.allow(ours);
+            self.allow(handle);
         }
         Ok(())
     }
 
-    fn flowed(&mut self, what: &Named) -> Result<(), Trouble> {
+    fn flowed(&mut self, what: &DescribedList) -> Result<(), ConnectionError> {
         let window = what
             .uint(1)
-            .ok_or_else(|| again("the broker tells of a flow without a window"))?;
+            .ok_or_else(|| temporary("the broker tells of a flow without a window"))?;
         let seen = what.uint(0).unwrap_or(0);
         self.window = window.saturating_sub(self.next_outgoing.wrapping_sub(seen));
-        let ours = what.uint(4).and_then(|theirs| self.handles.get(&theirs));
-        if ours == Some(&SENDER) {
+        let handle = what.uint(4).and_then(|theirs| self.handles.get(&theirs));
+        if handle == Some(&SENDER) {
             let under_way = self.sender.count.wrapping_sub(what.uint(5).unwrap_or(0));
             self.sender.credit = what.uint(6).unwrap_or(0).saturating_sub(under_way);
         }
@@ -459,13 +468,13 @@ impl Session {
         }
         if what.flag(9) {
             let fields = self.flow();
-            self.say(name::FLOW, fields);
+            self.send(descriptor::FLOW, fields);
         }
         Ok(())
     }
 
-    fn disposed(&mut self, what: &Named) {
-        // What the broker says as a sender is about what it takes back: nothing that we could change.
+    fn disposed(&mut self, what: &DescribedList) {
+        // A disposition of the broker as sender changes nothing for us.
         let is_receiver = what.flag(0);
         let (Some(first), true) = (what.uint(1), is_receiver) else {
             return;
@@ -488,75 +497,82 @@ impl Session {
             let Some((number, _)) = self.in_flight.remove(&delivery) else {
                 continue;
             };
-            self.tell(match outcome {
-                Outcome::Taken => Event::Confirmed(number),
-                Outcome::Refused(why) => Event::Refused(number, why),
-                Outcome::NotNow(why) => Event::NotNow(number, why),
+            self.emit(match outcome {
+                DeliveryOutcome::Taken => ConnectionEvent::Confirmed(number),
+                DeliveryOutcome::Refused(why) => ConnectionEvent::Refused(number, why),
+                DeliveryOutcome::NotNow(why) => ConnectionEvent::NotNow(number, why),
             });
             if !is_settled {
-                let (sender, id, settled) =
-                    (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
-                self.say(name::DISPOSITION, vec![sender, id.clone(), id, settled]);
+                let sender = Value::Bool(false);
+                let id = Value::Uint(delivery);
+                let settled = Value::Bool(true);
+                self.send(
+                    descriptor::DISPOSITION,
+                    vec![sender, id.clone(), id, settled],
+                );
             }
         }
     }
 
-    fn detached(&mut self, what: &Named) -> Result<(), Trouble> {
-        let ours = what.uint(0).and_then(|theirs| self.handles.remove(&theirs));
+    fn detached(&mut self, what: &DescribedList) -> Result<(), ConnectionError> {
+        let handle = what.uint(0).and_then(|theirs| self.handles.remove(&theirs));
         let why = frame::error(what.inner(2).as_ref());
-        let Some(ours) = ours else {
-            return Err(again(format!("the broker ends a link that is none: {why}")));
+        let Some(handle) = handle else {
+            return Err(temporary(format!(
+                "the broker ends a link that is none: {why}"
+            )));
         };
-        match self.receivers.remove(&ours) {
-            Some(receiver) if receiver.listens != Listens::Yes => {
-                self.asked.remove(&ours);
-                self.unsettled.retain(|_, handle| *handle != ours);
+        match self.receivers.remove(&handle) {
+            Some(receiver) if receiver.listens != ReceiverState::Yes => {
+                self.asked.remove(&handle);
+                self.unsettled.retain(|_, other| *other != handle);
                 Ok(())
             }
             Some(receiver) => {
                 let address = receiver.address;
-                Err(again(format!(
+                Err(temporary(format!(
                     "the broker lets us not listen to `{address}`, or not any more: {why}"
                 )))
             }
-            None => Err(again(format!("the broker lets us not send: {why}"))),
+            None => Err(temporary(format!("the broker lets us not send: {why}"))),
         }
     }
 }
 
-/// What became of a message.
-enum Outcome {
+/// Outcome of an outgoing message.
+enum DeliveryOutcome {
     Taken,
-    /// It would be refused each time.
+    /// Permanent.
     Refused(String),
     NotNow(String),
 }
 
-/// None while that is open.
-fn outcome(state: Option<&Named>) -> Option<Outcome> {
+/// None as long as the outcome is open.
+fn outcome(state: Option<&DescribedList>) -> Option<DeliveryOutcome> {
     match state.map(|state| state.name) {
-        // Settled without a word: it is out of our hands.
-        None | Some(name::ACCEPTED) => Some(Outcome::Taken),
-        Some(name::REJECTED) => {
+        // Settled without an outcome.
+        None | Some(descriptor::ACCEPTED) => Some(DeliveryOutcome::Taken),
+        Some(descriptor::REJECTED) => {
             let error = state.and_then(|state| state.inner(0));
             let why = format!("the broker rejects it: {}", frame::error(error.as_ref()));
             let condition = error.as_ref().and_then(|error| error.get(0).words());
             Some(match condition {
-                // Some brokers do not say why, and mean a full queue. What is too large for them is not sent to them.
-                Some("amqp:resource-limit-exceeded") | None => Outcome::NotNow(why),
-                Some(_) => Outcome::Refused(why),
+                // Some brokers give no reason and mean a full queue. Messages above the size limit
+                // are not sent at all.
+                Some("amqp:resource-limit-exceeded") | None => DeliveryOutcome::NotNow(why),
+                Some(_) => DeliveryOutcome::Refused(why),
             })
         }
-        Some(name::RELEASED | name::MODIFIED) => {
+        Some(descriptor::RELEASED | descriptor::MODIFIED) => {
             let why = "the broker gives it back: nobody is there who could get it";
-            Some(Outcome::NotNow(why.to_owned()))
+            Some(DeliveryOutcome::NotNow(why.to_owned()))
         }
         Some(_) => None,
     }
 }
 
-fn ended(what: &str, why: Option<&Named>) -> Trouble {
-    again(format!("the broker ends the {what}: {}", frame::error(why)))
+fn ended(what: &str, why: Option<&DescribedList>) -> ConnectionError {
+    temporary(format!("the broker ends the {what}: {}", frame::error(why)))
 }
 
 #[cfg(test)]

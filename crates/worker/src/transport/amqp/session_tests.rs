@@ -1,11 +1,11 @@
 use super::*;
-use crate::transport::Notice;
+use crate::transport::LinkNotice;
 use proptest::prelude::*;
 use std::time::Duration;
 
-fn session(credit: u32, largest_message: usize) -> Session {
-    let agreed = Agreed {
-        addresses: Addresses::Solace,
+fn session(credit: u32, largest_message: usize) -> AmqpSession {
+    let agreed = Negotiated {
+        addresses: AddressScheme::Solace,
         queue: "n/q/str/w".to_owned(),
         container: "me".to_owned(),
         largest_frame: 512,
@@ -15,32 +15,32 @@ fn session(credit: u32, largest_message: usize) -> Session {
         window: 100,
         first: 0,
     };
-    Session::new(agreed, Instant::now())
+    AmqpSession::new(agreed, Instant::now())
 }
 
 fn said(name: u64, fields: Vec<Value>, payload: &[u8]) -> Frame {
     let mut bytes = BytesMut::new();
-    frame::write(&mut bytes, Kind::Amqp, name, fields, payload);
+    frame::write(&mut bytes, FrameKind::Amqp, name, fields, payload);
     frame::read(&mut bytes, usize::MAX).unwrap().unwrap()
 }
 
 /// What was said, by name.
-fn heard(session: &mut Session) -> Vec<Named> {
+fn heard(session: &mut AmqpSession) -> Vec<DescribedList> {
     let mut bytes = session.outgoing.split();
     let mut all = Vec::new();
     while let Some(frame) = frame::read(&mut bytes, usize::MAX).unwrap() {
-        if let Frame::Said { what, .. } = frame {
+        if let Frame::Performative { what, .. } = frame {
             all.push(what);
         }
     }
     all
 }
 
-fn names(said: &[Named]) -> Vec<u64> {
+fn names(said: &[DescribedList]) -> Vec<u64> {
     said.iter().map(|said| said.name).collect()
 }
 
-fn attach(session: &mut Session, handle: u32) {
+fn attach(session: &mut AmqpSession, handle: u32) {
     let address = |name| Value::named(name, vec![Value::text("x")]);
     let fields = vec![
         Value::Text(format!("me-{handle}")),
@@ -48,13 +48,15 @@ fn attach(session: &mut Session, handle: u32) {
         Value::Bool(handle == 0),
         Value::Null,
         Value::Null,
-        address(name::SOURCE),
-        address(name::TARGET),
+        address(descriptor::SOURCE),
+        address(descriptor::TARGET),
     ];
-    session.received(said(name::ATTACH, fields, &[])).unwrap();
+    session
+        .received(said(descriptor::ATTACH, fields, &[]))
+        .unwrap();
 }
 
-fn listening(credit: u32, largest: usize) -> Session {
+fn listening(credit: u32, largest: usize) -> AmqpSession {
     let mut session = session(credit, largest);
     attach(&mut session, 0);
     let pool = Subscription {
@@ -78,17 +80,17 @@ fn transfer(delivery: u32, has_more: bool, payload: &[u8]) -> Frame {
         settled,
         Value::Bool(has_more),
     ];
-    said(name::TRANSFER, fields, payload)
+    said(descriptor::TRANSFER, fields, payload)
 }
 
 fn message(size: usize) -> Bytes {
     let payload = Bytes::from(vec![b'x'; size]);
-    let message = Outgoing {
+    let message = OutgoingMessage {
         topic: "n/invoke/t".to_owned(),
         payload,
         properties: Default::default(),
     };
-    message::write(&message, &Addresses::Solace)
+    message::write(&message, &AddressScheme::Solace)
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn credit_is_what_is_not_unsettled() {
     let flow = heard(&mut session).pop().unwrap();
     assert_eq!(
         (flow.name, flow.uint(4), flow.uint(6)),
-        (name::FLOW, Some(1), Some(4))
+        (descriptor::FLOW, Some(1), Some(4))
     );
     for delivery in 0..4 {
         session
@@ -107,10 +109,10 @@ fn credit_is_what_is_not_unsettled() {
     assert!(heard(&mut session).is_empty(), "nothing is settled");
     session.settle(2);
     let said = heard(&mut session);
-    assert_eq!(names(&said), [name::DISPOSITION, name::FLOW]);
+    assert_eq!(names(&said), [descriptor::DISPOSITION, descriptor::FLOW]);
     assert_eq!(
         (said[0].uint(1), said[0].inner(4).unwrap().name),
-        (Some(2), name::ACCEPTED)
+        (Some(2), descriptor::ACCEPTED)
     );
     assert_eq!(
         (said[1].uint(5), said[1].uint(6)),
@@ -138,7 +140,7 @@ fn a_message_in_pieces_is_one_and_a_large_one_is_rejected_and_not_kept() {
     session.received(transfer(0, false, &bytes[100..])).unwrap();
     let event = session.event().unwrap();
     assert!(
-        matches!(event, Event::Message { tag: Some(0), payload, topic, .. } if payload.len() == 600 && topic == "n/invoke/t")
+        matches!(event, ConnectionEvent::Message { tag: Some(0), payload, topic, .. } if payload.len() == 600 && topic == "n/invoke/t")
     );
     for _ in 0..1000 {
         session.received(transfer(1, true, &bytes)).unwrap();
@@ -148,13 +150,13 @@ fn a_message_in_pieces_is_one_and_a_large_one_is_rejected_and_not_kept() {
     session.received(transfer(1, false, &bytes)).unwrap();
     assert!(matches!(
         session.event(),
-        Some(Event::Notice(Notice::PassedOver(_)))
+        Some(ConnectionEvent::Notice(LinkNotice::PassedOver(_)))
     ));
     let said = heard(&mut session);
-    assert_eq!(said[0].inner(4).unwrap().name, name::REJECTED);
+    assert_eq!(said[0].inner(4).unwrap().name, descriptor::REJECTED);
     session.received(transfer(2, false, &message(1))).unwrap();
     assert!(
-        matches!(session.event(), Some(Event::Message { .. })),
+        matches!(session.event(), Some(ConnectionEvent::Message { .. })),
         "the next is served"
     );
 }
@@ -170,7 +172,7 @@ fn without_a_topic_it_is_passed_over_unless_only_one_is_possible() {
     .write(&mut bytes);
     session.received(transfer(0, false, &bytes)).unwrap();
     assert!(
-        matches!(session.event(), Some(Event::Notice(Notice::PassedOver(why))) if why.contains("topic"))
+        matches!(session.event(), Some(ConnectionEvent::Notice(LinkNotice::PassedOver(why))) if why.contains("topic"))
     );
     let only = Subscription {
         pattern: "n/exactly".to_owned(),
@@ -186,10 +188,12 @@ fn without_a_topic_it_is_passed_over_unless_only_one_is_possible() {
         Value::Bool(true),
     ];
     session
-        .received(said(name::TRANSFER, fields, &bytes))
+        .received(said(descriptor::TRANSFER, fields, &bytes))
         .unwrap();
     let event = session.event();
-    assert!(matches!(event, Some(Event::Message { tag: None, topic, .. }) if topic == "n/exactly"));
+    assert!(
+        matches!(event, Some(ConnectionEvent::Message { tag: None, topic, .. }) if topic == "n/exactly")
+    );
 }
 
 #[test]
@@ -200,7 +204,7 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
         let payload = Bytes::from(vec![0; if number == 10 { 1000 } else { 1 }]);
         session.publish(
             number,
-            &Outgoing {
+            &OutgoingMessage {
                 topic: "n/r".to_owned(),
                 payload,
                 properties: Default::default(),
@@ -211,7 +215,7 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
     assert!(heard(&mut session).is_empty(), "there is no credit");
     let flow = |window, credit| {
         let fields = [0, window, 0, 100, 10, 0, credit].map(Value::Uint).to_vec();
-        said(name::FLOW, fields, &[])
+        said(descriptor::FLOW, fields, &[])
     };
     session.received(flow(2, 3)).unwrap();
     session.fill(Instant::now()).unwrap();
@@ -233,21 +237,30 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
             Value::Bool(true),
             state,
         ];
-        said(name::DISPOSITION, fields, &[])
+        said(descriptor::DISPOSITION, fields, &[])
     };
     let error = vec![
         Value::Symbol("amqp:not-allowed".to_owned()),
         Value::text("no"),
     ];
-    let rejected = Value::named(name::REJECTED, vec![Value::named(name::ERROR, error)]);
+    let rejected = Value::named(
+        descriptor::REJECTED,
+        vec![Value::named(descriptor::ERROR, error)],
+    );
     session
-        .received(outcome(0, 1, Value::named(name::ACCEPTED, vec![])))
+        .received(outcome(0, 1, Value::named(descriptor::ACCEPTED, vec![])))
         .unwrap();
     session.received(outcome(2, u32::MAX, rejected)).unwrap();
-    assert!(matches!(session.event(), Some(Event::Confirmed(10))));
-    assert!(matches!(session.event(), Some(Event::Confirmed(11))));
+    assert!(matches!(
+        session.event(),
+        Some(ConnectionEvent::Confirmed(10))
+    ));
+    assert!(matches!(
+        session.event(),
+        Some(ConnectionEvent::Confirmed(11))
+    ));
     assert!(
-        matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no"))
+        matches!(session.event(), Some(ConnectionEvent::Refused(12, why)) if why.contains("amqp:not-allowed no"))
     );
     assert!(session.event().is_none() && session.in_flight.is_empty());
     assert!(session.is_mute(), "the fourth waits for credit");
@@ -263,7 +276,9 @@ fn a_refused_link_is_trouble_with_the_reason() {
     };
     let handle = session.subscribe(&to, Instant::now()).unwrap();
     let fields = vec![Value::text("me-1"), Value::Uint(3), Value::Bool(false)];
-    session.received(said(name::ATTACH, fields, &[])).unwrap();
+    session
+        .received(said(descriptor::ATTACH, fields, &[]))
+        .unwrap();
     assert!(session.is_asked(handle));
     let error = vec![
         Value::Symbol("amqp:not-found".to_owned()),
@@ -272,10 +287,10 @@ fn a_refused_link_is_trouble_with_the_reason() {
     let fields = vec![
         Value::Uint(3),
         Value::Bool(true),
-        Value::named(name::ERROR, error),
+        Value::named(descriptor::ERROR, error),
     ];
     let trouble = session
-        .received(said(name::DETACH, fields, &[]))
+        .received(said(descriptor::DETACH, fields, &[]))
         .unwrap_err();
     assert!(
         trouble.message.contains("topic://n/>") && trouble.message.contains("none such"),
@@ -295,7 +310,7 @@ fn the_queue_is_listened_to_once_and_left_with_the_last() {
     session.unsubscribe(&first, Instant::now()).unwrap();
     assert!(heard(&mut session).is_empty());
     session.unsubscribe(&second, Instant::now()).unwrap();
-    assert_eq!(names(&heard(&mut session)), [name::DETACH]);
+    assert_eq!(names(&heard(&mut session)), [descriptor::DETACH]);
     session.received(transfer(0, false, &message(1))).unwrap();
     assert!(
         session.event().is_none(),
@@ -303,13 +318,13 @@ fn the_queue_is_listened_to_once_and_left_with_the_last() {
     );
     session
         .received(said(
-            name::DETACH,
+            descriptor::DETACH,
             vec![Value::Uint(11), Value::Bool(true)],
             &[],
         ))
         .unwrap();
     session.subscribe(&first, Instant::now()).unwrap();
-    assert_eq!(names(&heard(&mut session)), [name::ATTACH]);
+    assert_eq!(names(&heard(&mut session)), [descriptor::ATTACH]);
 }
 
 #[test]
@@ -324,7 +339,10 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
     };
     session.unsubscribe(&pool, Instant::now()).unwrap();
     let stop = heard(&mut session);
-    assert_eq!((names(&stop), stop[0].uint(6)), (vec![name::FLOW], Some(0)));
+    assert_eq!(
+        (names(&stop), stop[0].uint(6)),
+        (vec![descriptor::FLOW], Some(0))
+    );
     session.settle(0);
     session.received(transfer(2, false, &message(1))).unwrap();
     let said_now = heard(&mut session);
@@ -334,21 +352,24 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
         .collect();
     assert_eq!(
         states,
-        [(Some(0), name::ACCEPTED), (Some(2), name::RELEASED)],
+        [
+            (Some(0), descriptor::ACCEPTED),
+            (Some(2), descriptor::RELEASED)
+        ],
         "what is late is for others"
     );
     let tags: Vec<_> = std::iter::from_fn(|| session.event()).collect();
     assert!(matches!(
         tags[..],
         [
-            Event::Message { tag: Some(0), .. },
-            Event::Message { tag: Some(1), .. }
+            ConnectionEvent::Message { tag: Some(0), .. },
+            ConnectionEvent::Message { tag: Some(1), .. }
         ]
     ));
     session.settle(1);
     assert_eq!(
         names(&heard(&mut session)),
-        [name::DISPOSITION, name::DETACH]
+        [descriptor::DISPOSITION, descriptor::DETACH]
     );
 }
 
@@ -375,7 +396,7 @@ fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
     session.release(1);
     session.settle(2);
     let said = heard(&mut session);
-    assert_eq!((said[0].name, said[0].uint(6)), (name::FLOW, Some(0)));
+    assert_eq!((said[0].name, said[0].uint(6)), (descriptor::FLOW, Some(0)));
     let states: Vec<_> = said[1..4]
         .iter()
         .map(|said| (said.uint(1), said.inner(4).unwrap().name))
@@ -383,12 +404,12 @@ fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
     assert_eq!(
         states,
         [
-            (Some(0), name::RELEASED),
-            (Some(1), name::RELEASED),
-            (Some(2), name::ACCEPTED)
+            (Some(0), descriptor::RELEASED),
+            (Some(1), descriptor::RELEASED),
+            (Some(2), descriptor::ACCEPTED)
         ]
     );
-    assert_eq!(names(&said[4..]), [name::DETACH]);
+    assert_eq!(names(&said[4..]), [descriptor::DETACH]);
 }
 
 #[test]
@@ -402,14 +423,14 @@ fn it_is_known_since_when_nothing_can_be_sent() {
     assert_eq!(session.owed(), Some((later(1), credit)));
     let flow = |credit| {
         said(
-            name::FLOW,
+            descriptor::FLOW,
             [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(),
             &[],
         )
     };
     session.received(flow(1)).unwrap();
     assert_eq!(session.owed(), None);
-    let message = Outgoing {
+    let message = OutgoingMessage {
         topic: "n/r".to_owned(),
         payload: Bytes::new(),
         properties: Default::default(),
@@ -427,7 +448,7 @@ fn it_is_known_since_when_nothing_can_be_sent() {
         Value::Bool(true),
     ];
     session
-        .received(said(name::DISPOSITION, accepted, &[]))
+        .received(said(descriptor::DISPOSITION, accepted, &[]))
         .unwrap();
     assert_eq!(session.owed(), Some((later(3), credit)));
     session.received(flow(2)).unwrap();
@@ -443,28 +464,30 @@ fn it_is_known_since_when_nothing_can_be_sent() {
 fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
     let error = |condition: &str| {
         vec![Value::named(
-            name::ERROR,
+            descriptor::ERROR,
             vec![Value::Symbol(condition.to_owned())],
         )]
     };
     for (state, is_for_ever) in [
         (
-            Value::named(name::REJECTED, error("amqp:not-allowed")),
+            Value::named(descriptor::REJECTED, error("amqp:not-allowed")),
             true,
         ),
         (
-            Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")),
+            Value::named(descriptor::REJECTED, error("amqp:resource-limit-exceeded")),
             false,
         ),
-        (Value::named(name::REJECTED, vec![]), false),
-        (Value::named(name::REJECTED, vec![Value::Null]), false),
-        (Value::named(name::RELEASED, vec![]), false),
-        (Value::named(name::MODIFIED, vec![]), false),
+        (Value::named(descriptor::REJECTED, vec![]), false),
+        (Value::named(descriptor::REJECTED, vec![Value::Null]), false),
+        (Value::named(descriptor::RELEASED, vec![]), false),
+        (Value::named(descriptor::MODIFIED, vec![]), false),
     ] {
         let mut session = listening(4, 1000);
         let fields = [0, 100, 0, 100, 10, 0, 1].map(Value::Uint).to_vec();
-        session.received(said(name::FLOW, fields, &[])).unwrap();
-        let message = Outgoing {
+        session
+            .received(said(descriptor::FLOW, fields, &[]))
+            .unwrap();
+        let message = OutgoingMessage {
             topic: "n/r".to_owned(),
             payload: Bytes::new(),
             properties: Default::default(),
@@ -479,11 +502,11 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
             state,
         ];
         session
-            .received(said(name::DISPOSITION, fields, &[]))
+            .received(said(descriptor::DISPOSITION, fields, &[]))
             .unwrap();
         match session.event() {
-            Some(Event::Refused(7, _)) => assert!(is_for_ever),
-            Some(Event::NotNow(7, _)) => assert!(!is_for_ever),
+            Some(ConnectionEvent::Refused(7, _)) => assert!(is_for_ever),
+            Some(ConnectionEvent::NotNow(7, _)) => assert!(!is_for_ever),
             other => panic!("{other:?}"),
         }
     }
@@ -495,10 +518,12 @@ fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
     let later = |seconds| begun + Duration::from_secs(seconds);
     let mut session = listening(4, 1000);
     let fields = |window| [0, window, 0, 100, 10, 0, 2].map(Value::Uint).to_vec();
-    session.received(said(name::FLOW, fields(2), &[])).unwrap();
+    session
+        .received(said(descriptor::FLOW, fields(2), &[]))
+        .unwrap();
     let of_size = |size| {
         let payload = Bytes::from(vec![b'x'; size]);
-        Outgoing {
+        OutgoingMessage {
             topic: "n/r".to_owned(),
             payload,
             properties: Default::default(),
@@ -509,18 +534,23 @@ fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
     session.fill(later(1)).unwrap();
     assert!(!session.give_up(begun, "no word"));
     assert!(session.give_up(later(1), "no word"));
-    assert!(matches!(session.event(), Some(Event::Unanswered(7, why)) if why == "no word"));
+    assert!(
+        matches!(session.event(), Some(ConnectionEvent::Unanswered(7, why)) if why == "no word")
+    );
     assert!(
         session.event().is_none() && session.sender.current.is_some(),
         "half of the other is sent"
     );
     session
-        .received(said(name::FLOW, fields(100), &[]))
+        .received(said(descriptor::FLOW, fields(100), &[]))
         .unwrap();
     session.fill(later(2)).unwrap();
     assert!(!session.give_up(later(1), "no word") && session.give_up(later(2), "no word"));
-    assert!(matches!(session.event(), Some(Event::Unanswered(8, _))));
-    let accepted = Value::named(name::ACCEPTED, vec![]);
+    assert!(matches!(
+        session.event(),
+        Some(ConnectionEvent::Unanswered(8, _))
+    ));
+    let accepted = Value::named(descriptor::ACCEPTED, vec![]);
     let fields = vec![
         Value::Bool(true),
         Value::Uint(0),
@@ -529,7 +559,7 @@ fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
         accepted,
     ];
     session
-        .received(said(name::DISPOSITION, fields, &[]))
+        .received(said(descriptor::DISPOSITION, fields, &[]))
         .unwrap();
     assert!(
         session.event().is_none() && session.owed().is_none(),
@@ -545,8 +575,8 @@ fn any_field() -> impl Strategy<Value = Value> {
         any::<u32>().prop_map(Value::Uint),
         Just(Value::text("me-0")),
         Just(Value::text("me-1")),
-        Just(Value::named(name::ACCEPTED, vec![])),
-        Just(Value::named(name::REJECTED, vec![Value::Null])),
+        Just(Value::named(descriptor::ACCEPTED, vec![])),
+        Just(Value::named(descriptor::REJECTED, vec![Value::Null])),
     ]
 }
 
@@ -557,7 +587,7 @@ proptest! {
     ) {
         let mut session = listening(4, 1000);
         let now = Instant::now();
-        session.publish(1, &Outgoing { topic: "n/r".to_owned(), payload: Bytes::from(vec![0; 2000]), properties: Default::default() });
+        session.publish(1, &OutgoingMessage { topic: "n/r".to_owned(), payload: Bytes::from(vec![0; 2000]), properties: Default::default() });
         for (name, fields, size) in frames {
             _ = session.received(said(name, fields, &message(size)[..size]));
             session.fill(now).unwrap();

@@ -1,16 +1,15 @@
-//! Values of AMQP 1.0, in bytes and out of them. What comes is bounded in depth, and in number by its own size: nothing that
-//! a sender writes makes us recurse or reserve without end.
+//! AMQP 1.0 type system: encoder and decoder. Decoding is bounded in depth, and in number by the
+//! size of the input: no input causes unbounded recursion or allocation.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Values inside of values. What brokers say has four or five levels.
-const DEEPEST: usize = 16;
-/// Members of an array that take no bytes.
-const MOST_EMPTY: usize = 256;
+/// Maximum nesting; brokers use four or five levels.
+const MAX_DEPTH: usize = 16;
+/// Maximum number of array members without bytes.
+const MAX_EMPTY_MEMBERS: usize = 256;
 
-/// A value. Those that we neither send nor want are read as [`Value::Other`].
+/// A value. Types that we neither send nor need are decoded as [`Value::Other`].
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names are those of the standard")]
 pub(super) enum Value {
     Null,
     Bool(bool),
@@ -34,9 +33,9 @@ pub(super) enum Value {
     Other,
 }
 
-/// What is wrong with bytes.
+/// Why bytes are no valid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Flaw {
+pub(super) enum DecodeError {
     #[error("it ends in the middle of a value")]
     Short,
     #[error("values lie too deep inside of values")]
@@ -54,7 +53,7 @@ impl Value {
         Value::Text(text.into())
     }
 
-    /// A list that has a number for its name, as most of what is said has.
+    /// A described list, the form of most performatives.
     pub(super) fn named(name: u64, fields: Vec<Value>) -> Value {
         Value::Described(Box::new(Value::Ulong(name)), Box::new(Value::List(fields)))
     }
@@ -76,7 +75,7 @@ impl Value {
         }
     }
 
-    /// A single value as it would be written; none for what has no such form.
+    /// A primitive value as text; none for other types.
     pub(super) fn plain(&self) -> Option<String> {
         Some(match self {
             Value::Bool(value) => value.to_string(),
@@ -150,9 +149,9 @@ impl Value {
         }
     }
 
-    /// Takes one value from the beginning of `bytes`.
-    pub(super) fn read(bytes: &mut Bytes) -> Result<Value, Flaw> {
-        read(bytes, DEEPEST)
+    /// Takes one value from the front of `bytes`.
+    pub(super) fn read(bytes: &mut Bytes) -> Result<Value, DecodeError> {
+        read(bytes, MAX_DEPTH)
     }
 }
 
@@ -161,7 +160,7 @@ fn put(out: &mut BytesMut, code: u8, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// `code` is that of the short form; the long one is 16 more. Nothing that we write is as long as 4 GiB.
+/// `code` is the 8-bit form; the 32-bit form is 16 more. We write nothing of 4 GiB.
 fn sized(out: &mut BytesMut, code: u8, bytes: &[u8]) {
     match u8::try_from(bytes.len()) {
         Ok(short) => {
@@ -186,8 +185,8 @@ fn compound(out: &mut BytesMut, code: u8, count: usize, members: impl FnOnce(&mu
     out[at..at + 4].copy_from_slice(&size.to_be_bytes());
 }
 
-fn read(bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
-    let depth = depth.checked_sub(1).ok_or(Flaw::Deep)?;
+fn read(bytes: &mut Bytes, depth: usize) -> Result<Value, DecodeError> {
+    let depth = depth.checked_sub(1).ok_or(DecodeError::Deep)?;
     match byte(bytes)? {
         0 => {
             let name = read(bytes, depth)?;
@@ -200,8 +199,8 @@ fn read(bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
     }
 }
 
-/// Reads what follows a code.
-fn read_as(code: u8, bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
+/// Decodes the value after a constructor.
+fn read_as(code: u8, bytes: &mut Bytes, depth: usize) -> Result<Value, DecodeError> {
     let body = body(code, bytes)?;
     Ok(match code {
         0x40 => Value::Null,
@@ -220,7 +219,7 @@ fn read_as(code: u8, bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
         0x70 => Value::Uint(number(&body)?),
         0x71 => Value::Long(number::<u32>(&body)?.cast_signed().into()),
         0x72 => Value::Float(f32::from_bits(number(&body)?)),
-        0x73 => Value::Char(char::from_u32(number(&body)?).ok_or(Flaw::Text)?),
+        0x73 => Value::Char(char::from_u32(number(&body)?).ok_or(DecodeError::Text)?),
         0x80 => Value::Ulong(number(&body)?),
         0x81 => Value::Long(number::<u64>(&body)?.cast_signed()),
         0x82 => Value::Double(f64::from_bits(number(&body)?)),
@@ -234,12 +233,12 @@ fn read_as(code: u8, bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
         0xc0 | 0xd0 => Value::List(list(code, body, depth)?),
         0xc1 | 0xd1 => Value::Map(map(code, body, depth)?),
         0xe0 | 0xf0 => Value::Array(array(code, body, depth)?),
-        _ => return Err(Flaw::Type),
+        _ => return Err(DecodeError::Type),
     })
 }
 
-/// The bytes of a value, without its size: how many they are lies in the upper half of its code.
-fn body(code: u8, bytes: &mut Bytes) -> Result<Bytes, Flaw> {
+/// The bytes of a value without its size, which the upper half of the constructor tells.
+fn body(code: u8, bytes: &mut Bytes) -> Result<Bytes, DecodeError> {
     let size = match code >> 4 {
         0x4 => 0,
         0x5 => 1,
@@ -248,22 +247,22 @@ fn body(code: u8, bytes: &mut Bytes) -> Result<Bytes, Flaw> {
         0x8 => 8,
         0x9 => 16,
         0xa | 0xc | 0xe => usize::from(byte(bytes)?),
-        0xb | 0xd | 0xf => usize::try_from(bytes.try_get_u32().map_err(|_| Flaw::Short)?)
-            .map_err(|_| Flaw::Size)?,
-        _ => return Err(Flaw::Type),
+        0xb | 0xd | 0xf => usize::try_from(bytes.try_get_u32().map_err(|_| DecodeError::Short)?)
+            .map_err(|_| DecodeError::Size)?,
+        _ => return Err(DecodeError::Type),
     };
     if size > bytes.len() {
-        return Err(Flaw::Short);
+        return Err(DecodeError::Short);
     }
     Ok(bytes.split_to(size))
 }
 
-/// Takes one value from the beginning of `bytes`, and gives its bytes, not what they say.
-pub(super) fn skip(bytes: &mut Bytes) -> Result<Bytes, Flaw> {
+/// Takes one value from the front of `bytes` without decoding it.
+pub(super) fn skip(bytes: &mut Bytes) -> Result<Bytes, DecodeError> {
     let whole = bytes.clone();
-    // Descriptors may have descriptors, but not for ever.
+    // Descriptors may be described themselves, up to a limit.
     let mut values = 1;
-    for _ in 0..DEEPEST {
+    for _ in 0..MAX_DEPTH {
         match byte(bytes)? {
             0 => values += 1,
             code => {
@@ -275,11 +274,11 @@ pub(super) fn skip(bytes: &mut Bytes) -> Result<Bytes, Flaw> {
             return Ok(whole.slice(..whole.len() - bytes.len()));
         }
     }
-    Err(Flaw::Deep)
+    Err(DecodeError::Deep)
 }
 
-fn byte(bytes: &mut Bytes) -> Result<u8, Flaw> {
-    bytes.try_get_u8().map_err(|_| Flaw::Short)
+fn byte(bytes: &mut Bytes) -> Result<u8, DecodeError> {
+    bytes.try_get_u8().map_err(|_| DecodeError::Short)
 }
 
 trait Number: Sized {
@@ -297,29 +296,30 @@ macro_rules! number {
 }
 number!(u8, u16, u32, u64, u128);
 
-fn number<N: Number>(bytes: &[u8]) -> Result<N, Flaw> {
-    N::of(bytes).ok_or(Flaw::Size)
+fn number<N: Number>(bytes: &[u8]) -> Result<N, DecodeError> {
+    N::of(bytes).ok_or(DecodeError::Size)
 }
 
-fn utf8(bytes: &[u8]) -> Result<String, Flaw> {
+fn utf8(bytes: &[u8]) -> Result<String, DecodeError> {
     std::str::from_utf8(bytes)
         .map(str::to_owned)
-        .map_err(|_| Flaw::Text)
+        .map_err(|_| DecodeError::Text)
 }
 
-/// How many there are, as they say.
-fn count(code: u8, body: &mut Bytes) -> Result<usize, Flaw> {
+/// The announced number of members.
+fn count(code: u8, body: &mut Bytes) -> Result<usize, DecodeError> {
     match code >> 4 {
         0xc | 0xe => byte(body).map(usize::from),
-        _ => usize::try_from(body.try_get_u32().map_err(|_| Flaw::Short)?).map_err(|_| Flaw::Size),
+        _ => usize::try_from(body.try_get_u32().map_err(|_| DecodeError::Short)?)
+            .map_err(|_| DecodeError::Size),
     }
 }
 
-fn list(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
+fn list(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, DecodeError> {
     let count = count(code, &mut body)?;
-    // Each takes a byte at least.
+    // Each member has at least one byte.
     if count > body.len() {
-        return Err(Flaw::Size);
+        return Err(DecodeError::Size);
     }
     let members = (0..count)
         .map(|_| read(&mut body, depth))
@@ -327,21 +327,21 @@ fn list(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
     if body.is_empty() {
         Ok(members)
     } else {
-        Err(Flaw::Size)
+        Err(DecodeError::Size)
     }
 }
 
-fn map(code: u8, body: Bytes, depth: usize) -> Result<Vec<(Value, Value)>, Flaw> {
+fn map(code: u8, body: Bytes, depth: usize) -> Result<Vec<(Value, Value)>, DecodeError> {
     let mut members = list(code, body, depth)?.into_iter();
     let mut pairs = Vec::with_capacity(members.len() / 2);
     while let Some(key) = members.next() {
-        pairs.push((key, members.next().ok_or(Flaw::Size)?));
+        pairs.push((key, members.next().ok_or(DecodeError::Size)?));
     }
     Ok(pairs)
 }
 
-fn array(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
-    let depth = depth.checked_sub(1).ok_or(Flaw::Deep)?;
+fn array(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, DecodeError> {
+    let depth = depth.checked_sub(1).ok_or(DecodeError::Deep)?;
     let count = count(code, &mut body)?;
     let of = match byte(&mut body)? {
         0 => {
@@ -350,8 +350,8 @@ fn array(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
         }
         code => code,
     };
-    if count > body.len().max(MOST_EMPTY) {
-        return Err(Flaw::Size);
+    if count > body.len().max(MAX_EMPTY_MEMBERS) {
+        return Err(DecodeError::Size);
     }
     let members = (0..count)
         .map(|_| read_as(of, &mut body, depth))
@@ -359,7 +359,7 @@ fn array(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
     if body.is_empty() {
         Ok(members)
     } else {
-        Err(Flaw::Size)
+        Err(DecodeError::Size)
     }
 }
 
@@ -436,14 +436,20 @@ mod tests {
             bytes.put_u32((1_000_000 - level) * 9 - 5);
             bytes.put_u32(1);
         }
-        assert_eq!(Value::read(&mut bytes.freeze()), Err(Flaw::Deep));
+        assert_eq!(Value::read(&mut bytes.freeze()), Err(DecodeError::Deep));
         assert_eq!(
             Value::read(&mut Bytes::from(vec![0; 1000])),
-            Err(Flaw::Deep)
+            Err(DecodeError::Deep)
         );
-        assert_eq!(skip(&mut Bytes::from(vec![0; 1000])), Err(Flaw::Deep));
+        assert_eq!(
+            skip(&mut Bytes::from(vec![0; 1000])),
+            Err(DecodeError::Deep)
+        );
         // Four thousand million times nothing.
         let nothings = [&[0xf0, 0, 0, 0, 5][..], &[0xff; 4], &[0x40]].concat();
-        assert_eq!(Value::read(&mut Bytes::from(nothings)), Err(Flaw::Size));
+        assert_eq!(
+            Value::read(&mut Bytes::from(nothings)),
+            Err(DecodeError::Size)
+        );
     }
 }

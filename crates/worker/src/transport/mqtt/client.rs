@@ -1,87 +1,91 @@
-//! What is spoken on a connection: packets of what was read, for a [`Session`], and its words for the driver.
+//! MQTT protocol for the driver: decodes packets for a [`MqttSession`] and encodes its packets.
 
 use super::{
-    again,
-    codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
-    reason,
-    rival::{SentAway, Stay},
-    session::Session,
+    client_id_conflict::{ClientIdLease, DisconnectCause},
+    codec::{
+        self, Decoded, Disconnect, MqttProperties, Packet, PacketReader, PropertyValue, property,
+    },
+    reason_code,
+    session::MqttSession,
+    temporary,
 };
 use crate::transport::{
-    Event, Outgoing, Subscription, Trouble,
-    driver::{Driver, Speaker},
+    ConnectionError, ConnectionEvent, OutgoingMessage, Subscription,
+    driver::{Driver, Protocol},
 };
 use bytes::BytesMut;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One connection to a broker.
-pub type Client = Driver<Speaking>;
+/// A connection to a broker.
+pub type MqttClient = Driver<MqttProtocol>;
 
 #[derive(Debug)]
-pub struct Speaking {
-    reader: Reader,
-    session: Session,
-    /// The session is of no use to anybody after us.
+pub struct MqttProtocol {
+    reader: PacketReader,
+    session: MqttSession,
+    /// Whether the broker should drop the session at the end.
     forgets: bool,
-    /// Where others may have our name.
-    stay: Option<Stay>,
+    /// Lease of a client id that others may use, too.
+    lease: Option<ClientIdLease>,
 }
 
-impl Speaking {
-    pub(super) fn new(reader: Reader, session: Session, forgets: bool) -> Speaking {
-        Speaking {
+impl MqttProtocol {
+    pub(super) fn new(reader: PacketReader, session: MqttSession, forgets: bool) -> MqttProtocol {
+        MqttProtocol {
             reader,
             session,
             forgets,
-            stay: None,
+            lease: None,
         }
     }
 
-    fn sent_away(&self, how: SentAway, message: &str) -> Trouble {
+    fn disconnected(&self, how: DisconnectCause, message: &str) -> ConnectionError {
         match self
-            .stay
+            .lease
             .as_ref()
-            .and_then(|stay| stay.sent_away(how, Instant::now()))
+            .and_then(|lease| lease.disconnected(how, Instant::now()))
         {
-            Some(more) => again(format!("{message}: {more}")),
-            None => again(message),
+            Some(more) => temporary(format!("{message}: {more}")),
+            None => temporary(message),
         }
     }
 
     fn write(&mut self, packet: &Packet) {
-        // A few bytes: they can be written.
+        // A few bytes always fit.
         _ = codec::write(self.session.version(), packet, &mut self.session.outgoing);
     }
 }
 
-impl Client {
-    /// Says there when the broker sends it away.
-    pub(super) fn at(mut self, stay: Option<Stay>) -> Client {
-        self.speaker.stay = stay;
+impl MqttClient {
+    /// Adds the lease that learns of disconnects.
+    pub(super) fn at(mut self, lease: Option<ClientIdLease>) -> MqttClient {
+        self.protocol.lease = lease;
         self
     }
 }
 
-impl Speaker for Speaking {
-    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
+impl Protocol for MqttProtocol {
+    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, ConnectionError> {
         let read = self.reader.read(incoming);
         match read.map_err(|flaw| {
-            again(format!(
+            temporary(format!(
                 "the broker does not speak MQTT as it should: {flaw}"
             ))
         })? {
-            Read::Packet(packet) => {
-                let is_rival =
-                    matches!(&packet, Packet::Disconnect(end) if end.reason == reason::TAKEN_OVER);
+            Decoded::Packet(packet) => {
+                let is_rival = matches!(&packet, Packet::Disconnect(end) if end.reason == reason_code::TAKEN_OVER);
                 let received = self.session.received(packet);
-                received.map_err(|trouble| match is_rival {
-                    true => self.sent_away(SentAway::ForAnother, &trouble.message),
-                    false => trouble,
+                received.map_err(|error| {
+                    if is_rival {
+                        self.disconnected(DisconnectCause::TakenOver, &error.message)
+                    } else {
+                        error
+                    }
                 })?;
             }
-            Read::Oversize { packet_id } => self.session.passed_over(packet_id),
-            Read::More => return Ok(false),
+            Decoded::Oversize { packet_id } => self.session.passed_over(packet_id),
+            Decoded::More => return Ok(false),
         }
         Ok(true)
     }
@@ -90,11 +94,11 @@ impl Speaker for Speaking {
         &mut self.session.outgoing
     }
 
-    fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
+    fn fill(&mut self, now: Instant) -> Result<(), ConnectionError> {
         self.session.fill(now)
     }
 
-    fn event(&mut self) -> Option<Event> {
+    fn event(&mut self) -> Option<ConnectionEvent> {
         self.session.event()
     }
 
@@ -116,7 +120,7 @@ impl Speaker for Speaking {
         self.session.forgive(lost, now);
     }
 
-    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {
+    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, ConnectionError> {
         self.session.ask(to, true, now).map(u32::from)
     }
 
@@ -124,11 +128,11 @@ impl Speaker for Speaking {
         u16::try_from(question).is_ok_and(|id| self.session.is_asked(id))
     }
 
-    fn unsubscribe(&mut self, from: &Subscription, now: Instant) -> Result<(), Trouble> {
+    fn unsubscribe(&mut self, from: &Subscription, now: Instant) -> Result<(), ConnectionError> {
         self.session.ask(from, false, now).map(|_| ())
     }
 
-    fn publish(&mut self, number: u64, message: &Outgoing) {
+    fn publish(&mut self, number: u64, message: &OutgoingMessage) {
         self.session.publish(number, message);
     }
 
@@ -136,24 +140,26 @@ impl Speaker for Speaking {
         self.session.settle(tag);
     }
 
-    fn beat(&mut self) {
-        self.write(&Packet::Ping);
+    fn ping(&mut self) {
+        self.write(&Packet::PingReq);
     }
 
     fn close(&mut self) {
         let mut end = Disconnect::default();
         if self.forgets {
-            end.extras = Extras(vec![(name::SESSION_EXPIRY, Value::Four(0))]);
+            end.properties =
+                MqttProperties(vec![(property::SESSION_EXPIRY, PropertyValue::Four(0))]);
         }
         self.write(&Packet::Disconnect(end));
     }
 
-    fn closed(&mut self) -> Trouble {
-        let how = match self.session.has_published() {
-            true => SentAway::OverAMessage,
-            false => SentAway::WithoutAWord,
+    fn closed(&mut self) -> ConnectionError {
+        let how = if self.session.has_published() {
+            DisconnectCause::MessageUnanswered
+        } else {
+            DisconnectCause::Silent
         };
-        self.sent_away(how, "the broker closed the connection")
+        self.disconnected(how, "the broker closed the connection")
     }
 }
 

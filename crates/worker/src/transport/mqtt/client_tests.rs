@@ -2,14 +2,14 @@
 //! the next thing that waits for it.
 
 use super::super::{
-    codec::{Publish, PublishAnswer, SubscribeAnswer, Version},
-    session::Agreed,
+    codec::{PubAck, Publish, SubAck, Version},
+    session::Negotiated,
 };
 use super::*;
 use crate::transport::{
-    Connection, Notice,
-    driver::{LONGEST_FAREWELL, Times},
-    silence,
+    Connection, LinkNotice,
+    driver::{FAREWELL_TIMEOUT, Timeouts},
+    timed_out,
 };
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -24,20 +24,20 @@ use tokio::{
 };
 
 const ANSWER: Duration = Duration::from_secs(30);
-const TIMES: Times = Times {
-    speak: Duration::from_secs(15),
-    hear: ANSWER,
-    answer: ANSWER,
+const TIMES: Timeouts = Timeouts {
+    keep_alive: Duration::from_secs(15),
+    silence: ANSWER,
+    response: ANSWER,
 };
 
 struct Broker {
     stream: DuplexStream,
     incoming: BytesMut,
-    reader: Reader,
+    reader: PacketReader,
 }
 
-fn agreed() -> Agreed {
-    Agreed {
+fn agreed() -> Negotiated {
+    Negotiated {
         version: Version::Five,
         window: 100,
         largest: 10_000,
@@ -47,11 +47,11 @@ fn agreed() -> Agreed {
     }
 }
 
-fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
+fn pair_of(agreed: Negotiated, room: usize) -> (MqttClient, Broker) {
     let (near, far) = tokio::io::duplex(room);
-    let (version, session) = (agreed.version, Session::new(agreed));
-    let reader = || Reader::new(version, 10_000);
-    let speaking = Speaking::new(reader(), session, true);
+    let (version, session) = (agreed.version, MqttSession::new(agreed));
+    let reader = || PacketReader::new(version, 10_000);
+    let speaking = MqttProtocol::new(reader(), session, true);
     let client = Driver::new(Box::new(near), BytesMut::new(), speaking, TIMES);
     (
         client,
@@ -63,7 +63,7 @@ fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
     )
 }
 
-fn pair() -> (Client, Broker) {
+fn pair() -> (MqttClient, Broker) {
     pair_of(agreed(), 1 << 16)
 }
 
@@ -71,9 +71,11 @@ impl Broker {
     async fn hears(&mut self) -> Packet {
         loop {
             match self.reader.read(&mut self.incoming).unwrap() {
-                Read::Packet(packet) => return packet,
-                Read::Oversize { .. } => panic!("too large"),
-                Read::More => assert!(self.stream.read_buf(&mut self.incoming).await.unwrap() > 0),
+                Decoded::Packet(packet) => return packet,
+                Decoded::Oversize { .. } => panic!("too large"),
+                Decoded::More => {
+                    assert!(self.stream.read_buf(&mut self.incoming).await.unwrap() > 0)
+                }
             }
         }
     }
@@ -86,7 +88,7 @@ impl Broker {
     async fn ignores(&mut self, topic: &str) {
         loop {
             match self.hears().await {
-                Packet::Ping => self.says(&Packet::PingAnswer).await,
+                Packet::PingReq => self.says(&Packet::PingResp).await,
                 Packet::Publish(publish) if publish.topic == topic => {}
                 Packet::Publish(publish) => {
                     self.says(&published(publish.packet_id.unwrap(), 0, ""))
@@ -100,8 +102,8 @@ impl Broker {
     /// Takes what is written, answers pings and nothing else.
     async fn lives(mut self) {
         loop {
-            if self.hears().await == Packet::Ping {
-                self.says(&Packet::PingAnswer).await;
+            if self.hears().await == Packet::PingReq {
+                self.says(&Packet::PingResp).await;
             }
         }
     }
@@ -114,20 +116,20 @@ fn written(packet: &Packet) -> BytesMut {
 }
 
 fn message(topic: &str, packet_id: Option<u16>) -> Packet {
-    let (extras, payload) = (Extras::default(), Bytes::from_static(b"!"));
+    let (properties, payload) = (MqttProperties::default(), Bytes::from_static(b"!"));
     let (is_duplicate, is_retained, topic) = (false, false, topic.to_owned());
     Packet::Publish(Publish {
         is_duplicate,
         is_retained,
         topic,
         packet_id,
-        extras,
+        properties,
         payload,
     })
 }
 
-fn outgoing(topic: &str) -> Outgoing {
-    Outgoing {
+fn outgoing(topic: &str) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topic.to_owned(),
         payload: Bytes::new(),
         properties: Default::default(),
@@ -135,31 +137,31 @@ fn outgoing(topic: &str) -> Outgoing {
 }
 
 fn published(packet_id: u16, reason: u8, said: &str) -> Packet {
-    let said = (!said.is_empty()).then(|| (name::REASON, Value::Text(said.to_owned())));
-    Packet::PublishAnswer(PublishAnswer {
+    let said = (!said.is_empty()).then(|| (property::REASON, PropertyValue::Text(said.to_owned())));
+    Packet::PubAck(PubAck {
         packet_id,
         reason,
-        extras: Extras(said.into_iter().collect()),
+        properties: MqttProperties(said.into_iter().collect()),
     })
 }
 
 fn subscribed(packet_id: u16, reason: u8) -> Packet {
-    let (reasons, extras) = (vec![reason], Extras::default());
-    Packet::SubscribeAnswer(SubscribeAnswer {
+    let (reasons, properties) = (vec![reason], MqttProperties::default());
+    Packet::SubAck(SubAck {
         packet_id,
         reasons,
-        extras,
+        properties,
     })
 }
 
-fn topic_of(event: &Event) -> &str {
+fn topic_of(event: &ConnectionEvent) -> &str {
     match event {
-        Event::Message { topic, .. } => topic,
-        Event::Confirmed(_)
-        | Event::Refused(..)
-        | Event::NotNow(..)
-        | Event::Unanswered(..)
-        | Event::Notice(_) => {
+        ConnectionEvent::Message { topic, .. } => topic,
+        ConnectionEvent::Confirmed(_)
+        | ConnectionEvent::Refused(..)
+        | ConnectionEvent::NotNow(..)
+        | ConnectionEvent::Unanswered(..)
+        | ConnectionEvent::Notice(_) => {
             panic!("{event:?}")
         }
     }
@@ -178,20 +180,20 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
     let begun = Instant::now();
     let talk = async {
         for round in 1..=3 {
-            assert_eq!(broker.hears().await, Packet::Ping);
-            assert_eq!(begun.elapsed(), TIMES.speak * round);
-            broker.says(&Packet::PingAnswer).await;
+            assert_eq!(broker.hears().await, Packet::PingReq);
+            assert_eq!(begun.elapsed(), TIMES.keep_alive * round);
+            broker.says(&Packet::PingResp).await;
         }
-        assert_eq!(broker.hears().await, Packet::Ping);
+        assert_eq!(broker.hears().await, Packet::PingReq);
         std::future::pending::<()>().await;
     };
-    let trouble =
+    let error =
         tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
     assert_eq!(
-        trouble,
-        silence("the broker has not been heard for 30 seconds")
+        error,
+        timed_out("the broker has not been heard for 30 seconds")
     );
-    assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
+    assert_eq!(begun.elapsed(), TIMES.keep_alive * 4 + TIMES.response);
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,19 +203,19 @@ async fn one_that_is_not_read_is_kept_alive_and_its_silence_is_not_held_against_
     let talk = async {
         assert!(matches!(broker.hears().await, Packet::Publish(_)));
         for _ in 0..10 {
-            assert_eq!(broker.hears().await, Packet::Ping);
+            assert_eq!(broker.hears().await, Packet::PingReq);
         }
     };
     tokio::select! { end = client.idle() => panic!("{end}"), () = talk => {} }
     // Long after an answer was due it is listened to again.
     let late = async {
-        assert_eq!(broker.hears().await, Packet::Ping);
+        assert_eq!(broker.hears().await, Packet::PingReq);
         broker.says(&published(1, 0, "")).await;
         std::future::pending::<()>().await;
     };
     let event =
         tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
-    assert!(matches!(event, Event::Confirmed(1)));
+    assert!(matches!(event, ConnectionEvent::Confirmed(1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,8 +235,11 @@ async fn only_the_time_in_which_nothing_is_read_is_not_held_against_it() {
     };
     let event =
         tokio::select! { event = told => event, () = broker.ignores("silent") => unreachable!() };
-    assert!(matches!(event, Event::Unanswered(1, _)), "{event:?}");
-    assert_eq!(begun.elapsed(), TIMES.answer + second * 4);
+    assert!(
+        matches!(event, ConnectionEvent::Unanswered(1, _)),
+        "{event:?}"
+    );
+    assert_eq!(begun.elapsed(), TIMES.response + second * 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,17 +249,17 @@ async fn a_broker_that_takes_nothing_is_given_up() {
         client.publish(number, &outgoing("topic")).await.unwrap();
     }
     let begun = Instant::now();
-    let trouble = client.next().await.unwrap_err();
+    let error = client.next().await.unwrap_err();
     assert_eq!(
-        trouble,
-        silence("the broker takes nothing of what is written for 30 seconds")
+        error,
+        timed_out("the broker takes nothing of what is written for 30 seconds")
     );
-    assert_eq!(begun.elapsed(), TIMES.answer);
+    assert_eq!(begun.elapsed(), TIMES.response);
     let (mut client, _broker) = pair_of(agreed(), 1);
     client.publish(1, &outgoing("topic")).await.unwrap();
     assert_eq!(
         client.idle().await,
-        trouble,
+        error,
         "also by those who do not listen"
     );
 }
@@ -264,7 +269,7 @@ async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_
  {
     for comes_late in [false, true] {
         let (mut client, mut broker) = pair_of(
-            Agreed {
+            Negotiated {
                 window: 2,
                 ..agreed()
             },
@@ -278,11 +283,13 @@ async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_
                 () = broker.ignores("silent") => unreachable!(),
             };
             match (topic, event) {
-                ("silent", Event::Unanswered(told, why)) => {
-                    assert_eq!((told, begun.elapsed()), (number, TIMES.answer));
+                ("silent", ConnectionEvent::Unanswered(told, why)) => {
+                    assert_eq!((told, begun.elapsed()), (number, TIMES.response));
                     assert!(why.contains("a message unanswered for 30 s"), "{why}");
                 }
-                ("good", Event::Confirmed(2)) => assert_eq!(begun.elapsed(), Duration::ZERO),
+                ("good", ConnectionEvent::Confirmed(2)) => {
+                    assert_eq!(begun.elapsed(), Duration::ZERO)
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -295,8 +302,8 @@ async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_
             () = broker.ignores("silent") => unreachable!(),
         };
         match (comes_late, last) {
-            (true, Ok(Event::Confirmed(4))) => {}
-            (false, Err(trouble)) => assert!(trouble.is_silence, "{trouble}"),
+            (true, Ok(ConnectionEvent::Confirmed(4))) => {}
+            (false, Err(error)) => assert!(error.is_timeout, "{error}"),
             other => panic!("{other:?}"),
         }
     }
@@ -305,7 +312,7 @@ async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_
 #[tokio::test(start_paused = true)]
 async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
     let (mut client, mut broker) = pair_of(
-        Agreed {
+        Negotiated {
             window: 2,
             ..agreed()
         },
@@ -314,7 +321,7 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
     for (number, topic) in [(11, "a"), (12, "b"), (13, "wild/+"), (14, "c")] {
         client.publish(number, &outgoing(topic)).await.unwrap();
     }
-    let large = Outgoing {
+    let large = OutgoingMessage {
         payload: vec![0; 10_000].into(),
         ..outgoing("d")
     };
@@ -325,7 +332,7 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
             matches!((&first, &second), (Packet::Publish(a), Packet::Publish(b)) if a.topic == "a" && b.topic == "b")
         );
         // A ping, and no third message: time has passed.
-        assert_eq!(broker.hears().await, Packet::Ping);
+        assert_eq!(broker.hears().await, Packet::PingReq);
         broker.says(&published(2, 0x10, "")).await;
         assert!(
             matches!(broker.hears().await, Packet::Publish(third) if third.topic == "c" && third.packet_id == Some(4))
@@ -338,10 +345,12 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
         let mut told = Vec::new();
         for _ in 0..5 {
             told.push(match client.next().await.unwrap() {
-                Event::Confirmed(number) => (number, String::new()),
-                Event::Refused(number, why) => (number, why),
-                Event::NotNow(number, why) => (number, format!("for now: {why}")),
-                Event::Message { .. } | Event::Unanswered(..) | Event::Notice(_) => panic!(),
+                ConnectionEvent::Confirmed(number) => (number, String::new()),
+                ConnectionEvent::Refused(number, why) => (number, why),
+                ConnectionEvent::NotNow(number, why) => (number, format!("for now: {why}")),
+                ConnectionEvent::Message { .. }
+                | ConnectionEvent::Unanswered(..)
+                | ConnectionEvent::Notice(_) => panic!(),
             });
         }
         told
@@ -364,14 +373,17 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
 #[tokio::test(start_paused = true)]
 async fn a_broker_without_confirmations_is_believed_at_once() {
     let (mut client, mut broker) = pair_of(
-        Agreed {
+        Negotiated {
             confirms: false,
             ..agreed()
         },
         1 << 16,
     );
     client.publish(1, &outgoing("x")).await.unwrap();
-    assert!(matches!(client.next().await.unwrap(), Event::Confirmed(1)));
+    assert!(matches!(
+        client.next().await.unwrap(),
+        ConnectionEvent::Confirmed(1)
+    ));
     client.close().await;
     assert!(
         matches!(broker.hears().await, Packet::Publish(publish) if publish.packet_id.is_none())
@@ -406,7 +418,7 @@ async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
     };
     let to = subscription();
     let (done, ()) = tokio::join!(client.subscribe(&to), refuses);
-    let expected = again("the broker lets us not listen to `a/#`: not authorised (0x87)");
+    let expected = temporary("the broker lets us not listen to `a/#`: not authorised (0x87)");
     assert_eq!(done.unwrap_err(), expected);
 }
 
@@ -414,11 +426,11 @@ async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
 async fn a_subscription_that_is_never_answered_is_given_up() {
     let (mut client, broker) = pair();
     let to = subscription();
-    let trouble = tokio::select! {
+    let error = tokio::select! {
         end = client.subscribe(&to) => end.unwrap_err(),
         () = broker.lives() => unreachable!(),
     };
-    assert!(trouble.message.contains("unanswered"), "{trouble}");
+    assert!(error.message.contains("unanswered"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -432,8 +444,8 @@ async fn only_what_is_wrong_with_a_message_refuses_it_for_ever() {
             .unwrap();
         broker.says(&published(number, code, "")).await;
         let is_for_ever = match client.next().await.unwrap() {
-            Event::Refused(told, _) if told == u64::from(number) => true,
-            Event::NotNow(told, _) if told == u64::from(number) => false,
+            ConnectionEvent::Refused(told, _) if told == u64::from(number) => true,
+            ConnectionEvent::NotNow(told, _) if told == u64::from(number) => false,
             other => panic!("{code:#x}: {other:?}"),
         };
         assert_eq!(is_for_ever, of_message.contains(&code), "{code:#x}");
@@ -451,17 +463,21 @@ async fn a_subscription_that_is_not_answered_is_given_up_also_while_other_things
     };
     let to = subscription();
     let begun = Instant::now();
-    let trouble = tokio::select! {
+    let error = tokio::select! {
         end = client.subscribe(&to) => end.unwrap_err(),
         () = floods => unreachable!(),
     };
-    assert!(trouble.message.contains("unanswered"), "{trouble}");
-    assert!(begun.elapsed() < TIMES.answer * 2, "{:?}", begun.elapsed());
+    assert!(error.message.contains("unanswered"), "{error}");
+    assert!(
+        begun.elapsed() < TIMES.response * 2,
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
 fn small_messages_fill_what_is_kept_too() {
-    let mut session = Session::new(agreed());
+    let mut session = MqttSession::new(agreed());
     let mut count = 0_u32;
     while !session.is_full() {
         session.received(message("a", None)).unwrap();
@@ -475,7 +491,7 @@ fn small_messages_fill_what_is_kept_too() {
 #[tokio::test(start_paused = true)]
 async fn in_the_older_version_what_is_for_each_does_not_wait_behind_what_is_unsettled() {
     let (mut client, mut broker) = pair_of(
-        Agreed {
+        Negotiated {
             version: Version::Three,
             ..agreed()
         },
@@ -502,7 +518,10 @@ async fn in_the_older_version_what_is_for_each_does_not_wait_behind_what_is_unse
     }
     // Only the second was asked for more than it got.
     let told = client.next().await.unwrap();
-    assert!(matches!(told, Event::Notice(Notice::Weaker(_))), "{told:?}");
+    assert!(
+        matches!(told, ConnectionEvent::Notice(LinkNotice::Weaker(_))),
+        "{told:?}"
+    );
     broker
         .stream
         .write_all(b"\x30\x04\x00\x01a!")
@@ -536,7 +555,7 @@ async fn a_message_is_acknowledged_once_and_more_than_was_agreed_is_taken_and_to
     let mut notices = 0;
     for _ in 0..6 {
         match client.next().await.unwrap() {
-            Event::Notice(Notice::Weaker(what)) => {
+            ConnectionEvent::Notice(LinkNotice::Weaker(what)) => {
                 assert!(what.contains("more than 3 messages at once"), "{what}");
                 notices += 1;
             }
@@ -560,12 +579,15 @@ async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
     client.settle(1).await.unwrap();
     let begun = Instant::now();
     client.close().await;
-    assert_eq!(begun.elapsed(), LONGEST_FAREWELL);
+    assert_eq!(begun.elapsed(), FAREWELL_TIMEOUT);
     assert_eq!(broker.hears().await, published(1, 0, ""));
-    let extras = Extras(vec![(name::SESSION_EXPIRY, Value::Four(0))]);
+    let properties = MqttProperties(vec![(property::SESSION_EXPIRY, PropertyValue::Four(0))]);
     assert_eq!(
         broker.hears().await,
-        Packet::Disconnect(Disconnect { reason: 0, extras })
+        Packet::Disconnect(Disconnect {
+            reason: 0,
+            properties
+        })
     );
 }
 
@@ -594,23 +616,23 @@ async fn what_the_broker_says_of_the_end_is_told() {
         let (mut client, mut broker) = pair();
         broker.stream.write_all(last).await.unwrap();
         drop(broker);
-        let trouble = client.next().await.unwrap_err();
-        assert!(trouble.message.contains(expected), "{trouble}");
-        assert_eq!(trouble.is_final, is_final, "{trouble}");
+        let error = client.next().await.unwrap_err();
+        assert!(error.message.contains(expected), "{error}");
+        assert_eq!(error.is_final, is_final, "{error}");
     }
 }
 
 /// Neither is it one that there is none.
 #[tokio::test(start_paused = true)]
 async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name() {
-    let mut rivals = super::super::rival::Rivals::default();
+    let mut id_conflicts = super::super::client_id_conflict::ClientIdConflicts::default();
     for (is_unanswered, seconds) in
         [(true, 0); 5]
             .into_iter()
             .chain([(false, 0), (true, 0), (false, 0), (false, 20)])
     {
         let (client, mut broker) = pair();
-        let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+        let mut client = client.at(Some(id_conflicts.let_in("me", Instant::now())));
         if is_unanswered {
             client.publish(1, &outgoing("a/b")).await.unwrap();
             tokio::select! {
@@ -619,83 +641,83 @@ async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name
             }
         }
         drop(broker);
-        let trouble = client.next().await.unwrap_err();
+        let error = client.next().await.unwrap_err();
         let ended = Instant::now();
-        rivals.rest().await;
-        assert_eq!(ended.elapsed().as_secs(), seconds, "{trouble}");
+        id_conflicts.rest().await;
+        assert_eq!(ended.elapsed().as_secs(), seconds, "{error}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn nor_is_a_close_after_something_was_waited_for_in_vain() {
     for (topic, expected) in [("silent", [0, 0, 0]), ("good", [0, 0, 20])] {
-        let mut rivals = super::super::rival::Rivals::default();
+        let mut id_conflicts = super::super::client_id_conflict::ClientIdConflicts::default();
         for seconds in expected {
             let (client, mut broker) = pair();
-            let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+            let mut client = client.at(Some(id_conflicts.let_in("me", Instant::now())));
             client.publish(1, &outgoing(topic)).await.unwrap();
             let told = tokio::select! {
                 event = client.next() => event.unwrap(),
                 () = broker.ignores("silent") => unreachable!(),
             };
             assert_eq!(
-                matches!(told, Event::Unanswered(..)),
+                matches!(told, ConnectionEvent::Unanswered(..)),
                 topic == "silent",
                 "{told:?}"
             );
             // With nothing left to write it is the broker's close that is seen.
             tokio::select! {
                 event = client.next() => panic!("{event:?}"),
-                packet = broker.hears() => assert_eq!(packet, Packet::Ping),
+                packet = broker.hears() => assert_eq!(packet, Packet::PingReq),
             }
             drop(broker);
-            let trouble = client.next().await.unwrap_err();
+            let error = client.next().await.unwrap_err();
             let ended = Instant::now();
-            rivals.rest().await;
-            assert_eq!(ended.elapsed().as_secs(), seconds, "{topic}: {trouble}");
+            id_conflicts.rest().await;
+            assert_eq!(ended.elapsed().as_secs(), seconds, "{topic}: {error}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
-    let mut rivals = super::super::rival::Rivals::default();
+    let mut id_conflicts = super::super::client_id_conflict::ClientIdConflicts::default();
     for (last, seconds) in [
         (b"\xe0\x01\x8e".as_slice(), 20),
         (b"\xe0\x02\x8e\x00", 40),
         (b"\xe0\x01\x8b", 0),
     ] {
         let (client, mut broker) = pair();
-        let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+        let mut client = client.at(Some(id_conflicts.let_in("me", Instant::now())));
         broker.stream.write_all(last).await.unwrap();
-        let trouble = client.next().await.unwrap_err();
+        let error = client.next().await.unwrap_err();
         let ended = Instant::now();
-        rivals.rest().await;
+        id_conflicts.rest().await;
         assert_eq!(ended.elapsed().as_secs(), seconds);
         assert_eq!(
-            trouble.message.contains("connected as `me`"),
+            error.message.contains("connected as `me`"),
             seconds > 0,
-            "{trouble}"
+            "{error}"
         );
-        assert!(!trouble.is_final);
+        assert!(!error.is_final);
     }
 }
 
 #[test]
 fn identifiers_go_round_and_leave_out_those_in_use() {
     let now = Instant::now();
-    let mut session = Session::new(agreed());
+    let mut session = MqttSession::new(agreed());
     let about = subscription();
     let first = session.ask(&about, true, now).unwrap();
     for _ in 0..u16::MAX - 1 {
         let id = session.ask(&about, true, now).unwrap();
         assert!(id != 0 && id != first);
-        let answered = SubscribeAnswer {
+        let answered = SubAck {
             packet_id: id,
             reasons: vec![0],
-            extras: Extras::default(),
+            properties: MqttProperties::default(),
         };
-        session.received(Packet::SubscribeAnswer(answered)).unwrap();
+        session.received(Packet::SubAck(answered)).unwrap();
     }
     assert_eq!(session.ask(&about, true, now).unwrap(), first + 1);
     for _ in 0..u16::MAX - 2 {
@@ -722,13 +744,13 @@ async fn a_broker_that_sends_and_does_not_read_is_soon_not_read_either() {
         }
         std::future::pending::<()>().await;
     };
-    let trouble =
+    let error =
         tokio::select! { heard = client.next() => heard.unwrap_err(), () = floods => panic!() };
     assert_eq!(
-        trouble.message,
+        error.message,
         "the broker takes nothing of what is written for 30 seconds"
     );
-    let unwritten = client.speaker.outgoing().len();
+    let unwritten = client.protocol.outgoing().len();
     assert!((1 << 20..9 << 17).contains(&unwritten), "{unwritten}");
 }
 
@@ -767,10 +789,10 @@ proptest! {
             let (mut heard, window) = (0, said.min(100));
             while heard < window {
                 match broker.reader.read(&mut broker.incoming).unwrap() {
-                    Read::Packet(Packet::Publish(_)) => heard += 1,
-                    Read::Packet(other) => panic!("{other:?}"),
-                    Read::Oversize { .. } => panic!(),
-                    Read::More => {
+                    Decoded::Packet(Packet::Publish(_)) => heard += 1,
+                    Decoded::Packet(other) => panic!("{other:?}"),
+                    Decoded::Oversize { .. } => panic!(),
+                    Decoded::More => {
                         let mut context = Context::from_waker(Waker::noop());
                         assert!(pin!(client.next()).poll(&mut context).is_pending());
                         assert!(broker.stream.read_buf(&mut broker.incoming).await.unwrap() > 0);

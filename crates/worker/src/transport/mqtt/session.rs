@@ -1,24 +1,25 @@
-//! What a connection knows once the broker has let it in: which messages wait for whom. Pure: packets in, events and bytes out.
+//! MQTT session state after the handshake. Pure: packets in, events and bytes out.
 //!
 //! ```text
-//! publish ─▶ queue ─▶ in flight ─▶ acknowledged ─▶ Event::Confirmed, Event::Refused
-//!             (as many as the broker takes at once) └─for too long─▶ Event::Unanswered
-//! message ─▶ unsettled ─▶ settle ─▶ acknowledgement to the broker
-//!             (as many as we take at once: in MQTT 5 the broker holds back the rest)
+//! publish ─▶ queue ─▶ in flight ─▶ acknowledged ─▶ ConnectionEvent::Confirmed, ConnectionEvent::Refused
+//!             (within the broker's receive maximum) └─timeout─▶ ConnectionEvent::Unanswered
+//! message ─▶ unsettled ─▶ settle ─▶ PUBACK
+//!             (within our receive maximum: in MQTT 5 the broker holds back the rest)
 //! ```
 //!
-//! Acknowledgements leave when the work is done, in whatever order that is. The standard would have them in the order of the
-//! messages; then one long call would hold back the acknowledgements of all that came after it.
+//! PUBACKs are sent when the work is done, in any order. The standard requires the order of the
+//! messages; then one long call would delay the acknowledgements of all later ones.
 
 use super::{
-    again,
     codec::{
-        self, Extras, Packet, Publish, PublishAnswer, Subscribe, SubscribeAnswer, Value, Version,
-        name,
+        self, MqttProperties, Packet, PropertyValue, PubAck, Publish, SubAck, Subscribe, Version,
+        property,
     },
-    never, reason, topic,
+    fatal, reason_code, temporary, topic,
 };
-use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble};
+use crate::transport::{
+    ConnectionError, ConnectionEvent, LinkNotice, OutgoingMessage, Properties, Subscription,
+};
 use bytes::BytesMut;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,62 +27,63 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Publishes that are under way at once, even if the broker takes more.
-const MOST_IN_FLIGHT: usize = 1024;
-/// With so many bytes waiting to be written no publish is added.
-const MOST_BUFFERED: usize = 64 << 10;
-/// Bytes of messages that are kept while a subscription is waited for.
-const MOST_HELD: usize = 32 << 20;
-/// Subscribe at QoS 1; in MQTT 5 also: what was retained before we listened is not for us.
-const CONFIRMED: u8 = 1;
-const NO_RETAINED: u8 = 2 << 4;
+/// Maximum number of publishes in flight, even if the broker accepts more.
+const MAX_IN_FLIGHT: usize = 1024;
+/// No publish is added to the write buffer above this size.
+const MAX_BUFFERED_BYTES: usize = 64 << 10;
+/// Messages kept while a subscription is awaited, in bytes.
+const MAX_HELD_BYTES: usize = 32 << 20;
+/// Subscription options: QoS 1, and in MQTT 5 no retained messages.
+const QOS_1: u8 = 1;
+const NO_RETAINED_MESSAGES: u8 = 2 << 4;
 
-/// What the broker and we agreed on.
+/// Negotiated parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub(super) version: Version,
-    /// Publishes that it takes at once.
+    /// The broker's receive maximum.
     pub(super) window: usize,
-    /// The largest packet that it takes.
+    /// The broker's maximum packet size.
     pub(super) largest: usize,
-    /// Whether it takes QoS 1.
+    /// Whether the broker supports QoS 1.
     pub(super) confirms: bool,
-    /// The pool whose members take turns; none if it has no shared subscriptions.
+    /// Group of shared subscriptions; none if the broker does not support them.
     pub(super) pool: Option<String>,
-    /// Messages that we take at once.
+    /// Our receive maximum.
     pub(super) receive_maximum: u16,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingSubscription {
     filter: String,
-    /// Whether what comes by it is to be confirmed.
+    /// Whether QoS 1 was requested.
     is_confirmed: bool,
     since: Instant,
 }
 
 #[derive(Debug)]
-pub(super) struct Session {
-    agreed: Agreed,
-    /// Bytes that wait to be written.
+pub(super) struct MqttSession {
+    agreed: Negotiated,
+    /// Write buffer.
     pub(super) outgoing: BytesMut,
-    queue: VecDeque<(u64, Outgoing)>,
+    queue: VecDeque<(u64, OutgoingMessage)>,
     in_flight: BTreeMap<u16, (u64, Instant)>,
-    /// Those that are waited for no longer. The broker may yet answer them, and they still count as under way for it.
+    /// Publishes whose response is no longer awaited. The broker may still answer them, and counts
+    /// them as in flight.
     given_up: BTreeMap<u16, Instant>,
-    /// Beginnings and ends of subscriptions that the broker has not answered.
-    asked: BTreeMap<u16, Asked>,
+    /// Pending SUBSCRIBE and UNSUBSCRIBE packets.
+    asked: BTreeMap<u16, PendingSubscription>,
     unsettled: BTreeSet<u16>,
-    /// Whether the broker sent more than it may; told once.
+    /// Whether the broker exceeded our receive maximum; reported once.
     is_overrun: bool,
     last_id: u16,
-    events: VecDeque<Event>,
+    events: VecDeque<ConnectionEvent>,
     held: usize,
 }
 
-impl Session {
-    pub(super) fn new(agreed: Agreed) -> Session {
-        Session {
+impl MqttSession {
+    pub(super) fn new(agreed: Negotiated) -> MqttSession {
+        MqttSession {
             agreed,
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
@@ -100,37 +102,37 @@ impl Session {
         self.agreed.version
     }
 
-    pub(super) fn event(&mut self) -> Option<Event> {
+    pub(super) fn event(&mut self) -> Option<ConnectionEvent> {
         let event = self.events.pop_front()?;
         self.held -= event.size();
         Some(event)
     }
 
-    /// Whether so much is kept that nothing more should be read before it is taken.
+    /// Whether so many events are kept that nothing more should be read.
     pub(super) fn is_full(&self) -> bool {
-        self.held > MOST_HELD
+        self.held > MAX_HELD_BYTES
     }
 
     pub(super) fn is_asked(&self, id: u16) -> bool {
         self.asked.contains_key(&id)
     }
 
-    /// Whether the broker has not answered something that was sent.
+    /// Whether a publish is unanswered.
     pub(super) fn has_published(&self) -> bool {
         !self.in_flight.is_empty() || !self.given_up.is_empty()
     }
 
-    /// Since when the broker owes its oldest answer.
+    /// Since when the broker owes its oldest response.
     pub(super) fn owed_since(&self) -> Option<Instant> {
         let publishes = self.in_flight.values().map(|(_, since)| *since);
         let owed = publishes.chain(self.asked.values().map(|asked| asked.since));
-        // What was given up is owed when nothing else can be sent because of it.
+        // Given up publishes count when they block the window.
         let is_stuck = self.given_up.len() >= self.window() && !self.queue.is_empty();
         owed.chain(self.given_up.values().copied().filter(|_| is_stuck))
             .min()
     }
 
-    /// See [`crate::transport::driver::Speaker::give_up`].
+    /// See [`crate::transport::driver::Protocol::give_up`].
     pub(super) fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
         let is_late = |(_, (_, since)): &(&u16, &(u64, Instant))| *since <= sent_by;
         let late: Vec<_> = self
@@ -142,32 +144,32 @@ impl Session {
         for (id, (number, since)) in &late {
             self.in_flight.remove(id);
             self.given_up.insert(*id, *since);
-            self.tell(Event::Unanswered(*number, why.to_owned()));
+            self.emit(ConnectionEvent::Unanswered(*number, why.to_owned()));
         }
         !late.is_empty()
     }
 
     fn window(&self) -> usize {
-        self.agreed.window.min(MOST_IN_FLIGHT)
+        self.agreed.window.min(MAX_IN_FLIGHT)
     }
 
-    /// See [`crate::transport::driver::Speaker::forgive`].
+    /// See [`crate::transport::driver::Protocol::forgive`].
     pub(super) fn forgive(&mut self, lost: Duration, now: Instant) {
         let publishes = self.in_flight.values_mut().map(|(_, since)| since);
         let all = publishes.chain(self.asked.values_mut().map(|asked| &mut asked.since));
         all.for_each(|since| *since = (*since + lost).min(now));
     }
 
-    fn tell(&mut self, event: Event) {
+    fn emit(&mut self, event: ConnectionEvent) {
         self.held += event.size();
         self.events.push_back(event);
     }
 
-    fn write(&mut self, packet: &Packet) -> Result<(), codec::Flaw> {
+    fn write(&mut self, packet: &Packet) -> Result<(), codec::CodecError> {
         codec::write(self.agreed.version, packet, &mut self.outgoing)
     }
 
-    fn free_id(&mut self) -> Result<u16, Trouble> {
+    fn free_id(&mut self) -> Result<u16, ConnectionError> {
         for _ in 0..u16::MAX {
             self.last_id = self.last_id.checked_add(1).unwrap_or(1);
             let id = self.last_id;
@@ -176,33 +178,34 @@ impl Session {
                 return Ok(id);
             }
         }
-        Err(again("the broker leaves 65535 packets unanswered"))
+        Err(temporary("the broker leaves 65535 packets unanswered"))
     }
 
-    /// Asks for a subscription, or for its end; gives the number of the question.
+    /// Sends a SUBSCRIBE or UNSUBSCRIBE; returns its packet id.
     pub(super) fn ask(
         &mut self,
         about: &Subscription,
         begins: bool,
         now: Instant,
-    ) -> Result<u16, Trouble> {
+    ) -> Result<u16, ConnectionError> {
         let pool = self.agreed.pool.as_deref().filter(|_| about.is_shared);
-        let filter = topic::filter(&about.pattern, pool).map_err(never)?;
+        let filter = topic::filter(&about.pattern, pool).map_err(fatal)?;
         let packet_id = self.free_id()?;
         let options = match self.agreed.version {
-            // There brokers hold back what comes after a few unsettled messages, and nobody can ask for more. What is for each
-            // is about those messages: it must not wait behind them.
+            // In 3.1.1 brokers stop after a few unsettled messages, and the number cannot be
+            // changed. Cancellations are about those messages and must not wait behind them: QoS 0.
             Version::Three if !about.is_shared => 0,
-            Version::Three => CONFIRMED,
-            // Here we say how many it sends (see `choose.rs`), so that what is for each may be confirmed as well: of a session it
-            // is kept while we are away, together with the requests that it is about.
-            Version::Five => CONFIRMED | NO_RETAINED,
+            Version::Three => QOS_1,
+            // In MQTT 5 we set the receive maximum (see `protocol.rs`), so that cancellations can
+            // use QoS 1, too: a session keeps them while we are away, with the requests that they
+            // are about.
+            Version::Five => QOS_1 | NO_RETAINED_MESSAGES,
         };
         let filters = vec![(filter.clone(), options)];
         let question = Subscribe {
             packet_id,
             filters,
-            extras: Extras::default(),
+            properties: MqttProperties::default(),
         };
         let packet = if begins {
             Packet::Subscribe(question)
@@ -210,26 +213,26 @@ impl Session {
             Packet::Unsubscribe(question)
         };
         self.write(&packet)
-            .map_err(|flaw| never(format!("`{filter}` cannot be subscribed to: {flaw}")))?;
+            .map_err(|flaw| fatal(format!("`{filter}` cannot be subscribed to: {flaw}")))?;
         self.asked.insert(
             packet_id,
-            Asked {
+            PendingSubscription {
                 filter,
-                is_confirmed: options & CONFIRMED != 0,
+                is_confirmed: options & QOS_1 != 0,
                 since: now,
             },
         );
         Ok(packet_id)
     }
 
-    pub(super) fn publish(&mut self, number: u64, message: &Outgoing) {
+    pub(super) fn publish(&mut self, number: u64, message: &OutgoingMessage) {
         self.queue.push_back((number, message.clone()));
     }
 
-    /// Moves publishes on for which there is room.
-    pub(super) fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
+    /// Moves queued publishes into the write buffer.
+    pub(super) fn fill(&mut self, now: Instant) -> Result<(), ConnectionError> {
         while self.in_flight.len() + self.given_up.len() < self.window()
-            && self.outgoing.len() < MOST_BUFFERED
+            && self.outgoing.len() < MAX_BUFFERED_BYTES
         {
             let Some((number, message)) = self.queue.pop_front() else {
                 break;
@@ -240,16 +243,20 @@ impl Session {
                 None
             };
             match (self.write_message(message, packet_id), packet_id) {
-                (Err(why), _) => self.tell(Event::Refused(number, why)),
-                (Ok(()), None) => self.tell(Event::Confirmed(number)),
+                (Err(why), _) => self.emit(ConnectionEvent::Refused(number, why)),
+                (Ok(()), None) => self.emit(ConnectionEvent::Confirmed(number)),
                 (Ok(()), Some(id)) => _ = self.in_flight.insert(id, (number, now)),
             }
         }
         Ok(())
     }
 
-    fn write_message(&mut self, message: Outgoing, packet_id: Option<u16>) -> Result<(), String> {
-        let Outgoing {
+    fn write_message(
+        &mut self,
+        message: OutgoingMessage,
+        packet_id: Option<u16>,
+    ) -> Result<(), String> {
+        let OutgoingMessage {
             topic,
             payload,
             properties,
@@ -263,15 +270,14 @@ impl Session {
         }
         let pairs = properties
             .into_iter()
-            .map(|(key, value)| (name::USER, Value::Pair(key, value)));
-        let extras = Extras(pairs.collect());
-        let (is_duplicate, is_retained) = (false, false);
+            .map(|(key, value)| (property::USER, PropertyValue::Pair(key, value)));
+        let properties = MqttProperties(pairs.collect());
         let publish = Publish {
-            is_duplicate,
-            is_retained,
+            is_duplicate: false,
+            is_retained: false,
             topic,
             packet_id,
-            extras,
+            properties,
             payload,
         };
         let before = self.outgoing.len();
@@ -294,80 +300,79 @@ impl Session {
     }
 
     fn acknowledge(&mut self, packet_id: u16) {
-        let answer = PublishAnswer {
+        let answer = PubAck {
             packet_id,
             reason: 0,
-            extras: Extras::default(),
+            properties: MqttProperties::default(),
         };
-        // Four bytes: they can be written.
-        _ = self.write(&Packet::PublishAnswer(answer));
+        // Four bytes always fit.
+        _ = self.write(&Packet::PubAck(answer));
     }
 
-    /// A message was passed over because of its size; it must not come again.
+    /// Acknowledges a message that was skipped for its size, so that it is not redelivered.
     pub(super) fn passed_over(&mut self, packet_id: Option<u16>) {
         if let Some(id) = packet_id.filter(|id| !self.unsettled.contains(id)) {
             self.acknowledge(id);
         }
         let what = "a message is larger than we take".to_owned();
-        self.tell(Event::Notice(Notice::PassedOver(what)));
+        self.emit(ConnectionEvent::Notice(LinkNotice::PassedOver(what)));
     }
 
-    pub(super) fn received(&mut self, packet: Packet) -> Result<(), Trouble> {
+    pub(super) fn received(&mut self, packet: Packet) -> Result<(), ConnectionError> {
         match packet {
             Packet::Publish(publish) => self.message(publish),
-            Packet::PublishAnswer(answer) => {
+            Packet::PubAck(answer) => {
                 self.published(&answer);
                 Ok(())
             }
-            Packet::SubscribeAnswer(answer) if answer.reasons.len() != 1 => Err(again(
+            Packet::SubAck(answer) if answer.reasons.len() != 1 => Err(temporary(
                 "the broker answers another question about subscriptions than it was asked",
             )),
-            Packet::SubscribeAnswer(answer) => {
+            Packet::SubAck(answer) => {
                 self.granted(&answer);
                 self.answered(&answer, "lets us not listen to")
             }
-            Packet::UnsubscribeAnswer(answer) => {
-                self.answered(&answer, "lets us not stop to listen to")
-            }
-            Packet::PingAnswer => Ok(()),
+            Packet::UnsubAck(answer) => self.answered(&answer, "lets us not stop to listen to"),
+            Packet::PingResp => Ok(()),
             Packet::Disconnect(end) => {
-                let why = reason::told(end.reason, &end.extras);
-                Err(again(format!("the broker ends the connection: {why}")))
+                let why = reason_code::describe(end.reason, &end.properties);
+                Err(temporary(format!("the broker ends the connection: {why}")))
             }
             Packet::Connect(_)
-            | Packet::ConnectAnswer(_)
+            | Packet::ConnAck(_)
             | Packet::Subscribe(_)
             | Packet::Unsubscribe(_)
-            | Packet::Ping => Err(again(
+            | Packet::PingReq => Err(temporary(
                 "the broker says what only a client says, or says it again",
             )),
         }
     }
 
-    fn message(&mut self, publish: Publish) -> Result<(), Trouble> {
+    fn message(&mut self, publish: Publish) -> Result<(), ConnectionError> {
         let Publish {
             topic,
             packet_id,
-            extras,
+            properties,
             payload,
             is_retained,
             ..
         } = publish;
         if let Some(id) = packet_id {
             if self.unsettled.contains(&id) {
-                // It is here already. Some brokers say it again when they wait long.
+                // A duplicate: some brokers resend when they have waited long.
                 return Ok(());
             }
             if is_retained {
                 self.acknowledge(id);
                 return Ok(());
             }
-            let most = usize::from(self.agreed.receive_maximum);
-            let is_too_much = self.agreed.version == Version::Five && self.unsettled.len() >= most;
-            // Some brokers do that when they catch up. What we hold of it is bounded elsewhere; going away would lose it.
+            let limit = usize::from(self.agreed.receive_maximum);
+            let is_too_much = self.agreed.version == Version::Five && self.unsettled.len() >= limit;
+            // Some brokers do that when they catch up. Memory is bounded elsewhere, and a
+            // disconnect would lose the message.
             if is_too_much && !std::mem::replace(&mut self.is_overrun, true) {
                 self.weaker(format!(
-                    "the broker sends more than {most} messages at once, against what was agreed"
+                    "the broker sends more than {limit} messages at once, against what was agreed"
                 ));
             }
             self.unsettled.insert(id);
@@ -375,8 +380,8 @@ impl Session {
         if is_retained {
             return Ok(());
         }
-        let properties = user_properties(extras);
-        self.tell(Event::Message {
+        let properties = user_properties(properties);
+        self.emit(ConnectionEvent::Message {
             tag: packet_id.map(u64::from),
             topic,
             payload,
@@ -385,28 +390,30 @@ impl Session {
         Ok(())
     }
 
-    fn published(&mut self, answer: &PublishAnswer) {
+    fn published(&mut self, answer: &PubAck) {
         self.given_up.remove(&answer.packet_id);
-        // One that nobody waits for comes too late, or answers what an earlier connection sent.
+        // Late, or for a publish of an earlier connection.
         let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else {
             return;
         };
-        self.tell(match answer.reason {
-            0..0x80 => Event::Confirmed(number),
-            code if reason::is_of_message(code) => {
-                Event::Refused(number, reason::told(code, &answer.extras))
+        self.emit(match answer.reason {
+            0..0x80 => ConnectionEvent::Confirmed(number),
+            code if reason_code::is_of_message(code) => {
+                ConnectionEvent::Refused(number, reason_code::describe(code, &answer.properties))
             }
-            code => Event::NotNow(number, reason::told(code, &answer.extras)),
+            code => {
+                ConnectionEvent::NotNow(number, reason_code::describe(code, &answer.properties))
+            }
         });
     }
 
-    /// Some brokers confirm nothing to members of a pool that take turns.
-    fn granted(&mut self, answer: &SubscribeAnswer) {
+    /// Reports a downgrade to QoS 0, which some brokers do for shared subscriptions.
+    fn granted(&mut self, answer: &SubAck) {
         let asked = self
             .asked
             .get(&answer.packet_id)
             .filter(|asked| asked.is_confirmed);
-        if let (Some(Asked { filter, .. }), [0]) = (asked, &answer.reasons[..]) {
+        if let (Some(PendingSubscription { filter, .. }), [0]) = (asked, &answer.reasons[..]) {
             let what = format!(
                 "what comes by `{filter}` is sent once: when it is lost, it does not come again"
             );
@@ -415,28 +422,28 @@ impl Session {
     }
 
     pub(super) fn weaker(&mut self, what: String) {
-        self.tell(Event::Notice(Notice::Weaker(what)));
+        self.emit(ConnectionEvent::Notice(LinkNotice::Weaker(what)));
     }
 
-    fn answered(&mut self, answer: &SubscribeAnswer, verb: &str) -> Result<(), Trouble> {
-        let Some(Asked { filter, .. }) = self.asked.remove(&answer.packet_id) else {
+    fn answered(&mut self, answer: &SubAck, verb: &str) -> Result<(), ConnectionError> {
+        let Some(PendingSubscription { filter, .. }) = self.asked.remove(&answer.packet_id) else {
             return Ok(());
         };
         match answer.reasons.iter().find(|reason| **reason >= 0x80) {
             None => Ok(()),
             Some(code) => {
-                let why = reason::told(*code, &answer.extras);
-                Err(again(format!("the broker {verb} `{filter}`: {why}")))
+                let why = reason_code::describe(*code, &answer.properties);
+                Err(temporary(format!("the broker {verb} `{filter}`: {why}")))
             }
         }
     }
 }
 
-/// Of two with one name the first counts.
-fn user_properties(extras: Extras) -> Properties {
+/// Of duplicate keys the first counts.
+fn user_properties(packet: MqttProperties) -> Properties {
     let mut properties = Properties::new();
-    for (_, value) in extras.0 {
-        if let Value::Pair(key, value) = value {
+    for (_, value) in packet.0 {
+        if let PropertyValue::Pair(key, value) = value {
             properties.entry(key).or_insert(value);
         }
     }

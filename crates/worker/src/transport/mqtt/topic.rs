@@ -1,8 +1,8 @@
-//! Patterns of the mesh in the words of MQTT.
+//! Topic patterns of the mesh as MQTT topic filters.
 
 use crate::wire::topic::mqtt_filter;
 
-/// `*` is `+`, a last `>` is `#`; for members of a pool that take turns with `$share/{pool}/` before it.
+/// `*` becomes `+`, a last `>` becomes `#`; shared subscriptions get the prefix `$share/{pool}/`.
 pub(super) fn filter(pattern: &str, pool: Option<&str>) -> Result<String, String> {
     let filter = mqtt_filter(pattern).map_err(|bad| bad.to_string())?;
     Ok(match pool {
@@ -11,7 +11,7 @@ pub(super) fn filter(pattern: &str, pool: Option<&str>) -> Result<String, String
     })
 }
 
-/// Whether a pool can be called so.
+/// Whether the name is valid in `$share`.
 pub(super) fn is_pool(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '+', '#', '\0'])
 }

@@ -1,4 +1,4 @@
-//! A credential arrives where it belongs, and nowhere else.
+//! A credential is sent to its hosts only.
 
 use super::world::{
     KEY, Server, World, always, ask, get, head, inspect, message, ok, rule, says, status, tell,
@@ -65,9 +65,10 @@ async fn an_echoed_credential_is_blanked_wherever_the_answer_is_split() {
                 (true, false) => format!("{:x}\r\n{piece}\r\n", piece.len()),
                 (false, _) => piece.to_owned(),
             };
-            let framing = match chunked {
-                true => "Transfer-Encoding: chunked".to_owned(),
-                false => format!("Content-Length: {}", body.len()),
+            let framing = if chunked {
+                "Transfer-Encoding: chunked".to_owned()
+            } else {
+                format!("Content-Length: {}", body.len())
             };
             let head = format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{}", piece(first));
             let last = if chunked { "0\r\n\r\n" } else { "" };
@@ -84,14 +85,14 @@ async fn an_echoed_credential_is_blanked_wherever_the_answer_is_split() {
     let mut client = world.inside(&server).await;
     for at in 2..=body.len() * 2 - 2 {
         let answer = ask(&mut client, &get(&server, &format!("/{at}"))).await;
-        // However it was framed, these are the letters of the body.
+        // The body, whatever its framing.
         let letters: String = answer
             .split("\r\n\r\n")
             .nth(1)
             .unwrap()
             .split("\r\n")
             .collect();
-        // Of what stood before and behind, base64 mixes up to a character with it.
+        // Base64 mixes up to one character of the neighbouring text into the encoding.
         let starred = letters.matches('*').count();
         assert!(starred >= KEY.len() + encoded.len() - 9, "{at} {answer}");
         assert!(
@@ -152,7 +153,7 @@ async fn a_server_with_another_certificate_never_hears_of_it() {
         assert_eq!(server.heard().len(), usize::from(expected == 200));
         assert_eq!(answer.contains("certificate"), expected != 200, "{answer}");
     }
-    // Signed by somebody who is not trusted here.
+    // Signed by an untrusted CA.
     let (one, other) = (
         Server::tls(always(&ok("1"))).await,
         Server::tls(always(&ok("2"))).await,
@@ -233,9 +234,10 @@ async fn a_credential_is_not_read_out_by_trace_nor_carried_into_a_websocket() {
 async fn a_connection_becomes_a_websocket_where_the_rule_says_so_and_never_http_2() {
     let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nhello";
     let server = Server::tls(says(move |request| {
-        match request.contains("upgrade: ") || !request.starts_with("GET") {
-            true => vec![switch.into()],
-            false => vec![ok("plain").into_bytes()],
+        if request.contains("upgrade: ") || !request.starts_with("GET") {
+            vec![switch.into()]
+        } else {
+            vec![ok("plain").into_bytes()]
         }
     }))
     .await;

@@ -1,4 +1,4 @@
-//! What is not whole does not look whole: servers that break off, limits, rules that fall, runs that end.
+//! Truncated responses never look complete: broken connections, limits, expired rules, ended runs.
 
 use super::world::{
     Server, World, always, ask, get, head, inspect, ok, rule, says, status, tell, to_end,
@@ -21,7 +21,7 @@ async fn an_answer_that_breaks_off_is_broken_for_the_program_too() {
         let server =
             Server::plain(says(move |_| vec![answer.clone().into_bytes(), Vec::new()])).await;
         let world = World::new(&server, vec![rule(&server, EgressMode::Tunnel)]).await;
-        // One that takes the end of the connection for the end of the answer is told by a reset.
+        // A client that takes the end of the connection for the end of the response gets a reset.
         for version in ["1.0", "1.1"] {
             let mut client = world.proxy().await;
             let request = format!(
@@ -100,7 +100,7 @@ async fn so_many_requests_a_minute_and_no_more() {
     assert_eq!(server.heard().len(), 2);
 }
 
-/// A server that begins an answer and goes on when it is told to.
+/// A server that starts a response and continues on demand.
 async fn slow() -> (Server, tokio::sync::mpsc::UnboundedSender<()>) {
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<()>();
     let first = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello";

@@ -1,4 +1,4 @@
-//! Where one message ends and the next begins: what goes in as one request goes out as one.
+//! Message framing: one request in is one request out.
 
 use super::world::{
     Server, World, always, ask, get, head, inspect, message, ok, rule, says, status, tell, to_end,
@@ -23,7 +23,7 @@ async fn one_request_in_is_one_request_out() {
             "body".to_owned(),
             200,
         ),
-        // Two lengths: chunks count, the other does not go on, and the connection ends.
+        // Two lengths: chunked wins, the other is dropped, and the connection is closed.
         (
             "Content-Length: 4\r\nTransfer-Encoding: chunked",
             format!("0\r\n\r\n{smuggled}"),
@@ -102,6 +102,52 @@ async fn one_request_in_is_one_request_out() {
             "{headers}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_get_brings_no_body_that_a_server_could_take_for_the_next_request() {
+    let server = Server::tls(always(&ok("hello"))).await;
+    let world = World::new(&server, vec![rule(&server, inspect(&[], true))]).await;
+    let smuggled = "GET /admin HTTP/1.1\r\nHost: x\r\n\r\n";
+    let length = format!("Content-Length: {}", smuggled.len());
+    let chunks = format!("{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len());
+    for (method, headers, body, expected) in [
+        // Controls: no body, and a body where one is allowed.
+        ("GET", "Content-Length: 0", "", 200),
+        ("GET", "X: y", "", 200),
+        ("POST", &*length, smuggled, 200),
+        ("GET", &*length, smuggled, 400),
+        ("HEAD", &*length, smuggled, 400),
+        ("GET", "Transfer-Encoding: chunked", &*chunks, 400),
+    ] {
+        let before = server.heard().len();
+        let mut client = world.inside(&server).await;
+        let request = format!(
+            "{method} /a HTTP/1.1\r\nHost: {}\r\n{headers}\r\n\r\n{body}",
+            server.to
+        );
+        tell(&mut client, &request).await;
+        // A response to HEAD has no body, whatever its length.
+        let answer = head(&mut client).await;
+        assert_eq!(status(&answer), expected, "{method} {headers} {answer}");
+        let heard = server.heard().len() - before;
+        assert_eq!(heard, usize::from(expected == 200), "{method} {headers}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_in_overlong_forms_does_not_leave_the_door() {
+    let server = Server::tls(always(&ok("hello"))).await;
+    let world = World::new(&server, vec![rule(&server, inspect(&["GET /v1/**"], true))]).await;
+    for (path, expected) in [
+        ("/v1/%C3%BC", 200),
+        ("/v1/..%C0%AFadmin", 400),
+        ("/v1/%E0%80%AE%E0%80%AE/admin", 400),
+    ] {
+        let answer = ask(&mut world.inside(&server).await, &get(&server, path)).await;
+        assert_eq!(status(&answer), expected, "{path} {answer}");
+    }
+    assert_eq!(server.heard().len(), 1);
 }
 
 #[tokio::test]

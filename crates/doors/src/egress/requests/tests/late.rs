@@ -1,5 +1,5 @@
-//! Rules that fall while a request is on its way, requests that come after a pause, and what is written down of those that
-//! come to nothing.
+//! Rules that expire while a request is in flight, requests after a pause, and the log lines of
+//! failed requests.
 
 use super::world::{KEY, Server, World, always, ask, get, head, inspect, ok, rule, status, tell};
 use spec::{EgressRule, HostPattern, Ports};
@@ -47,7 +47,7 @@ async fn what_never_got_as_far_as_a_server_is_written_down_once_as_denied() {
         let request = format!("GET http://{host}:{port}/ HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
         assert_eq!(status(&ask(&mut client, &request).await), expected);
         drop(client);
-        while world.egress.crowd.count() > 0 {
+        while world.egress.connections.count() > 0 {
             tokio::task::yield_now().await;
         }
         let lines = world.lines();

@@ -1,4 +1,4 @@
-//! Requests through a real door to a real server on this machine, byte for byte.
+//! Requests through a real door to a local server, byte for byte.
 
 mod credential;
 mod endings;
@@ -108,7 +108,7 @@ async fn headers_that_stand_for_another_method_or_path_do_not_pass_where_these_a
     let server = Server::tls(always(&ok("hello"))).await;
     let world = World::new(&server, vec![rule(&server, inspect(&["GET /**"], false))]).await;
     let request = format!(
-        "GET /a HTTP/1.1\r\nHost: {}\r\nX-HTTP-Method-Override: DELETE\r\nX-Original-URL: /admin\r\nX_HTTP_Method_Override: DELETE\r\nx_original-url: /admin\r\nX-Mine: 1\r\n\r\n",
+        "GET /a HTTP/1.1\r\nHost: {}\r\nX-HTTP-Method-Override: DELETE\r\nX-Original-URL: /admin\r\nX_HTTP_Method_Override: DELETE\r\nx_original-url: /admin\r\nX-Envoy-Original-Path: /admin\r\nX-Override-URL: /admin\r\nX-HTTP-Path-Override: /admin\r\nX-Host: /admin\r\nDestination: /admin\r\nX-Accel-Redirect: /admin\r\nX-Real-IP: /admin\r\nTrue_Client-IP: /admin\r\nX-Mine: 1\r\n\r\n",
         server.to
     );
     assert_eq!(
@@ -163,7 +163,7 @@ async fn rules_are_asked_for_each_request_and_may_change_between_two() {
     );
     let refused = ask(&mut client, &request).await;
     assert!(
-        status(&refused) == 403 && refused.contains("--allow-host 127.0.0.1"),
+        status(&refused) == 403 && refused.contains("with allow_private = true"),
         "{refused}"
     );
     world

@@ -1,4 +1,4 @@
-//! git's own requests, and what a push may change.
+//! git requests and the ref updates of pushes.
 
 use super::world::{KEY, Server, World, always, ask, head, ok, rule, says, status, tell};
 use spec::{EgressMode, EgressRule, Repository};
@@ -144,12 +144,12 @@ async fn no_more_lists_are_held_back_at_a_time_than_there_is_room_for() {
     let whole = push(&server, "refs/heads/agent/x");
     let begun = whole.split("0000PACK").next().unwrap();
     let mut unfinished = Vec::new();
-    for _ in 0..crate::egress::requests::outside::MOST_PUSHES {
+    for _ in 0..crate::egress::requests::upstream::MAX_PUSHES {
         let mut client = world.inside(&server).await;
         tell(&mut client, begun).await;
         unfinished.push(client);
     }
-    while world.egress.outside.pushes.available_permits() > 0 {
+    while world.egress.upstream.pushes.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
     let mut client = world.inside(&server).await;

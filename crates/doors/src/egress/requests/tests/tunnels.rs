@@ -1,4 +1,4 @@
-//! Tunnels: what ends them, what is written down of them, and whom a bare address leads to.
+//! Tunnels: their endings, their log lines, and connections to bare addresses.
 
 use super::{
     super::super::Egress,
@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// A tunnel to a port of this machine.
+/// A tunnel to a local port.
 async fn tunnel(egress: &Arc<Egress>, port: u16) -> TcpStream {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -31,7 +31,7 @@ async fn listener() -> (TcpListener, u16) {
     (listener, port)
 }
 
-/// What a client hears that asks for this server.
+/// What a client receives that asks for this server name.
 async fn asks_for(client: TcpStream, name: &'static str) -> rustls::Error {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
@@ -64,13 +64,13 @@ async fn a_host_that_is_looked_into_cannot_be_had_by_its_bare_address() {
         refused,
         rustls::Error::AlertReceived(AlertDescription::AccessDenied)
     );
-    // By a name that is not looked into it gets as far as the server, whom nobody here trusts.
+    // A name without inspection reaches the server, whose certificate is untrusted here.
     let passed = asks_for(tunnel(&world.egress, server.to.port).await, "other.test").await;
     assert!(
         matches!(passed, rustls::Error::InvalidCertificate(_)),
         "{passed}"
     );
-    // And without a name, since the rule names this very address.
+    // Also without a server name, since the rule names this very address.
     let nameless = asks_for(tunnel(&world.egress, server.to.port).await, "127.0.0.1").await;
     assert!(
         matches!(nameless, rustls::Error::InvalidCertificate(_)),

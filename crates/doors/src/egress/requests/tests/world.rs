@@ -1,8 +1,8 @@
-//! A door, a server that says what it is told to, and a client that says what no library would.
+//! Test fixtures: a door, a scripted server, and a client that sends arbitrary bytes.
 
 use crate::{
     Secret,
-    egress::{Credential, Egress, EgressReport, Inject, Settings},
+    egress::{Credential, Egress, EgressReport, EgressSettings, InjectionMethod},
     ledger::{Durability, Ledger},
     secrets::{KeySource, Secrets},
 };
@@ -32,14 +32,14 @@ pub(super) const KEY: &str = "canary/0123456789+abcdef";
 pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// What a server says to a request, piece by piece; it hangs up after an empty one.
+/// A server's response to a request, chunk by chunk; an empty chunk closes the connection.
 pub(super) type Says = Arc<dyn Fn(&str) -> Vec<Vec<u8>> + Send + Sync>;
 
 pub(super) fn says(answer: impl Fn(&str) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Says {
     Arc::new(answer)
 }
 
-/// One answer, always.
+/// Always the same response.
 pub(super) fn always(answer: &str) -> Says {
     let answer = answer.as_bytes().to_vec();
     says(move |_| vec![answer.clone()])
@@ -52,7 +52,7 @@ pub(super) fn ok(body: &str) -> String {
     )
 }
 
-/// A server whose connections are served by hand.
+/// A server whose connections the test serves.
 pub(super) struct Secured(TcpListener, TlsAcceptor);
 
 impl Secured {
@@ -61,7 +61,7 @@ impl Secured {
         self.secure(stream).await.unwrap()
     }
 
-    /// Somebody has come, and TLS has not begun.
+    /// A connection was accepted, and TLS has not started.
     pub(super) async fn knock(&self) -> TcpStream {
         self.0.accept().await.unwrap().0
     }
@@ -71,13 +71,13 @@ impl Secured {
     }
 }
 
-/// A server on this machine.
+/// A local server.
 pub(super) struct Server {
     pub(super) to: Destination,
-    /// What it heard, request by request.
+    /// The requests that it received.
     heard: Arc<Mutex<Vec<String>>>,
     connections: Arc<AtomicUsize>,
-    /// Who signed its certificate.
+    /// The CA of its certificate.
     ca: Option<String>,
 }
 
@@ -86,12 +86,12 @@ impl Server {
         Server::new(None, None, says).await
     }
 
-    /// With a certificate for this machine.
+    /// With a certificate for localhost.
     pub(super) async fn tls(says: Says) -> Server {
         Server::tls_as("127.0.0.1", says).await
     }
 
-    /// With a certificate for somebody.
+    /// With a certificate for a given name.
     pub(super) async fn tls_as(name: &str, says: Says) -> Server {
         let (config, ca) = certificate(name);
         Server::new(Some(config), Some(ca), says).await
@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// One that begins an answer, and goes on when it is told to.
+    /// A server that starts a response and continues on demand.
     pub(super) async fn tls_going_on(
         first: &'static str,
         then: &'static str,
@@ -142,7 +142,7 @@ impl Server {
             stream.write_all(first.as_bytes()).await.unwrap();
             stream.flush().await.unwrap();
             told.recv().await;
-            // The door may be gone by then.
+            // The door may be closed by then.
             _ = stream.write_all(then.as_bytes()).await;
             _ = stream.flush().await;
             told.recv().await;
@@ -150,7 +150,7 @@ impl Server {
         server
     }
 
-    /// One that answers when it has read a head, and reads no further.
+    /// A server that responds after the request head and reads no further.
     pub(super) async fn tls_impatient(answer: &'static str) -> Server {
         let (listener, server) = Server::by_hand().await;
         tokio::spawn(async move {
@@ -163,7 +163,7 @@ impl Server {
         server
     }
 
-    /// One whose connection is served by whoever asks for it.
+    /// A server whose connection the test takes over.
     pub(super) async fn by_hand() -> (Secured, Server) {
         let (config, ca) = certificate("127.0.0.1");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -237,7 +237,7 @@ pub(super) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// One whole message, read as simply as can be: head, then a length or chunks. None at the end.
+/// Reads one message in the simplest way: head, then a length or chunks. `None` at the end.
 pub(super) async fn message(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut bytes = head(stream).await.into_bytes();
     if !bytes.ends_with(b"\r\n\r\n") {
@@ -259,7 +259,7 @@ pub(super) async fn message(stream: &mut (impl AsyncRead + Unpin)) -> Option<Str
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A door that is gone afterwards, with its ledger.
+/// A temporary door with its ledger.
 pub(super) struct World {
     pub(super) egress: Arc<Egress>,
     folder: PathBuf,
@@ -310,14 +310,14 @@ impl World {
         });
         let credential = Credential {
             key: KeySource::Variable("KEY".to_owned()),
-            inject: Inject::Bearer,
+            inject: InjectionMethod::Bearer,
             hosts: vec![spec::HostPattern::Exactly(server.to.host.clone())],
         };
         let credentials = [("api".to_owned(), credential)].into();
-        let settings = Settings {
+        let settings = EgressSettings {
             credentials,
             ca,
-            ..Settings::default()
+            ..EgressSettings::default()
         };
         let secret = Secret::new(KEY.as_bytes().to_vec()).unwrap();
         let secrets = Secrets {
@@ -336,7 +336,7 @@ impl World {
         World { egress, folder }
     }
 
-    /// A client inside TLS that ends at the door, by CONNECT.
+    /// A client inside intercepted TLS, by CONNECT.
     pub(super) async fn inside(&self, server: &Server) -> Box<dyn Stream> {
         let mut near = self.proxy().await;
         tell(
@@ -377,7 +377,7 @@ impl World {
         self.egress.close().await
     }
 
-    /// The lines of the ledger about what passed or did not.
+    /// The egress records of the ledger.
     pub(super) fn lines(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.folder.join("ledger/owner.jsonl")).unwrap();
         text.lines()
@@ -387,7 +387,7 @@ impl World {
     }
 }
 
-/// Says something, and hears one answer.
+/// Sends bytes and reads one response.
 pub(super) async fn ask(client: &mut Box<dyn Stream>, text: &str) -> String {
     tell(client, text).await;
     message(client).await.unwrap_or_default()
@@ -398,7 +398,7 @@ pub(super) async fn tell(client: &mut Box<dyn Stream>, text: &str) {
     client.flush().await.unwrap();
 }
 
-/// All that comes until the other side ends, and whether it ended well.
+/// Everything until the end of the connection, and whether it was closed normally.
 pub(super) async fn to_end(client: &mut Box<dyn Stream>) -> (String, bool) {
     let mut all = Vec::new();
     let ended = client.read_to_end(&mut all).await;

@@ -1,87 +1,87 @@
-//! The packets of MQTT 5 and 3.1.1, as far as this client speaks them: pure functions of bytes, both ways. What comes is
-//! a stranger's: every length is held against what is there, nothing is allocated because a length says so.
+//! MQTT codec for versions 5 and 3.1.1, as far as this client needs them: pure functions of bytes.
+//! Input is untrusted: every length is checked, and nothing is allocated because of an announced
+//! length.
 //!
-//! QoS 2, wills, aliases of topics and exchanges of authentication are not spoken; they are refused by name.
+//! QoS 2, wills, topic aliases and extended authentication are not supported and refused
+//! explicitly.
 
-mod extras;
-mod field;
 mod packet;
+mod primitives;
+mod properties;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use extras::{Extras, Value, name};
-pub(crate) use packet::{
-    Connect, ConnectAnswer, Disconnect, Packet, Publish, PublishAnswer, Subscribe, SubscribeAnswer,
-};
+pub(crate) use packet::{ConnAck, Connect, Disconnect, Packet, PubAck, Publish, SubAck, Subscribe};
+pub(crate) use properties::{MqttProperties, PropertyValue, property};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use field::Cursor;
+use primitives::Cursor;
 
-/// Why bytes are no packet, or a packet cannot be written.
+/// Why bytes are no valid packet, or a packet cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Flaw(pub(crate) &'static str);
+pub(crate) struct CodecError(pub(crate) &'static str);
 
-/// Which standard is spoken.
+/// Protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     Three,
     Five,
 }
 
-/// What was read.
+/// Result of reading.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Read {
+pub(crate) enum Decoded {
     Packet(Packet),
-    /// A message that is larger than we take. It is passed over: whoever sent it must not cost us the connection,
-    /// again and again where the broker keeps it.
+    /// A message larger than the limit. It is skipped: its sender must not cost us the connection,
+    /// and again with every redelivery.
     Oversize {
         packet_id: Option<u16>,
     },
-    /// There is no whole packet yet.
+    /// The packet is incomplete.
     More,
 }
 
-/// Cuts a stream into packets.
+/// Splits a stream into packets.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct PacketReader {
     version: Version,
-    /// A whole packet has at most so many bytes.
+    /// Maximum size of a packet.
     largest: usize,
-    /// So many bytes to come belong to a message that is passed over.
+    /// Bytes of a skipped message that are still to come.
     skip: usize,
 }
 
-impl Reader {
-    pub(crate) fn new(version: Version, largest: usize) -> Reader {
-        Reader {
+impl PacketReader {
+    pub(crate) fn new(version: Version, largest: usize) -> PacketReader {
+        PacketReader {
             version,
             largest,
             skip: 0,
         }
     }
 
-    /// Takes the next packet off the front.
-    pub(crate) fn read(&mut self, buffer: &mut BytesMut) -> Result<Read, Flaw> {
+    /// Takes the next packet from the front.
+    pub(crate) fn read(&mut self, buffer: &mut BytesMut) -> Result<Decoded, CodecError> {
         let passed_over = self.skip.min(buffer.len());
         buffer.advance(passed_over);
         self.skip -= passed_over;
         let Some((first, rest)) = buffer.split_first() else {
-            return Ok(Read::More);
+            return Ok(Decoded::More);
         };
-        let (first, Some((length, spelled))) = (*first, field::variable(rest)?) else {
-            return Ok(Read::More);
+        let (first, Some((length, spelled))) = (*first, primitives::variable(rest)?) else {
+            return Ok(Decoded::More);
         };
         let head = 1 + spelled;
         if head + length > self.largest {
             return self.pass_over(buffer, first, head, length);
         }
         if buffer.len() < head + length {
-            return Ok(Read::More);
+            return Ok(Decoded::More);
         }
         buffer.advance(head);
         let body = buffer.split_to(length).freeze();
-        packet::read(self.version, first, body).map(Read::Packet)
+        packet::read(self.version, first, body).map(Decoded::Packet)
     }
 
     fn pass_over(
@@ -90,14 +90,16 @@ impl Reader {
         first: u8,
         head: usize,
         length: usize,
-    ) -> Result<Read, Flaw> {
+    ) -> Result<Decoded, CodecError> {
         if first >> 4 != packet::PUBLISH {
-            return Err(Flaw("a packet that is no message is larger than we take"));
+            return Err(CodecError(
+                "a packet that is no message is larger than we take",
+            ));
         }
-        // Of its body only what says how it is acknowledged.
+        // Only the packet id is needed, to acknowledge it.
         let body = &buffer[head..];
         let [high, low, ..] = body else {
-            return Ok(Read::More);
+            return Ok(Decoded::More);
         };
         let topic = 2 + usize::from(u16::from_be_bytes([*high, *low]));
         let has_id = match (first >> 1) & 3 {
@@ -107,30 +109,34 @@ impl Reader {
         };
         let needed = topic + if has_id { 2 } else { 0 };
         if needed > length {
-            return Err(Flaw("it ends too early"));
+            return Err(CodecError("it ends too early"));
         }
         let Some(id) = body.get(topic..needed) else {
-            return Ok(Read::More);
+            return Ok(Decoded::More);
         };
         let packet_id = match id {
             [high, low] => Some(u16::from_be_bytes([*high, *low])),
             _ => None,
         };
         if packet_id == Some(0) {
-            return Err(Flaw("a packet identifier is 0"));
+            return Err(CodecError("a packet identifier is 0"));
         }
         buffer.advance(head + needed);
         self.skip = length - needed;
-        Ok(Read::Oversize { packet_id })
+        Ok(Decoded::Oversize { packet_id })
     }
 }
 
-/// Writes a packet behind what is there; if it cannot be written, nothing is.
-pub(crate) fn write(version: Version, packet: &Packet, out: &mut BytesMut) -> Result<(), Flaw> {
+/// Appends a packet; appends nothing if it cannot be encoded.
+pub(crate) fn write(
+    version: Version,
+    packet: &Packet,
+    out: &mut BytesMut,
+) -> Result<(), CodecError> {
     let (first, body, payload) = packet::write(version, packet)?;
     let mut head = BytesMut::with_capacity(5);
     head.put_u8(first);
-    field::put_variable(&mut head, body.len() + payload.len())?;
+    primitives::put_variable(&mut head, body.len() + payload.len())?;
     out.reserve(head.len() + body.len() + payload.len());
     out.put_slice(&head);
     out.put_slice(&body);
@@ -138,13 +144,16 @@ pub(crate) fn write(version: Version, packet: &Packet, out: &mut BytesMut) -> Re
     Ok(())
 }
 
-/// A cursor over what must be read to its end.
-fn whole<T>(body: Bytes, read: impl FnOnce(&mut Cursor) -> Result<T, Flaw>) -> Result<T, Flaw> {
+/// Reads a value that must end with the input.
+fn whole<T>(
+    body: Bytes,
+    read: impl FnOnce(&mut Cursor) -> Result<T, CodecError>,
+) -> Result<T, CodecError> {
     let mut cursor = Cursor(body);
     let value = read(&mut cursor)?;
     if cursor.is_empty() {
         Ok(value)
     } else {
-        Err(Flaw("it has more than it may"))
+        Err(CodecError("it has more than it may"))
     }
 }

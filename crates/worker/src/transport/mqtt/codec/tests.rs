@@ -18,35 +18,35 @@ fn bytes() -> impl Strategy<Value = Bytes> {
 }
 
 /// A property that stands once, and how its value is made of a number.
-type Single = (u8, fn(u32) -> Value);
+type Single = (u8, fn(u32) -> PropertyValue);
 
 /// Of each kind of value one that may stand there, and any number of pairs.
-fn extras(singles: &'static [Single]) -> impl Strategy<Value = Extras> {
+fn properties(singles: &'static [Single]) -> impl Strategy<Value = MqttProperties> {
     let pairs = vec((text(), text()), 0..4);
     (vec(option::of(1_u32..60_000), singles.len()), pairs).prop_map(move |(numbers, pairs)| {
         let singles = numbers.into_iter().zip(singles);
         let singles = singles.filter_map(|(number, (name, make))| Some((*name, make(number?))));
         let pairs = pairs
             .into_iter()
-            .map(|(key, value)| (name::USER, Value::Pair(key, value)));
-        Extras(singles.chain(pairs).collect())
+            .map(|(key, value)| (property::USER, PropertyValue::Pair(key, value)));
+        MqttProperties(singles.chain(pairs).collect())
     })
 }
 
-fn flag(number: u32) -> Value {
-    Value::Byte((number % 2) as u8)
+fn flag(number: u32) -> PropertyValue {
+    PropertyValue::Byte((number % 2) as u8)
 }
 
-fn two(number: u32) -> Value {
-    Value::Two(number as u16)
+fn two(number: u32) -> PropertyValue {
+    PropertyValue::Two(number as u16)
 }
 
-fn words(number: u32) -> Value {
-    Value::Text(number.to_string())
+fn words(number: u32) -> PropertyValue {
+    PropertyValue::Text(number.to_string())
 }
 
-fn binary(number: u32) -> Value {
-    Value::Binary(number.to_string().into())
+fn binary(number: u32) -> PropertyValue {
+    PropertyValue::Binary(number.to_string().into())
 }
 
 fn id() -> impl Strategy<Value = u16> {
@@ -54,53 +54,54 @@ fn id() -> impl Strategy<Value = u16> {
 }
 
 fn packets() -> impl Strategy<Value = Packet> {
-    let answer = || extras(&[(name::REASON, words)]);
+    let answer = || properties(&[(property::REASON, words)]);
     let connect = (
         (text(), any::<bool>(), any::<u16>()),
         (option::of(text()), option::of(bytes())),
-        extras(&[
-            (name::SESSION_EXPIRY, Value::Four),
-            (name::RECEIVE_MAXIMUM, two),
-            (name::MAXIMUM_PACKET_SIZE, Value::Four),
+        properties(&[
+            (property::SESSION_EXPIRY, PropertyValue::Four),
+            (property::RECEIVE_MAXIMUM, two),
+            (property::MAXIMUM_PACKET_SIZE, PropertyValue::Four),
         ]),
     );
     let connect = connect.prop_map(
-        |((client_id, is_clean, keep_alive), (user, password), extras)| {
+        |((client_id, is_clean, keep_alive), (user, password), properties)| {
             Packet::Connect(Connect {
                 client_id,
                 is_clean,
                 keep_alive,
                 user,
                 password,
-                extras,
+                properties,
             })
         },
     );
-    let connected = extras(&[
-        (name::SESSION_EXPIRY, Value::Four),
+    let connected = properties(&[
+        (property::SESSION_EXPIRY, PropertyValue::Four),
         (18, words),
-        (name::SERVER_KEEP_ALIVE, two),
+        (property::SERVER_KEEP_ALIVE, two),
         (22, binary),
-        (name::REASON, words),
-        (name::RECEIVE_MAXIMUM, two),
-        (name::MAXIMUM_QOS, flag),
-        (name::MAXIMUM_PACKET_SIZE, Value::Four),
-        (name::SHARED_AVAILABLE, flag),
+        (property::REASON, words),
+        (property::RECEIVE_MAXIMUM, two),
+        (property::MAXIMUM_QOS, flag),
+        (property::MAXIMUM_PACKET_SIZE, PropertyValue::Four),
+        (property::SHARED_AVAILABLE, flag),
     ]);
-    let connected =
-        (any::<bool>(), any::<u8>(), connected).prop_map(|(is_session_present, reason, extras)| {
-            Packet::ConnectAnswer(ConnectAnswer {
+    let connected = (any::<bool>(), any::<u8>(), connected).prop_map(
+        |(is_session_present, reason, properties)| {
+            Packet::ConnAck(ConnAck {
                 is_session_present,
                 reason,
-                extras,
+                properties,
             })
-        });
-    let described = extras(&[
+        },
+    );
+    let described = properties(&[
         (1, flag),
-        (2, Value::Four),
+        (2, PropertyValue::Four),
         (8, words),
         (9, binary),
-        (11, |number| Value::Variable(number as usize)),
+        (11, |number| PropertyValue::Variable(number as usize)),
     ]);
     let publish = (
         (any::<bool>(), any::<bool>()),
@@ -110,56 +111,61 @@ fn packets() -> impl Strategy<Value = Packet> {
         bytes(),
     );
     let publish = publish.prop_map(
-        |((is_duplicate, is_retained), topic, packet_id, extras, payload)| {
+        |((is_duplicate, is_retained), topic, packet_id, properties, payload)| {
             Packet::Publish(Publish {
                 is_duplicate,
                 is_retained,
                 topic,
                 packet_id,
-                extras,
+                properties,
                 payload,
             })
         },
     );
-    let published = (id(), any::<u8>(), answer()).prop_map(|(packet_id, reason, extras)| {
-        Packet::PublishAnswer(PublishAnswer {
+    let published = (id(), any::<u8>(), answer()).prop_map(|(packet_id, reason, properties)| {
+        Packet::PubAck(PubAck {
             packet_id,
             reason,
-            extras,
+            properties,
         })
     });
     let filters = vec((text(), any::<u8>()), 1..4);
-    let subscribe = (id(), filters, extras(&[])).prop_map(|(packet_id, filters, extras)| {
-        Packet::Subscribe(Subscribe {
-            packet_id,
-            filters,
-            extras,
-        })
-    });
+    let subscribe =
+        (id(), filters, properties(&[])).prop_map(|(packet_id, filters, properties)| {
+            Packet::Subscribe(Subscribe {
+                packet_id,
+                filters,
+                properties,
+            })
+        });
     let filters = vec((text(), Just(0)), 1..4);
-    let unsubscribe = (id(), filters, extras(&[])).prop_map(|(packet_id, filters, extras)| {
-        Packet::Unsubscribe(Subscribe {
-            packet_id,
-            filters,
-            extras,
-        })
-    });
+    let unsubscribe =
+        (id(), filters, properties(&[])).prop_map(|(packet_id, filters, properties)| {
+            Packet::Unsubscribe(Subscribe {
+                packet_id,
+                filters,
+                properties,
+            })
+        });
     let answers = (any::<bool>(), id(), vec(any::<u8>(), 1..4), answer());
-    let answers = answers.prop_map(|(begins, packet_id, reasons, extras)| {
-        let answer = SubscribeAnswer {
+    let answers = answers.prop_map(|(begins, packet_id, reasons, properties)| {
+        let answer = SubAck {
             packet_id,
             reasons,
-            extras,
+            properties,
         };
         if begins {
-            Packet::SubscribeAnswer(answer)
+            Packet::SubAck(answer)
         } else {
-            Packet::UnsubscribeAnswer(answer)
+            Packet::UnsubAck(answer)
         }
     });
-    let end = extras(&[(name::SESSION_EXPIRY, Value::Four), (name::REASON, words)]);
+    let end = properties(&[
+        (property::SESSION_EXPIRY, PropertyValue::Four),
+        (property::REASON, words),
+    ]);
     let end = (any::<u8>(), end)
-        .prop_map(|(reason, extras)| Packet::Disconnect(Disconnect { reason, extras }));
+        .prop_map(|(reason, properties)| Packet::Disconnect(Disconnect { reason, properties }));
     prop_oneof![
         connect,
         connected,
@@ -169,26 +175,28 @@ fn packets() -> impl Strategy<Value = Packet> {
         unsubscribe,
         answers,
         end,
-        Just(Packet::Ping),
-        Just(Packet::PingAnswer)
+        Just(Packet::PingReq),
+        Just(Packet::PingResp)
     ]
 }
 
 /// What is left of a packet in 3.1.1.
 fn in_three(mut packet: Packet) -> Packet {
     match &mut packet {
-        Packet::Connect(Connect { extras, .. })
-        | Packet::ConnectAnswer(ConnectAnswer { extras, .. })
-        | Packet::Publish(Publish { extras, .. })
-        | Packet::Subscribe(Subscribe { extras, .. })
-        | Packet::Unsubscribe(Subscribe { extras, .. })
-        | Packet::SubscribeAnswer(SubscribeAnswer { extras, .. })
-        | Packet::UnsubscribeAnswer(SubscribeAnswer { extras, .. }) => *extras = Extras::default(),
-        Packet::PublishAnswer(PublishAnswer { reason, extras, .. })
-        | Packet::Disconnect(Disconnect { reason, extras }) => {
-            (*reason, *extras) = (0, Extras::default())
+        Packet::Connect(Connect { properties, .. })
+        | Packet::ConnAck(ConnAck { properties, .. })
+        | Packet::Publish(Publish { properties, .. })
+        | Packet::Subscribe(Subscribe { properties, .. })
+        | Packet::Unsubscribe(Subscribe { properties, .. })
+        | Packet::SubAck(SubAck { properties, .. })
+        | Packet::UnsubAck(SubAck { properties, .. }) => *properties = MqttProperties::default(),
+        Packet::PubAck(PubAck {
+            reason, properties, ..
+        })
+        | Packet::Disconnect(Disconnect { reason, properties }) => {
+            (*reason, *properties) = (0, MqttProperties::default())
         }
-        Packet::Ping | Packet::PingAnswer => {}
+        Packet::PingReq | Packet::PingResp => {}
     }
     packet
 }
@@ -199,14 +207,14 @@ fn read_all(
     stream: &[u8],
     piece: usize,
     largest: usize,
-) -> Result<Vec<Read>, Flaw> {
-    let mut reader = Reader::new(version, largest);
+) -> Result<Vec<Decoded>, CodecError> {
+    let mut reader = PacketReader::new(version, largest);
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(piece) {
         buffer.extend_from_slice(piece);
         loop {
             match reader.read(&mut buffer)? {
-                Read::More => break,
+                Decoded::More => break,
                 read => found.push(read),
             }
         }
@@ -226,7 +234,7 @@ proptest! {
                 Version::Three => in_three(packet),
                 Version::Five => packet,
             });
-            prop_assert_eq!(read, expected.map(Read::Packet).collect::<Vec<_>>());
+            prop_assert_eq!(read, expected.map(Decoded::Packet).collect::<Vec<_>>());
         }
     }
 
@@ -250,9 +258,9 @@ proptest! {
 }
 
 fn message(payload: usize, packet_id: Option<u16>) -> Packet {
-    let (topic, extras, payload) = (
+    let (topic, properties, payload) = (
         "a/b".to_owned(),
-        Extras::default(),
+        MqttProperties::default(),
         Bytes::from(vec![7; payload]),
     );
     Packet::Publish(Publish {
@@ -260,7 +268,7 @@ fn message(payload: usize, packet_id: Option<u16>) -> Packet {
         is_retained: false,
         topic,
         packet_id,
-        extras,
+        properties,
         payload,
     })
 }
@@ -283,16 +291,16 @@ fn a_message_that_is_too_large_is_passed_over_and_the_next_is_read() {
                 message(5000, Some(9)),
                 small.clone(),
                 message(5000, None),
-                Packet::Ping,
+                Packet::PingReq,
             ],
         );
         for piece in [1, 100, stream.len()] {
             let read = read_all(version, &stream, piece, 1000).unwrap();
             let expected = [
-                Read::Oversize { packet_id: Some(9) },
-                Read::Packet(small.clone()),
-                Read::Oversize { packet_id: None },
-                Read::Packet(Packet::Ping),
+                Decoded::Oversize { packet_id: Some(9) },
+                Decoded::Packet(small.clone()),
+                Decoded::Oversize { packet_id: None },
+                Decoded::Packet(Packet::PingReq),
             ];
             assert_eq!(read, expected);
         }
@@ -306,41 +314,51 @@ fn a_packet_that_is_exactly_as_large_as_we_take_is_taken() {
     let size = stream.len();
     assert_eq!(
         read_all(Version::Five, &stream, size, size).unwrap(),
-        [Read::Packet(packet)]
+        [Decoded::Packet(packet)]
     );
     let one_less = read_all(Version::Five, &stream, size, size - 1).unwrap();
-    assert_eq!(one_less, [Read::Oversize { packet_id: Some(1) }]);
+    assert_eq!(one_less, [Decoded::Oversize { packet_id: Some(1) }]);
 }
 
 #[test]
 fn a_length_that_is_a_lie_costs_no_memory() {
     let mut buffer = BytesMut::from(&[0x20, 0xff, 0xff, 0xff, 0x7f][..]);
-    let refused = Reader::new(Version::Five, LARGEST).read(&mut buffer);
+    let refused = PacketReader::new(Version::Five, LARGEST).read(&mut buffer);
     assert_eq!(
         refused,
-        Err(Flaw("a packet that is no message is larger than we take"))
+        Err(CodecError(
+            "a packet that is no message is larger than we take"
+        ))
     );
 }
 
 #[test]
 fn more_properties_than_anybody_needs_are_passed_over_and_the_message_comes() {
-    let pairs = (0..3000).map(|at| (name::USER, Value::Pair(at.to_string(), "x".to_owned())));
+    let pairs = (0..3000).map(|at| {
+        (
+            property::USER,
+            PropertyValue::Pair(at.to_string(), "x".to_owned()),
+        )
+    });
     let Packet::Publish(publish) = message(1, Some(1)) else {
         panic!()
     };
     let sent = Packet::Publish(Publish {
-        extras: Extras(pairs.collect()),
+        properties: MqttProperties(pairs.collect()),
         ..publish
     });
     let stream = stream_of(Version::Five, &[sent]);
     let read = read_all(Version::Five, &stream, stream.len(), LARGEST).unwrap();
-    let [Read::Packet(Packet::Publish(read))] = &read[..] else {
+    let [Decoded::Packet(Packet::Publish(read))] = &read[..] else {
         panic!("{read:?}")
     };
-    assert_eq!((read.extras.0.len(), &read.payload[..]), (1024, &[7][..]));
     assert_eq!(
-        read.extras.0[1023].1,
-        Value::Pair("1023".to_owned(), "x".to_owned())
+        (read.properties.0.len(), &read.payload[..]),
+        (1024, &[7][..])
+    );
+    assert_eq!(
+        read.properties.0[1023].1,
+        PropertyValue::Pair("1023".to_owned(), "x".to_owned())
     );
 }
 
@@ -413,14 +431,14 @@ fn broken_packets_are_refused_by_name() {
 
 #[test]
 fn a_refusal_in_the_words_of_3_1_1_is_understood_by_one_who_asked_in_5() {
-    let extras = Extras::default();
-    let answer = ConnectAnswer {
+    let properties = MqttProperties::default();
+    let answer = ConnAck {
         is_session_present: false,
         reason: 1,
-        extras,
+        properties,
     };
     let read = read_all(Version::Five, &[0x20, 2, 0, 1], 4, LARGEST).unwrap();
-    assert_eq!(read, [Read::Packet(Packet::ConnectAnswer(answer))]);
+    assert_eq!(read, [Decoded::Packet(Packet::ConnAck(answer))]);
     // But nobody is let in by half an answer.
     assert!(read_all(Version::Five, &[0x20, 2, 0, 0], 4, LARGEST).is_err());
 }

@@ -1,0 +1,129 @@
+//! Asks about one change after the other which are taken over.
+
+use super::{line, name, patch};
+use crate::{
+    cli::{Failure, message},
+    config::Surroundings,
+};
+use engine::workspaces::{ChangeKind, FileKind, LayerChange};
+use std::{
+    io::{self, BufRead, IsTerminal},
+    path::{Path, PathBuf},
+};
+
+const ANSWERS: &str = "\
+y - take it over
+n - leave it
+a - take this and all that follow
+q - leave this and all that follow
+d - show it as a patch
+? - show this
+";
+
+/// Refused where nobody could answer.
+pub(super) fn must_be_asked(what: &str, instead: &str) -> Result<(), Failure> {
+    if io::stdin().is_terminal() && io::stderr().is_terminal() {
+        return Ok(());
+    }
+    let words = format!("{what} needs a terminal on standard input and standard error");
+    Err(Failure::invalid(words, instead))
+}
+
+/// Which of the changes whoever sits there wants: these very paths. Those that could not be taken over are named and not
+/// asked about.
+pub(super) async fn choose(
+    changes: &[LayerChange],
+    force: bool,
+    surroundings: &Surroundings,
+    patch_of: impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
+) -> Result<Vec<PathBuf>, Failure> {
+    let mut chosen = Vec::new();
+    let mut all = false;
+    for (number, change) in changes.iter().enumerate() {
+        let next = changes.get(number + 1);
+        let has_below = next.is_some_and(|it| it.path.starts_with(&change.path));
+        // It comes with the first of what is in it.
+        let is_implied = change.kind == FileKind::Folder
+            && matches!(change.what, ChangeKind::Added | ChangeKind::Replaced);
+        if has_below && is_implied {
+            continue;
+        }
+        let stands_against = change.left_out.is_some() || change.conflict.is_some();
+        if stands_against && !force {
+            message::say_plainly(&format!("not taken over: {}", line(change)));
+            continue;
+        }
+        // What is held back is taken only one by one.
+        if all && change.left_out.is_none() {
+            chosen.push(change.path.clone());
+            continue;
+        }
+        match ask(change, surroundings, &patch_of).await? {
+            Decision::Take => chosen.push(change.path.clone()),
+            Decision::Leave => {}
+            Decision::TakeAll => {
+                chosen.push(change.path.clone());
+                all = true;
+            }
+            Decision::LeaveAll => break,
+        }
+    }
+    Ok(chosen)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decision {
+    Take,
+    Leave,
+    TakeAll,
+    LeaveAll,
+}
+
+async fn ask(
+    change: &LayerChange,
+    surroundings: &Surroundings,
+    patch_of: &impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
+) -> Result<Decision, Failure> {
+    loop {
+        message::say_plainly(&format!(
+            "{}take over `{}`? [y,n,a,q,d,?] ",
+            line(change),
+            name(&change.path)
+        ));
+        let answer = read_line()?;
+        return Ok(match answer.as_deref() {
+            Some("y") => Decision::Take,
+            Some("n") => Decision::Leave,
+            Some("a") => Decision::TakeAll,
+            // Nobody is there any more.
+            Some("q") | None => Decision::LeaveAll,
+            Some("d") => {
+                patch::say(&patch_of(&change.path).await?, surroundings);
+                continue;
+            }
+            Some(_) => {
+                message::say_plainly(ANSWERS);
+                continue;
+            }
+        });
+    }
+}
+
+/// Whether whoever sits there says yes.
+pub(super) fn confirm(question: &str) -> Result<bool, Failure> {
+    message::say_plainly(&format!("{question} [y,N] "));
+    let answer = read_line()?;
+    Ok(matches!(answer.as_deref(), Some("y" | "yes")))
+}
+
+/// What was typed; none at the end.
+fn read_line() -> Result<Option<String>, Failure> {
+    let mut line = String::new();
+    match io::stdin().lock().read_line(&mut line) {
+        Ok(0) => Ok(None),
+        Ok(_) => Ok(Some(line.trim().to_lowercase())),
+        Err(error) => Err(Failure::internal(format!(
+            "cannot read from the terminal: {error}"
+        ))),
+    }
+}

@@ -1,0 +1,205 @@
+//! A patch on its way to standard output: as it is for other programs; on a terminal in colour, and with nothing left in it
+//! that could steer one.
+
+use super::{escaped, pager};
+use crate::{
+    cli::{Failure, message, message::Line},
+    config::Surroundings,
+};
+use engine::workspaces::Patch;
+use serde_json::{Value, json};
+use std::{
+    ffi::OsStr,
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+};
+
+const RESET: &str = "\x1b[0m";
+/// What is named on stderr of all that is not in it.
+const MAX_NAMED: usize = 20;
+
+/// Writes a patch. Its status: 1 if it is not whole.
+pub(super) fn write(patch: &Patch, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if io::stdout().is_terminal() {
+        let shown = shown(&patch.text, has_colour(surroundings));
+        pager::page(&shown, surroundings)?;
+    } else {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(&patch.text).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                let words = format!("cannot write to standard output: {error}");
+                return Err(Failure::internal(words));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    let mut notes = named(&patch.held, patch.held_total, "behind `# ` in the patch");
+    notes.extend(named(
+        &patch.omitted,
+        patch.omitted_total,
+        "not in the patch",
+    ));
+    message::say(&notes);
+    Ok(u8::from(patch.omitted_total > 0))
+}
+
+fn named(some: &[(PathBuf, String)], total: usize, how: &str) -> Vec<Line> {
+    let line = |(path, reason): &(PathBuf, String)| {
+        Line::Note(format!("{how}: `{}`: {reason}", super::name(path)))
+    };
+    let mut lines: Vec<_> = some.iter().take(MAX_NAMED).map(line).collect();
+    if total > lines.len() {
+        let more = total - lines.len();
+        lines.push(Line::Note(format!("{how}: {more} more")));
+    }
+    lines
+}
+
+/// The same as a part of what `--json` prints.
+pub(super) fn value(patch: &Patch) -> Value {
+    let omitted = patch
+        .omitted
+        .iter()
+        .map(|(path, reason)| super::UnappliedChange {
+            path: path.clone(),
+            reason: reason.clone(),
+            conflict: false,
+            why: None,
+        });
+    let omitted: Vec<_> = omitted.collect();
+    let (text, base64) = match std::str::from_utf8(&patch.text) {
+        Ok(text) => (Some(text), None),
+        Err(_) => (None, Some(spec::base64(&patch.text))),
+    };
+    json!({
+        "text": text, "base64": base64, "omitted": omitted, "omitted_total": patch.omitted_total,
+        "held_back_total": patch.held_total,
+    })
+}
+
+/// Whether whoever looks wants colours, as `NO_COLOR` says.
+pub(super) fn has_colour(surroundings: &Surroundings) -> bool {
+    surroundings.variable("NO_COLOR").is_none()
+        && surroundings.variable("TERM") != Some(OsStr::new("dumb"))
+}
+
+/// A patch for a terminal.
+pub(super) fn shown(text: &[u8], has_colour: bool) -> String {
+    let mut shown = String::with_capacity(text.len() + text.len() / 4);
+    let mut hunk = Hunk::default();
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let colour = hunk.colour(line);
+        match colour.filter(|_| has_colour) {
+            Some(colour) => {
+                shown.push_str(colour);
+                escaped(line, &mut shown);
+                shown.push_str(RESET);
+            }
+            None => escaped(line, &mut shown),
+        }
+        shown.push('\n');
+    }
+    shown
+}
+
+/// How many lines of a hunk are still to come: within it a program chose what stands behind the first character.
+#[derive(Default)]
+struct Hunk {
+    old: usize,
+    new: usize,
+}
+
+impl Hunk {
+    fn colour(&mut self, line: &[u8]) -> Option<&'static str> {
+        const BOLD: &str = "\x1b[1m";
+        const RED: &str = "\x1b[31m";
+        const GREEN: &str = "\x1b[32m";
+        const YELLOW: &str = "\x1b[33m";
+        const CYAN: &str = "\x1b[36m";
+        if self.old + self.new == 0 {
+            if let Some(hunk) = Hunk::begun(line) {
+                *self = hunk;
+                return Some(CYAN);
+            }
+            return match line.first() {
+                Some(b'#') => Some(YELLOW),
+                Some(b'\\') => None,
+                _ => Some(BOLD),
+            };
+        }
+        match line.first() {
+            Some(b'-') => {
+                self.old = self.old.saturating_sub(1);
+                Some(RED)
+            }
+            Some(b'+') => {
+                self.new = self.new.saturating_sub(1);
+                Some(GREEN)
+            }
+            Some(b'\\') => None,
+            _ => {
+                self.old = self.old.saturating_sub(1);
+                self.new = self.new.saturating_sub(1);
+                None
+            }
+        }
+    }
+
+    /// From `@@ -1,2 +3 @@`.
+    fn begun(line: &[u8]) -> Option<Hunk> {
+        let line = std::str::from_utf8(line).ok()?.strip_prefix("@@ -")?;
+        let (old, new) = line.strip_suffix(" @@")?.split_once(" +")?;
+        let count = |range: &str| match range.split_once(',') {
+            Some((_, count)) => count.parse().ok(),
+            None => Some(1),
+        };
+        Some(Hunk {
+            old: count(old)?,
+            new: count(new)?,
+        })
+    }
+}
+
+/// A patch on stderr, for whoever is asked about it.
+pub(super) fn say(text: &[u8], surroundings: &Surroundings) {
+    message::say_plainly(&shown(text, has_colour(surroundings)));
+}
+
+/// Paths as they are given on the command line.
+pub(super) fn paths(given: &[PathBuf]) -> Vec<PathBuf> {
+    // `src/` and `./src` are `src`.
+    let clean = |path: &PathBuf| {
+        let parts = path.components();
+        let parts = parts.filter(|part| *part != std::path::Component::CurDir);
+        parts.collect::<PathBuf>()
+    };
+    let paths = given.iter().map(clean);
+    paths.filter(|path| path != Path::new("")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_sequences_reach_a_terminal() {
+        let text = b"--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- \x1b[2J\xe2\x80\xae\n-\r\xff\n+a\tb\n# y: kept\n";
+        let plain = "--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- \\u{1b}[2J\\u{202e}\n-\\r\\xff\n+a\tb\n# y: kept\n";
+        assert_eq!(shown(text, false), plain);
+        let lines = shown(text, true);
+        let lines: Vec<_> = lines.lines().collect();
+        assert_eq!(lines[0], "\x1b[1m--- a/x\x1b[0m");
+        assert!(
+            lines[3].starts_with("\x1b[31m--- "),
+            "a removed line that looks like a header is a removed line"
+        );
+        assert_eq!(lines[6], "\x1b[33m# y: kept\x1b[0m");
+    }
+
+    #[test]
+    fn a_path_is_what_it_means() {
+        let given = ["./src/".into(), "a//b".into(), ".".into()];
+        assert_eq!(paths(&given), [Path::new("src"), Path::new("a/b")]);
+    }
+}

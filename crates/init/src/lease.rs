@@ -1,0 +1,104 @@
+//! Leases on open files: by them the kernel says whether anybody else has a file open, and holds up whoever opens it next
+//! until the lease is given back.
+
+use crate::sys;
+use std::{io, os::fd::BorrowedFd};
+
+/// What a lease keeps away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseKind {
+    /// Writers. The file must have been opened for reading only.
+    Read,
+    /// Everybody.
+    Write,
+}
+
+/// A lease on a file. While it is held nobody can open the file in a way that it keeps away; it is given back when this is
+/// dropped, also where a child that was forked meanwhile still has the descriptor.
+#[derive(Debug)]
+pub struct Lease<'a>(BorrowedFd<'a>);
+
+impl<'a> Lease<'a> {
+    /// Takes one. `WouldBlock` if somebody has the file open; `PermissionDenied` if it is another user's; other errors where
+    /// the file system has none.
+    pub fn take(file: BorrowedFd<'a>, kind: LeaseKind) -> io::Result<Lease<'a>> {
+        // Whoever breaks a lease sends its holder a signal: SIGIO would end the process, and this one is ignored.
+        sys::set_signal(file, libc::SIGURG)?;
+        let lease = match kind {
+            LeaseKind::Read => libc::F_RDLCK,
+            LeaseKind::Write => libc::F_WRLCK,
+        };
+        sys::set_lease(file, lease)?;
+        Ok(Lease(file))
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        // It can only fail if the kernel took the lease away, after 45 seconds: then there is none to give back.
+        _ = sys::set_lease(self.0, libc::F_UNLCK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        fs::{self, File},
+        io::ErrorKind,
+        os::fd::AsFd,
+        thread,
+    };
+
+    fn place(name: &str) -> std::path::PathBuf {
+        let path =
+            std::env::temp_dir().join(format!("airlock-lease-{name}-{}", std::process::id()));
+        fs::write(&path, "text").unwrap();
+        path
+    }
+
+    fn refused(file: &File, kind: LeaseKind) -> Option<ErrorKind> {
+        Lease::take(file.as_fd(), kind)
+            .err()
+            .map(|error| error.kind())
+    }
+
+    #[test]
+    fn who_has_a_file_open_is_seen_by_a_lease() {
+        let path = place("seen");
+        let file = File::open(&path).unwrap();
+        assert_eq!(
+            [LeaseKind::Read, LeaseKind::Write].map(|kind| refused(&file, kind)),
+            [None, None]
+        );
+        let reader = File::open(&path).unwrap();
+        let expected = [None, Some(ErrorKind::WouldBlock)];
+        assert_eq!(
+            [LeaseKind::Read, LeaseKind::Write].map(|kind| refused(&file, kind)),
+            expected
+        );
+        drop(reader);
+        let writer = File::options().append(true).open(&path).unwrap();
+        assert_eq!(refused(&file, LeaseKind::Read), Some(ErrorKind::WouldBlock));
+        drop(writer);
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_lease_that_is_broken_kills_nobody_and_holds_the_breaker_up() {
+        let path = place("broken");
+        let file = File::open(&path).unwrap();
+        let lease = Lease::take(file.as_fd(), LeaseKind::Write).unwrap();
+        // Fails at once, and sends the signal all the same.
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+        let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
+        assert_eq!(opened.err(), Some(rustix::io::Errno::WOULDBLOCK));
+        let waiting = {
+            let path = path.clone();
+            thread::spawn(move || File::open(path).is_ok())
+        };
+        drop(lease);
+        assert!(waiting.join().unwrap());
+        fs::remove_file(path).unwrap();
+    }
+}
