@@ -1,9 +1,13 @@
 //! A folder beside a workspace in which nothing may happen, and who watches it.
+//!
+//! inotify does not name the process. Some programs of the machine (a disk usage report, a cleaner of temporary files)
+//! list every folder below the temporary one, this one included. A second, empty folder that no sandbox is ever near tells
+//! them apart: a listing that both folders saw comes from such a program. Anything but a listing counts in any case.
 
-use crate::host;
+use crate::{PATIENCE, host};
 use rustix::fs::{
     Mode, OFlags, ResolveFlags,
-    inotify::{self, CreateFlags, WatchFlags},
+    inotify::{self, CreateFlags, ReadFlags, WatchFlags},
 };
 use std::{
     collections::BTreeMap,
@@ -12,6 +16,8 @@ use std::{
     mem::MaybeUninit,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
 };
 
 /// What a file is: kind and permissions, owner, when it was changed, and what is in it.
@@ -23,6 +29,74 @@ pub struct Outside {
     folder: PathBuf,
     before: BTreeMap<PathBuf, Shown>,
     watch: OwnedFd,
+    bystander: Bystander,
+}
+
+/// A folder like the watched one, with a folder `below` in it, that nothing leads to.
+#[derive(Debug)]
+struct Bystander {
+    folder: PathBuf,
+    watch: OwnedFd,
+}
+
+impl Bystander {
+    fn new() -> Bystander {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("airlock-abuse-bystander-{process}-{number}");
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(folder.join("below")).expect("a folder");
+        let watch = watch(&folder);
+        Bystander { folder, watch }
+    }
+
+    /// Whether somebody lists this folder, too. Who lists all of them gets to it soon.
+    fn is_listed(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if read_events(&self.watch).iter().any(is_listing) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.folder).expect("it is ours");
+    }
+}
+
+/// What happened, and to which name in the folder.
+type Event = (ReadFlags, Option<String>);
+
+/// Every file that is opened, read, written or changed in the folder or in `below`, and every name that comes or goes.
+fn watch(folder: &Path) -> OwnedFd {
+    let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).expect("inotify");
+    for path in [folder.to_owned(), folder.join("below")] {
+        inotify::add_watch(&watch, path, WatchFlags::ALL_EVENTS).expect("a watch");
+    }
+    watch
+}
+
+/// All events since the last look.
+fn read_events(watch: &OwnedFd) -> Vec<Event> {
+    let mut seen = Vec::new();
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(watch, &mut buffer);
+    while let Ok(event) = events.next() {
+        let name = event.file_name().map(|name| name.to_string_lossy().into());
+        seen.push((event.events(), name));
+    }
+    seen
+}
+
+/// Whether a folder was opened, listed or closed, and nothing else.
+fn is_listing((flags, _): &Event) -> bool {
+    let listing = ReadFlags::OPEN | ReadFlags::ACCESS | ReadFlags::CLOSE_NOWRITE;
+    flags.contains(ReadFlags::ISDIR) && (*flags - ReadFlags::ISDIR - listing).is_empty()
 }
 
 impl Outside {
@@ -30,31 +104,27 @@ impl Outside {
     /// that comes or goes.
     pub fn watch(folder: PathBuf) -> Outside {
         let before = show(&folder);
-        let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).expect("inotify");
-        for path in [folder.clone(), folder.join("below")] {
-            inotify::add_watch(&watch, path, WatchFlags::ALL_EVENTS).expect("a watch");
-        }
         Outside {
+            watch: watch(&folder),
+            bystander: Bystander::new(),
             folder,
             before,
-            watch,
         }
     }
 
-    /// Everything that happened to it since it was last asked, except that names in it were looked up.
+    /// Everything that happened to it since the last look, except that names in it were looked up, and except listings by
+    /// programs that list other folders just so.
     pub fn escapes(&self) -> Vec<String> {
-        let mut escapes = Vec::new();
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut events = inotify::Reader::new(&self.watch, &mut buffer);
-        while let Ok(event) = events.next() {
-            escapes.push(format!("{:?} {:?}", event.events(), event.file_name()));
-        }
+        let mut events = read_events(&self.watch);
         let after = show(&self.folder);
-        // Looking at it was an event of our own.
-        while inotify::Reader::new(&self.watch, &mut [MaybeUninit::uninit(); 4096])
-            .next()
-            .is_ok()
-        {}
+        // This look was an event, too.
+        read_events(&self.watch);
+        let are_listings = !events.is_empty() && events.iter().all(is_listing);
+        if are_listings && self.bystander.is_listed() {
+            events.clear();
+        }
+        let as_text = |(flags, name)| format!("{flags:?} {name:?}");
+        let mut escapes: Vec<_> = events.into_iter().map(as_text).collect();
         if after != self.before {
             escapes.push(format!("{:?} became {after:?}", self.before));
         }
