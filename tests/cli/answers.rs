@@ -1,8 +1,13 @@
 //! What the command answers: the result as JSON, plans, doctor, artifacts, sweep. Volatile parts are replaced.
 
-use airlock_cli_tests::{Answer, World, same, shown, written};
+use airlock_cli_tests::{Answer, World, airlock, same, shown, written};
 use serde_json::{Value, json};
 use snapbox::str;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// Every barrier name of the contract, in its order.
 const BARRIERS: [&str; 21] = [
@@ -623,17 +628,67 @@ fn the_escape_suite_answers_in_json() {
     assert_eq!(row["control"]["verdict"], "succeeded", "{row}");
 }
 
+/// The hidden word that makes `airlock-escape` the attacker.
+const ATTACK: &str = "escape-attack-inside";
+
 #[test]
 fn the_attacker_refuses_to_run_outside_of_a_box() {
+    let output = Command::new(escape_program())
+        .args([ATTACK, "token", "marker", "wait"])
+        .output()
+        .expect("the program of the attacks starts");
     let Answer {
         status,
         stdout,
         stderr,
-    } = World::new().run(&["escape-attack-inside", "token", "marker", "wait"]);
+    } = World::new().answer(&output);
     let told =
         "airlock: error: attacks run only in boxes that the escape suite has made for them\n";
     assert_eq!(
         (status, stdout.as_str(), stderr.as_str()),
         (Some(125), "", told)
     );
+}
+
+#[test]
+fn no_attack_is_linked_into_the_command() {
+    let has_attacks = |program: &Path| {
+        let bytes = fs::read(program).expect("a program can be read");
+        bytes
+            .windows(ATTACK.len())
+            .any(|part| part == ATTACK.as_bytes())
+    };
+    assert!(has_attacks(&escape_program()), "the test sees attacks");
+    assert!(!has_attacks(airlock()));
+}
+
+#[test]
+fn the_escape_suite_is_looked_for_beside_the_command_alone() {
+    let world = World::new();
+    fs::copy(airlock(), world.here("airlock")).expect("a copy of the command");
+    let mut alone = Command::new(world.here("airlock"));
+    // `airlock-escape` is in this folder of `PATH`, where it is not looked for.
+    let beside = airlock().parent().expect("a binary lies in a folder");
+    alone.env_clear().envs(world.variables()).env("PATH", beside);
+    let list = |alone: &mut Command| {
+        world.answer(&alone.args(["escape-test", "--list"]).output().expect("it starts"))
+    };
+    let Answer { status, stderr, .. } = list(&mut alone);
+    assert_eq!(
+        (status, stderr.as_str()),
+        (
+            Some(125),
+            "airlock: error: `[WORLD]/here/airlock-escape` is missing: this command is a program of its own\n\
+             airlock: hint: in the source tree, `cargo build --release -p airlock -p airlock-escape` builds both \
+             into target/release\n"
+        )
+    );
+    fs::copy(escape_program(), world.here("airlock-escape")).expect("a copy of the program");
+    let mut both = Command::new(world.here("airlock"));
+    both.env_clear().envs(world.variables());
+    assert_eq!(list(&mut both).status, Some(0));
+}
+
+fn escape_program() -> PathBuf {
+    airlock().with_file_name("airlock-escape")
 }

@@ -9,13 +9,11 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     (
         "airlock",
         &[
-            "airlock-bench",
             "airlock-doors",
-            "airlock-escape",
             "airlock-engine",
             "airlock-fs",
             "airlock-gateway",
@@ -43,32 +41,18 @@ const MAY_USE: [(&str, &[&str]); 20] = [
             "airlock-spec",
         ],
     ),
-    ("airlock-bench", &["airlock-engine", "airlock-spec"]),
-    // Programs of their own that measure ours from outside, and what they share.
+    // Programs of their own, which `airlock` starts and does not link.
     (
-        "airlock-bench-doors",
-        &["airlock-bench-peers", "airlock-provider"],
-    ),
-    (
-        "airlock-bench-worker",
-        &["airlock-bench-peers", "airlock-engine", "airlock-worker"],
-    ),
-    (
-        "airlock-bench-egress",
-        &["airlock-bench-peers", "airlock-doors", "airlock-spec"],
-    ),
-    (
-        "airlock-bench-gateway",
+        "airlock-bench",
         &[
-            "airlock-bench-peers",
             "airlock-doors",
             "airlock-engine",
             "airlock-provider",
             "airlock-spec",
             "airlock-store",
+            "airlock-worker",
         ],
     ),
-    ("airlock-bench-peers", &[]),
     (
         "airlock-escape",
         &["airlock-doors", "airlock-engine", "airlock-spec"],

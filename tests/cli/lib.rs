@@ -27,14 +27,16 @@ pub fn repository() -> PathBuf {
         .to_owned()
 }
 
-/// The command under test: `$AIRLOCK_BIN`, else built anew, since cargo does not know that we need it.
+/// The command under test, beside which the programs that it starts lie: `$AIRLOCK_BIN`, else built anew, since cargo does not know that we need it.
 pub fn airlock() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| std::env::var_os("AIRLOCK_BIN").map_or_else(build, PathBuf::from))
 }
 
+/// With the programs that it starts from its own folder.
 fn build() -> PathBuf {
-    built(&["--package", "airlock"], "airlock")
+    let packages = ["airlock", "airlock-escape", "airlock-bench"];
+    built(&packages.map(|name| ["--package", name]).concat(), "airlock")
 }
 
 /// Builds what these options choose, and says where the program of that name is.

@@ -241,7 +241,7 @@ fn binary() -> PathBuf {
     let path = told.unwrap_or(beside);
     assert!(
         path.is_file(),
-        "no `{}`: run `cargo build -p airlock` first, or set AIRLOCK_BIN",
+        "no `{}`: run `cargo build -p airlock -p airlock-escape` first, or set AIRLOCK_BIN",
         path.display()
     );
     path
@@ -271,7 +271,11 @@ impl User {
             std::env::temp_dir().join(format!("airlock-escape-test-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a fresh folder");
         std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
-        std::fs::copy(binary(), folder.join("airlock")).expect("a copy of the binary");
+        // The command, and the program of the attacks, which the command starts from its own folder.
+        for name in ["airlock", "airlock-escape"] {
+            std::fs::copy(binary().with_file_name(name), folder.join(name))
+                .unwrap_or_else(|error| panic!("a copy of `{name}`: {error}"));
+        }
         User { uid, gid, folder }
     }
 

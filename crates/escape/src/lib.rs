@@ -36,8 +36,10 @@ use world::{Ground, Place};
 /// What the suite is given; it reads neither environment nor home.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The airlock binary: it is the attacker.
-    pub program: PathBuf,
+    /// The program `airlock`, for cases that start the command itself.
+    pub airlock: PathBuf,
+    /// The program with the attacks: it is copied into the sandboxes.
+    pub attacker: PathBuf,
     /// Where to make a folder for traps.
     pub folder: PathBuf,
     /// Large counts.

@@ -265,7 +265,7 @@ fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
     let mut command = match (ground.place, &ground.world.peer) {
         (Place::Peer, Ok(found)) => peer::command(found, ground.world, &attack, LONGEST_SECONDS),
         _ => {
-            let mut command = Command::new(&ground.world.settings.program);
+            let mut command = Command::new(&ground.world.settings.airlock);
             command.arg("run").arg("--state").arg(ground.state());
             command.arg("--config").arg(ground.world.settings_file());
             ground.tell(&mut command);

@@ -95,7 +95,7 @@ impl Terminal {
 
 /// `airlock run` with the words of a request.
 fn command_line(ground: &Ground<'_>, request: &RunRequest, options: &[&str]) -> Command {
-    let mut command = Command::new(&ground.world.settings.program);
+    let mut command = Command::new(&ground.world.settings.airlock);
     command
         .arg("run")
         .arg("--state")

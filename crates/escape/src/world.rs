@@ -76,7 +76,7 @@ impl World {
         make_folder(&world.folder, 0o700)?;
         let attacker = world.attacker();
         make_folder(&attacker, 0o755)?;
-        fs::copy(&world.settings.program, attacker.join("airlock"))?;
+        fs::copy(&world.settings.attacker, attacker.join("airlock"))?;
         fs::set_permissions(attacker.join("airlock"), fs::Permissions::from_mode(0o755))?;
         let namespace = |kind| fs::read_link(format!("/proc/self/ns/{kind}"));
         let (mounts, pids) = (namespace("mnt")?, namespace("pid")?);

@@ -1,18 +1,14 @@
-//! `airlock bench`: what a run costs on this machine, beside other sandboxes.
+//! `airlock bench`: what a run costs on this machine, beside other sandboxes. The measurements are a program of their own,
+//! `airlock-bench`; it reads what is passed to it here.
 
-use super::{
-    Global, REFUSED,
-    message::{self, Failure, Line},
-    print,
-};
-use crate::config::{Config, Surroundings};
-use bench::Report;
+use super::{Global, conclude, message::Failure, separate_program};
+use crate::config::Surroundings;
 use clap::Args;
+use serde_json::{Value, json};
 use spec::{Size, Time};
 use std::{
-    ffi::{OsStr, OsString},
-    fs,
-    path::{Path, PathBuf},
+    ffi::OsString,
+    path::PathBuf,
     str::FromStr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -27,6 +23,7 @@ idle time. A peer that is not installed is listed as not run; `bench/run` of the
 and starts them all. Numbers of one run can be compared with each other, not with another machine's.
 The targets decide nothing: the exit status is 0 whatever was measured.";
 
+const PROGRAM: &str = "airlock-bench";
 /// How much is made ahead where that is measured, unless the configuration has a pool.
 const POOL: usize = 8;
 /// What `--idle` takes for no second phase.
@@ -61,12 +58,6 @@ pub(super) struct Options {
     /// Write what is printed to a file, too
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Park this many sandboxes until standard input ends: what the measurement of memory starts
-    #[arg(long, value_name = "N", hide = true)]
-    park: Option<usize>,
-    /// The same with so many live runs of an image
-    #[arg(long, value_name = "N", hide = true)]
-    hold: Option<usize>,
     /// What to run instead of /bin/true and Python
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -87,78 +78,43 @@ fn idle(text: &str) -> Result<Idle, String> {
 
 /// Carries out the command.
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    match attempt(options, global, surroundings) {
-        Ok(()) => 0,
-        Err(failure) => {
-            message::say(&failure.lines());
-            REFUSED
-        }
-    }
+    let failure = match order(options, global, surroundings) {
+        Ok(order) => separate_program::exec(PROGRAM, Some("run"), &order),
+        Err(failure) => failure,
+    };
+    conclude(Err(failure), false)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<(), Failure> {
+/// What `airlock-bench` is to measure: `Order` of `bench/src/runs/mod.rs`.
+fn order(options: Options, global: &Global, surroundings: &Surroundings) -> Result<Value, Failure> {
     let config = global.configure(surroundings)?;
-    if let Some(parked) = options.park {
-        return bench::park(config.state, parked).map_err(Failure::internal);
-    }
-    if let Some(runs) = options.hold {
-        return bench::hold(config.state, runs).map_err(Failure::internal);
-    }
-    check_names(&options.only)?;
-    let report = bench::run(settings(&options, &config, surroundings)?)
-        .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
-    print(&report.to_string())?;
-    write(&options, &report, &surroundings.current_folder)
-}
-
-fn check_names(only: &[String]) -> Result<(), Failure> {
-    let names = bench::names();
-    match only.iter().find(|name| !names.contains(name)) {
-        Some(wrong) => Err(Failure::invalid(
-            format!("no row is called `{wrong}`"),
-            format!("the rows are {}", names.join(", ")),
-        )),
-        None => Ok(()),
-    }
-}
-
-fn settings(
-    options: &Options,
-    config: &Config,
-    surroundings: &Surroundings,
-) -> Result<bench::Options, Failure> {
-    let airlock = std::env::current_exe().map_err(|error| {
-        Failure::internal(format!("cannot find this program's own file: {error}"))
-    })?;
     let clock = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos() as u64);
-    Ok(bench::Options {
-        rounds: options.rounds as usize,
-        idle: options.idle.0,
-        only: options.only.clone(),
-        command: (!options.command.is_empty()).then(|| options.command.clone()),
-        pool: if config.pool.parked > 0 {
-            config.pool.parked
-        } else {
-            POOL
+    let pool = if config.pool.parked > 0 {
+        config.pool.parked
+    } else {
+        POOL
+    };
+    let docker = socket(&config.docker).or(config.docker.first().map(PathBuf::from));
+    Ok(json!({
+        "measure": {
+            "rounds": options.rounds,
+            "idle": options.idle.0,
+            "only": options.only,
+            "command": (!options.command.is_empty()).then_some(options.command),
+            "pool": pool,
+            // Short enough to be typed again.
+            "seed": options.seed.unwrap_or(clock % 1_000_000),
+            "airlock": separate_program::own_path()?,
+            "docker_socket": docker.unwrap_or_default(),
+            "podman_socket": socket(&config.podman),
+            "image_size": options.image_size.map(|size| size.0),
         },
-        // Short enough to be typed again.
-        seed: options.seed.unwrap_or(clock % 1_000_000),
-        airlock,
-        path: surroundings
-            .variable("PATH")
-            .unwrap_or(OsStr::new(spec::DEFAULT_PATH))
-            .to_owned(),
-        docker_socket: socket(&config.docker)
-            .or(config.docker.first().map(PathBuf::from))
-            .unwrap_or_default(),
-        podman_socket: socket(&config.podman),
-        image_size: options.image_size.map(|size| size.0),
-        scratch: std::env::temp_dir()
-            .join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
-        progress: |line| message::say(&[Line::Note(line.to_owned())]),
-    })
+        "json": options.json.map(PathBuf::into_os_string),
+        "svg": options.svg.map(PathBuf::into_os_string),
+        "text": options.text.map(PathBuf::into_os_string),
+    }))
 }
 
 /// The socket where runs would find an engine. One that is elsewhere (`tcp://…`) is not measured in its place.
@@ -167,23 +123,6 @@ fn socket(places: &[String]) -> Option<PathBuf> {
         .iter()
         .map(|place| PathBuf::from(place.strip_prefix("unix://").unwrap_or(place)))
         .find(|path| path.exists())
-}
-
-fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failure> {
-    let to = |file: &Option<PathBuf>, text: &dyn Fn() -> String| match file
-        .as_ref()
-        .map(|file| folder.join(file))
-    {
-        Some(path) => fs::write(&path, text()).map_err(|error| {
-            Failure::internal(format!("cannot write `{}`: {error}", path.display()))
-        }),
-        None => Ok(()),
-    };
-    let json = serde_json::to_string(report)
-        .map_err(|error| Failure::internal(format!("cannot write the report as JSON: {error}")))?;
-    to(&options.json, &|| json.clone() + "\n")?;
-    to(&options.svg, &|| report.svg())?;
-    to(&options.text, &|| report.to_string())
 }
 
 #[cfg(test)]

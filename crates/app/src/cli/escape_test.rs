@@ -1,17 +1,10 @@
-//! `airlock escape-test`: attacks sandboxes on this machine, and shows that they hold.
+//! `airlock escape-test`: attacks sandboxes on this machine, and shows that they hold. The attacks are in a program of their
+//! own, `airlock-escape`; it reads what is passed to it here.
 
-use super::{
-    Global, conclude,
-    message::{Failure, printable},
-    print, print_json,
-};
+use super::{Global, conclude, message::Failure, separate_program};
 use crate::config::Surroundings;
 use clap::Args;
-use escape::{Case, Containers, Controlled, Row, Settings, Verdict, World};
-use std::{
-    io::{IsTerminal, Write},
-    path::PathBuf,
-};
+use serde_json::{Value, json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,8 +21,7 @@ blocked: nothing came of it.  detected: not stopped, and the result of the run s
 ESCAPED: it got out.  n.a.: not tried, and why.
 Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
-/// Something got out, or proved nothing.
-const LEAKY: u8 = 1;
+const PROGRAM: &str = "airlock-escape";
 const CONTAINERS: [&str; 3] = ["docker", "podman", "container"];
 
 /// The options of `airlock escape-test`.
@@ -50,7 +42,7 @@ pub(super) struct Options {
     backend: Option<String>,
     /// The image of these containers, which the engine must have
     #[arg(long, value_name = "REF", requires = "backend")]
-    image: Option<PathBuf>,
+    image: Option<String>,
     /// Do not attack bwrap for comparison
     #[arg(long)]
     no_peer: bool,
@@ -67,46 +59,31 @@ pub(super) struct Options {
 
 /// Carries out the command.
 pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+    let failure = match order(options, global, surroundings) {
+        Ok(order) => separate_program::exec(PROGRAM, None, &order),
+        Err(failure) => failure,
+    };
+    conclude(Err(failure), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+/// What `airlock-escape` is to do: `Order` of `crates/escape/src/main.rs`.
+fn order(
+    options: &Options,
+    global: &Global,
+    surroundings: &Surroundings,
+) -> Result<Value, Failure> {
     global.refuse_server(surroundings)?;
-    let chosen = chosen(&options.only)?;
-    if options.list {
-        list(&chosen, options.json)?;
-        return Ok(0);
-    }
-    let prepared = World::prepare(settings(options, global, surroundings)?);
-    let world =
-        prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
-    let rows: Vec<_> = chosen
-        .iter()
-        .enumerate()
-        .map(|(number, case)| {
-            progress(&format!(
-                "{}/{} {} {}",
-                number + 1,
-                chosen.len(),
-                case.id,
-                case.title
-            ));
-            case.run(&world)
-        })
-        .collect();
-    progress("");
-    let holds = rows.iter().all(Row::holds);
-    let backend = options.backend.as_deref().unwrap_or("native");
-    match options.json {
-        true => {
-            print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?
-        }
-        false => print(&table(
-            &rows,
-            options.backend.as_deref().unwrap_or("airlock"),
-        ))?,
-    }
-    Ok(if holds { 0 } else { LEAKY })
+    Ok(json!({
+        "airlock": separate_program::own_path()?,
+        "json": options.json,
+        "only": options.only,
+        "list": options.list,
+        "full": options.full,
+        "dangerously_harm_this_machine": options.dangerously_harm_this_machine,
+        "peer": !options.no_peer,
+        "pooled": options.pooled,
+        "containers": containers(options, global, surroundings)?,
+    }))
 }
 
 /// Whose containers to attack.
@@ -114,7 +91,7 @@ fn containers(
     options: &Options,
     global: &Global,
     surroundings: &Surroundings,
-) -> Result<Option<Containers>, Failure> {
+) -> Result<Option<Value>, Failure> {
     let (Some(backend), Some(image)) = (&options.backend, &options.image) else {
         return Ok(None);
     };
@@ -125,221 +102,11 @@ fn containers(
             "--backend is docker, podman or container here",
         ));
     }
-    let hosts = super::settings(&global.configure(surroundings)?)?.containers;
-    Ok(Some(Containers {
-        backend: backend.clone(),
-        image: image.clone(),
-        hosts,
-    }))
-}
-
-fn settings(
-    options: &Options,
-    global: &Global,
-    surroundings: &Surroundings,
-) -> Result<Settings, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
-    Ok(Settings {
-        program,
-        folder: surroundings
-            .variable("TMPDIR")
-            .map_or_else(|| "/tmp".into(), Into::into),
-        full: options.full,
-        dangerously_harm_this_machine: options.dangerously_harm_this_machine,
-        peer: !options.no_peer,
-        pooled: options.pooled,
-        containers: containers(options, global, surroundings)?,
-    })
-}
-
-/// The cases that these words name: `A6`, or `A` for the whole group.
-fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
-    let names = |case: &Case, word: &str| {
-        case.id.eq_ignore_ascii_case(word)
-            || (word.len() == 1 && case.id[..1].eq_ignore_ascii_case(word))
-    };
-    if let Some(unknown) = only
-        .iter()
-        .find(|word| !escape::cases().any(|case| names(case, word)))
-    {
-        let message = format!("no case or group is called `{}`", unknown.escape_debug());
-        return Err(Failure::invalid(
-            message,
-            "`airlock escape-test --list` shows them",
-        ));
-    }
-    let wanted = |case: &&Case| only.is_empty() || only.iter().any(|word| names(case, word));
-    Ok(escape::cases().filter(wanted).collect())
-}
-
-fn list(cases: &[&Case], json: bool) -> Result<(), Failure> {
-    if json {
-        let rows: Vec<_> = cases
-            .iter()
-            .map(|case| serde_json::json!({ "id": case.id, "title": case.title }))
-            .collect();
-        return print_json(&serde_json::json!({ "cases": rows }));
-    }
-    print(
-        &cases
-            .iter()
-            .map(|case| format!("{:<4} {}\n", case.id, case.title))
-            .collect::<String>(),
-    )
-}
-
-/// One line that is written over, for whoever waits at a terminal.
-fn progress(text: &str) {
-    let mut stderr = std::io::stderr().lock();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush());
-    }
-}
-
-fn table(rows: &[Row], attacked: &str) -> String {
-    let titles = rows
-        .iter()
-        .map(|row| row.title.chars().count())
-        .chain(["attack".len()])
-        .max()
-        .unwrap_or(0);
-    let line = |id: &str, title: &str, cells: [&str; 3]| {
-        let [airlock, control, bwrap] = cells;
-        let text = format!("{id:<4}  {title:<titles$}  {airlock:<9}  {control:<8}  {bwrap}");
-        format!("{}\n", text.trim_end())
-    };
-    let mut text = line("case", "attack", [attacked, "control", "bwrap"]);
-    for row in rows {
-        text += &line(
-            row.id,
-            row.title,
-            [
-                short(&row.airlock),
-                of_control(&row.control),
-                short(&row.bwrap),
-            ],
-        );
-    }
-    let notes: Vec<_> = rows.iter().flat_map(notes).collect();
-    if !notes.is_empty() {
-        text += &format!("\n{}\n", notes.join("\n"));
-    }
-    text + &count(rows)
-}
-
-fn short(verdict: &Verdict) -> &'static str {
-    match verdict {
-        Verdict::Blocked => "blocked",
-        Verdict::Detected(_) => "detected",
-        Verdict::Escaped(_) => "ESCAPED",
-        Verdict::NotApplicable(_) => "n.a.",
-        Verdict::Broken(_) => "BROKEN",
-    }
-}
-
-fn of_control(control: &Controlled) -> &'static str {
-    match control {
-        Controlled::Succeeded => "works",
-        Controlled::Failed(_) => "FAILED",
-        Controlled::NotRun(_) => "not run",
-    }
-}
-
-/// The reasons that the table has no room for.
-fn notes(row: &Row) -> Vec<String> {
-    let of_verdict = |verdict: &Verdict| match verdict {
-        Verdict::Blocked => None,
-        Verdict::Detected(why)
-        | Verdict::Escaped(why)
-        | Verdict::NotApplicable(why)
-        | Verdict::Broken(why) => Some(why.clone()),
-    };
-    let control = match &row.control {
-        Controlled::Succeeded => None,
-        Controlled::Failed(why) | Controlled::NotRun(why) => Some(why.clone()),
-    };
-    let airlock = of_verdict(&row.airlock);
-    // Once is enough.
-    let control = control.filter(|_| !matches!(row.airlock, Verdict::NotApplicable(_)));
-    let bwrap = of_verdict(&row.bwrap)
-        .filter(|why| airlock.as_ref() != Some(why) && why != escape::LEFT_OUT);
-    let all = [("airlock", airlock), ("control", control), ("bwrap", bwrap)];
-    let told = all.into_iter().filter_map(|(who, why)| Some((who, why?)));
-    told.map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why)))
-        .collect()
-}
-
-fn count(rows: &[Row]) -> String {
-    let of = |wanted: &str| {
-        rows.iter()
-            .filter(|row| short(&row.airlock) == wanted)
-            .count()
-    };
-    let controls = |wanted: &str| {
-        rows.iter()
-            .filter(|row| of_control(&row.control) == wanted)
-            .count()
-    };
-    let peer = rows
-        .iter()
-        .filter(|row| short(&row.bwrap) == "ESCAPED")
-        .count();
-    format!(
-        "\n{} cases: {} blocked, {} detected, {} escaped, {} not applicable, {} broken; \
-         controls: {} work, {} failed, {} not run; bwrap: {peer} escaped\n",
-        rows.len(),
-        of("blocked"),
-        of("detected"),
-        of("ESCAPED"),
-        of("n.a."),
-        of("BROKEN"),
-        controls("works"),
-        controls("FAILED"),
-        controls("not run"),
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reasons_stand_below_the_table_and_cannot_steer_the_terminal() {
-        let row = Row {
-            id: "A6",
-            title: "links",
-            airlock: Verdict::Escaped("it said \x1b[2J".to_owned()),
-            control: Controlled::Succeeded,
-            bwrap: Verdict::Blocked,
-            duration_ms: 1,
-        };
-        let wanted = "\
-case  attack  airlock    control   bwrap
-A6    links   ESCAPED    works     blocked
-
-A6 airlock: it said \\u{1b}[2J
-
-1 cases: 0 blocked, 0 detected, 1 escaped, 0 not applicable, 0 broken; controls: 1 work, 0 failed, 0 not run; \
-bwrap: 0 escaped
-";
-        assert_eq!(table(&[row], "airlock"), wanted);
-    }
-
-    #[test]
-    fn a_letter_is_a_group_and_an_unknown_word_is_refused() {
-        let ids = |words: &[&str]| {
-            let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
-            chosen(&words).map(|cases| cases.iter().map(|case| case.id).collect::<Vec<_>>())
-        };
-        assert_eq!(ids(&["a6"]).unwrap(), ["A6"]);
-        assert!(
-            ids(&["A"]).unwrap().len() > 1
-                && ids(&["A"]).unwrap().iter().all(|id| id.starts_with('A'))
-        );
-        assert_eq!(
-            ids(&["Q"]).unwrap_err().message,
-            "no case or group is called `Q`"
-        );
-    }
+    let config = global.configure(surroundings)?;
+    Ok(Some(json!({
+        "backend": backend,
+        "image": image,
+        "docker": config.docker,
+        "podman": config.podman,
+    })))
 }

@@ -22,6 +22,7 @@ mod run;
 mod sandbox;
 mod screen;
 mod secrets;
+mod separate_program;
 mod serve;
 mod server;
 mod service;

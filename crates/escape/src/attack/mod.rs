@@ -1,4 +1,4 @@
-//! The attacker: this very binary, mounted into a box and started with a hidden word.
+//! The attacker: the program `airlock-escape`, mounted into a sandbox and started with a hidden word.
 //!
 //! It refuses to run anywhere else. What an attack gets hold of it prints; `claim …` is what it says it did, `ready`
 //! that the host may look, `done` that it came to its end. What it does in case of success is bounded.
