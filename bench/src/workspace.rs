@@ -166,10 +166,7 @@ impl Bench<'_> {
                 }
             }
         }
-        Ok(samples
-            .into_iter()
-            .map(|modes| modes.map(median))
-            .collect())
+        Ok(samples.into_iter().map(|modes| modes.map(median)).collect())
     }
 
     /// Of a run that writes new files: how long writing took inside, and how long the run took beyond one that writes none.
@@ -179,7 +176,10 @@ impl Bench<'_> {
         for _ in 0..self.options.rounds {
             let measured = self.run(files, Mode::Staged, &["python3", "-c", WRITE])?;
             let applied = measured.result["workspace"]["applied"].as_u64();
-            let nanoseconds = measured.result["stdout"].as_str().unwrap_or_default().trim();
+            let nanoseconds = measured.result["stdout"]
+                .as_str()
+                .unwrap_or_default()
+                .trim();
             let nanoseconds: Option<f64> = nanoseconds.parse().ok();
             match (applied, nanoseconds) {
                 (Some(applied), Some(nanoseconds)) if applied >= NEW_FILES as u64 => {

@@ -11,7 +11,7 @@ fn our_ways_are_measured_and_the_others_are_said_to_be_missing() {
     let file = folder.join("results.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_airlock-bench"));
     command.args([
-            "egress",
+        "egress",
         "--rounds",
         "1",
         "--size",

@@ -18,7 +18,7 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
     let file = folder.join("results.json");
     let mut command = Command::new(bench);
     command.args([
-            "gateway",
+        "gateway",
         "--rounds",
         "1",
         "--runs",

@@ -669,9 +669,17 @@ fn the_escape_suite_is_looked_for_beside_the_command_alone() {
     let mut alone = Command::new(world.here("airlock"));
     // `airlock-escape` is in this folder of `PATH`, where it is not looked for.
     let beside = airlock().parent().expect("a binary lies in a folder");
-    alone.env_clear().envs(world.variables()).env("PATH", beside);
+    alone
+        .env_clear()
+        .envs(world.variables())
+        .env("PATH", beside);
     let list = |alone: &mut Command| {
-        world.answer(&alone.args(["escape-test", "--list"]).output().expect("it starts"))
+        world.answer(
+            &alone
+                .args(["escape-test", "--list"])
+                .output()
+                .expect("it starts"),
+        )
     };
     let Answer { status, stderr, .. } = list(&mut alone);
     assert_eq!(

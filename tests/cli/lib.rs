@@ -36,7 +36,10 @@ pub fn airlock() -> &'static Path {
 /// With the programs that it starts from its own folder.
 fn build() -> PathBuf {
     let packages = ["airlock", "airlock-escape", "airlock-bench"];
-    built(&packages.map(|name| ["--package", name]).concat(), "airlock")
+    built(
+        &packages.map(|name| ["--package", name]).concat(),
+        "airlock",
+    )
 }
 
 /// Builds what these options choose, and says where the program of that name is.

@@ -6,9 +6,9 @@ mod measure;
 mod report;
 mod ways;
 
+use crate::peers::{Folder, Samples};
 use clap::Args;
 use measure::{Amount, Bench};
-use crate::peers::{Folder, Samples};
 use provider::{Provider, Script, Settings};
 use report::Report;
 use std::{io, path::PathBuf, time::Duration};

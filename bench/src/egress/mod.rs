@@ -8,10 +8,10 @@ mod relay;
 mod report;
 mod ways;
 
+use crate::peers::{Folder, Processors, Samples};
 use clap::{Args, Subcommand};
 use measure::{Amount, Bench};
 use origin::Origin;
-use crate::peers::{Folder, Processors, Samples};
 use report::Report;
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 use ways::Programs;

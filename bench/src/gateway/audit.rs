@@ -67,7 +67,10 @@ impl Bench<'_> {
         state: &Path,
         scratch: &Path,
     ) -> io::Result<f64> {
-        let (before, begun) = (Lengths::of(state)?, crate::peers::processor_time_below_us()?);
+        let (before, begun) = (
+            Lengths::of(state)?,
+            crate::peers::processor_time_below_us()?,
+        );
         for _ in 0..self.amount.runs {
             once_of(client, order)?;
         }

@@ -9,9 +9,9 @@ mod measure;
 mod report;
 mod server;
 
+use crate::peers::{Folder, Samples};
 use clap::{Args, Subcommand};
 use measure::{Amount, Bench};
-use crate::peers::{Folder, Samples};
 use report::Report;
 use std::{io, path::PathBuf, time::Duration};
 

@@ -184,9 +184,8 @@ fn write(file: Option<OsString>, text: impl FnOnce() -> String) -> Result<(), Fa
     let Some(path) = file.map(PathBuf::from) else {
         return Ok(());
     };
-    fs::write(&path, text()).map_err(|error| {
-        Failure::internal(format!("cannot write `{}`: {error}", path.display()))
-    })
+    fs::write(&path, text())
+        .map_err(|error| Failure::internal(format!("cannot write `{}`: {error}", path.display())))
 }
 
 /// Measures. Failures of rows are in the report; only without a folder or an event loop there is none.

@@ -1,8 +1,8 @@
 //! From broker to broker: mosquitto, the worker, and an agent of our own, all on the loopback.
 
+use crate::peers::{Process, Processors, await_listener};
 use crate::worker::Trouble;
 use bytes::Bytes;
-use crate::peers::{Process, Processors, await_listener};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},

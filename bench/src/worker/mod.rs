@@ -5,14 +5,13 @@ mod engine_calls;
 mod mesh;
 mod report;
 
+use crate::peers::{Folder, Samples};
 use clap::Args;
 use mesh::Mesh;
-use crate::peers::{Folder, Samples};
 use report::{ALONE, BROKER, BWRAP, ENGINE, Metric, Report};
 use std::{
     fs, io,
     path::{Path, PathBuf},
-   
     time::{Duration, Instant},
 };
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 /// It is the gateway's: a server is attacked there from inside and asked from outside.
-const FILE_API: &str = "the file API is the gateway's; tests/siege tries it";
+const FILE_API: &str = "the file API is the gateway's; tests/server/soak tries it";
 const NO_UPLOADS: Peer = Peer::Nothing("it puts no files in and takes none out");
 
 pub(crate) const CASES: &[Case] = &[

@@ -118,8 +118,8 @@ fn notes(row: &Row) -> Vec<String> {
     let airlock = of_verdict(&row.airlock);
     // Once is enough.
     let control = control.filter(|_| !matches!(row.airlock, Verdict::NotApplicable(_)));
-    let bwrap = of_verdict(&row.bwrap)
-        .filter(|why| airlock.as_ref() != Some(why) && why != LEFT_OUT);
+    let bwrap =
+        of_verdict(&row.bwrap).filter(|why| airlock.as_ref() != Some(why) && why != LEFT_OUT);
     let all = [("airlock", airlock), ("control", control), ("bwrap", bwrap)];
     let told = all.into_iter().filter_map(|(who, why)| Some((who, why?)));
     told.map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why)))

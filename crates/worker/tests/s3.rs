@@ -1,4 +1,4 @@
-//! Files of the mesh and tools in a real S3 server (`moto[server]`, as `tests/artifacts` has it), with boto3 in the place of an
+//! Files of the mesh and tools in a real S3 server (`moto[server]`, as `tests/server/artifacts` has it), with boto3 in the place of an
 //! agent: what we write is what it would have written, and the other way round. GCS is a FAKE: it shows what we send, not what
 //! Google makes of it.
 

@@ -70,9 +70,6 @@ mod tests {
         std::fs::write(folder.join(&name), "no program").unwrap();
         let failure = exec(&name, None, &());
         std::fs::remove_file(folder.join(&name)).unwrap();
-        assert!(
-            failure.message.starts_with("cannot start `"),
-            "{failure:?}"
-        );
+        assert!(failure.message.starts_with("cannot start `"), "{failure:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What only a folder promises: drafts of the dead, damage, links, who may look. The rest is in `tests/artifacts`.
+//! What only a folder promises: drafts of the dead, damage, links, who may look. The rest is in `tests/server/artifacts`.
 
 use super::{folder::Folder, *};
 use bytes::Bytes;
