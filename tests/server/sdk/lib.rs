@@ -2,7 +2,7 @@
 //! ordinary user, and a program inside that asks, tells what it saw, and can be held while the host looks.
 //!
 //! ```no_run
-//! let desk = sdk_tests::Desk::new();
+//! let desk = sdk::Desk::new();
 //! let told = desk.inside(&["--llm=openai"], "tell(ask('GET', '/health')[0])");
 //! assert_eq!(told, [200]);
 //! ```

@@ -2,7 +2,7 @@
 
 use daemons::{Daemons, Kind};
 use doors_tests::REAL_KEY;
-use sdk_tests::{
+use sdk::{
     Desk, Live, Who, lines,
     look::{FOUND, look},
     ordinary,

@@ -3,7 +3,7 @@
 
 use doors_tests::REAL_KEY;
 use provider::Fault;
-use sdk_tests::{
+use sdk::{
     Desk, Who, ledger,
     look::{FOUND, halves, look},
     ordinary, said,

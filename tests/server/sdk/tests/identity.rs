@@ -2,7 +2,7 @@
 //! changes nothing.
 
 use doors_tests::{REAL_KEY, chat, request};
-use sdk_tests::{Desk, lacking};
+use sdk::{Desk, lacking};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 

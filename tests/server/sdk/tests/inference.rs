@@ -2,7 +2,7 @@
 
 use doors_tests::REAL_KEY;
 use provider::{Fault, Operation};
-use sdk_tests::Desk;
+use sdk::Desk;
 use serde_json::{Value, json};
 use std::net::TcpListener;
 

@@ -1,7 +1,7 @@
 //! Money as a program inside meets it: cases 76 and 77 of the escape suite.
 
 use provider::{Fault, Script};
-use sdk_tests::{Desk, ledger};
+use sdk::{Desk, ledger};
 use serde_json::{Value, json};
 
 const PRICE_OF_OUTPUT: f64 = 2.0 / 1e6;

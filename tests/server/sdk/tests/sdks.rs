@@ -2,7 +2,7 @@
 
 use doors_tests::{Folder, REAL_KEY};
 use provider::Operation;
-use sdk_tests::{Desk, configuration, said, sdk};
+use sdk::{Desk, configuration, said, sdk};
 use std::{
     fs,
     io::{BufRead, BufReader},
