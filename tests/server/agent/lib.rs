@@ -9,20 +9,20 @@ pub const KEY: &str = "placeholder";
 
 /// A workspace, a provider, and the agent between them.
 #[derive(Debug)]
-pub struct Desk {
+pub struct AgentFixture {
     /// Where commands run; the workspace is `ws` in it.
     pub world: World,
     /// What the agent talks to, on the loopback of this machine.
     pub provider: Provider,
 }
 
-impl Desk {
+impl AgentFixture {
     /// An empty workspace.
     #[allow(clippy::new_without_default, reason = "it starts a provider")]
-    pub fn new() -> Desk {
+    pub fn new() -> AgentFixture {
         let world = World::new();
         world.write("ws/start.txt", "hello\n");
-        Desk {
+        AgentFixture {
             world,
             provider: Provider::start(Settings {
                 keys: vec![KEY.into()],
@@ -32,7 +32,7 @@ impl Desk {
     }
 
     /// The next answer of the model, as it is.
-    pub fn answers(&self, status: u16, body: impl Into<String>) -> &Desk {
+    pub fn answers(&self, status: u16, body: impl Into<String>) -> &AgentFixture {
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
         let verbatim = Verbatim {
             status,
@@ -49,7 +49,7 @@ impl Desk {
     }
 
     /// The next answer of an OpenAI model: a text, or tool calls.
-    pub fn says(&self, text: &str, calls: &[(&str, Value)]) -> &Desk {
+    pub fn says(&self, text: &str, calls: &[(&str, Value)]) -> &AgentFixture {
         let call = |(at, (name, input)): (usize, &(&str, Value))| {
             let function = json!({ "name": name, "arguments": input.to_string() });
             json!({ "id": format!("call-{at}"), "type": "function", "function": function })
@@ -69,7 +69,7 @@ impl Desk {
     /// Runs the agent under a contract, with these variables beside those of the door.
     pub fn run(&self, contract: &str, variables: &[(&str, &str)]) -> Answer {
         let (agent, base) = (
-            format!("{}:/agent", repository().join("agent").display()),
+            format!("{}:/agent", repository().join("images/agent").display()),
             self.provider.base(),
         );
         let mut arguments = [

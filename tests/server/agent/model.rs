@@ -104,7 +104,7 @@ fn task() -> Value {
 /// The agent in the sandbox, with the door and without any other way out.
 fn run_agent(world: &World) -> Answer {
     let (agent, payload) = (
-        format!("{}:/agent", repository().join("agent").display()),
+        format!("{}:/agent", repository().join("images/agent").display()),
         format!("TASK_PAYLOAD={}", task()),
     );
     #[rustfmt::skip]
@@ -179,7 +179,7 @@ fn a_real_model_repairs_a_file_through_the_door_so_that_a_hidden_check_passes() 
 #[test]
 fn without_the_door_the_same_agent_repairs_nothing_and_says_why() {
     let world = world("http://127.0.0.1:9", "colour = red", "colour = green");
-    let agent = format!("{}:/agent", repository().join("agent").display());
+    let agent = format!("{}:/agent", repository().join("images/agent").display());
     let payload = format!("TASK_PAYLOAD={}", task());
     #[rustfmt::skip]
     let answer = world.run(&["run", "--json", "--contract", "task", "--workspace", "ws", "--mount", &agent,

@@ -1,6 +1,6 @@
 //! The agent before a provider that answers as ordered: its two contracts, its tools, its bounds.
 
-use agent::{Desk, KEY, task};
+use agent::{AgentFixture, KEY, task};
 use serde_json::{Value, json};
 use std::{fs, os::unix::fs::symlink, time::Instant};
 
@@ -14,7 +14,7 @@ fn outputs(result: &Value) -> Vec<&str> {
 
 #[test]
 fn a_task_is_carried_out_with_tool_calls_and_told_in_one_object() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let write = json!({ "path": "made/new.txt", "content": "one\ntwo\n" });
     desk.world
         .write("ws/some/a.txt", "")
@@ -80,7 +80,7 @@ fn a_task_is_carried_out_with_tool_calls_and_told_in_one_object() {
 
 #[test]
 fn the_other_dialect_is_spoken_as_well() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let usage = json!({ "input_tokens": 5, "output_tokens": 1 });
     let use_tool = json!({ "type": "tool_use", "id": "u1", "name": "read_file", "input": { "path": "start.txt" } });
     desk.answers(
@@ -117,7 +117,7 @@ fn the_other_dialect_is_spoken_as_well() {
 
 #[test]
 fn a_model_without_tool_calls_acts_by_json() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     for action in [
         "{\"action\":\"read_file\",\"path\":\"start.txt\"}",
         "not json",
@@ -156,7 +156,7 @@ fn a_model_without_tool_calls_acts_by_json() {
 
 #[test]
 fn a_task_narrows_tools_and_the_agent_holds_the_model_to_it() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let path = |path: &str| json!({ "path": path });
     desk.says(
         "",
@@ -186,7 +186,7 @@ fn a_task_narrows_tools_and_the_agent_holds_the_model_to_it() {
 
 #[test]
 fn over_the_limit_is_failed_and_what_was_done_is_told() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     for _ in 0..3 {
         desk.says("", &[("list_files", json!({ "path": "." }))]);
     }
@@ -206,7 +206,7 @@ fn over_the_limit_is_failed_and_what_was_done_is_told() {
 
 #[test]
 fn a_bad_task_is_rejected_before_anything_is_asked() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let field = |name: &str, value: Value| {
         let mut bad = task("p");
         bad[name] = value;
@@ -262,7 +262,7 @@ fn a_bad_task_is_rejected_before_anything_is_asked() {
 
 #[test]
 fn an_envelope_answers_messages_and_names_what_failed() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let model = [("COGNI_MODEL", "m")];
     let ask = |variables: &[(&str, &str)]| {
         let answer = desk.run("envelope", variables);
@@ -310,7 +310,7 @@ fn an_envelope_answers_messages_and_names_what_failed() {
 
 #[test]
 fn no_path_leads_out_of_the_workspace() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let outside = desk.world.here("outside.txt");
     desk.world
         .write("outside.txt", "secret\n")
@@ -369,7 +369,7 @@ fn no_path_leads_out_of_the_workspace() {
 
 #[test]
 fn what_is_cut_or_stopped_says_so_and_holds_nobody_up() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     desk.world.write("ws/long.txt", &"y".repeat(100_000));
     let shell = |command: &str| ("shell", json!({ "command": command }));
     desk.says(
@@ -413,7 +413,7 @@ fn what_is_cut_or_stopped_says_so_and_holds_nobody_up() {
 
 #[test]
 fn a_provider_that_lies_floods_or_hangs_is_an_error_and_not_a_crash() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     let (deep, long) = ("[".repeat(100_000), "x".repeat(9 << 20));
     let many = json!({ "id": "c", "type": "function", "function": { "name": "shell", "arguments": "{}" } });
     let calls =
@@ -451,7 +451,7 @@ fn a_provider_that_lies_floods_or_hangs_is_an_error_and_not_a_crash() {
 
 #[test]
 fn odd_text_from_a_model_still_makes_one_good_object() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     desk.answers(
         200,
         r#"{"choices":[{"message":{"content":"a\ud800b\u0000c\u001b[2J"}}]}"#,
@@ -462,7 +462,7 @@ fn odd_text_from_a_model_still_makes_one_good_object() {
 
 #[test]
 fn an_answer_that_grows_when_it_is_written_stays_within_the_bound_of_the_object() {
-    let desk = Desk::new();
+    let desk = AgentFixture::new();
     // Within the bound of an answer in characters, and six bytes each when they are escaped.
     desk.says(&"\u{1}".repeat(200 << 10), &[]);
     let result = desk.task(&task("go on"), &[]);

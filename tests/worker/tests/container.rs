@@ -82,7 +82,7 @@ fn engine(folder: &Folder, name: &str, lines: &str) -> PathBuf {
 /// A script of operators, with this engine and none of our own variables.
 fn script(name: &str, folder: &Folder, engine: &Path) -> Command {
     bound(
-        Command::new(cli::repository().join("container").join(name)),
+        Command::new(cli::repository().join("images/worker").join(name)),
         folder,
         engine,
     )
@@ -91,7 +91,7 @@ fn script(name: &str, folder: &Folder, engine: &Path) -> Command {
 /// One of the functions that are to be sourced, and its arguments.
 fn sourced(folder: &Folder, engine: &Path) -> Command {
     let mut command = Command::new("bash");
-    let file = cli::repository().join("container/container-runtime.sh");
+    let file = cli::repository().join("images/worker/container-runtime.sh");
     command.args(["-euc", ". \"$0\"; \"$@\""]).arg(file);
     bound(command, folder, engine)
 }

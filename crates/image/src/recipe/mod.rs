@@ -17,7 +17,7 @@ pub const FIRST_PROCESS: &str = "airlock-init";
 /// Another such file, and what is in it.
 pub const REFERENCE_AGENT: (&str, &str) = (
     "airlock-agent",
-    include_str!("../../../../agent/airlock-agent"),
+    include_str!("../../../../images/agent/airlock-agent"),
 );
 /// What `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

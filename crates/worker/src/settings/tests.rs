@@ -1004,7 +1004,7 @@ fn paths_are_from_the_folder_where_the_worker_was_started() {
 
 #[test]
 fn the_container_is_given_every_variable_and_the_document_tells_of_it() {
-    let script = include_str!("../../../../container/run.sh");
+    let script = include_str!("../../../../images/worker/run.sh");
     let (_, list) = script.split_once("variables=(").unwrap();
     let mut passed: Vec<&str> = list.split_once(')').unwrap().0.split_whitespace().collect();
     let mut known: Vec<&str> = descriptions().iter().map(|(name, ..)| *name).collect();

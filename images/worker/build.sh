@@ -10,7 +10,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/container-runtime.sh"
 
 tag=${1:-airlock-worker:latest}
-binary=${AIRLOCK_BINARY:-$here/../target/dist/airlock}
+binary=${AIRLOCK_BINARY:-$here/../../target/dist/airlock}
 if [ ! -x "$binary" ]; then
     echo "build.sh: there is no program \`$binary\`; make it with \`cargo build --profile dist -p airlock\`, or name one by AIRLOCK_BINARY" >&2
     exit 1
