@@ -3,6 +3,8 @@
 //! The middleware writes an entry for every route: before the handler for a request that changes
 //! something or returns contents, and after it for every refusal. A route cannot forget it. Runs
 //! and sandboxes write entries about their own life cycle.
+//!
+//! A new route is named in `action_name`, a refusal's rule by `Problem::with_rule`; both have rows in `docs/audit.md`.
 
 use crate::{
     Caller, Gateway, Problem, Scope,

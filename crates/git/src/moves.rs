@@ -1,4 +1,6 @@
 //! Which references of the host's may move, or be made, under their own names: as far as names, and what the host has, say.
+//!
+//! What new commits change is judged in `engine/src/git/risk.rs`; references move in `transaction.rs`.
 
 use crate::{HostState, ObjectId, PlannedRef, RefMap};
 use std::collections::BTreeSet;

@@ -1,4 +1,6 @@
 //! How the host reads what a program prints: as it is, or as one JSON object of a known shape.
+//!
+//! The shapes are checked in `engine/src/contract.rs`.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 

@@ -1,5 +1,7 @@
 //! The rules of the egress door: which hosts, how, and with what. Data and its checks; who is asked and dialled is the
 //! door's business.
+//!
+//! A new key of a rule is also read in `app/src/config/egress.rs` and applied in `doors/src/egress/policy.rs`.
 
 use crate::{Destination, Host, HostPattern, PathPattern, RequestPath, Size};
 use std::{fmt, str::FromStr};

@@ -2,6 +2,8 @@
 //!
 //! A job is read once, whole, before anything of it is carried out. What it says of paths is only checked for its
 //! shape here; whether one leads out of the workspace is decided where it is opened.
+//!
+//! What the types of steps do is in `engine/src/steps/execution.rs`.
 
 mod fields;
 #[cfg(test)]

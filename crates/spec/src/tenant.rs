@@ -1,4 +1,6 @@
 //! What one tenant may have at a time and in a day, so that a node can serve many who do not know each other.
+//!
+//! Read in `app/src/config/doors.rs`, enforced in `gateway/src/tenants.rs`, shown in `gateway/src/tenants/quota.rs`.
 
 use crate::{Size, Time};
 use std::collections::BTreeMap;

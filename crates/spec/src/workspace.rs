@@ -1,4 +1,6 @@
 //! What of a workspace is kept from its program: names that it may only read, and files whose contents it does not see.
+//!
+//! How names and files are covered is in `sandbox/src/native/protect`.
 
 use crate::{SpecError, WorkspacePath, run::invalid};
 use std::{

@@ -2,6 +2,8 @@
 //! to whoever uses them; their statements stand in [`MIGRATIONS`], in the order in which they came to be.
 //!
 //! Several processes use it at once. SQLite's own locks are the only ones.
+//!
+//! A new table is a step at the end of [`MIGRATIONS`]. A released step never changes, and has a dump in `schema/fixtures`.
 
 use rusqlite::{
     Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig,

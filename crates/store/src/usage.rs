@@ -1,5 +1,7 @@
 //! What models were used for, for questions: a copy of the ledger that may be thrown away. How ledgers are read is the
 //! business of whoever fills it.
+//!
+//! A new column of bills is also written by `engine/src/usage/csv.rs` and `gateway/src/usage.rs`.
 
 use crate::{
     database::{Database, DatabaseError},

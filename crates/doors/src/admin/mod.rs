@@ -1,6 +1,8 @@
 //! The admin API of the doors service: registers and revokes sessions and reports their usage. It
 //! is served on a unix socket for our own user, or on a TCP listener behind a token; never on the
 //! listeners that sessions call.
+//!
+//! The bodies of requests are in `requests.rs`.
 
 mod check;
 mod problem;

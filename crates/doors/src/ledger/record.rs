@@ -5,6 +5,8 @@
 //! ```
 //!
 //! Framing and hash chain belong to `journal`. Fields that are zero or empty are omitted.
+//!
+//! What a new record means after a crash is in `recovery.rs`; `engine/src/usage.rs` reads it for answers.
 
 use crate::usage::{TokenUsage, UsageSource};
 use std::borrow::Cow;

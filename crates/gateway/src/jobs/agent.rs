@@ -3,6 +3,8 @@
 //! The task is JSON in `TASK_PAYLOAD`, or on standard input if it is too long for a variable; the
 //! result is a task result. The agent is the reference agent, which any image with python3 can run,
 //! or a command of the user.
+//!
+//! The reference agent is `images/agent/airlock-agent`.
 
 use crate::{
     Problem,

@@ -9,6 +9,8 @@
 //! | `attempt.rs` | one attempt, from its start to its end |
 //! | `change.rs`, `dependents.rs` | consequences of a state change: audit, webhooks, waiters, dependent jobs |
 //! | `agent.rs`, `webhook.rs` | agents as runs; webhook notifications |
+//!
+//! A new field of `JobOrder` is validated in `validate.rs` and stored by `store/src/jobs/add.rs`.
 
 pub(crate) mod agent;
 mod attempt;

@@ -1,4 +1,6 @@
 //! Where artifacts are: a folder, memory, or a bucket with its credentials.
+//!
+//! A new kind is also read in `app/src/config/artifacts.rs` and tested in `tests/server/artifacts`.
 
 use super::{StoreError, bucket::Bucket, folder::Folder};
 use http_body_util::{BodyExt, Limited};

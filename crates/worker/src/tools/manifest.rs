@@ -1,5 +1,7 @@
 //! Parser of the manifest, a pure function of its bytes. An invalid entry is left out and reported;
 //! the others are served. Whether the code exists is checked by [`super::locate`].
+//!
+//! `prepare.rs` makes tools of the entries; a new key has a line in `docs/worker-tools.md`.
 
 use super::{
     ToolLimits,
