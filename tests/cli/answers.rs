@@ -697,6 +697,27 @@ fn the_escape_suite_is_looked_for_beside_the_command_alone() {
     assert_eq!(list(&mut both).status, Some(0));
 }
 
+/// A verdict about another engine would say nothing of the one that is used.
+#[test]
+fn the_escape_suite_refuses_to_attack_another_engine_than_that_of_the_command() {
+    let order = json!({
+        "sources": "others", "airlock": airlock(), "json": false, "only": [], "list": true, "full": false,
+        "dangerously_harm_this_machine": false, "peer": false, "pooled": false, "containers": null,
+    });
+    let output = Command::new(escape_program())
+        .arg(order.to_string())
+        .output()
+        .expect("the program of the attacks starts");
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = World::new().answer(&output);
+    assert_eq!((status, stdout.as_str()), (Some(125), ""));
+    let told = "airlock: error: `airlock-escape` is built from other sources than `airlock`\n";
+    assert!(stderr.starts_with(told), "{stderr}");
+}
+
 fn escape_program() -> PathBuf {
     airlock().with_file_name("airlock-escape")
 }

@@ -2,7 +2,7 @@
 
 use crate::runs::{
     Options,
-    held::{self, Each, FEW, What},
+    footprint::{self, Each, FEW, What},
     measure::wanted,
     report::{IdleSandbox, ImageRuns, NotRun, Report},
     ways::{Reason, image},
@@ -24,7 +24,7 @@ pub(crate) fn measure(options: &Options, report: &mut Report) {
         }
     };
     attempt("idle-sandbox", &mut |report| {
-        let Each { count, held } = held::each(What::Parked, PARKED, options)?;
+        let Each { count, held } = footprint::each(What::Parked, PARKED, options)?;
         let (charged_bytes, pss_bytes) = (held.charged, held.pss);
         report.idle_sandbox = Some(IdleSandbox {
             parked: count,
@@ -35,7 +35,7 @@ pub(crate) fn measure(options: &Options, report: &mut Report) {
     });
     attempt("hundred-image", &mut |report| {
         let archive = image::make(&[image::ANSWERS.into()], options)?;
-        let Each { count, held } = held::each(What::Live(&archive), LIVE, options)?;
+        let Each { count, held } = footprint::each(What::Live(&archive), LIVE, options)?;
         let (charged_bytes, pss_bytes, disk_bytes) = (held.charged, held.pss, held.disk);
         report.image_runs = Some(ImageRuns {
             runs: count,

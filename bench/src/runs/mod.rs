@@ -11,7 +11,8 @@
 //! succeed is an error of its row, not a sample. Ratios compare medians of the same run.
 
 mod archive;
-mod held;
+
+mod footprint;
 mod hundred;
 mod idle;
 mod load;
@@ -27,7 +28,7 @@ mod text;
 mod throughput;
 mod ways;
 
-pub(crate) use held::{hold, park};
+pub(crate) use footprint::{hold, park};
 
 use report::Report;
 use serde::Deserialize;
@@ -43,6 +44,8 @@ use std::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {
+    /// `engine::SOURCES` of `airlock`.
+    sources: String,
     measure: Options,
     json: Option<OsString>,
     svg: Option<OsString>,
@@ -142,6 +145,7 @@ pub(crate) fn run(order: &OsStr) -> Result<(), Failure> {
             message: "`airlock-bench run` takes what `airlock bench` passes to it".to_owned(),
             hint: "use `airlock bench`".to_owned(),
         })?;
+    check_sources(&order.sources)?;
     check_names(&order.measure.only)?;
     let report = measure(order.measure)
         .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
@@ -152,6 +156,19 @@ pub(crate) fn run(order: &OsStr) -> Result<(), Failure> {
     write(order.json, || json + "\n")?;
     write(order.svg, || report.svg())?;
     write(order.text, || text)
+}
+
+/// Refuses to measure another engine than that of `airlock`, which is in the same table.
+fn check_sources(of_airlock: &str) -> Result<(), Failure> {
+    if of_airlock == engine::SOURCES {
+        return Ok(());
+    }
+    let build =
+        "in the source tree, `cargo build --profile dist -p airlock -p airlock-bench` builds both";
+    Err(Failure {
+        message: "`airlock-bench` is built from other sources than `airlock`".to_owned(),
+        hint: build.to_owned(),
+    })
 }
 
 fn check_names(only: &[String]) -> Result<(), Failure> {

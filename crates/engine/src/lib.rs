@@ -98,6 +98,10 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
+/// A name for the sources of the engine and of the crates below it, from `build.rs`: two programs with the same name contain
+/// the same engine.
+pub const SOURCES: &str = env!("AIRLOCK_SOURCES");
+
 /// The settings of an engine. The engine reads neither the environment nor the home folder.
 #[derive(Clone, Debug)]
 pub struct Settings {

@@ -23,6 +23,8 @@ const REFUSED: u8 = 125;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {
+    /// `engine::SOURCES` of `airlock`.
+    sources: String,
     airlock: PathBuf,
     json: bool,
     only: Vec<String>,
@@ -58,7 +60,22 @@ fn main() -> ExitCode {
         return ExitCode::from(REFUSED);
     };
     let json = order.json;
-    ExitCode::from(run(order).unwrap_or_else(|error| refuse(error, json)))
+    let done = check_sources(&order.sources).and_then(|()| run(order));
+    ExitCode::from(done.unwrap_or_else(|error| refuse(error, json)))
+}
+
+/// Refuses to attack another engine than that of `airlock`: its verdicts would say nothing of that.
+fn check_sources(of_airlock: &str) -> Result<(), ErrorInfo> {
+    if of_airlock == engine::SOURCES {
+        return Ok(());
+    }
+    let build =
+        "in the source tree, `cargo build --release -p airlock -p airlock-escape` builds both";
+    Err(ErrorInfo {
+        code: ErrorCode::Internal,
+        message: "`airlock-escape` is built from other sources than `airlock`".to_owned(),
+        hint: Some(build.to_owned()),
+    })
 }
 
 fn run(order: Order) -> Result<u8, ErrorInfo> {

@@ -98,6 +98,7 @@ fn order(options: Options, global: &Global, surroundings: &Surroundings) -> Resu
     };
     let docker = socket(&config.docker).or(config.docker.first().map(PathBuf::from));
     Ok(json!({
+        "sources": engine::SOURCES,
         "measure": {
             "rounds": options.rounds,
             "idle": options.idle.0,

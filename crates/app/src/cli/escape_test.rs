@@ -74,6 +74,7 @@ fn order(
 ) -> Result<Value, Failure> {
     global.refuse_server(surroundings)?;
     Ok(json!({
+        "sources": engine::SOURCES,
         "airlock": separate_program::own_path()?,
         "json": options.json,
         "only": options.only,

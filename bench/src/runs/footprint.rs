@@ -27,7 +27,7 @@ pub(crate) const FEW: usize = 16;
 
 /// What was counted while some were there.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct Footprint {
     /// Bytes that their memory cgroup is charged with, kernel memory included.
     pub(crate) charged: Option<u64>,
     /// Their processes' share of memory.
@@ -39,7 +39,7 @@ pub(crate) struct Held {
 /// What one of them adds: the difference of the two counts, divided.
 pub(crate) struct Each {
     pub(crate) count: usize,
-    pub(crate) held: Held,
+    pub(crate) held: Footprint,
 }
 
 /// What a child is asked to hold.
@@ -63,11 +63,14 @@ impl What<'_> {
 
 /// Counts with few and with many.
 pub(crate) fn each(what: What, many: usize, options: &Options) -> Result<Each, Reason> {
-    let (first, second) = (held(options, what, FEW)?, held(options, what, many)?);
+    let (first, second) = (
+        footprint(options, what, FEW)?,
+        footprint(options, what, many)?,
+    );
     let count = many - FEW;
     let each =
         |few: Option<u64>, many: Option<u64>| Some(many?.saturating_sub(few?) / count as u64);
-    let held = Held {
+    let held = Footprint {
         charged: each(first.charged, second.charged),
         pss: each(first.pss, second.pss),
         disk: each(first.disk, second.disk),
@@ -75,13 +78,13 @@ pub(crate) fn each(what: What, many: usize, options: &Options) -> Result<Each, R
     Ok(Each { count, held })
 }
 
-fn held(options: &Options, what: What, count: usize) -> Result<Held, Reason> {
+fn footprint(options: &Options, what: What, count: usize) -> Result<Footprint, Reason> {
     let state = fresh_folder(options, "held")?;
     if let What::Live(archive) = what {
         image::load(archive, &state, options)?;
     }
     let group = memory_group(count);
-    let counted = count_in(group.as_deref(), options, what, count, &state);
+    let counted = count_in(group.as_deref(), what, count, &state);
     if let Some(group) = group {
         remove(&group);
     }
@@ -90,11 +93,10 @@ fn held(options: &Options, what: What, count: usize) -> Result<Held, Reason> {
 
 fn count_in(
     group: Option<&Path>,
-    options: &Options,
     what: What,
     count: usize,
     state: &Path,
-) -> Result<Held, Reason> {
+) -> Result<Footprint, Reason> {
     let failed = |error: io::Error| format!("cannot hold sandboxes: {error}");
     let own = std::env::current_exe().map_err(failed)?;
     let mut child = Command::new(own);
@@ -131,7 +133,7 @@ fn while_held(
     stdin: &mut ChildStdin,
     group: Option<&Path>,
     state: &Path,
-) -> io::Result<Held> {
+) -> io::Result<Footprint> {
     if let Some(group) = group {
         fs::write(group.join("cgroup.procs"), child.id().to_string())?;
     }
@@ -143,7 +145,7 @@ fn while_held(
         .transpose()?;
     let charged = usage.and_then(|text| text.trim().parse().ok());
     let pss = descendants(child.id()).into_iter().map(pss).sum();
-    Ok(Held {
+    Ok(Footprint {
         charged,
         pss,
         disk: Some(taken(state, fs::symlink_metadata(state)?.dev())?),
