@@ -34,9 +34,9 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(read(Tar::new(pieces), bytes.len()), whole, "in pieces");
 });
 
-type Found = (Vec<(Header, Vec<u8>)>, Option<String>);
+type Unpacked = (Vec<(Header, Vec<u8>)>, Option<String>);
 
-fn read<R: Input>(mut tar: Tar<R>, most: usize) -> Found {
+fn read<R: Input>(mut tar: Tar<R>, most: usize) -> Unpacked {
     let mut found = Vec::new();
     loop {
         match tar.next() {

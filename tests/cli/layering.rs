@@ -1,14 +1,17 @@
-//! The shape of the house: who uses whom, where `unsafe` lives, how long functions are.
+//! The layering of the code: which crate may use which, where `unsafe` is allowed, how long functions are.
 
-use airlock_cli_tests::{cargo, repository};
+use airlock_cli_tests::{
+    cargo, repository,
+    source_files::{read, rust_files},
+};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
-/// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
+/// The crates that each crate may use. `sandbox`, `doors` and `store` do not know each other; fronts reach sandboxes by the
+/// engine. `airlock` links neither the escape suite nor the benchmarks.
 const MAY_USE: [(&str, &[&str]); 15] = [
     (
         "airlock",
@@ -88,12 +91,12 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("airlock-init", &[]),
     ("airlock-spec", &[]),
 ];
-/// The one file with `unsafe`, and the attacker's, which runs only in boxes; tests may have probes that do forbidden
+/// The one file with `unsafe`, and the attacker's, which runs only in sandboxes; tests may have probes that do forbidden
 /// things on purpose.
 const UNSAFE: [&str; 2] = ["crates/init/src/sys.rs", "crates/escape/src/attack/sys.rs"];
 const LONGEST_FUNCTION: usize = 90;
 
-/// The packages of the rooms, each with those of ours that it uses; tests may use whom they want.
+/// The packages of `crates` and `bench`, each with those of ours that it uses; tests may use any.
 fn uses() -> BTreeMap<String, BTreeSet<String>> {
     let told = cargo()
         .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
@@ -107,15 +110,15 @@ fn uses() -> BTreeMap<String, BTreeSet<String>> {
     let metadata: Value = serde_json::from_slice(&told.stdout).expect("cargo writes JSON");
     let packages = metadata["packages"].as_array().expect("a list of packages");
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
-    let rooms = ["crates", "bench"].map(|folder| repository().join(folder));
-    let is_a_room = |manifest: &str| {
-        rooms
+    let folders = ["crates", "bench"].map(|folder| repository().join(folder));
+    let is_checked = |manifest: &str| {
+        folders
             .iter()
-            .any(|room| Path::new(manifest).starts_with(room))
+            .any(|folder| Path::new(manifest).starts_with(folder))
     };
-    let in_a_room = packages
+    let checked = packages
         .iter()
-        .filter(|package| is_a_room(&text(&package["manifest_path"])));
+        .filter(|package| is_checked(&text(&package["manifest_path"])));
     let uses = |package: &Value| {
         let all = package["dependencies"]
             .as_array()
@@ -129,55 +132,27 @@ fn uses() -> BTreeMap<String, BTreeSet<String>> {
             ours.map(|one| text(&one["name"])).collect(),
         )
     };
-    in_a_room.map(uses).collect()
+    checked.map(uses).collect()
 }
 
 #[test]
-fn each_room_uses_only_those_below_it() {
+fn each_crate_uses_only_those_below_it() {
     let allowed: BTreeMap<_, _> = MAY_USE.into_iter().collect();
     let uses = uses();
     assert!(
         uses["airlock"].contains("airlock-engine"),
         "the test sees who uses whom: {uses:?}"
     );
-    for (room, used) in &uses {
+    for (package, used) in &uses {
         let may = allowed
-            .get(room.as_str())
-            .unwrap_or_else(|| panic!("{room} is a room nobody told us of"));
+            .get(package.as_str())
+            .unwrap_or_else(|| panic!("{package} is missing from MAY_USE"));
         let wrong: Vec<_> = used
             .iter()
             .filter(|name| !may.contains(&name.as_str()))
             .collect();
-        assert!(wrong.is_empty(), "{room} must not use {wrong:?}");
+        assert!(wrong.is_empty(), "{package} must not use {wrong:?}");
     }
-}
-
-/// Every Rust file of the repository below these folders, relative to it.
-fn sources(folders: &[&str]) -> Vec<PathBuf> {
-    let root = repository();
-    let mut left: Vec<_> = folders.iter().map(|folder| root.join(folder)).collect();
-    let mut found = Vec::new();
-    while let Some(folder) = left.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else {
-            continue;
-        };
-        for path in entries.map(|entry| entry.expect("it can be listed").path()) {
-            if path.is_dir() && !path.ends_with("target") {
-                left.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(
-                    path.strip_prefix(&root)
-                        .expect("it is below the root")
-                        .to_owned(),
-                );
-            }
-        }
-    }
-    found
-}
-
-fn read(path: &Path) -> String {
-    fs::read_to_string(repository().join(path)).expect("a source can be read")
 }
 
 /// Whether the word stands in code: not in a text, not in a comment.
@@ -213,7 +188,7 @@ fn unsafe_lives_in_one_file_and_in_the_attackers() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let mut found: BTreeMap<_, _> = sources(&["crates", "bench"])
+    let mut found: BTreeMap<_, _> = rust_files(&["crates", "bench"])
         .into_iter()
         .map(|path| (path.clone(), lines(&path)))
         .filter(|(_, lines)| !lines.is_empty())
@@ -240,7 +215,7 @@ fn a_test_is_left_out_only_if_somebody_else_runs_it() {
     assert!(
         runs_elsewhere("#[ignore = \"a child of other tests\"]") && !runs_elsewhere("#[ignore]")
     );
-    for path in sources(&["crates", "bench", "tests"]) {
+    for path in rust_files(&["crates", "bench", "tests"]) {
         let text = read(&path);
         let left_out = text
             .lines()
@@ -285,7 +260,7 @@ fn at_most_one_function_in_a_hundred_is_longer_than_a_long_screen() {
         counted.iter().map(|(_, lines)| *lines).collect::<Vec<_>>(),
         [3, 4]
     );
-    let all: Vec<_> = sources(&["crates", "tests", "fuzz", "bench"])
+    let all: Vec<_> = rust_files(&["crates", "tests", "fuzz", "bench"])
         .into_iter()
         .flat_map(|path| {
             functions(&read(&path))
@@ -316,11 +291,11 @@ fn files_named_in(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_pages_about_the_code_name_files_that_are_there() {
+fn the_architecture_names_files_that_are_there() {
     let architecture = read(Path::new("ARCHITECTURE.md"));
     let lines = architecture.lines().count();
     assert!(lines <= 150, "ARCHITECTURE.md has {lines} lines");
-    let all = sources(&["crates", "tests", "bench", "fuzz"]);
+    let all = rust_files(&["crates", "tests", "bench", "fuzz"]);
     // A page names files below the crate or folder that its line speaks of, so the end of a path is enough.
     let exists = |name: &str| all.iter().any(|path| path.ends_with(name));
     let is_below_crates = |name: &str| all.contains(&Path::new("crates").join(name));
@@ -328,13 +303,11 @@ fn the_pages_about_the_code_name_files_that_are_there() {
         !exists("engine/src/making.rs") && exists("run.rs"),
         "the check can tell"
     );
-    for page in [&architecture, &read(Path::new("docs/code-map.md"))] {
-        let named = files_named_in(page);
-        assert!(named.len() > 20, "only {} files are named", named.len());
-        let missing: Vec<_> = named
-            .into_iter()
-            .filter(|name| !exists(name) && !is_below_crates(name))
-            .collect();
-        assert!(missing.is_empty(), "there is no {missing:?}");
-    }
+    let named = files_named_in(&architecture);
+    assert!(named.len() > 20, "only {} files are named", named.len());
+    let missing: Vec<_> = named
+        .into_iter()
+        .filter(|name| !exists(name) && !is_below_crates(name))
+        .collect();
+    assert!(missing.is_empty(), "there is no {missing:?}");
 }

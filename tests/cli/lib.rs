@@ -3,6 +3,7 @@
 pub mod git_repository;
 pub mod ground;
 pub mod login;
+pub mod source_files;
 
 use serde_json::Value;
 use snapbox::{Assert, Data, IntoData};

@@ -219,7 +219,7 @@ impl Message {
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct Received {
     messages: Mutex<Vec<Message>>,
     more: Condvar,
 }
@@ -230,7 +230,7 @@ pub struct Agent {
     name: String,
     namespace: String,
     has_properties: bool,
-    told: Arc<Told>,
+    told: Arc<Received>,
     next: AtomicU64,
     orders: Mutex<ChildStdin>,
     child: Child,
@@ -254,7 +254,7 @@ impl Agent {
             .arg(here.join("client.py"))
             .arg(settings.to_string());
         let mut child = start("KILL", &command);
-        let told = Arc::new(Told::default());
+        let told = Arc::new(Received::default());
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         listen(stdout.expect("it is ours"), told.clone(), |line| {
             serde_json::from_str(&line).unwrap_or_else(|_| json!({"event": "said", "words": line}))
@@ -507,7 +507,7 @@ impl Drop for Agent {
 
 fn listen(
     said: impl std::io::Read + Send + 'static,
-    told: Arc<Told>,
+    told: Arc<Received>,
     read: impl Fn(String) -> Value + Send + 'static,
 ) {
     std::thread::spawn(move || {

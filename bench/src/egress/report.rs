@@ -25,7 +25,7 @@ pub(crate) enum Metric {
 
 /// What the project wants of ours.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+enum Goal {
     AtLeast(f64, &'static str),
     AtMost(f64, &'static str),
     /// Not of a ratio.
@@ -68,15 +68,14 @@ impl Metric {
         }
     }
 
-    fn wanted(self) -> &'static [Wanted] {
+    fn wanted(self) -> &'static [Goal] {
         match self {
-            Metric::Throughput | Metric::SharedThroughput => &[
-                Wanted::AtLeast(0.8, "direct"),
-                Wanted::AtLeast(0.8, "relay"),
-            ],
-            Metric::SetUp => &[Wanted::AtMost(1.5, "tinyproxy")],
-            Metric::RequestCost => &[Wanted::AtMost(0.25, "mitmproxy")],
-            Metric::IdleTunnels => &[Wanted::Value(32.0 * 1024.0)],
+            Metric::Throughput | Metric::SharedThroughput => {
+                &[Goal::AtLeast(0.8, "direct"), Goal::AtLeast(0.8, "relay")]
+            }
+            Metric::SetUp => &[Goal::AtMost(1.5, "tinyproxy")],
+            Metric::RequestCost => &[Goal::AtMost(0.25, "mitmproxy")],
+            Metric::IdleTunnels => &[Goal::Value(32.0 * 1024.0)],
             Metric::TunnelCost | Metric::SetUpP99 | Metric::RequestRate | Metric::Idle => &[],
         }
     }
@@ -169,20 +168,17 @@ impl Report {
             )?;
             for wanted in metric.wanted() {
                 match wanted {
-                    Wanted::AtLeast(least, to) if to == way => {
+                    Goal::AtLeast(least, to) if to == way => {
                         verdict(f, ">=", *least, ratio >= *least)?
                     }
-                    Wanted::AtMost(most, to) if to == way => {
-                        verdict(f, "<=", *most, ratio <= *most)?
-                    }
-                    Wanted::AtLeast(..) | Wanted::AtMost(..) | Wanted::Value(_) => {}
+                    Goal::AtMost(most, to) if to == way => verdict(f, "<=", *most, ratio <= *most)?,
+                    Goal::AtLeast(..) | Goal::AtMost(..) | Goal::Value(_) => {}
                 }
             }
             writeln!(f)?;
         }
         for wanted in metric.wanted() {
-            if let (Wanted::Value(most), Some(value)) =
-                (wanted, self.samples.median("ours", metric))
+            if let (Goal::Value(most), Some(value)) = (wanted, self.samples.median("ours", metric))
             {
                 write!(
                     f,

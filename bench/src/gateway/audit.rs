@@ -177,7 +177,7 @@ fn files(state: &Path) -> io::Result<Vec<PathBuf>> {
 /// The CPU time of writing these lines once.
 fn rewritten(folder: &Path, lines: &[String]) -> io::Result<Duration> {
     fs::create_dir_all(folder)?;
-    let lines: Vec<Line> = lines
+    let lines: Vec<AuditLine> = lines
         .iter()
         .map(|line| serde_json::from_str(line))
         .collect::<Result<_, _>>()?;
@@ -197,7 +197,7 @@ struct Book {
 }
 
 impl Book {
-    fn write(&self, lines: &[Line]) -> io::Result<()> {
+    fn write(&self, lines: &[AuditLine]) -> io::Result<()> {
         let mut open = VecDeque::new();
         for line in lines {
             match line.kind.as_str() {
@@ -226,7 +226,7 @@ impl Book {
 /// A line of either.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Line {
+struct AuditLine {
     kind: String,
     run: String,
     tenant: String,
@@ -254,7 +254,7 @@ struct Line {
     usage: TokenUsage,
 }
 
-impl Line {
+impl AuditLine {
     fn entry(&self) -> Entry<'_> {
         let all = [Decision::Allowed, Decision::Refused, Decision::Happened];
         Entry {
@@ -288,7 +288,7 @@ impl Line {
     }
 
     fn outcome(&self) -> CallOutcome {
-        let Line {
+        let AuditLine {
             usage,
             money,
             overrun,
@@ -363,7 +363,7 @@ mod tests {
         book.ledger.settle(of, &outcome).unwrap();
         book.ledger.flush().unwrap();
         let written = before.all_since(state).unwrap();
-        let lines: Vec<Line> = written
+        let lines: Vec<AuditLine> = written
             .iter()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();

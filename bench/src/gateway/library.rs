@@ -32,7 +32,7 @@ enum Ask {
 
 /// What it answers.
 #[derive(Debug, Deserialize, Serialize)]
-struct Told {
+struct LibraryAnswer {
     seconds: f64,
     runs: usize,
     failures: usize,
@@ -85,7 +85,7 @@ impl Library {
         }
     }
 
-    fn ask(&mut self, ask: &Ask) -> io::Result<Told> {
+    fn ask(&mut self, ask: &Ask) -> io::Result<LibraryAnswer> {
         let gone = || io::Error::other("the library's process is gone");
         writeln!(
             self.to.as_mut().ok_or_else(gone)?,
@@ -154,23 +154,23 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     })
 }
 
-async fn one(engine: &Engine, spec: &RunSpec) -> Told {
+async fn one(engine: &Engine, spec: &RunSpec) -> LibraryAnswer {
     let begun = Instant::now();
     let result = engine.run(spec.clone()).await;
     let seconds = begun.elapsed().as_secs_f64();
-    Told {
+    LibraryAnswer {
         seconds,
         runs: 1,
         failures: usize::from(result.status != Status::Succeeded),
     }
 }
 
-async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> Told {
+async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> LibraryAnswer {
     let begun = Instant::now();
     let work = |_| {
         let (engine, spec) = (engine.clone(), spec.clone());
         tokio::spawn(async move {
-            let mut all = Told {
+            let mut all = LibraryAnswer {
                 seconds: 0.0,
                 runs: 0,
                 failures: 0,
@@ -183,14 +183,14 @@ async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> 
         })
     };
     let tasks: Vec<_> = (0..tasks).map(work).collect();
-    let mut all = Told {
+    let mut all = LibraryAnswer {
         seconds: 0.0,
         runs: 0,
         failures: 0,
     };
     for task in tasks {
         // A task that panicked is a run that failed.
-        let told = task.await.unwrap_or(Told {
+        let told = task.await.unwrap_or(LibraryAnswer {
             seconds: 0.0,
             runs: 1,
             failures: 1,
@@ -198,7 +198,7 @@ async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> 
         all.runs += told.runs;
         all.failures += told.failures;
     }
-    Told {
+    LibraryAnswer {
         seconds: begun.elapsed().as_secs_f64(),
         ..all
     }

@@ -70,7 +70,7 @@ pub(crate) enum Metric {
 
 /// What the project wants.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+enum Goal {
     /// So many times what this way has, or more.
     AtLeast(f64, &'static str),
     /// So many times what this way has and so much on top, or less.
@@ -138,26 +138,26 @@ impl Metric {
         }
     }
 
-    fn wanted(self) -> Option<Wanted> {
+    fn wanted(self) -> Option<Goal> {
         match self {
-            Metric::Run => Some(Wanted::AtMost(1.5, LIBRARY, 0.5)),
-            Metric::Rate => Some(Wanted::AtLeast(0.8, LIBRARY)),
-            Metric::Failures => Some(Wanted::Value(0.0)),
-            Metric::IdlePss | Metric::IdleMachine => Some(Wanted::Value(1024.0)),
-            Metric::Upload | Metric::Download => Some(Wanted::AtLeast(0.5, NGINX)),
-            Metric::UploadPeak | Metric::DownloadPeak => Some(Wanted::Value(32.0)),
-            Metric::FirstReady | Metric::Ready => Some(Wanted::Value(300.0)),
-            Metric::Submit => Some(Wanted::Least(1000.0)),
-            Metric::QueueMemory => Some(Wanted::Value(16.0)),
+            Metric::Run => Some(Goal::AtMost(1.5, LIBRARY, 0.5)),
+            Metric::Rate => Some(Goal::AtLeast(0.8, LIBRARY)),
+            Metric::Failures => Some(Goal::Value(0.0)),
+            Metric::IdlePss | Metric::IdleMachine => Some(Goal::Value(1024.0)),
+            Metric::Upload | Metric::Download => Some(Goal::AtLeast(0.5, NGINX)),
+            Metric::UploadPeak | Metric::DownloadPeak => Some(Goal::Value(32.0)),
+            Metric::FirstReady | Metric::Ready => Some(Goal::Value(300.0)),
+            Metric::Submit => Some(Goal::Least(1000.0)),
+            Metric::QueueMemory => Some(Goal::Value(16.0)),
             Metric::PickUp | Metric::PickUpFull | Metric::AuditShare | Metric::AuditShareCall => {
-                Some(Wanted::Value(5.0))
+                Some(Goal::Value(5.0))
             }
-            Metric::Neighbour => Some(Wanted::Value(1.0)),
+            Metric::Neighbour => Some(Goal::Value(1.0)),
             Metric::BesideUploads
             | Metric::BesideArtifacts
             | Metric::BesideOutput
             | Metric::BesideConnections
-            | Metric::BesideMembers => Some(Wanted::Value(3.0)),
+            | Metric::BesideMembers => Some(Goal::Value(3.0)),
             Metric::RunP99 => None,
         }
     }
@@ -185,10 +185,10 @@ impl Report {
             let rounds = samples.of(way, metric);
             let failed = samples.failed(way, metric);
             let against = match metric.wanted() {
-                Some(Wanted::AtLeast(_, to) | Wanted::AtMost(_, to, _)) => {
+                Some(Goal::AtLeast(_, to) | Goal::AtMost(_, to, _)) => {
                     samples.ratio(way, to, metric)
                 }
-                Some(Wanted::Value(_) | Wanted::Least(_)) | None => None,
+                Some(Goal::Value(_) | Goal::Least(_)) | None => None,
             };
             (!rounds.is_empty() || failed.is_some()).then(|| {
                 json!({
@@ -226,14 +226,14 @@ impl Report {
         }
         let samples = &self.samples;
         match metric.wanted()? {
-            Wanted::AtLeast(least, to) => {
+            Goal::AtLeast(least, to) => {
                 let ratio = samples.ratio(way, to, metric)?;
                 Some((
                     format!("{way} / {to} {ratio:.2}  wanted >= {least}"),
                     ratio >= least,
                 ))
             }
-            Wanted::AtMost(factor, to, more) => {
+            Goal::AtMost(factor, to, more) => {
                 let (own, ratio) = (
                     samples.median(way, metric)?,
                     samples.ratio(way, to, metric)?,
@@ -244,7 +244,7 @@ impl Report {
                 );
                 Some((words, own <= most))
             }
-            Wanted::Value(most) => {
+            Goal::Value(most) => {
                 // The worst: a failure in one round is not undone by the others.
                 let worst = samples.of(way, metric).iter().copied().reduce(f64::max)?;
                 Some((
@@ -252,7 +252,7 @@ impl Report {
                     worst <= most,
                 ))
             }
-            Wanted::Least(least) => {
+            Goal::Least(least) => {
                 let worst = samples.of(way, metric).iter().copied().reduce(f64::min)?;
                 Some((
                     format!("{way}, worst round {worst:.0}  wanted >= {least}"),

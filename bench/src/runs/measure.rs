@@ -2,7 +2,7 @@
 
 use crate::runs::{
     Options, hundred, idle, load, pairs,
-    report::{About, Measured, NotRun, Phase, Report},
+    report::{Circumstances, Measured, NotRun, Phase, Report},
     rows::{self, Row},
     schedule::Random,
     statistics::{microseconds, percentile},
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(crate) const WARM_UP: usize = 3;
 
 /// A row with its way, and what came of it in the present phase.
-struct Lane {
+struct PreparedRow {
     row: Row,
     way: Way,
     samples: Vec<Duration>,
@@ -24,20 +24,20 @@ struct Lane {
 
 pub(crate) async fn everything(options: Options) -> Report {
     let mut random = Random::new(options.seed);
-    let mut report = Report::new(About::of(&options));
-    let mut lanes = prepare_all(&options, &mut report.not_run).await;
+    let mut report = Report::new(Circumstances::of(&options));
+    let mut prepared = prepare_all(&options, &mut report.not_run).await;
     let phases = [
         Some(Phase::BackToBack),
         options.idle.map(|_| Phase::AfterIdle),
     ];
     for phase in phases.into_iter().flatten() {
-        sample(&options, phase, &mut random, &mut lanes).await;
+        sample(&options, phase, &mut random, &mut prepared).await;
         report
             .rows
-            .extend(lanes.iter_mut().map(|lane| lane.take(phase)));
+            .extend(prepared.iter_mut().map(|row| row.take(phase)));
     }
-    for lane in lanes {
-        lane.way.end().await;
+    for row in prepared {
+        row.way.end().await;
     }
     report.compare();
     throughput::measure(&options, &mut random, &mut report).await;
@@ -55,8 +55,8 @@ pub(crate) fn wanted(options: &Options, name: &str) -> bool {
     options.only.is_empty() || options.only.iter().any(|only| only == name)
 }
 
-async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<Lane> {
-    let mut lanes = Vec::new();
+async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<PreparedRow> {
+    let mut prepared = Vec::new();
     let all = rows::all(options.command.as_deref());
     let known = |name: &&String| {
         all.iter().any(|row| row.name == **name) || rows::MORE.contains(&name.as_str())
@@ -73,7 +73,7 @@ async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<Lane> 
         }
         (options.progress)(&format!("preparing {}", row.name));
         match warmed_up(&row, options).await {
-            Ok(way) => lanes.push(Lane {
+            Ok(way) => prepared.push(PreparedRow {
                 row,
                 way,
                 samples: Vec::new(),
@@ -85,7 +85,7 @@ async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<Lane> 
             }),
         }
     }
-    lanes
+    prepared
 }
 
 async fn warmed_up(row: &Row, options: &Options) -> Result<Way, Reason> {
@@ -101,10 +101,15 @@ async fn warmed_up(row: &Row, options: &Options) -> Result<Way, Reason> {
     Ok(way)
 }
 
-async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mut [Lane]) {
+async fn sample(
+    options: &Options,
+    phase: Phase,
+    random: &mut Random,
+    prepared: &mut [PreparedRow],
+) {
     let mut told = Instant::now();
     for round in 0..options.rounds {
-        if !lanes.is_empty() && (round == 0 || told.elapsed() > Duration::from_secs(5)) {
+        if !prepared.is_empty() && (round == 0 || told.elapsed() > Duration::from_secs(5)) {
             told = Instant::now();
             (options.progress)(&format!(
                 "{}: round {} of {}",
@@ -114,37 +119,37 @@ async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mu
             ));
         }
         // A row that is visited often stands in the round that often.
-        let visits = |lane: &Lane| {
+        let visits = |row: &PreparedRow| {
             if phase == Phase::BackToBack {
-                lane.row.visits()
+                row.row.visits()
             } else {
                 1
             }
         };
-        let round: Vec<_> = lanes
+        let round: Vec<_> = prepared
             .iter()
             .enumerate()
-            .flat_map(|(number, lane)| vec![number; visits(lane)])
+            .flat_map(|(number, row)| vec![number; visits(row)])
             .collect();
         for place in random.order(round.len()) {
-            let lane = &mut lanes[round[place]];
+            let row = &mut prepared[round[place]];
             match phase {
                 Phase::BackToBack => {
-                    for _ in 0..lane.row.burst() {
-                        lane.once().await;
+                    for _ in 0..row.row.burst() {
+                        row.once().await;
                     }
                 }
                 Phase::AfterIdle => {
                     tokio::time::sleep(options.idle.unwrap_or_default()).await;
-                    lane.once().await;
+                    row.once().await;
                 }
             }
-            lane.way.settle().await;
+            row.way.settle().await;
         }
     }
 }
 
-impl Lane {
+impl PreparedRow {
     async fn once(&mut self) {
         match self.way.once().await {
             Ok(took) => self.samples.push(took),

@@ -12,7 +12,7 @@ use std::fs;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     /// Under which circumstances.
-    pub(crate) about: About,
+    pub(crate) about: Circumstances,
     /// What was measured sample by sample.
     pub(crate) rows: Vec<Measured>,
     /// Runs per second with several at once.
@@ -36,7 +36,7 @@ pub(crate) struct Report {
 /// The circumstances.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
-pub(crate) struct About {
+pub(crate) struct Circumstances {
     pub(crate) version: &'static str,
     /// Numbers of a debug build mean nothing.
     pub(crate) debug_build: bool,
@@ -220,14 +220,14 @@ impl Phase {
     }
 }
 
-impl About {
-    pub(crate) fn of(options: &Options) -> About {
+impl Circumstances {
+    pub(crate) fn of(options: &Options) -> Circumstances {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let command = options
             .command
             .clone()
             .unwrap_or_else(|| vec!["/bin/true".into()]);
-        About {
+        Circumstances {
             version: env!("CARGO_PKG_VERSION"),
             debug_build: cfg!(debug_assertions),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
@@ -251,7 +251,7 @@ pub(crate) fn load() -> String {
 }
 
 impl Report {
-    pub(crate) fn new(about: About) -> Report {
+    pub(crate) fn new(about: Circumstances) -> Report {
         Report {
             about,
             rows: Vec::new(),
@@ -294,7 +294,7 @@ pub(crate) mod tests {
 
     /// A report of two rows in both phases.
     pub(crate) fn example() -> Report {
-        let about = About {
+        let about = Circumstances {
             version: "1",
             debug_build: false,
             kernel: "6.1".into(),

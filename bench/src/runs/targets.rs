@@ -8,7 +8,7 @@ use crate::runs::{
 
 /// Which side of a number is good.
 #[derive(Clone, Copy)]
-enum Wanted {
+enum Bound {
     AtMost(f64),
     AtLeast(f64),
 }
@@ -27,14 +27,14 @@ pub(crate) fn judge(report: &Report) -> Vec<Target> {
         .map(|bytes| bytes as f64 / 1024.0);
     targets.push(target(
         "idle parked sandbox",
-        Wanted::AtMost(512.0),
+        Bound::AtMost(512.0),
         "KiB",
         kib,
     ));
     let seconds = report.hundred.as_ref().map(|hundred| hundred.seconds);
     targets.push(target(
         "100 sandboxes created and answering",
-        Wanted::AtMost(1.0),
+        Bound::AtMost(1.0),
         "s",
         seconds,
     ));
@@ -48,13 +48,13 @@ fn of_images(report: &Report) -> Vec<Target> {
     let mut targets = vec![
         target(
             "each of 100 runs of an image, memory",
-            Wanted::AtMost(1.0),
+            Bound::AtMost(1.0),
             "MiB",
             mib(runs.and_then(|r| r.charged_bytes)),
         ),
         target(
             "each of 100 runs of an image, disk",
-            Wanted::AtMost(1.0),
+            Bound::AtMost(1.0),
             "MiB",
             mib(runs.and_then(|r| r.disk_bytes)),
         ),
@@ -66,7 +66,7 @@ fn of_images(report: &Report) -> Vec<Target> {
         );
         target(
             &name,
-            Wanted::AtMost(25.0),
+            Bound::AtMost(25.0),
             "ms",
             Some(pairs.difference_p50_us / 1000.0),
         )
@@ -75,14 +75,14 @@ fn of_images(report: &Report) -> Vec<Target> {
         let name = format!("image of {} MiB, {} layer", load.bytes >> 20, load.layer);
         targets.push(target(
             &format!("{name}, loaded"),
-            Wanted::AtMost(2.0),
+            Bound::AtMost(2.0),
             "x tar -x",
             load.to_tar,
         ));
         let peak = mib(Some(load.peak_bytes));
         targets.push(target(
             &format!("{name}, memory"),
-            Wanted::AtMost(64.0),
+            Bound::AtMost(64.0),
             "MiB",
             peak,
         ));
@@ -108,55 +108,55 @@ fn of_rows(report: &Report, phase: Phase) -> Vec<Target> {
     vec![
         named(
             "library cold p50",
-            Wanted::AtMost(0.45),
+            Bound::AtMost(0.45),
             "x bwrap",
             to(command(Kind::Cold), bwrap),
         ),
         named(
             "library cold p50",
-            Wanted::AtMost(3.0),
+            Bound::AtMost(3.0),
             "x posix_spawn",
             to(command(Kind::Cold), spawn),
         ),
         named(
             "library cold with an image p50",
-            Wanted::AtMost(1.5),
+            Bound::AtMost(1.5),
             "x library cold",
             to(command(Kind::ColdWithImage), command(Kind::Cold)),
         ),
         named(
             "library cold with an image p50",
-            Wanted::AtMost(0.1),
+            Bound::AtMost(0.1),
             "x docker",
             to(command(Kind::ColdWithImage), command(Kind::DockerWithImage)),
         ),
         named(
             "library warm p50",
-            Wanted::AtMost(1.3),
+            Bound::AtMost(1.3),
             "x posix_spawn",
             to(command(Kind::Warm), spawn),
         ),
         named(
             "library warm p50, sustained",
-            Wanted::AtMost(1.3),
+            Bound::AtMost(1.3),
             "x posix_spawn",
             to(command(Kind::WarmSustained), spawn),
         ),
         named(
             "`airlock run` p50",
-            Wanted::AtMost(0.9),
+            Bound::AtMost(0.9),
             "x bwrap",
             to(command(Kind::Cli), bwrap),
         ),
         named(
             "the same less the v1 attach",
-            Wanted::AtMost(0.9),
+            Bound::AtMost(0.9),
             "x bwrap",
             to(without_attach, bwrap),
         ),
         named(
             "Python cold p50",
-            Wanted::AtMost(1.2),
+            Bound::AtMost(1.2),
             "x plain Python",
             to(python, plain),
         ),
@@ -173,27 +173,27 @@ fn of_throughput(measured: &[Throughput]) -> Vec<Target> {
     vec![
         target(
             "throughput, 8 at once, cold",
-            Wanted::AtLeast(3.0),
+            Bound::AtLeast(3.0),
             "x bwrap",
             to_bwrap(Kind::Cold),
         ),
         target(
             "throughput, 8 at once, warm",
-            Wanted::AtLeast(6.0),
+            Bound::AtLeast(6.0),
             "x bwrap",
             to_bwrap(Kind::Warm),
         ),
     ]
 }
 
-fn target(name: &str, wanted: Wanted, unit: &str, measured: Option<f64>) -> Target {
+fn target(name: &str, wanted: Bound, unit: &str, measured: Option<f64>) -> Target {
     let (sign, number) = match wanted {
-        Wanted::AtMost(number) => ("<=", number),
-        Wanted::AtLeast(number) => (">=", number),
+        Bound::AtMost(number) => ("<=", number),
+        Bound::AtLeast(number) => (">=", number),
     };
     let met = measured.map(|measured| match wanted {
-        Wanted::AtMost(most) => measured <= most,
-        Wanted::AtLeast(least) => measured >= least,
+        Bound::AtMost(most) => measured <= most,
+        Bound::AtLeast(least) => measured >= least,
     });
     Target {
         name: name.to_owned(),
@@ -210,12 +210,12 @@ mod tests {
     #[test]
     fn a_target_is_met_not_met_or_not_measured() {
         let met = |wanted, measured| target("x", wanted, "s", measured).met;
-        assert_eq!(met(Wanted::AtMost(3.0), Some(3.0)), Some(true));
-        assert_eq!(met(Wanted::AtMost(3.0), Some(3.1)), Some(false));
-        assert_eq!(met(Wanted::AtLeast(3.0), Some(3.1)), Some(true));
-        assert_eq!(met(Wanted::AtLeast(3.0), Some(2.9)), Some(false));
-        assert_eq!(met(Wanted::AtLeast(3.0), None), None);
-        let shown = target("cold", Wanted::AtMost(0.45), "x bwrap", Some(0.4));
+        assert_eq!(met(Bound::AtMost(3.0), Some(3.0)), Some(true));
+        assert_eq!(met(Bound::AtMost(3.0), Some(3.1)), Some(false));
+        assert_eq!(met(Bound::AtLeast(3.0), Some(3.1)), Some(true));
+        assert_eq!(met(Bound::AtLeast(3.0), Some(2.9)), Some(false));
+        assert_eq!(met(Bound::AtLeast(3.0), None), None);
+        let shown = target("cold", Bound::AtMost(0.45), "x bwrap", Some(0.4));
         assert_eq!(
             (&*shown.target, shown.measured.as_deref()),
             ("<= 0.45 x bwrap", Some("0.40"))

@@ -21,7 +21,7 @@ const BATCHES: usize = 5;
 const LONGEST_BATCH: Duration = Duration::from_secs(1);
 
 /// A row with its way and its batches.
-struct Lane {
+struct PreparedRow {
     row: Row,
     way: Way,
     batches: Result<Vec<f64>, Reason>,
@@ -58,7 +58,7 @@ async fn with(
         .filter(|row| row.group == Group::Command && KINDS.contains(&row.kind))
     {
         match ways::prepare(row.kind, &row.command, options).await {
-            Ok(way) => lanes.push(Lane {
+            Ok(way) => lanes.push(PreparedRow {
                 row,
                 way,
                 batches: Ok(Vec::new()),
@@ -73,7 +73,7 @@ async fn with(
         }
     }
     let mut measured = Vec::new();
-    for Lane { row, way, batches } in lanes {
+    for PreparedRow { row, way, batches } in lanes {
         way.end().await;
         match batches {
             Ok(batches) => measured.push(summary(row.name, runners, batches)),
@@ -84,7 +84,7 @@ async fn with(
     (measured, not_run)
 }
 
-impl Lane {
+impl PreparedRow {
     /// One batch, unless one has failed.
     async fn batch(&mut self, runners: usize, length: Duration) {
         let Ok(batches) = &mut self.batches else {

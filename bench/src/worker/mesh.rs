@@ -36,7 +36,7 @@ pub(crate) struct Mesh {
 }
 
 /// How it went with many calls.
-pub(crate) struct Told {
+pub(crate) struct BatchResult {
     pub(crate) unanswered: usize,
     pub(crate) twice: usize,
 }
@@ -120,7 +120,7 @@ impl Mesh {
     }
 
     /// So many at once. After the last answer one more call is made: what was answered twice has come before its answer.
-    pub(crate) async fn many(&mut self, calls: usize) -> Result<Told, Trouble> {
+    pub(crate) async fn many(&mut self, calls: usize) -> Result<BatchResult, Trouble> {
         let ids: BTreeSet<_> = (0..calls).map(|_| self.next_id()).collect();
         let mut answered: BTreeMap<String, usize> = BTreeMap::new();
         for id in &ids {
@@ -143,7 +143,7 @@ impl Mesh {
             *answered.entry(id).or_default() += 1;
         }
         let unanswered = ids.iter().filter(|id| !answered.contains_key(*id)).count();
-        Ok(Told {
+        Ok(BatchResult {
             unanswered,
             twice: answered.values().filter(|times| **times > 1).count(),
         })

@@ -45,10 +45,10 @@ pub(crate) enum Metric {
 }
 
 /// What the project wants at most, if anything; with a way, so many times what that has.
-type Wanted = Option<(f64, Option<&'static str>)>;
+type Goal = Option<(f64, Option<&'static str>)>;
 
 /// Each line: its title, and what is wanted of it.
-const LINES: [(Metric, &str, Wanted); 8] = [
+const LINES: [(Metric, &str, Goal); 8] = [
     (Metric::Cold, "cold call ms, p50", Some((1.2, Some(BWRAP)))),
     (
         Metric::Warm,
@@ -100,7 +100,7 @@ impl Report {
     }
 
     /// What a way is to what is wanted, in words, and whether it is that.
-    fn verdict(&self, way: &'static str, metric: Metric, wanted: Wanted) -> Option<(String, bool)> {
+    fn verdict(&self, way: &'static str, metric: Metric, wanted: Goal) -> Option<(String, bool)> {
         match wanted? {
             (_, Some(to)) if to == way => None,
             (most, Some(to)) => {

@@ -2,7 +2,7 @@
 //! granted. Whatever a case forbids, it also sees that what is allowed arrives by the same ways.
 
 use crate::{
-    Case, Control, Found, Outcome, POWER, Peer, Trouble, case,
+    Case, Control, Finding, Outcome, POWER, Peer, Trouble, case,
     internet::{ELSEWHERE, Internet},
     network::{lend, own_address},
     probe::{
@@ -261,7 +261,7 @@ fn rebinding(ground: &Ground<'_>) -> Outcome {
             "it is never dialled while it is public".to_owned(),
         ));
     }
-    Ok(Found::when(
+    Ok(Finding::when(
         dialled.iter().any(|address| address.ip().is_loopback()),
         "the host's loopback was dialled",
     ))
@@ -351,8 +351,8 @@ fn disguised(ground: &Ground<'_>) -> Outcome {
     said(ground, "speak", &[], &[&good[..], &probes].concat())?;
     arrives(&internet, &good)?;
     let others = internet.asked().into_iter().find(|name| name != ALLOWED);
-    Ok(others.map_or(Found::Nothing, |name| {
-        Found::Escape(format!("`{}` was asked for", name.escape_debug()))
+    Ok(others.map_or(Finding::Nothing, |name| {
+        Finding::Escape(format!("`{}` was asked for", name.escape_debug()))
     }))
 }
 
@@ -450,8 +450,8 @@ fn tampered(ground: &Ground<'_>) -> Outcome {
     .concat();
     let report = said(ground, "tamper", &[], &bad)?;
     let reached = bad.iter().find(|probe| internet.heard(&probe.mark));
-    let reached = reached.map_or(Found::Nothing, |probe| {
-        Found::Escape(format!("`{}` arrived", probe.mark))
+    let reached = reached.map_or(Finding::Nothing, |probe| {
+        Finding::Escape(format!("`{}` arrived", probe.mark))
     });
     Ok(reached.or(|| report.claims()))
 }
@@ -495,7 +495,7 @@ fn made_up(ground: &Ground<'_>) -> Outcome {
         return judged(ground, &internet, &good, &denied);
     }
     match judged(ground, &internet, &good, &bad)? {
-        Found::Nothing => exhausted(ground, &internet),
+        Finding::Nothing => exhausted(ground, &internet),
         found => Ok(found),
     }
 }

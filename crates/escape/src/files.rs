@@ -1,7 +1,7 @@
 //! Group A: files and paths.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case,
+    Case, Control, Finding, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case,
     nothing, oracle,
     world::{Ground, each, mount},
 };
@@ -224,7 +224,7 @@ fn planted(ground: &Ground<'_>, workspace: &Path, names: &[&str]) -> Outcome {
         names.iter().map(|name| {
             (
                 (*name).to_owned(),
-                Found::when(is_planted(name), &format!("`{name}` is the program's")),
+                Finding::when(is_planted(name), &format!("`{name}` is the program's")),
             )
         }),
     )
@@ -286,8 +286,8 @@ fn input_names(ground: &Ground<'_>) -> Outcome {
         put_input(ground, folder, name, &source, request.clone())?;
     }
     Ok(match outside.join(trace).exists() {
-        true => Found::Escape("an input landed outside the workspace".to_owned()),
-        false => Found::Nothing,
+        true => Finding::Escape("an input landed outside the workspace".to_owned()),
+        false => Finding::Nothing,
     })
 }
 
@@ -481,8 +481,8 @@ fn git_settings(ground: &Ground<'_>) -> Outcome {
             },
         )?;
         let obeyed = obeyed_by_git(&workspace)?;
-        let found = obeyed.map(|line| Found::Escape(format!("git would obey `{line}`")));
-        parts.push((layout.to_owned(), found.unwrap_or(Found::Nothing)));
+        let found = obeyed.map(|line| Finding::Escape(format!("git would obey `{line}`")));
+        parts.push((layout.to_owned(), found.unwrap_or(Finding::Nothing)));
     }
     each(ground, parts)
 }
@@ -542,8 +542,8 @@ fn propagation(ground: &Ground<'_>) -> Outcome {
     });
     held.finish()?;
     Ok(match seen {
-        Some(_) => Found::Escape("its mount is in another's table".to_owned()),
-        None => Found::Nothing,
+        Some(_) => Finding::Escape("its mount is in another's table".to_owned()),
+        None => Finding::Nothing,
     })
 }
 
@@ -584,8 +584,8 @@ fn chroot(ground: &Ground<'_>) -> Outcome {
     let root = fs::read_link(format!("/proc/{}/root", held.process()?))?;
     let report = held.finish()?;
     let moved = match root == Path::new("/") {
-        true => Found::Nothing,
-        false => Found::Escape(format!("its root is now {}", root.display())),
+        true => Finding::Nothing,
+        false => Finding::Escape(format!("its root is now {}", root.display())),
     };
     Ok(canary.told_by(&report).or(|| moved).or(|| report.claims()))
 }
@@ -622,14 +622,14 @@ fn device_nodes(ground: &Ground<'_>) -> Outcome {
     held.finish()?;
     let open = open
         .first()
-        .map(|(major, minor)| Found::Escape(format!("it opened device {major}:{minor}")));
-    let on_host = Found::when(
+        .map(|(major, minor)| Finding::Escape(format!("it opened device {major}:{minor}")));
+    let on_host = Finding::when(
         is_device(&workspace.join("node")),
         "it made a device in the host's folder",
     );
-    Ok(Found::when(made, "it made a device")
+    Ok(Finding::when(made, "it made a device")
         .or(|| on_host)
-        .or(|| open.unwrap_or(Found::Nothing)))
+        .or(|| open.unwrap_or(Finding::Nothing)))
 }
 
 /// A copy of the attacker with both bits and, where root makes it, all capabilities. The attack gives its own away
@@ -660,7 +660,7 @@ fn set_id(ground: &Ground<'_>) -> Outcome {
     })? {
         Ok(held) => held,
         // Outside of a user namespace the kernel refuses to run what asks for more than there can be.
-        Err(report) => return report.finished().map(|_| Found::Nothing),
+        Err(report) => return report.finished().map(|_| Finding::Nothing),
     };
     let pid = held.process()?;
     let power = oracle::status(pid, "CapEff").unwrap_or_default();
@@ -669,8 +669,8 @@ fn set_id(ground: &Ground<'_>) -> Outcome {
     let mut ids = ids.split_whitespace();
     let changed = ids.next() != ids.next();
     Ok(match power.trim_matches('0').is_empty() && !changed {
-        true => Found::Nothing,
-        false => Found::Escape(format!("after exec it has the capabilities {power}")),
+        true => Finding::Nothing,
+        false => Finding::Escape(format!("after exec it has the capabilities {power}")),
     })
 }
 
@@ -705,8 +705,8 @@ fn devices(ground: &Ground<'_>) -> Outcome {
     let open = oracle::devices(held.process()?);
     held.finish()?;
     Ok(match open.first() {
-        Some((major, minor)) => Found::Escape(format!("it opened device {major}:{minor}")),
-        None => Found::Nothing,
+        Some((major, minor)) => Finding::Escape(format!("it opened device {major}:{minor}")),
+        None => Finding::Nothing,
     })
 }
 
@@ -727,11 +727,12 @@ fn descriptors(ground: &Ground<'_>) -> Outcome {
         .into_iter()
         .find(|(number, _)| *number > 2);
     let report = held.finish()?;
-    let open = beyond.map(|(number, name)| Found::Escape(format!("descriptor {number} is {name}")));
+    let open =
+        beyond.map(|(number, name)| Finding::Escape(format!("descriptor {number} is {name}")));
     drop(leaked);
     Ok(canary
         .told_by(&report)
-        .or(|| open.unwrap_or(Found::Nothing))
+        .or(|| open.unwrap_or(Finding::Nothing))
         .or(|| report.claims()))
 }
 
@@ -780,8 +781,8 @@ fn hostile_image(ground: &Ground<'_>) -> Outcome {
     }
     let made = fs::read_dir(&canary.folder)?.count();
     Ok(canary.changed().or(|| match made {
-        1 => Found::Nothing,
-        _ => Found::Escape("it wrote through a link of the image".to_owned()),
+        1 => Finding::Nothing,
+        _ => Finding::Escape("it wrote through a link of the image".to_owned()),
     }))
 }
 
@@ -809,9 +810,9 @@ fn artifacts(ground: &Ground<'_>) -> Outcome {
         .is_some_and(|result| result.duration_ms > LONGEST_COLLECTION_MS);
     Ok(
         match (oracle::folder_has(&ground.state(), &canary.secret)?, slow) {
-            (true, _) => Found::Escape("an artifact has the host's secret".to_owned()),
-            (false, true) => Found::Escape("keeping the artifacts took too long".to_owned()),
-            (false, false) => Found::Nothing,
+            (true, _) => Finding::Escape("an artifact has the host's secret".to_owned()),
+            (false, true) => Finding::Escape("keeping the artifacts took too long".to_owned()),
+            (false, false) => Finding::Nothing,
         },
     )
 }
@@ -833,8 +834,8 @@ fn attributes(ground: &Ground<'_>) -> Outcome {
     let there = names
         .into_iter()
         .find(|name| rustix::fs::getxattr(&file, *name, &mut value[..]).is_ok());
-    Ok(there.map_or(Found::Nothing, |name| {
-        Found::Escape(format!("the host's file has `{name}`"))
+    Ok(there.map_or(Finding::Nothing, |name| {
+        Finding::Escape(format!("the host's file has `{name}`"))
     }))
 }
 
@@ -850,7 +851,7 @@ fn lease(ground: &Ground<'_>) -> Outcome {
         rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
     let opened = rustix::fs::open(&file, flags, rustix::fs::Mode::empty());
     let waits = matches!(opened, Err(rustix::io::Errno::WOULDBLOCK));
-    let waits = Found::when(waits, "opening the host's file waits for it");
+    let waits = Finding::when(waits, "opening the host's file waits for it");
     each(
         ground,
         [

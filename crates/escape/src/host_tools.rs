@@ -18,7 +18,7 @@ mod meanwhile;
 mod names;
 
 use crate::{
-    Case, Control, Found, Outcome, Peer, Trouble, case,
+    Case, Control, Finding, Outcome, Peer, Trouble, case,
     world::{Ground, LONGEST_SECONDS, Report, SOMEBODY, each},
 };
 use engine::workspaces::{CommitOptions, LayerError, commit};
@@ -355,7 +355,7 @@ impl<'a> Host<'a> {
             strict,
         )?;
         let ran = self.folder.join("canary/ran").exists();
-        Ok(Found::when(
+        Ok(Finding::when(
             ran,
             "the owner's tools ran what the program had planted",
         ))

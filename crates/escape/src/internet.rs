@@ -22,13 +22,13 @@ const LONGEST: usize = 4 << 20;
 /// All of it. Its listeners live as long as this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Internet {
-    seen: Arc<Seen>,
+    seen: Arc<Observed>,
     /// Who answers at every address but this machine's own.
     server: SocketAddr,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct Observed {
     /// What answers say.
     secret: String,
     /// Answers in their order; the last one stays.
@@ -49,7 +49,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Internet {
     pub(crate) fn new(world: &World) -> Result<Internet, Trouble> {
-        let seen = Arc::new(Seen {
+        let seen = Arc::new(Observed {
             secret: world.secret(),
             names: Mutex::default(),
             asked: Mutex::default(),
@@ -146,7 +146,7 @@ impl Internet {
     }
 }
 
-impl Seen {
+impl Observed {
     fn resolve(&self, name: &str) -> Vec<IpAddr> {
         locked(&self.asked).push(name.to_owned());
         let mut names = locked(&self.names);
@@ -171,7 +171,7 @@ impl Seen {
     }
 }
 
-fn serve(seen: &Arc<Seen>, at: SocketAddr) -> io::Result<SocketAddr> {
+fn serve(seen: &Arc<Observed>, at: SocketAddr) -> io::Result<SocketAddr> {
     let (listener, seen) = (TcpListener::bind(at)?, seen.clone());
     let at = listener.local_addr()?;
     std::thread::spawn(move || {
@@ -184,7 +184,7 @@ fn serve(seen: &Arc<Seen>, at: SocketAddr) -> io::Result<SocketAddr> {
 }
 
 /// One connection: what is said is written down as it comes, and answered request by request.
-fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
+fn attend(seen: &Observed, mut stream: TcpStream) -> Option<()> {
     // Behind a door it may take a while until whoever asked knows that we are there.
     stream.set_read_timeout(Some(SILENCE * 5)).ok()?;
     let number = {
@@ -235,7 +235,7 @@ fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
 }
 
 /// One request in TLS.
-fn attend_secured(seen: &Seen, config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
+fn attend_secured(seen: &Observed, config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE * 5))?;
     let server = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut secured = StreamOwned::new(server, stream);

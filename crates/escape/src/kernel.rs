@@ -1,7 +1,7 @@
 //! Group B: interfaces of the kernel, and processes.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case,
+    Case, Control, Finding, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case,
     network, oracle, terminal,
     world::{Ground, Holding, each, mount},
 };
@@ -228,8 +228,8 @@ fn settings(ground: &Ground<'_>) -> Outcome {
     for (name, old) in &changed {
         fs::write(Path::new("/proc/sys").join(name), old)?;
     }
-    Ok(changed.first().map_or(Found::Nothing, |(name, _)| {
-        Found::Escape(format!("it changed {name}"))
+    Ok(changed.first().map_or(Finding::Nothing, |(name, _)| {
+        Finding::Escape(format!("it changed {name}"))
     }))
 }
 
@@ -265,9 +265,9 @@ fn masked(ground: &Ground<'_>) -> Outcome {
     });
     let report = held.finish()?;
     Ok(match (trigger, report.says(told)) {
-        (Some(_), _) => Found::Escape("it opened sysrq-trigger for writing".to_owned()),
-        (None, true) => Found::Escape("it read the kernel's command line".to_owned()),
-        (None, false) => Found::Nothing,
+        (Some(_), _) => Finding::Escape("it opened sysrq-trigger for writing".to_owned()),
+        (None, true) => Finding::Escape("it read the kernel's command line".to_owned()),
+        (None, false) => Finding::Nothing,
     })
 }
 
@@ -293,7 +293,7 @@ fn cgroup(ground: &Ground<'_>) -> Outcome {
         return Err(Trouble::Missing("a cgroup for the box".to_owned()));
     }
     let (left, report) = groups(ground.attack("leave-cgroup", [""; 0]))?;
-    let out = Found::when(
+    let out = Finding::when(
         left < expected,
         &format!("it is in {left} of {expected} cgroups of its box"),
     );
@@ -313,8 +313,8 @@ fn overwrite(ground: &Ground<'_>) -> Outcome {
     let report = ground.run(request)?.finished()?;
     let same = fs::read(folder.join("airlock"))? == fs::read(original.join("airlock"))?;
     let written = match same {
-        true => Found::Nothing,
-        false => Found::Escape("the host's program was overwritten".to_owned()),
+        true => Finding::Nothing,
+        false => Finding::Escape("the host's program was overwritten".to_owned()),
     };
     Ok(written.or(|| report.claims()))
 }
@@ -333,7 +333,7 @@ fn read_processes(ground: &Ground<'_>) -> Outcome {
     let report = ground
         .run(ground.attack("read-processes", [marker]))?
         .finished()?;
-    let read = Found::when(
+    let read = Finding::when(
         report.says(&secret),
         "it read the variables of a process in another box",
     );
@@ -350,7 +350,7 @@ fn trace(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(ground.attack("trace", [marker]))?;
     let tracer = oracle::status(victim.process()?, "TracerPid");
     let report = held.finish()?;
-    let traced = Found::when(
+    let traced = Finding::when(
         tracer.as_deref() != Some("0"),
         "a process in another box is traced",
     );
@@ -368,7 +368,7 @@ fn join(ground: &Ground<'_>) -> Outcome {
         let same = namespace.is_some() && namespace == oracle::namespace(own, kind);
         (
             kind.to_owned(),
-            Found::when(same, &format!("it is in another box's {kind} namespace")),
+            Finding::when(same, &format!("it is in another box's {kind} namespace")),
         )
     });
     held.finish()?;
@@ -397,7 +397,7 @@ fn new_namespaces(ground: &Ground<'_>, way: &str) -> Outcome {
             .any(|pid| oracle::namespace(*pid, kind) != oracle::namespace(own, kind));
         (
             kind.to_owned(),
-            Found::when(differs, &format!("it has made a {kind} namespace")),
+            Finding::when(differs, &format!("it has made a {kind} namespace")),
         )
     });
     held.finish()?;
@@ -460,7 +460,7 @@ fn table(ground: &Ground<'_>) -> Outcome {
     let mut parts = report.claims_of(&names);
     let seen = seen
         .into_iter()
-        .fold(Found::Nothing, |found, next| found.or(|| next));
+        .fold(Finding::Nothing, |found, next| found.or(|| next));
     parts.push(("a descriptor that the host sees".to_owned(), seen));
     match ground.is_control() {
         true => each(ground, parts),
@@ -475,8 +475,8 @@ fn keys(ground: &Ground<'_>) -> Outcome {
     let report = ground.run(ground.attack("keys", [name]));
     attack::remove_key(key)?;
     Ok(match report?.finished()?.says(&secret) {
-        true => Found::Escape("it read a key of the host's session".to_owned()),
-        false => Found::Nothing,
+        true => Finding::Escape("it read a key of the host's session".to_owned()),
+        false => Finding::Nothing,
     })
 }
 
@@ -485,8 +485,8 @@ fn personality(ground: &Ground<'_>) -> Outcome {
     let persona = fs::read_to_string(format!("/proc/{}/personality", held.process()?))?;
     let report = held.finish()?;
     let changed = match persona.trim().trim_matches('0') {
-        "" => Found::Nothing,
-        _ => Found::Escape(format!("its personality is {}", persona.trim())),
+        "" => Finding::Nothing,
+        _ => Finding::Escape(format!("its personality is {}", persona.trim())),
     };
     Ok(changed.or(|| report.claims()))
 }
@@ -515,8 +515,8 @@ fn flip(ground: &Ground<'_>) -> Outcome {
     };
     ground.run(request)?.finished()?;
     Ok(match fs::read(&file)?.is_empty() {
-        true => Found::Nothing,
-        false => Found::Escape("`.envrc` was written".to_owned()),
+        true => Finding::Nothing,
+        false => Finding::Escape("`.envrc` was written".to_owned()),
     })
 }
 
@@ -526,7 +526,7 @@ fn second_listener(ground: &Ground<'_>) -> Outcome {
         .processes()
         .into_iter()
         .map(|pid| oracle::holds(pid, "io_uring"));
-    Ok(rings.fold(Found::Nothing, |found, next| found.or(|| next)))
+    Ok(rings.fold(Finding::Nothing, |found, next| found.or(|| next)))
 }
 
 /// Kernels before 6.12 cannot hold it: then the result must say so.
@@ -540,13 +540,13 @@ fn old_landlock(ground: &Ground<'_>) -> Outcome {
         })?
         .finished()?;
     if !report.says(&secret) {
-        return Ok(Found::Nothing);
+        return Ok(Finding::Nothing);
     }
     let notes = report.result.map(|result| result.notes).unwrap_or_default();
     let told = notes.into_iter().find(|note| note.contains("Landlock"));
     Ok(told.map_or_else(
-        || Found::Escape("it reached an abstract socket".to_owned()),
-        Found::Reported,
+        || Finding::Escape("it reached an abstract socket".to_owned()),
+        Finding::Reported,
     ))
 }
 
@@ -562,9 +562,9 @@ fn kill(ground: &Ground<'_>) -> Outcome {
     let killed = !outside.wait()?.success();
     report?.finished()?;
     Ok(match (victim.end()?.finished().is_err(), killed) {
-        (true, _) => Found::Escape("a process in another box was killed".to_owned()),
-        (_, true) => Found::Escape("a process of the host's was killed".to_owned()),
-        (false, false) => Found::Nothing,
+        (true, _) => Finding::Escape("a process in another box was killed".to_owned()),
+        (_, true) => Finding::Escape("a process of the host's was killed".to_owned()),
+        (false, false) => Finding::Nothing,
     })
 }
 
@@ -593,8 +593,8 @@ fn crash(ground: &Ground<'_>) -> Outcome {
         .flatten()
         .filter(|entry| entry.path().is_file());
     let left = files.map(|entry| entry.file_name()).next();
-    let left = left.map_or(Found::Nothing, |name| {
-        Found::Escape(format!("`{}` was left", name.display()))
+    let left = left.map_or(Finding::Nothing, |name| {
+        Finding::Escape(format!("`{}` was left", name.display()))
     });
     let mut parts = vec![("file".to_owned(), left)];
     if ground.world.root && ground.world.settings.dangerously_harm_this_machine {
@@ -628,7 +628,7 @@ fn piped_crash(ground: &Ground<'_>, pattern: &str) -> Outcome {
     let crashed = crash_in(ground, &workspace);
     fs::write(PATTERN, pattern)?;
     crashed?;
-    Ok(Found::when(
+    Ok(Finding::when(
         ran.exists(),
         "a program of the host's was started for it",
     ))
@@ -652,8 +652,8 @@ fn groups(ground: &Ground<'_>) -> Outcome {
     let own = oracle::status(std::process::id(), "Groups").unwrap_or_default();
     let kept = ground.place == crate::world::Place::Peer || !ground.world.root;
     Ok(match inside == if kept { own } else { String::new() } {
-        true => Found::Nothing,
-        false => Found::Escape(format!("its groups are `{inside}`")),
+        true => Finding::Nothing,
+        false => Finding::Escape(format!("its groups are `{inside}`")),
     })
 }
 
@@ -671,11 +671,11 @@ fn shared(ground: &Ground<'_>) -> Outcome {
     let of_kernel = ["segment", "queue"].map(|kind| {
         (
             kind.to_owned(),
-            Found::when(told(kind), &format!("it read the {kind} of another box")),
+            Finding::when(told(kind), &format!("it read the {kind} of another box")),
         )
     });
     // Scratch space is each box's own, with or without the namespace.
-    let file = Found::when(report.says(&secret), "it read /dev/shm of another box");
+    let file = Finding::when(report.says(&secret), "it read /dev/shm of another box");
     each(ground, of_kernel).map(|found| found.or(|| file))
 }
 
@@ -719,8 +719,8 @@ fn fingerprint(ground: &Ground<'_>) -> Outcome {
         .run(ground.attack("fingerprint", [""; 0]))?
         .finished()?;
     let told = traits.into_iter().find(|(_, text)| report.says(text));
-    Ok(told.map_or(Found::Nothing, |(what, _)| {
-        Found::Escape(format!("it knows {what}"))
+    Ok(told.map_or(Finding::Nothing, |(what, _)| {
+        Finding::Escape(format!("it knows {what}"))
     }))
 }
 
@@ -749,7 +749,7 @@ fn variables(ground: &Ground<'_>) -> Outcome {
         has && (ground.is_control() || !attack.contains(pid))
     });
     held.finish()?;
-    Ok(seen.map_or(Found::Nothing, |_| {
-        Found::Escape("another process has its variables".to_owned())
+    Ok(seen.map_or(Finding::Nothing, |_| {
+        Finding::Escape("another process has its variables".to_owned())
     }))
 }

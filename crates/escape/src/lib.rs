@@ -8,6 +8,8 @@
 //!
 //! A case is one function: it sets a trap on the host, lets the attack run wherever it is told to, and looks at
 //! the trap. An attacker's own word can convict, never acquit. Attacks live in [`attack`] and run inside only.
+//!
+//! A new case is a row and a function in the file of its group; what it does inside is in `attack/`.
 
 pub mod attack;
 mod egress;
@@ -111,7 +113,7 @@ enum Peer {
 
 /// What the host saw of an attack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
+enum Finding {
     /// Nothing of it.
     Nothing,
     /// It was done, and the result says so.
@@ -131,7 +133,7 @@ enum Trouble {
     Refused(String),
 }
 
-type Outcome = Result<Found, Trouble>;
+type Outcome = Result<Finding, Trouble>;
 
 impl From<std::io::Error> for Trouble {
     fn from(error: std::io::Error) -> Trouble {
@@ -280,11 +282,11 @@ impl Case {
         };
         let cgroups = !matches!(self.control, Control::WithoutCgroups(_));
         match Ground::new(world, Place::Control, steps, cgroups).tried(test) {
-            Ok(Found::Escape(_)) => Controlled::Succeeded,
-            Ok(Found::Nothing) => {
+            Ok(Finding::Escape(_)) => Controlled::Succeeded,
+            Ok(Finding::Nothing) => {
                 Controlled::Failed("without the wall it gets no further".to_owned())
             }
-            Ok(Found::Reported(what)) => {
+            Ok(Finding::Reported(what)) => {
                 Controlled::Failed(format!("it was only reported: {what}"))
             }
             Err(Trouble::Missing(what)) => Controlled::NotRun(what),
@@ -313,9 +315,9 @@ impl Case {
 
 fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
-        Ok(Found::Nothing) => Verdict::Blocked,
-        Ok(Found::Reported(what)) => Verdict::Detected(what),
-        Ok(Found::Escape(what)) => Verdict::Escaped(what),
+        Ok(Finding::Nothing) => Verdict::Blocked,
+        Ok(Finding::Reported(what)) => Verdict::Detected(what),
+        Ok(Finding::Escape(what)) => Verdict::Escaped(what),
         Err(Trouble::Missing(what)) => Verdict::NotApplicable(what),
         Err(Trouble::Broken(why) | Trouble::Refused(why)) => Verdict::Broken(why),
     }

@@ -1,7 +1,7 @@
 //! Two boxes with egress doors side by side: neither reaches the other, the other's door, or its share of the host.
 
 use crate::{
-    Case, Control, Found, Outcome, Trouble, case,
+    Case, Control, Finding, Outcome, Trouble, case,
     egress::NO_DOOR,
     internet::Internet,
     network::{own_address, reachable},
@@ -102,7 +102,7 @@ fn to_another(ground: &Ground<'_>) -> Outcome {
         })?
         .finished()?;
     held.finish()?;
-    Ok(Found::when(
+    Ok(Finding::when(
         report.says(&secret),
         "it reached the other sandbox",
     ))
@@ -130,7 +130,7 @@ fn flood(ground: &Ground<'_>) -> Outcome {
     let work = |count: u32| ground.attack("time", [count.to_string(), ALLOWED.to_owned()]);
     if ground.is_control() {
         let (_, answered) = worked(ground, work(PER_MINUTE + REQUESTS))?;
-        return Ok(Found::when(
+        return Ok(Finding::when(
             answered < PER_MINUTE + REQUESTS,
             "its share is spent",
         ));
@@ -138,12 +138,12 @@ fn flood(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(ground.attack("flood-door", [FLOODED]))?;
     let (slowest, answered) = worked(ground, work(REQUESTS))?;
     held.finish()?;
-    Ok(Found::when(
+    Ok(Finding::when(
         answered < REQUESTS,
         &format!("only {answered} of {REQUESTS} requests were answered"),
     )
     .or(|| {
-        Found::when(
+        Finding::when(
             slowest > SLOWEST_MS,
             &format!("a request took {slowest} ms"),
         )

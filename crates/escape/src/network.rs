@@ -1,7 +1,7 @@
 //! Group C: what a box without network must not reach, and who must not reach it.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, Peer, Trouble, case,
+    Case, Control, Finding, NOT_A_USERS, Outcome, Peer, Trouble, case,
     world::{Ground, Report, World, each, mount},
 };
 use engine::Step;
@@ -100,10 +100,10 @@ fn listen(world: &World, at: SocketAddr) -> Result<(u16, String), Trouble> {
     Ok((port, secret))
 }
 
-fn heard(report: &Report, secret: &str) -> Found {
+fn heard(report: &Report, secret: &str) -> Finding {
     match report.says(secret) {
-        true => Found::Escape("it reached a listener of the host's".to_owned()),
-        false => Found::Nothing,
+        true => Finding::Escape("it reached a listener of the host's".to_owned()),
+        false => Finding::Nothing,
     }
 }
 
@@ -146,7 +146,7 @@ fn sockets(ground: &Ground<'_>) -> Outcome {
     let arrived = receiver
         .recv(&mut datagram)
         .is_ok_and(|length| datagram[..length] == *secret.as_bytes());
-    let arrived = Found::when(arrived, "a datagram reached the host");
+    let arrived = Finding::when(arrived, "a datagram reached the host");
     each(
         ground,
         [
@@ -232,7 +232,7 @@ fn loopback(ground: &Ground<'_>) -> Outcome {
         traps.iter().map(|(address, secret)| {
             (
                 address.clone(),
-                Found::when(reached(address, secret), &format!("it reached {address}")),
+                Finding::when(reached(address, secret), &format!("it reached {address}")),
             )
         }),
     )
@@ -311,7 +311,7 @@ pub(crate) fn reachable(ground: &Ground<'_>, network: Option<spec::Network>) -> 
     });
     held.finish()?;
     Ok(match told {
-        true => Found::Escape("it can be reached from the host's network".to_owned()),
-        false => Found::Nothing,
+        true => Finding::Escape("it can be reached from the host's network".to_owned()),
+        false => Finding::Nothing,
     })
 }

@@ -1,6 +1,6 @@
 //! What the host sees of processes, whoever they say they are.
 
-use crate::{Found, peer};
+use crate::{Finding, peer};
 use std::{
     fs,
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -66,12 +66,12 @@ pub(crate) fn descriptors(pid: u32) -> Vec<(u32, String)> {
 }
 
 /// Whether a process holds a descriptor whose name has this part.
-pub(crate) fn holds(pid: u32, part: &str) -> Found {
+pub(crate) fn holds(pid: u32, part: &str) -> Finding {
     let found = descriptors(pid)
         .into_iter()
         .find(|(number, name)| *number > 2 && name.contains(part));
-    found.map_or(Found::Nothing, |(_, name)| {
-        Found::Escape(format!("it holds {name}"))
+    found.map_or(Finding::Nothing, |(_, name)| {
+        Finding::Escape(format!("it holds {name}"))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Cases that the list of the suite does not have.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, Trouble, case, oracle,
+    Case, Control, Finding, NOT_A_USERS, Outcome, POWER, Peer, Trouble, case, oracle,
     world::{Ground, Place, each, mount},
 };
 use engine::Step;
@@ -108,13 +108,13 @@ fn second_name(ground: &Ground<'_>) -> Outcome {
     };
     let report = ground.run(request)?.finished()?;
     if fs::read_to_string(&file)? == "of the host" {
-        return Ok(Found::Nothing);
+        return Ok(Finding::Nothing);
     }
     let notes = report.result.map(|result| result.notes).unwrap_or_default();
     let told = notes.into_iter().find(|note| note.contains(".envrc"));
     Ok(told.map_or_else(
-        || Found::Escape("`.envrc` was written".to_owned()),
-        Found::Reported,
+        || Finding::Escape("`.envrc` was written".to_owned()),
+        Finding::Reported,
     ))
 }
 
@@ -123,7 +123,7 @@ fn foreign_call(ground: &Ground<'_>) -> Outcome {
     let report = ground.run(ground.attack("foreign-call", [""; 0]))?;
     let signal = report.result.as_ref().and_then(|result| result.signal);
     match (signal, ground.is_control()) {
-        (Some(libc::SIGSYS), _) => Ok(Found::Nothing),
+        (Some(libc::SIGSYS), _) => Ok(Finding::Nothing),
         (Some(_), true) => Err(Trouble::Missing(
             "a kernel that runs 32-bit programs".to_owned(),
         )),
@@ -144,8 +144,8 @@ fn limit_keeper(ground: &Ground<'_>) -> Outcome {
         });
     held.finish()?;
     Ok(match limited {
-        true => Found::Escape("the first process of the box was limited".to_owned()),
-        false => Found::Nothing,
+        true => Finding::Escape("the first process of the box was limited".to_owned()),
+        false => Finding::Nothing,
     })
 }
 
@@ -165,8 +165,8 @@ fn inotify(ground: &Ground<'_>) -> Outcome {
         .filter(|(_, name)| name.contains("inotify"))
         .count();
     Ok(match count > MOST_INSTANCES {
-        true => Found::Escape(format!("{count} instances")),
-        false => Found::Nothing,
+        true => Finding::Escape(format!("{count} instances")),
+        false => Finding::Nothing,
     })
 }
 
@@ -195,8 +195,8 @@ fn set_id_left(ground: &Ground<'_>) -> Outcome {
         .flatten()
         .map(|entry| entry.path())
         .find(|path| lends(path));
-    Ok(left.map_or(Found::Nothing, |path| {
-        Found::Escape(format!("`{}` has set-id bits", path.display()))
+    Ok(left.map_or(Finding::Nothing, |path| {
+        Finding::Escape(format!("`{}` has set-id bits", path.display()))
     }))
 }
 
@@ -227,11 +227,11 @@ fn quotas(ground: &Ground<'_>) -> Outcome {
     let locked = oracle::status(held.process()?, "VmLck").unwrap_or_default();
     let locked: u64 = locked.trim_end_matches("kB").trim().parse().unwrap_or(0);
     held.finish()?;
-    let signals = Found::when(
+    let signals = Finding::when(
         signals > MOST_SIGNALS,
         &format!("{signals} signals of its starter's share"),
     );
-    let locked = Found::when(
+    let locked = Finding::when(
         locked > MOST_LOCKED_KIB,
         &format!("{locked} KiB of locked memory"),
     );
@@ -282,18 +282,18 @@ fn scheduling(ground: &Ground<'_>) -> Outcome {
     let parts = [
         (
             "real-time".to_owned(),
-            Found::when([1, 2].contains(&policy), "it runs in real time"),
+            Finding::when([1, 2].contains(&policy), "it runs in real time"),
         ),
         (
             "priority".to_owned(),
-            Found::when(nice < 0, &format!("its nice value is {nice}")),
+            Finding::when(nice < 0, &format!("its nice value is {nice}")),
         ),
     ];
     // A scheduler of groups may refuse real time to whomever.
     match ground.is_control() {
         true => Ok(parts
             .into_iter()
-            .fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
+            .fold(Finding::Nothing, |found, (_, next)| found.or(|| next))),
         false => each(ground, parts),
     }
 }
@@ -333,8 +333,8 @@ fn file_locks(ground: &Ground<'_>) -> Outcome {
     let result = report?.result;
     let named = result.is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
     match (named, seen >= LOCKS) {
-        (true, _) => Ok(Found::Nothing),
-        (false, true) => Ok(Found::Escape(format!("{seen} locks"))),
+        (true, _) => Ok(Finding::Nothing),
+        (false, true) => Ok(Finding::Escape(format!("{seen} locks"))),
         (false, false) => Err(Trouble::Broken(format!("only {seen} locks were seen"))),
     }
 }
@@ -390,7 +390,7 @@ fn huge_pages(ground: &Ground<'_>) -> Outcome {
             .and_then(|held| {
                 let taken = before.saturating_sub(free_huge_pages());
                 held.finish()?;
-                Ok(Found::when(taken > 0, &format!("{taken} huge pages")))
+                Ok(Finding::when(taken > 0, &format!("{taken} huge pages")))
             })
     };
     if may_reserve {

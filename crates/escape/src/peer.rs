@@ -50,14 +50,14 @@ const VARIABLES: [(&str, &str); 4] = [
 
 /// Where everything is that starts it, or what is missing.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct PeerPrograms {
     bwrap: PathBuf,
     prlimit: PathBuf,
     timeout: PathBuf,
 }
 
 /// Looks for it in the usual places.
-pub(crate) fn find() -> Result<Found, String> {
+pub(crate) fn find() -> Result<PeerPrograms, String> {
     let program = |name: &str| {
         let places =
             ["/usr/local/bin", "/usr/bin", "/bin"].map(|folder| Path::new(folder).join(name));
@@ -66,7 +66,7 @@ pub(crate) fn find() -> Result<Found, String> {
             .find(|path| path.is_file())
             .ok_or_else(|| format!("there is no `{name}` here"))
     };
-    Ok(Found {
+    Ok(PeerPrograms {
         bwrap: program("bwrap")?,
         prlimit: program("prlimit")?,
         timeout: program("timeout")?,
@@ -74,7 +74,12 @@ pub(crate) fn find() -> Result<Found, String> {
 }
 
 /// The same request as a command of the peer.
-pub(crate) fn command(found: &Found, world: &World, request: &RunRequest, seconds: u64) -> Command {
+pub(crate) fn command(
+    found: &PeerPrograms,
+    world: &World,
+    request: &RunRequest,
+    seconds: u64,
+) -> Command {
     let mut command = Command::new(&found.timeout);
     command.args(["--signal=KILL", &seconds.to_string()]);
     command

@@ -1,7 +1,7 @@
 //! What an attack on the egress door says inside, marked, so that the host sees what of it arrived anywhere.
 
 use crate::{
-    Found, Outcome, Trouble,
+    Finding, Outcome, Trouble,
     internet::Internet,
     world::{Door, Ground, Report, each},
 };
@@ -153,7 +153,7 @@ pub(crate) fn judged(
             let arrived = internet.heard(&probe.mark);
             (
                 probe.mark.clone(),
-                Found::when(arrived, &format!("`{}` arrived", probe.mark)),
+                Finding::when(arrived, &format!("`{}` arrived", probe.mark)),
             )
         }),
     )

@@ -2,7 +2,7 @@
 //! put into them (groups C and D).
 
 use crate::{
-    Case, Control, Found, Outcome, Trouble, case,
+    Case, Control, Finding, Outcome, Trouble, case,
     egress::NO_DOOR,
     internet::Internet,
     nothing, oracle,
@@ -308,8 +308,8 @@ fn smuggling(ground: &Ground<'_>) -> Outcome {
         head.matches("\ncontent-length").count() + head.matches("\ntransfer-encoding").count() > 1
     });
     let found = smuggled.or(unclear.filter(|_| !ground.is_control()));
-    Ok(found.map_or(Found::Nothing, |head| {
-        Found::Escape(format!("{:?} arrived", head.lines().next()))
+    Ok(found.map_or(Finding::Nothing, |head| {
+        Finding::Escape(format!("{:?} arrived", head.lines().next()))
     }))
 }
 
@@ -395,7 +395,7 @@ fn redirection(ground: &Ground<'_>) -> Outcome {
             "the credential does not reach its own host".to_owned(),
         ));
     }
-    Ok(Found::when(
+    Ok(Finding::when(
         was_told(&internet, OTHER, &key),
         "the credential went to the other host",
     ))
@@ -467,7 +467,7 @@ fn unbound(ground: &Ground<'_>) -> Outcome {
     arrives(&internet, &good)?;
     let told = |host: &str| was_told(&internet, host, &key);
     match told(ALLOWED) {
-        true => Ok(Found::when(
+        true => Ok(Finding::when(
             told(OTHER) || told("third.example"),
             "the credential went to another host",
         )),
@@ -516,7 +516,7 @@ fn echoes(ground: &Ground<'_>) -> Outcome {
                 .unwrap_or_default();
             (
                 probe.mark.clone(),
-                Found::when(
+                Finding::when(
                     heard.contains(&key),
                     &format!("it came back in `{}`", probe.mark),
                 ),
@@ -531,7 +531,7 @@ fn authority(ground: &Ground<'_>) -> Outcome {
     open(ground, &internet, vec![inspect(ALLOWED, &[], false)?]);
     let given = ground.world.fresh("given");
     fs::write(given.join("key"), "-----BEGIN PRIVATE KEY-----\n")?;
-    let (mut found, mut certificates) = (Found::Nothing, Vec::new());
+    let (mut found, mut certificates) = (Finding::Nothing, Vec::new());
     for _ in 0..2 {
         let mut attack = ground.attack("find-key", ["/given/key"]);
         if ground.is_control() {
@@ -551,9 +551,9 @@ fn authority(ground: &Ground<'_>) -> Outcome {
     let kept = oracle::folder_has(&ground.state(), "PRIVATE KEY")?;
     let left = oracle::folder_has(&ground.state().join("doors"), "BEGIN CERTIFICATE")?;
     Ok(found
-        .or(|| Found::when(first == second, "two runs have the same authority"))
-        .or(|| Found::when(kept, "its key lies in the state folder"))
-        .or(|| Found::when(left, "its certificate outlives the run")))
+        .or(|| Finding::when(first == second, "two runs have the same authority"))
+        .or(|| Finding::when(kept, "its key lies in the state folder"))
+        .or(|| Finding::when(left, "its certificate outlives the run")))
 }
 
 /// How to be the server of a name, by an authority that nobody knows; the authority.
@@ -602,7 +602,7 @@ fn stranger(ground: &Ground<'_>) -> Outcome {
             "the door does not go there: {heard}"
         )));
     }
-    Ok(Found::when(
+    Ok(Finding::when(
         internet.heard(MARK),
         "the request was sent to whoever that is",
     ))

@@ -1,7 +1,7 @@
 //! Group E: resources, and how boxes end.
 
 use crate::{
-    Case, Control, Found, Outcome, Peer, Trouble, case, nothing, oracle, peer,
+    Case, Control, Finding, Outcome, Peer, Trouble, case, nothing, oracle, peer,
     world::{Ground, LONGEST_SECONDS, Place, each},
 };
 use engine::Step;
@@ -116,7 +116,7 @@ fn fork_bomb(ground: &Ground<'_>) -> Outcome {
     let count: usize = held.processes().into_iter().map(oracle::tasks).sum();
     let result = held.finish()?.result;
     if count > PIDS {
-        return Ok(Found::Escape(format!(
+        return Ok(Finding::Escape(format!(
             "{count} processes and threads at once"
         )));
     }
@@ -125,9 +125,9 @@ fn fork_bomb(ground: &Ground<'_>) -> Outcome {
             && !result.limits_hit.contains(&LimitName::Pids)
     });
     Ok(if silent {
-        Found::Escape("held, but the result does not name the limit".to_owned())
+        Finding::Escape("held, but the result does not name the limit".to_owned())
     } else {
-        Found::Nothing
+        Finding::Nothing
     })
 }
 
@@ -166,7 +166,7 @@ fn memory_of(ground: &Ground<'_>, kind: &str) -> Outcome {
         Ok(held) => {
             let pid = held.process()?;
             let taken = oracle::resident_mib(pid).max(oracle::folder_mib(pid, "dev/shm"));
-            Ok(Found::when(
+            Ok(Finding::when(
                 taken > MEMORY_MIB,
                 &format!("{taken} MiB of {kind} memory"),
             ))
@@ -175,7 +175,7 @@ fn memory_of(ground: &Ground<'_>, kind: &str) -> Outcome {
             let named = report
                 .result
                 .is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
-            Ok(Found::when(
+            Ok(Finding::when(
                 !named,
                 "held, but the result does not name the limit",
             ))
@@ -207,22 +207,22 @@ fn flood(ground: &Ground<'_>) -> Outcome {
     let grown = oracle::peak_mib(own).saturating_sub(before);
     let told = report.result.is_some_and(|result| result.truncated.stdout);
     Ok(match (grown > MOST_GROWTH_MIB, told) {
-        (true, _) => Found::Escape(format!("the supervisor grew by {grown} MiB")),
-        (false, false) => Found::Escape("the result does not say that output was cut".to_owned()),
-        (false, true) => Found::Nothing,
+        (true, _) => Finding::Escape(format!("the supervisor grew by {grown} MiB")),
+        (false, false) => Finding::Escape("the result does not say that output was cut".to_owned()),
+        (false, true) => Finding::Nothing,
     })
 }
 
 /// Whether everything of an attack is gone soon.
-fn gone(ground: &Ground<'_>, marker: &str) -> Found {
+fn gone(ground: &Ground<'_>, marker: &str) -> Finding {
     let end = Instant::now() + soon(ground);
     while !oracle::attacks_with(marker).is_empty() {
         if Instant::now() > end {
-            return Found::Escape("a process outlived its box".to_owned());
+            return Finding::Escape("a process outlived its box".to_owned());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Found::Nothing
+    Finding::Nothing
 }
 
 fn linger(ground: &Ground<'_>) -> Outcome {
@@ -249,11 +249,11 @@ fn killed_supervisor(ground: &Ground<'_>) -> Outcome {
         };
         let moment = Duration::from_millis(round * longest / rounds.max(2));
         match kill_once(ground, moment)? {
-            Found::Nothing => {}
+            Finding::Nothing => {}
             other => return Ok(other),
         }
     }
-    Ok(Found::Nothing)
+    Ok(Finding::Nothing)
 }
 
 fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
@@ -311,8 +311,8 @@ fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
         swept = remains().is_none() || Instant::now() > end;
     }
     Ok(left.or(|| match remains() {
-        Some(path) => Found::Escape(format!("{} is left", path.display())),
-        None => Found::Nothing,
+        Some(path) => Finding::Escape(format!("{} is left", path.display())),
+        None => Finding::Nothing,
     }))
 }
 
@@ -341,8 +341,8 @@ fn zombies(ground: &Ground<'_>) -> Outcome {
     }
     held.finish()?;
     Ok(match left {
-        0 => Found::Nothing,
-        count => Found::Escape(format!("{count} zombies are left")),
+        0 => Finding::Nothing,
+        count => Finding::Escape(format!("{count} zombies are left")),
     })
 }
 
@@ -366,12 +366,12 @@ fn fill(ground: &Ground<'_>) -> Outcome {
         .map(|place| oracle::folder_count(pid, place))
         .sum();
     held.finish()?;
-    let taken = Found::when(taken > DISK_MIB, &format!("{taken} MiB in scratch space"));
+    let taken = Finding::when(taken > DISK_MIB, &format!("{taken} MiB in scratch space"));
     // Podman cannot bound their number; what they take of the kernel's memory is counted.
     let counted = ground
         .containers()
         .is_none_or(|containers| containers.backend != "podman");
-    let files = Found::when(
+    let files = Finding::when(
         counted && files > MOST_FILES,
         &format!("{files} files in scratch space"),
     );
@@ -404,9 +404,9 @@ fn deep(ground: &Ground<'_>) -> Outcome {
         .is_some_and(|result| result.duration_ms > LONGEST_END_MS);
     Ok(
         match (oracle::folder_has(&ground.state(), &secret)?, slow) {
-            (true, _) => Found::Escape("the file at its bottom was kept".to_owned()),
-            (false, true) => Found::Escape("ending the box took too long".to_owned()),
-            (false, false) => Found::Nothing,
+            (true, _) => Finding::Escape("the file at its bottom was kept".to_owned()),
+            (false, true) => Finding::Escape("ending the box took too long".to_owned()),
+            (false, false) => Finding::Nothing,
         },
     )
 }
@@ -447,8 +447,8 @@ fn numbers(ground: &Ground<'_>) -> Outcome {
     }
     Ok(
         match kib > MEMORY_MIB << 10 || (cpus > 1 && ground.place != Place::Peer) {
-            true => Found::Escape(format!("{cpus} CPUs and {kib} KiB")),
-            false => Found::Nothing,
+            true => Finding::Escape(format!("{cpus} CPUs and {kib} KiB")),
+            false => Finding::Nothing,
         },
     )
 }

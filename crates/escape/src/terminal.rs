@@ -1,7 +1,7 @@
 //! Attacks on the terminal of whoever calls `airlock run`: the real command, on a terminal of our own.
 
 use crate::{
-    Found, Outcome, Trouble, peer,
+    Finding, Outcome, Trouble, peer,
     world::{Ground, LONGEST_SECONDS, Place},
 };
 use rustix::{
@@ -155,12 +155,12 @@ pub(crate) fn typing(ground: &Ground<'_>) -> Outcome {
         let printed = terminal.run(&line)?;
         all.extend(printed);
         if !terminal.typed()?.is_empty() {
-            return Ok(Found::Escape(
+            return Ok(Finding::Escape(
                 "it typed into the caller's terminal".to_owned(),
             ));
         }
     }
-    came_to_its_end(&all).map(|()| Found::Nothing)
+    came_to_its_end(&all).map(|()| Finding::Nothing)
 }
 
 fn came_to_its_end(printed: &[u8]) -> Result<(), Trouble> {
@@ -200,7 +200,7 @@ pub(crate) fn escapes(ground: &Ground<'_>) -> Outcome {
     came_to_its_end(&printed).map(|()| hostile_in(&printed))
 }
 
-fn hostile_in(printed: &[u8]) -> Found {
+fn hostile_in(printed: &[u8]) -> Finding {
     let sequences = HOSTILE.map(|text| text.replace("ESC", "\x1b").replace("BEL", "\x07"));
     let through = |sequence: &&String| {
         printed
@@ -208,7 +208,7 @@ fn hostile_in(printed: &[u8]) -> Found {
             .any(|part| part == sequence.as_bytes())
     };
     let found = sequences.iter().find(through);
-    found.map_or(Found::Nothing, |sequence| {
-        Found::Escape(format!("it steers the terminal: {sequence:?}"))
+    found.map_or(Finding::Nothing, |sequence| {
+        Finding::Escape(format!("it steers the terminal: {sequence:?}"))
     })
 }

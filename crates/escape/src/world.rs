@@ -1,6 +1,6 @@
 //! Where attacks run: in a box of ours, in one with a wall down, or in the peer's; and the traps around it.
 
-use crate::{Containers, Found, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
+use crate::{Containers, Finding, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
 use engine::{Engine, Pool, Run, Step};
 use spec::{
     CopyBounds, EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult,
@@ -33,7 +33,7 @@ pub struct World {
     pub(crate) settings: Settings,
     /// Whether the host's root starts the boxes.
     pub(crate) root: bool,
-    pub(crate) peer: Result<peer::Found, String>,
+    pub(crate) peer: Result<peer::PeerPrograms, String>,
     /// The machine of an owner of a project, for group H.
     pub(crate) host_template: OnceCell<PathBuf>,
     folder: PathBuf,
@@ -167,18 +167,18 @@ pub(crate) struct Canary {
 
 impl Canary {
     /// What was done to the file.
-    pub(crate) fn changed(&self) -> Found {
+    pub(crate) fn changed(&self) -> Finding {
         match fs::read_to_string(&self.file) {
-            Ok(text) if text == self.secret => Found::Nothing,
-            _ => Found::Escape("the host's file was changed".to_owned()),
+            Ok(text) if text == self.secret => Finding::Nothing,
+            _ => Finding::Escape("the host's file was changed".to_owned()),
         }
     }
 
     /// Whether an attack got hold of the secret.
-    pub(crate) fn told_by(&self, report: &Report) -> Found {
+    pub(crate) fn told_by(&self, report: &Report) -> Finding {
         match report.says(&self.secret) {
-            true => Found::Escape("it read the host's secret".to_owned()),
-            false => Found::Nothing,
+            true => Finding::Escape("it read the host's secret".to_owned()),
+            false => Finding::Nothing,
         }
     }
 }
@@ -262,12 +262,13 @@ impl Report {
     }
 
     /// What the attacker itself says it did; enough to convict.
-    pub(crate) fn claims(&self) -> Found {
-        self.value("claim").map_or(Found::Nothing, Found::Escape)
+    pub(crate) fn claims(&self) -> Finding {
+        self.value("claim")
+            .map_or(Finding::Nothing, Finding::Escape)
     }
 
     /// The same of certain things, each by itself.
-    pub(crate) fn claims_of(&self, names: &[&str]) -> Vec<(String, Found)> {
+    pub(crate) fn claims_of(&self, names: &[&str]) -> Vec<(String, Finding)> {
         let said = String::from_utf8_lossy(&self.said);
         let claimed = |name: &str| {
             said.lines().any(|line| {
@@ -277,7 +278,7 @@ impl Report {
         };
         names
             .iter()
-            .map(|name| ((*name).to_owned(), Found::when(claimed(name), name)))
+            .map(|name| ((*name).to_owned(), Finding::when(claimed(name), name)))
             .collect()
     }
 }
@@ -285,35 +286,35 @@ impl Report {
 /// An attack of several parts: one that gets out is enough to convict; in the control each must, or it proves nothing.
 pub(crate) fn each(
     ground: &Ground<'_>,
-    parts: impl IntoIterator<Item = (String, Found)>,
+    parts: impl IntoIterator<Item = (String, Finding)>,
 ) -> Outcome {
     let parts: Vec<_> = parts.into_iter().collect();
     let held = parts
         .iter()
-        .find(|(_, found)| !matches!(found, Found::Escape(_)));
+        .find(|(_, found)| !matches!(found, Finding::Escape(_)));
     match held.filter(|_| ground.is_control()) {
         Some((name, _)) => Err(Trouble::Broken(format!(
             "`{name}` gets no further without the wall"
         ))),
         None => Ok(parts
             .into_iter()
-            .fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
+            .fold(Finding::Nothing, |found, (_, next)| found.or(|| next))),
     }
 }
 
-impl Found {
+impl Finding {
     /// An escape if it is true.
-    pub(crate) fn when(escaped: bool, what: &str) -> Found {
+    pub(crate) fn when(escaped: bool, what: &str) -> Finding {
         if escaped {
-            Found::Escape(what.to_owned())
+            Finding::Escape(what.to_owned())
         } else {
-            Found::Nothing
+            Finding::Nothing
         }
     }
 
     /// The first that found something.
-    pub(crate) fn or(self, other: impl FnOnce() -> Found) -> Found {
-        if self == Found::Nothing {
+    pub(crate) fn or(self, other: impl FnOnce() -> Finding) -> Finding {
+        if self == Finding::Nothing {
             other()
         } else {
             self

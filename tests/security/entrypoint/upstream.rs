@@ -15,9 +15,9 @@ use std::{
 
 /// What was asked, whole: head and body.
 #[derive(Clone, Default)]
-pub(crate) struct Asked(Arc<Mutex<Vec<String>>>);
+pub(crate) struct ReceivedRequests(Arc<Mutex<Vec<String>>>);
 
-impl Asked {
+impl ReceivedRequests {
     /// All of it, so far.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
@@ -34,10 +34,10 @@ pub(crate) fn on_socket(
     path: &Path,
     name: &'static str,
     next: Option<mpsc::Receiver<()>>,
-) -> Asked {
+) -> ReceivedRequests {
     let listener = UnixListener::bind(path).expect("a socket can be made");
     fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("its mode can be set");
-    let (asked, next) = (Asked::default(), Arc::new(Mutex::new(next)));
+    let (asked, next) = (ReceivedRequests::default(), Arc::new(Mutex::new(next)));
     let kept = asked.clone();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -50,10 +50,10 @@ pub(crate) fn on_socket(
 }
 
 /// The same on a port of the host's loopback.
-pub(crate) fn on_port(name: &'static str) -> (u16, Asked) {
+pub(crate) fn on_port(name: &'static str) -> (u16, ReceivedRequests) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it has an address").port();
-    let asked = Asked::default();
+    let asked = ReceivedRequests::default();
     let kept = asked.clone();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -69,7 +69,7 @@ fn answer(
     from: impl Read,
     mut to: impl Write,
     name: &str,
-    asked: &Asked,
+    asked: &ReceivedRequests,
     next: &Mutex<Option<mpsc::Receiver<()>>>,
 ) {
     let mut from = BufReader::new(from);

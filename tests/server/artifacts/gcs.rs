@@ -21,7 +21,7 @@ const BUCKET: &str = "/airlock";
 const LONGEST: usize = 256 << 20;
 
 #[derive(Debug, Default)]
-struct Held {
+struct BucketContents {
     objects: BTreeMap<String, Bytes>,
     uploads: BTreeMap<String, BTreeMap<u32, Bytes>>,
 }
@@ -29,7 +29,7 @@ struct Held {
 /// The fake, for as long as its runtime lives.
 #[derive(Clone, Debug)]
 pub struct Fake {
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<BucketContents>>,
     address: SocketAddr,
 }
 
@@ -40,7 +40,7 @@ impl Fake {
             .await
             .expect("a port");
         let address = listener.local_addr().expect("an address");
-        let held = Arc::new(Mutex::new(Held::default()));
+        let held = Arc::new(Mutex::new(BucketContents::default()));
         let limit = axum::extract::DefaultBodyLimit::max(LONGEST);
         let router = Router::new()
             .fallback(answer)
@@ -78,13 +78,13 @@ impl Fake {
     }
 }
 
-fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+fn lock(held: &Mutex<BucketContents>) -> MutexGuard<'_, BucketContents> {
     held.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 async fn answer(
-    State(held): State<Arc<Mutex<Held>>>,
+    State(held): State<Arc<Mutex<BucketContents>>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -151,7 +151,7 @@ async fn answer(
     }
 }
 
-fn list(held: &Held, prefix: &str) -> Response {
+fn list(held: &BucketContents, prefix: &str) -> Response {
     let found = held
         .objects
         .iter()
@@ -169,7 +169,7 @@ fn list(held: &Held, prefix: &str) -> Response {
     ))
 }
 
-fn get(held: &Held, key: &str, headers: &HeaderMap, head: bool) -> Response {
+fn get(held: &BucketContents, key: &str, headers: &HeaderMap, head: bool) -> Response {
     let Some(bytes) = held.objects.get(key) else {
         return StatusCode::NOT_FOUND.into_response();
     };

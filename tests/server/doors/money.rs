@@ -33,7 +33,7 @@ pub fn dollars(nanos: u64) -> String {
 /// What the service says of a session. Money in nano-dollars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Told {
+pub struct ReportedUsage {
     pub calls: u64,
     pub input: u64,
     pub output: u64,
@@ -43,9 +43,9 @@ pub struct Told {
     pub held: u64,
 }
 
-impl Told {
+impl ReportedUsage {
     /// Reads it out of an answer that has it.
-    pub fn of(told: &Value) -> Told {
+    pub fn of(told: &Value) -> ReportedUsage {
         let number = |name: &str| {
             told[name]
                 .as_u64()
@@ -57,7 +57,7 @@ impl Told {
                 .unwrap_or_else(|| panic!("`{name}`: {told}"));
             (dollars * 1e9).round() as u64
         };
-        Told {
+        ReportedUsage {
             calls: number("calls"),
             input: number("input_tokens"),
             output: number("output_tokens"),
@@ -69,8 +69,8 @@ impl Told {
     }
 
     /// What it has to be, by the provider's account.
-    pub fn exactly(calls: u64, tokens: &Tokens) -> Told {
-        Told {
+    pub fn exactly(calls: u64, tokens: &Tokens) -> ReportedUsage {
+        ReportedUsage {
             calls,
             input: tokens.prompt(),
             output: tokens.generated(),
@@ -214,7 +214,7 @@ impl House {
     }
 
     /// What the service says of a session once nothing of it is under way. Nothing tells when that is.
-    pub fn told(&self, session: &Session) -> Told {
+    pub fn told(&self, session: &Session) -> ReportedUsage {
         let patience = Instant::now() + Duration::from_secs(40);
         loop {
             let answer = self.admin(
@@ -222,7 +222,7 @@ impl House {
                 &format!("/v1/sessions/{}/usage", session.id),
                 &Value::Null,
             );
-            let told = Told::of(&answer.json());
+            let told = ReportedUsage::of(&answer.json());
             if told.held == 0 {
                 return told;
             }

@@ -15,13 +15,13 @@ pub const OPEN: &str = "[webhooks]\nallow_private = true\nallow_plain_http = tru
 /// A request that came.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub line: String,
     pub headers: Vec<(String, String)>,
     pub body: String,
 }
 
-impl Seen {
+impl ReceivedRequest {
     /// A header that it must have.
     pub fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(known, _)| known == name);
@@ -39,7 +39,7 @@ impl Seen {
 pub struct Receiver {
     /// Where it listens.
     pub address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     answers: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -93,12 +93,12 @@ impl Receiver {
     }
 
     /// All that came.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().expect("whole").clone()
     }
 }
 
-fn serve(stream: TcpStream, log: &Mutex<Vec<Seen>>, orders: &Mutex<VecDeque<String>>) {
+fn serve(stream: TcpStream, log: &Mutex<Vec<ReceivedRequest>>, orders: &Mutex<VecDeque<String>>) {
     let Some((request, mut stream)) = take(stream) else {
         return;
     };
@@ -111,7 +111,7 @@ fn serve(stream: TcpStream, log: &Mutex<Vec<Seen>>, orders: &Mutex<VecDeque<Stri
     );
 }
 
-fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
+fn take(mut stream: TcpStream) -> Option<(ReceivedRequest, TcpStream)> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     let head = loop {
         let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
@@ -139,7 +139,7 @@ fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
     }
     let body = String::from_utf8(bytes[head + 4..].to_vec()).ok()?;
     Some((
-        Seen {
+        ReceivedRequest {
             line,
             headers,
             body,
@@ -149,12 +149,12 @@ fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
 }
 
 /// Which of the signatures of a notice fit this secret, by an implementation that is not ours.
-pub fn fitting(notice: &Seen, secret: &str) -> Vec<bool> {
+pub fn fitting(notice: &ReceivedRequest, secret: &str) -> Vec<bool> {
     all_fitting(std::slice::from_ref(notice), secret).remove(0)
 }
 
 /// The same of many.
-pub fn all_fitting(notices: &[Seen], secret: &str) -> Vec<Vec<bool>> {
+pub fn all_fitting(notices: &[ReceivedRequest], secret: &str) -> Vec<Vec<bool>> {
     const CHECK: &str = "import base64, hashlib, hmac, json, sys\n\
         def fits(n):\n\
         \x20   key = base64.b64decode(n['secret'].removeprefix('whsec_'))\n\
@@ -162,7 +162,7 @@ pub fn all_fitting(notices: &[Seen], secret: &str) -> Vec<Vec<bool>> {
         \x20   own = 'v1,' + base64.b64encode(hmac.new(key, said, hashlib.sha256).digest()).decode()\n\
         \x20   return [hmac.compare_digest(own, s) for s in n['signatures'].split(' ')]\n\
         print(json.dumps([fits(n) for n in json.load(sys.stdin)]))";
-    let given = |notice: &Seen| {
+    let given = |notice: &ReceivedRequest| {
         json!({ "secret": secret, "id": notice.header("webhook-id"), "at": notice.header("webhook-timestamp"),
             "body": notice.body, "signatures": notice.header("webhook-signature") })
     };

@@ -2,7 +2,7 @@
 //! ordinary user, and a program inside that asks, tells what it saw, and can be held while the host looks.
 //!
 //! ```no_run
-//! let desk = sdk::Desk::new();
+//! let desk = sdk_tests::ProviderFixture::new();
 //! let told = desk.inside(&["--llm=openai"], "tell(ask('GET', '/health')[0])");
 //! assert_eq!(told, [200]);
 //! ```
@@ -38,7 +38,7 @@ pub enum Who {
 
 /// A provider, a configuration that names it in every dialect, and a state folder.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ProviderFixture {
     /// What stands behind the doors; it serves whoever has [`REAL_KEY`].
     pub provider: Provider,
     /// Everything that runs write outside is in here.
@@ -72,20 +72,20 @@ pub fn configuration(base: &str, key: &str) -> String {
     )
 }
 
-impl Desk {
+impl ProviderFixture {
     /// For whoever runs the tests, with the key in a file.
     #[allow(clippy::new_without_default, reason = "it starts a provider")]
-    pub fn new() -> Desk {
-        Desk::with("")
+    pub fn new() -> ProviderFixture {
+        ProviderFixture::with("")
     }
 
     /// The same with more configuration; it begins within `[inference]`.
-    pub fn with(more: &str) -> Desk {
-        Desk::of(Who::Myself, more)
+    pub fn with(more: &str) -> ProviderFixture {
+        ProviderFixture::of(Who::Myself, more)
     }
 
     /// For somebody else.
-    pub fn of(who: Who, more: &str) -> Desk {
+    pub fn of(who: Who, more: &str) -> ProviderFixture {
         let provider = Provider::start(Settings {
             keys: vec![REAL_KEY.into()],
             ..Settings::default()
@@ -93,7 +93,7 @@ impl Desk {
         let folder = Folder::new();
         let base = provider.base();
         let program = cli::airlock().to_owned();
-        let mut desk = Desk {
+        let mut desk = ProviderFixture {
             provider,
             folder,
             who,

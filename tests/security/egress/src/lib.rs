@@ -24,7 +24,7 @@ pub use git::Repository;
 pub use place::{OWN_V4, OWN_V6};
 pub use raw::RAW;
 pub use run::{Live, Ran};
-pub use sdk::{Who, ordinary};
+pub use sdk_tests::{Who, ordinary};
 pub use web::{BANNER, Connection, DATAGRAM_PORT, ECHO_PORTS, HTTP_PORTS, Request, TLS_PORTS};
 
 use bytes::Bytes;

@@ -181,7 +181,7 @@ impl World {
             .write_all(value.as_bytes())
             .expect("it reads");
         let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{}", sdk::said(&output));
+        assert!(output.status.success(), "{}", sdk_tests::said(&output));
     }
 }
 

@@ -14,7 +14,7 @@ fn with_rule(more: &str) -> World {
 
 /// Every record of the egress door that the world's runs left.
 fn records(world: &World) -> Vec<Value> {
-    let all = sdk::ledger(&world.path("state"));
+    let all = sdk_tests::ledger(&world.path("state"));
     all.into_iter()
         .filter(|record| record["kind"] == "egress")
         .collect()

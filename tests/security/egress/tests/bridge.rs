@@ -206,7 +206,7 @@ fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
             .success()
     );
     let swept = world.airlock(&["sweep"]);
-    assert!(swept.status.success(), "{}", sdk::said(&swept));
+    assert!(swept.status.success(), "{}", sdk_tests::said(&swept));
     let alive = || -> Vec<u32> {
         let is_there = |pid: &&u32| {
             fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))

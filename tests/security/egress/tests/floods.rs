@@ -51,8 +51,8 @@ fn beside(hostile: &str) -> (World, Value) {
     let output = world.outside(&format!(
         "ulimit -n $(ulimit -Hn); timeout 120 {program} state polite.py hostile.py"
     ));
-    let told: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", sdk::said(&output)));
+    let told: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", sdk_tests::said(&output)));
     for run in ["quiet", "beside"] {
         assert_eq!(told[run]["stderr"], "", "{told:#}");
     }

@@ -219,13 +219,17 @@ pid_filename {0}/squid.pid\ncoredump_dir /tmp\nvisible_hostname oracle\nshutdown
     assert!(
         started.status.success(),
         "prerequisite: squid of Debian: {}",
-        sdk::said(&started)
+        sdk_tests::said(&started)
     );
     let squid = Squid(world);
     let told = then();
     drop(squid);
     let ended = world.outside(&wait("||"));
-    assert!(ended.status.success(), "squid ends: {}", sdk::said(&ended));
+    assert!(
+        ended.status.success(),
+        "squid ends: {}",
+        sdk_tests::said(&ended)
+    );
     told
 }
 

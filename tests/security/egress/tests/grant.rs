@@ -11,7 +11,7 @@ const ASK: &str = "while read -r line; do curl -s -o /dev/null -w '%{http_code} 
 
 fn granting(world: &World, arguments: &[&str]) {
     let output = world.airlock(&[&["grant"], arguments].concat());
-    assert!(output.status.success(), "{}", sdk::said(&output));
+    assert!(output.status.success(), "{}", sdk_tests::said(&output));
 }
 
 fn ask(run: &mut Live) -> String {
@@ -30,7 +30,7 @@ fn a_grant_holds_for_its_time_and_no_longer() {
     assert_eq!(ask(&mut run), "200 200");
     let is_listed = || {
         let rules = world.airlock(&["grant", "mine", "--list"]);
-        assert!(rules.status.success(), "{}", sdk::said(&rules));
+        assert!(rules.status.success(), "{}", sdk_tests::said(&rules));
         String::from_utf8_lossy(&rules.stdout).contains("a.example")
     };
     assert!(is_listed());
@@ -159,7 +159,7 @@ fn a_program_inside_cannot_grant_itself_anything() {
         assert!(
             String::from_utf8_lossy(&output.stdout).contains("\"ok\":true"),
             "{}",
-            sdk::said(&output)
+            sdk_tests::said(&output)
         );
         assert_eq!(ask(&mut run), "200 200");
         // Nor can the socket be shown to it, while there is one.

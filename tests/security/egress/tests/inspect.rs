@@ -3,7 +3,7 @@
 
 use doors_tests::REAL_KEY;
 use egress::{Ran, SERVER_V4, World};
-use sdk::look::{FOUND, look};
+use sdk_tests::look::{FOUND, look};
 
 /// A host whose requests are looked at and have the key put in, by these words of the rule.
 fn with_rule(more: &str) -> World {

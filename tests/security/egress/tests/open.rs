@@ -107,7 +107,11 @@ fn nothing_of_this_machine_or_its_network_is_reached_however_it_is_spelled() {
             (*host).to_owned()
         };
         let output = world.outside(&format!("curl -sS -g -m 5 'http://{shown}/'"));
-        assert!(output.status.success(), "{host}: {}", sdk::said(&output));
+        assert!(
+            output.status.success(),
+            "{host}: {}",
+            sdk_tests::said(&output)
+        );
     }
 }
 
@@ -309,7 +313,7 @@ fn datagrams_go_nowhere_and_names_are_asked_for_by_the_rules_alone() {
     assert!(
         told.contains("127.0.0.1 7 found\n127.0.0.1 53 found"),
         "the control: {}",
-        sdk::said(&output)
+        sdk_tests::said(&output)
     );
     assert!(
         world.datagrams().len() == 5 && !world.queries().is_empty(),

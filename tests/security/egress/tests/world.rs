@@ -4,13 +4,13 @@ use egress::{BANNER, OWN_V4, SERVER_V4, SERVER_V6, Who, World, ordinary};
 
 fn said(world: &World, script: &str) -> String {
     let output = world.outside(script);
-    assert!(output.status.success(), "{}", sdk::said(&output));
+    assert!(output.status.success(), "{}", sdk_tests::said(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn fails(world: &World, script: &str) -> Option<i32> {
     let output = world.outside(script);
-    assert!(!output.status.success(), "{}", sdk::said(&output));
+    assert!(!output.status.success(), "{}", sdk_tests::said(&output));
     output.status.code()
 }
 

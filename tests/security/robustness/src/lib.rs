@@ -4,11 +4,11 @@
 //! Settings: `AIRLOCK_BIN` (the binary; else the one beside the test), `AIRLOCK_FULL=1` (full sizes),
 //! `AIRLOCK_KILLS`, `AIRLOCK_SEED`.
 
-pub mod chance;
 pub mod host;
 pub mod neighbour;
 pub mod orphans;
 pub mod outside;
+pub mod random;
 
 pub use neighbour::Neighbour;
 
@@ -104,7 +104,7 @@ impl Bench {
         format!(
             "abuse-{what}-{}-{number}-{:x}",
             std::process::id(),
-            chance::fresh_seed()
+            random::fresh_seed()
         )
     }
 

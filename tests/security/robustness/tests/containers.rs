@@ -4,7 +4,7 @@
 //! `AIRLOCK_KILLS` says how many kills each engine sees (12 unless said, at most 60).
 
 use daemons::{Daemons, IMAGE, Kind};
-use robustness::{Bench, Outcome, chance::Chance, eventually, full, host};
+use robustness::{Bench, Outcome, eventually, full, host, random::SeededRandom};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -144,7 +144,7 @@ fn sweep(bench: &Bench, kind: Kind) -> Value {
 
 fn storm(kind: Kind) {
     let bench = Bench::new(&format!("storm-{}", kind.backend()));
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     let theirs = foreign(kind);
     let mut neighbour = beside(&bench, kind);
     let began = Instant::now();

@@ -4,7 +4,9 @@
 //! Everything below this process is looked at, so the tests here take turns. `AIRLOCK_KILLS` says how many
 //! kills (60 unless said), `AIRLOCK_SEED` repeats a storm's delays and victims.
 
-use robustness::{Bench, Neighbour, Outcome, PATIENCE, chance::Chance, eventually, host, orphans};
+use robustness::{
+    Bench, Neighbour, Outcome, PATIENCE, eventually, host, orphans, random::SeededRandom,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -56,7 +58,7 @@ struct Storm {
     bench: Bench,
     user: Option<&'static str>,
     input: PathBuf,
-    chance: Chance,
+    chance: SeededRandom,
     /// How many kills came in which phase of a run.
     phases: BTreeMap<(&'static str, Victim), u64>,
 }
@@ -81,7 +83,7 @@ impl Storm {
             bench,
             user,
             input,
-            chance: Chance::seeded(),
+            chance: SeededRandom::seeded(),
             phases: BTreeMap::new(),
         }
     }

@@ -2,7 +2,7 @@
 //! works, and nothing piles up. Everything below this process is looked at, so the tests here take turns.
 
 use engine::{Engine, Pool, Settings};
-use robustness::{Bench, chance::Chance, eventually, host, orphans};
+use robustness::{Bench, eventually, host, orphans, random::SeededRandom};
 use spec::{Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{fs, path::PathBuf};
 
@@ -82,7 +82,7 @@ fn runs_whose_helpers_are_killed_leave_nothing_in_the_engine() {
 async fn kill_busy_helpers() {
     let bench = Bench::new("helpers");
     let engine = Engine::open(Settings::new(&bench.state)).expect("an engine");
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     hello(&engine).await;
     let files = open_files();
     for _ in 0..20 {
@@ -161,7 +161,7 @@ fn an_engine_that_makes_ahead_outlives_any_helper_and_leaves_nothing() {
 async fn kill_any_helper() {
     let bench = Bench::new("ahead");
     let engine = pooled(&bench);
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     for _ in 0..30 {
         engine.warm(&spec(&["true"])).await;
         let all = helpers();
@@ -191,7 +191,7 @@ fn no_program_outlives_its_result_although_a_helper_was_killed() {
 async fn kill_under_programs() {
     let bench = Bench::new("under");
     let engine = pooled(&bench);
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     let busy = spec(&[
         "sh",
         "-c",

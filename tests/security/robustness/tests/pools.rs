@@ -4,7 +4,7 @@
 //! `AIRLOCK_KILLS` says how many kills (a quarter of it; 60 unless said), `AIRLOCK_SEED` repeats a storm.
 
 use engine::{Engine, Pool, Settings};
-use robustness::{Bench, PATIENCE, chance::Chance, eventually, host, orphans};
+use robustness::{Bench, PATIENCE, eventually, host, orphans, random::SeededRandom};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{
     collections::BTreeSet,
@@ -87,7 +87,7 @@ fn the_death_of_an_engine_with_a_pool_leaves_nothing_after_the_sweep() {
     let _turn = orphans::take_turn();
     let bench = Bench::new("pool-deaths");
     bench.workspace("workspace");
-    let (mut chance, mut held) = (Chance::seeded(), 0);
+    let (mut chance, mut held) = (SeededRandom::seeded(), 0);
     for round in 0..kills() {
         let before = orphans::below_us();
         let mut engine = Command::new(std::env::current_exe().expect("this test"))
@@ -136,7 +136,7 @@ fn the_death_of_an_engine_with_a_pool_leaves_nothing_after_the_sweep() {
 fn an_engine_with_a_pool_outlives_its_helpers() {
     let _turn = orphans::take_turn();
     let bench = Bench::new("pool-helpers");
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     let before = orphans::below_us();
     runtime().block_on(async {
         let engine = open(&bench.state);

@@ -7,7 +7,7 @@
 //! 40 of them, 200 with `AIRLOCK_FULL=1`, a quarter as an ordinary user; half over layers that are copies, half over
 //! overlays; more, until each end and a kill during the import were seen. `AIRLOCK_SEED` repeats delays and victims.
 
-use robustness::{Bench, Outcome, chance::Chance, eventually, full, host, orphans};
+use robustness::{Bench, Outcome, eventually, full, host, orphans, random::SeededRandom};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -64,7 +64,7 @@ fn show(folder: &Path) -> Tree {
 struct Storm {
     bench: Bench,
     user: Option<&'static str>,
-    chance: Chance,
+    chance: SeededRandom,
     /// The folder and its repository before the program, and after it.
     before: (Tree, Vec<String>),
     after: (Tree, Vec<String>),
@@ -107,7 +107,7 @@ impl Storm {
         }
         let mut storm = Storm {
             user,
-            chance: Chance::seeded(),
+            chance: SeededRandom::seeded(),
             before: Default::default(),
             after: Default::default(),
             ends: BTreeMap::new(),

@@ -4,7 +4,7 @@
 //!
 //! 40 of them, 200 with `AIRLOCK_FULL=1`, and a quarter as an ordinary user. `AIRLOCK_SEED` repeats delays and victims.
 
-use robustness::{Bench, Outcome, chance::Chance, eventually, full, host, orphans};
+use robustness::{Bench, Outcome, eventually, full, host, orphans, random::SeededRandom};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -66,7 +66,7 @@ fn show(folder: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
 struct Storm {
     bench: Bench,
     user: Option<&'static str>,
-    chance: Chance,
+    chance: SeededRandom,
     before: BTreeMap<PathBuf, (u32, Vec<u8>)>,
     /// How many kills left something that was taken out.
     held: u32,
@@ -80,7 +80,7 @@ impl Storm {
         fs::copy(robustness::binary(), bench.folder.join("airlock")).expect("a copy of the binary");
         let storm = Storm {
             user,
-            chance: Chance::seeded(),
+            chance: SeededRandom::seeded(),
             before: BTreeMap::new(),
             held: 0,
             phases: BTreeMap::new(),

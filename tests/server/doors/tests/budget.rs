@@ -3,7 +3,7 @@
 
 use doors_tests::{
     Answer, Ending, House, Session,
-    money::{Dice, INPUT, OUTPUT, Told, Way, dollars, price, times, worst},
+    money::{Dice, INPUT, OUTPUT, ReportedUsage, Way, dollars, price, times, worst},
     request,
 };
 use provider::{Fault, Script};
@@ -130,7 +130,10 @@ fn of_a_thousand_at_once_with_money_for_ten_ten_are_admitted() {
         (10, limit),
         "to the last nano-dollar"
     );
-    assert_eq!(house.told(&session), Told::exactly(10, &served.tokens));
+    assert_eq!(
+        house.told(&session),
+        ReportedUsage::exactly(10, &served.tokens)
+    );
     assert_spent(
         &house.ask(&session, Way::Chat, false, Some(20)),
         "session_usd",
@@ -336,7 +339,7 @@ fn without_a_cap_one_is_put_in_that_the_rest_of_the_money_can_pay() {
         );
         assert_eq!(
             house.told(&session),
-            Told::exactly(1, &served.tokens),
+            ReportedUsage::exactly(1, &served.tokens),
             "{way:?}"
         );
         // What is left pays for a shorter answer, which is then what may be asked for.
@@ -524,7 +527,7 @@ fn every_try_has_a_row_of_its_own_and_only_what_was_served_is_paid() {
     let served = house.all_served();
     assert_eq!(
         (served.count, house.told(&session)),
-        (4, Told::exactly(4, &served.tokens))
+        (4, ReportedUsage::exactly(4, &served.tokens))
     );
     // One that breaks off before it answers may have done everything that it was asked to.
     house.provider.next(Fault::Reset);
@@ -613,7 +616,7 @@ fn a_price_that_changes_in_the_middle_of_a_call_is_that_of_its_beginning() {
     assert_eq!(stream.finish().ending, Ending::Whole);
     assert_eq!(
         house.told(&session),
-        Told::exactly(1, &house.all_served().tokens)
+        ReportedUsage::exactly(1, &house.all_served().tokens)
     );
 }
 

@@ -4,7 +4,7 @@
 
 use doors_tests::{
     Answer, Ending, House, REAL_KEY, Session,
-    money::{Told, Way, dollars, price, times, worst},
+    money::{ReportedUsage, Way, dollars, price, times, worst},
 };
 use provider::{Encoding, Fault, Provider, Script, Settings};
 use rustix::process::Signal;
@@ -134,7 +134,7 @@ fn what_was_served_is_metered_to_the_token_in_every_shape() {
                 let served = house.all_served();
                 assert_eq!(
                     house.told(&session),
-                    Told::exactly(1, &served.tokens),
+                    ReportedUsage::exactly(1, &served.tokens),
                     "{way:?}, {name}, stream {stream}: {}",
                     answer.text()
                 );
@@ -172,7 +172,7 @@ fn an_answer_that_was_capped_is_metered_as_incomplete_ones_are() {
         assert_eq!(served.tokens.generated(), 9, "{way:?}");
         assert_eq!(
             house.told(&session),
-            Told::exactly(1, &served.tokens),
+            ReportedUsage::exactly(1, &served.tokens),
             "{way:?}"
         );
         assert!(
@@ -243,7 +243,7 @@ fn an_embedding_is_metered_too() {
         assert_eq!(house.call(&session.token, path, &body).status, 200);
         assert_eq!(
             house.told(&session),
-            Told::exactly(1, &house.all_served().tokens),
+            ReportedUsage::exactly(1, &house.all_served().tokens),
             "{path}"
         );
     }
@@ -454,7 +454,7 @@ fn a_giant_answer_passes_and_its_usage_is_found_without_keeping_it() {
         assert!(grown < 1024, "{way:?}: {grown} KiB more for {size} MiB");
         assert_eq!(
             house.told(&session),
-            Told::exactly(2, &house.all_served().tokens),
+            ReportedUsage::exactly(2, &house.all_served().tokens),
             "{way:?}"
         );
     }

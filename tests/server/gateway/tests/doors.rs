@@ -8,7 +8,7 @@ use doors_tests::{
 use egress::World;
 use gateway_tests::{Answer, Folder, Server};
 use provider::{Provider, Script, Settings};
-use sdk::look::{FOUND, look};
+use sdk_tests::look::{FOUND, look};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 

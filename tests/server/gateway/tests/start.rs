@@ -2,7 +2,7 @@
 
 use gateway_tests::{LOUD, Server, refusal, serve};
 use rustix::process::Signal;
-use sdk::{Who, ordinary};
+use sdk_tests::{Who, ordinary};
 use serde_json::json;
 use std::{
     fs,

@@ -4,10 +4,10 @@
 use std::{collections::BTreeSet, fs};
 
 /// A line's number, what it asks for, and the claims that hold it: file and function.
-type Line = (u32, &'static str, &'static [(&'static str, &'static str)]);
+type Requirement = (u32, &'static str, &'static [(&'static str, &'static str)]);
 
 /// All of them.
-const LINES: &[Line] = &[
+const LINES: &[Requirement] = &[
     (
         1,
         "no key, a wrong one, an expired one",

@@ -7,15 +7,15 @@ use provider::{Provider, Script, Settings, Verbatim};
 use serde_json::{Value, json};
 
 /// A server before a provider, and a key that may do what is tried here.
-struct Desk {
+struct ServerFixture {
     server: Server,
     provider: Provider,
     key: String,
     _folder: doors_tests::Folder,
 }
 
-impl Desk {
-    fn new() -> Desk {
+impl ServerFixture {
+    fn new() -> ServerFixture {
         let provider = Provider::start(Settings {
             keys: vec![REAL_KEY.to_owned()],
             ..Settings::default()
@@ -23,7 +23,7 @@ impl Desk {
         let folder = doors_tests::Folder::new();
         let server = Server::with(&doors_tests::configuration(&provider, &folder), &[]);
         let key = server.key(&["runs", "artifacts"]);
-        Desk {
+        ServerFixture {
             server,
             provider,
             key,
@@ -95,7 +95,7 @@ impl Desk {
 
 #[test]
 fn a_prompt_becomes_an_agent_that_acts_and_what_it_did_used_and_kept_is_told() {
-    let desk = Desk::new();
+    let desk = ServerFixture::new();
     desk.says(
         "",
         Some(("shell", json!({ "command": "echo roses > poem.txt" }))),
@@ -154,7 +154,7 @@ fn a_prompt_becomes_an_agent_that_acts_and_what_it_did_used_and_kept_is_told() {
 
 #[test]
 fn a_spent_budget_ends_the_call_and_is_named() {
-    let desk = Desk::new();
+    let desk = ServerFixture::new();
     let run = json!({ "llm": "openai", "budget_tokens": 1 });
     let (_, job) = desk.job(&json!({ "prompt": "Do.", "model": "m", "run": run }));
     assert_eq!(job["status"], "failed", "{job:#}");
@@ -173,7 +173,7 @@ print(json.dumps({"task_id": task["task_id"], "status": "completed", "result": "
 
 #[test]
 fn an_agent_of_ones_own_has_the_same_task_and_a_long_one_comes_on_standard_input() {
-    let desk = Desk::new();
+    let desk = ServerFixture::new();
     for (length, result) in [(5, "False 5"), (200_000, "True 200000")] {
         let run = json!({ "llm": false, "task_id": "t-7" });
         let agent =
@@ -198,7 +198,7 @@ fn an_agent_of_ones_own_has_the_same_task_and_a_long_one_comes_on_standard_input
 
 #[test]
 fn a_long_prompt_reaches_the_model_whole() {
-    let desk = Desk::new();
+    let desk = ServerFixture::new();
     desk.says("Read.", None);
     let prompt = format!("{} the end", "word ".repeat(30_000));
     let (_, job) = desk.job(&json!({ "prompt": prompt, "model": "m", "run": { "llm": "openai" } }));

@@ -17,10 +17,10 @@ const JOB: &str = "22222222-2222-4222-8222-222222222222";
 const WITHIN: Duration = Duration::from_secs(20);
 
 /// Somebody else who keeps the database.
-struct Keeper(Child);
+struct LockHolder(Child);
 
-impl Keeper {
-    fn of(server: &Server) -> Keeper {
+impl LockHolder {
+    fn of(server: &Server) -> LockHolder {
         let script = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); \
                       db.execute('BEGIN IMMEDIATE'); print('kept', flush=True); sys.stdin.read()";
         let mut keeper = Command::new("python3")
@@ -35,7 +35,7 @@ impl Keeper {
             .read_line(&mut line)
             .expect("its word");
         assert_eq!(line, "kept\n");
-        Keeper(keeper)
+        LockHolder(keeper)
     }
 
     fn let_go(mut self) {
@@ -103,7 +103,7 @@ fn a_node_that_stopped_everything_exits_with_0_and_what_it_stopped_is_known() {
 fn a_node_that_could_not_stop_everything_exits_with_1_and_names_it() {
     let mut server = Server::with("[serve]\ngrace = \"100ms\"\n", &[]);
     begin(&server);
-    let keeper = Keeper::of(&server);
+    let keeper = LockHolder::of(&server);
     let begun = std::time::Instant::now();
     let (status, said) = server.end(Signal::TERM);
     assert!(begun.elapsed() < WITHIN, "{:?}", begun.elapsed());
@@ -120,7 +120,7 @@ fn a_node_that_could_not_stop_everything_exits_with_1_and_names_it() {
 fn an_idle_node_whose_database_somebody_keeps_ends_all_the_same() {
     let mut server = Server::with("[serve]\ngrace = \"100ms\"\n", &[]);
     assert_eq!(server.get("/readyz").status, 200);
-    let keeper = Keeper::of(&server);
+    let keeper = LockHolder::of(&server);
     let begun = std::time::Instant::now();
     let (status, said) = server.end(Signal::TERM);
     assert_eq!(status.code(), Some(1), "{said}");
@@ -236,7 +236,7 @@ fn the_end_of_a_session_is_answered_although_somebody_keeps_the_database() {
     let server = Server::new();
     let order = json!({ "version": 1, "task_id": TASK, "session_id": JOB });
     assert_eq!(server.post("/v1/worker/sessions", &order).status, 201);
-    let keeper = Keeper::of(&server);
+    let keeper = LockHolder::of(&server);
     let path = format!("/v1/worker/sessions/{JOB}");
     let end = || {
         server.post(

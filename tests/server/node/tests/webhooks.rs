@@ -1,7 +1,7 @@
 //! Webhooks: notices about jobs, signed, delivered at least once and in order, to where the operator lets them go. The
 //! receiver is the test's own, and signatures are checked by Python's.
 
-use gateway_tests::receiver::{OPEN, Receiver, Seen, fitting};
+use gateway_tests::receiver::{OPEN, ReceivedRequest, Receiver, fitting};
 use node_tests::{Server, key_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn notices_come_in_order_with_the_job_and_a_signature_that_others_can_check() {
         [false],
         "everybody has a secret of his own"
     );
-    let changed = Seen {
+    let changed = ReceivedRequest {
         body: last.body.replace("succeeded", "failed"),
         ..last.clone()
     };

@@ -2,8 +2,8 @@
 
 use daemons::{Daemons, Kind};
 use doors_tests::REAL_KEY;
-use sdk::{
-    Desk, Live, Who, lines,
+use sdk_tests::{
+    Live, ProviderFixture, Who, lines,
     look::{FOUND, look},
     ordinary,
 };
@@ -47,7 +47,7 @@ fn an_ordinary_user_has_the_same_doors_and_the_key_is_nowhere() {
     let Some(who) = ordinary("doors need no root") else {
         return;
     };
-    let desk = Desk::of(who, "");
+    let desk = ProviderFixture::of(who, "");
     assert_eq!(
         desk.inside(&["--llm=openai", "--inference"], USE),
         used(None)
@@ -62,7 +62,7 @@ fn an_ordinary_user_has_the_same_doors_and_the_key_is_nowhere() {
 
 /// All of it in containers of this engine.
 fn the_same_in(kind: Kind, who: Who) {
-    let (desk, host) = (Desk::of(who, ""), engines().host(kind));
+    let (desk, host) = (ProviderFixture::of(who, ""), engines().host(kind));
     let engine = (kind.backend(), host.as_str());
     desk.keep("token", INJECTED);
     let options = [

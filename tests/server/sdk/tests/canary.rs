@@ -3,8 +3,8 @@
 
 use doors_tests::REAL_KEY;
 use provider::Fault;
-use sdk::{
-    Desk, Who, ledger,
+use sdk_tests::{
+    ProviderFixture, Who, ledger,
     look::{FOUND, halves, look},
     ordinary, said,
 };
@@ -25,7 +25,7 @@ enum From {
 }
 
 /// Puts the key where it comes from; the source as the configuration says it.
-fn place(desk: &Desk, from: From) -> String {
+fn place(desk: &ProviderFixture, from: From) -> String {
     match from {
         From::File => format!("{{ file = \"{}\" }}", desk.folder.at("key").display()),
         From::Variable => "{ env = \"THE_REAL_KEY\" }".to_owned(),
@@ -37,7 +37,7 @@ fn place(desk: &Desk, from: From) -> String {
 }
 
 fn nowhere_inside_or_in_what_is_said(from: From) {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let source = place(&desk, from);
     desk.key_from(&source);
     fs::remove_file(desk.folder.at("key")).expect("it was there");
@@ -111,7 +111,7 @@ fn a_key_from_a_file_is_nowhere_else() {
 /// Case 72 of the escape suite: a server that says the key back, in an answer, an error, a stream, or packed.
 #[test]
 fn a_key_that_the_provider_says_back_does_not_come_in() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     desk.provider.set_model("echo", Fault::EchoHeaders);
     desk.provider.set_model("error", Fault::ErrorWithKey(400));
     desk.provider.set_model("server", Fault::ErrorWithKey(500));
@@ -198,7 +198,7 @@ fn while_a_run_holds_a_key_others_of_the_same_user_cannot_read_its_memory() {
     let Some(who) = ordinary("the memory of a run is closed to its own user") else {
         return;
     };
-    let desk = Desk::of(who, "");
+    let desk = ProviderFixture::of(who, "");
     desk.keep("token", "a-secret-for-the-program");
     let script = "tell(os.getpid() > 0)\ninput()";
     let cases: [(&[&str], bool); 4] = [
@@ -235,7 +235,7 @@ fn while_a_run_holds_a_key_others_of_the_same_user_cannot_read_its_memory() {
 #[test]
 fn a_secret_is_let_in_where_the_profile_allows_it_and_written_down_by_name_alone() {
     const VALUE: &str = "value-of-the-injected-one";
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     desk.keep("token", VALUE);
     let script = "tell([len(os.environ['TOKEN']), os.environ['TOKEN'][:6], sorted(os.environ).count('TOKEN')])";
     let options = [
@@ -288,7 +288,7 @@ fn a_secret_is_let_in_where_the_profile_allows_it_and_written_down_by_name_alone
 
 #[test]
 fn a_secret_that_cannot_be_written_down_is_not_let_in() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     desk.keep("token", "a-value");
     fs::write(desk.state().join("ledger"), "no folder").expect("a file in the way");
     let options = ["--profile", "agent", "--secret", "token=TOKEN"];
@@ -304,7 +304,7 @@ fn a_secret_that_cannot_be_written_down_is_not_let_in() {
 
 #[test]
 fn a_secret_and_a_door_share_one_ledger() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     desk.keep("token", "another-value");
     let script = "tell(ask('POST', '/v1/chat/completions', chat())[0])";
     let options = [
@@ -330,7 +330,7 @@ fn a_secret_and_a_door_share_one_ledger() {
 /// Case 79 of the escape suite: a secret in flight when things go wrong.
 #[test]
 fn whatever_goes_wrong_is_told_without_the_key() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let faults = [
         Fault::Reset,
         Fault::BadFraming(1),

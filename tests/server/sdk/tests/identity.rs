@@ -2,7 +2,7 @@
 //! changes nothing.
 
 use doors_tests::{REAL_KEY, chat, request};
-use sdk::{Desk, lacking};
+use sdk_tests::{ProviderFixture, lacking};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -14,7 +14,7 @@ tell(json.loads(ask('GET', '/health')[1])['run_id'])";
 
 #[test]
 fn of_two_runs_at_once_each_has_its_own_door_and_the_host_has_none() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let mut runs =
         ["first", "second"].map(|id| desk.begin(&["--llm=openai", "--run-id", id], WHOSE));
     assert_eq!(
@@ -36,7 +36,7 @@ fn of_two_runs_at_once_each_has_its_own_door_and_the_host_has_none() {
 
 #[test]
 fn the_ports_of_the_host_and_of_the_provider_are_not_to_be_reached_from_inside() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let ports = [
         listener.local_addr().expect("its address"),
@@ -75,7 +75,7 @@ fn entered(network: &Value) -> Option<std::path::PathBuf> {
 /// Case 78 of the escape suite: a virtual key after the end of its sandbox, or from another place.
 #[test]
 fn when_a_run_is_over_nothing_of_its_door_is_left_and_its_key_opens_nothing() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = "
 tell(os.environ['OPENAI_API_KEY'])
 tell(ask('POST', '/v1/chat/completions', chat())[0])
@@ -142,7 +142,7 @@ tell(ask('POST', '/v1/chat/completions', chat(), {'authorization': 'Bearer anyth
 /// Case 71 of the escape suite, for the doors there are: what stands for the key is replaced nowhere but by the door.
 #[test]
 fn a_placeholder_in_other_places_is_sent_as_it_is_or_not_at_all() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = "
 key = os.environ['OPENAI_API_KEY']
 tell(key)
@@ -172,7 +172,7 @@ tell(ask('POST', '/v1/chat/completions?key=' + key, body, {'x-other': key, 'x-ap
 
 #[test]
 fn what_a_request_says_of_who_is_asking_is_overwritten() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = "
 headers = {'x-litellm-end-user-id': 'mallory', 'x-litellm-tags': 'mallory', 'openai-organization': 'mallory',
            'x-forwarded-for': 'mallory', 'x-user': 'mallory', 'cookie': 'mallory', 'host': 'mallory'}
@@ -197,7 +197,7 @@ tell(ask('POST', '/v1/chat/completions', body, headers)[0])";
 
 #[test]
 fn anthropics_user_is_the_run_too() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = "
 body = chat(max_tokens=9, metadata={'user_id': 'mallory'})
 tell(ask('POST', '/v1/messages', body, {'anthropic-version': '2023-06-01'})[0])";

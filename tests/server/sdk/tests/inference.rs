@@ -2,7 +2,7 @@
 
 use doors_tests::REAL_KEY;
 use provider::{Fault, Operation};
-use sdk::Desk;
+use sdk_tests::ProviderFixture;
 use serde_json::{Value, json};
 use std::net::TcpListener;
 
@@ -16,7 +16,7 @@ place = unquote(place)
 
 #[test]
 fn the_words_of_the_manual_work() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let mut command = desk.command(&[
         "run",
         "--inference",
@@ -33,7 +33,7 @@ fn the_words_of_the_manual_work() {
 
 #[test]
 fn it_is_found_by_port_and_by_the_socket_that_a_variable_announces() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = format!(
         "{FIND_SOCKET}
 tell(ask('POST', '/api/chat', chat(stream=False), port=11434)[0])
@@ -56,7 +56,7 @@ tell(json.loads(ask('GET', '/health', socket_path=place)[1])['run_id'] == os.env
 
 #[test]
 fn nothing_but_inference_passes() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = format!(
         "{FIND_SOCKET}
 routes = [('POST', '/api/pull'), ('DELETE', '/api/delete'), ('POST', '/api/create'), ('POST', '/api/push'),
@@ -90,7 +90,7 @@ tell(ask('POST', '/api/generate', {{'model': 'm', 'prompt': 'x', 'stream': False
 
 #[test]
 fn only_allowed_models_are_used() {
-    let desk = Desk::with("models = [\"small-*\", \"big\"]\n");
+    let desk = ProviderFixture::with("models = [\"small-*\", \"big\"]\n");
     let script = "
 for model in ('small-1', 'big', 'other'):
     tell(ask('POST', '/api/chat', chat(model, stream=False), port=11434)[0])";
@@ -116,7 +116,7 @@ for model in ('small-1', 'big', 'other'):
 
 #[test]
 fn a_server_that_is_down_is_told_as_502_with_words() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     // Nobody listens where somebody listened a moment ago.
     let gone = TcpListener::bind("127.0.0.1:0")
         .expect("a port")
@@ -148,7 +148,7 @@ tell(ask('GET', '/health', port=11434)[0])";
 
 #[test]
 fn a_body_has_a_bound() {
-    let desk = Desk::with("[doors]\nbody = \"64K\"\n");
+    let desk = ProviderFixture::with("[doors]\nbody = \"64K\"\n");
     let script = "
 for length in (60_000, 70_000):
     tell(ask('POST', '/api/chat', chat(stream=False, padding='x' * length), port=11434)[0])";
@@ -158,7 +158,7 @@ for length in (60_000, 70_000):
 
 #[test]
 fn a_call_has_a_time() {
-    let desk = Desk::with("time = \"1s\"\n");
+    let desk = ProviderFixture::with("time = \"1s\"\n");
     desk.provider.set_model("silent", Fault::Silence);
     desk.provider.set_model("stalls", Fault::Stall(2));
     let script = "

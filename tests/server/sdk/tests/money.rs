@@ -1,14 +1,14 @@
 //! Money as a program inside meets it: cases 76 and 77 of the escape suite.
 
 use provider::{Fault, Script};
-use sdk::{Desk, ledger};
+use sdk_tests::{ProviderFixture, ledger};
 use serde_json::{Value, json};
 
 const PRICE_OF_OUTPUT: f64 = 2.0 / 1e6;
 const PRICE_OF_INPUT: f64 = 1.0 / 1e6;
 
 /// What the provider's own account comes to.
-fn served(desk: &Desk) -> f64 {
+fn served(desk: &ProviderFixture) -> f64 {
     let tokens = desk.provider.await_served(|served| served.open == 0).tokens;
     tokens.input as f64 * PRICE_OF_INPUT + tokens.output as f64 * PRICE_OF_OUTPUT
 }
@@ -16,7 +16,7 @@ fn served(desk: &Desk) -> f64 {
 /// Case 76: many streams at the edge of the budget.
 #[test]
 fn many_streams_at_once_do_not_spend_more_than_there_is() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     desk.provider.set(Script {
         tokens: 1000,
         input: Some(10),
@@ -73,7 +73,7 @@ with ThreadPoolExecutor(40) as pool:
 /// Case 77: whoever leaves before usage is told, or hears of none, has used it all the same.
 #[test]
 fn a_stream_that_is_left_or_has_no_usage_is_counted_all_the_same() {
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let script = Script {
         tokens: 50,
         input: Some(10),

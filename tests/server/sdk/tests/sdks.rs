@@ -2,7 +2,7 @@
 
 use doors_tests::{Folder, REAL_KEY};
 use provider::Operation;
-use sdk::{Desk, configuration, said, sdk};
+use sdk_tests::{ProviderFixture, configuration, said, sdk};
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -19,7 +19,7 @@ const OLLAMA: &str = include_str!("../sdk/ollama.py");
 
 /// Runs a script inside with the Python that has the SDKs; what it printed.
 #[track_caller]
-fn printed(desk: &Desk, python: &Path, door: &str, script: &str) -> Vec<String> {
+fn printed(desk: &ProviderFixture, python: &Path, door: &str, script: &str) -> Vec<String> {
     let mount = format!("{}:/sdk", python.display());
     let mut command = desk.command(&["run", door, "--mount", &mount, "--timeout", "120s"]);
     let output = command
@@ -35,7 +35,7 @@ fn printed(desk: &Desk, python: &Path, door: &str, script: &str) -> Vec<String> 
 
 /// That the provider was asked for these, each with its own key and nothing else that looks like one.
 #[track_caller]
-fn asked(desk: &Desk, operations: &[Operation]) {
+fn asked(desk: &ProviderFixture, operations: &[Operation]) {
     let calls = desk.provider.served().calls;
     let seen: Vec<_> = calls.iter().map(|call| call.operation).collect();
     assert_eq!(seen, operations);
@@ -52,7 +52,7 @@ fn openai_chats_streams_responds_embeds_and_lists() {
     let Some(python) = sdk::python("the SDK of OpenAI works inside") else {
         return;
     };
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let told = printed(&desk, &python, "--llm=openai", OPENAI);
     assert_eq!(told[..4], [TOKENS; 4]);
     assert!(
@@ -79,7 +79,7 @@ fn anthropic_sends_messages_streams_counts_and_lists() {
     let Some(python) = sdk::python("the SDK of Anthropic works inside") else {
         return;
     };
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let told = printed(&desk, &python, "--llm=anthropic", ANTHROPIC);
     assert_eq!(told, [TOKENS, TOKENS, "True", "['mock']"]);
     use Operation::*;
@@ -99,7 +99,7 @@ fn gemini_generates_streams_counts_and_embeds() {
     let Some(python) = sdk::python("the SDK of Gemini works inside") else {
         return;
     };
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let told = printed(&desk, &python, "--llm=gemini", GEMINI);
     assert_eq!(told[..3], [TOKENS, TOKENS, "True"]);
     assert!(told[3].starts_with('['), "{told:?}");
@@ -120,7 +120,7 @@ fn ollama_finds_the_model_server_of_this_machine_and_cannot_change_it() {
     let Some(python) = sdk::python("the client of Ollama works inside") else {
         return;
     };
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let told = printed(&desk, &python, "--inference", OLLAMA);
     assert_eq!(told[..3], [TOKENS; 3]);
     assert!(told[3].starts_with("[["), "{told:?}");
@@ -184,7 +184,7 @@ fn a_server_that_others_wrote_and_that_checks_keys_answers_every_sdk() {
     let Some((python, program)) = sdk::python(CLAIM).zip(sdk::aimock(CLAIM)) else {
         return;
     };
-    let desk = Desk::new();
+    let desk = ProviderFixture::new();
     let server = Aimock::start(&program, &desk.folder);
     let with_key = |key: &str| {
         desk.give("other-key", key);

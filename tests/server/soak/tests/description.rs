@@ -5,7 +5,7 @@
 //! many, and routes one after the other as their answers lead on. `AIRLOCK_SEED` repeats it.
 
 use gateway_tests::{Folder, Server};
-use robustness::{chance::fresh_seed, full};
+use robustness::{full, random::fresh_seed};
 use serde_json::json;
 use std::{
     fs,

@@ -12,10 +12,10 @@ use doors_tests::{
 };
 use gateway_tests::{
     Folder, Server,
-    receiver::{OPEN, Receiver, Seen, all_fitting},
+    receiver::{OPEN, ReceivedRequest, Receiver, all_fitting},
 };
 use provider::{Provider, Script, Settings};
-use robustness::{chance::Chance, eventually, host, orphans};
+use robustness::{eventually, host, orphans, random::SeededRandom};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use soak::attempt;
@@ -46,7 +46,7 @@ const ENDS: [&str; 7] = [
 
 /// A job that a client asked for.
 #[derive(Clone, Debug)]
-struct Asked {
+struct RequestedJob {
     name: String,
     reruns: bool,
     /// The job that it comes after.
@@ -66,7 +66,7 @@ struct Asked {
 enum Cancel {
     No,
     /// And was not answered.
-    Asked,
+    RequestedJob,
     /// And was told how it stood then. It had begun so often.
     Answered {
         status: String,
@@ -81,8 +81,8 @@ struct Storm {
     receiver: Receiver,
     admin: String,
     key: String,
-    chance: Chance,
-    asked: Vec<Asked>,
+    chance: SeededRandom,
+    asked: Vec<RequestedJob>,
 }
 
 fn kills() -> u64 {
@@ -113,7 +113,7 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
     );
     let server = Server::on(folder, &configuration, &["--pool", "2"], None);
     let (admin, key) = (server.admin.clone(), server.key(&["runs", "usage"]));
-    let (chance, asked) = (Chance::seeded(), Vec::new());
+    let (chance, asked) = (SeededRandom::seeded(), Vec::new());
     let mut storm = Storm {
         configuration,
         marks,
@@ -177,8 +177,8 @@ impl Storm {
     }
 
     /// A tenth of them each, so that fifty run at once; some come after one before, and some are cancelled.
-    fn submit(&self, server: &Server, name: &str, seed: u64) -> Vec<Asked> {
-        let (mut chance, mut own) = (Chance::of(seed), Vec::<Asked>::new());
+    fn submit(&self, server: &Server, name: &str, seed: u64) -> Vec<RequestedJob> {
+        let (mut chance, mut own) = (SeededRandom::of(seed), Vec::<RequestedJob>::new());
         for number in 0..AT_ONCE as u64 / CLIENTS {
             let mut job = self.order(format!("job-{name}-{number}"), &own, &mut chance);
             let promise = [("idempotency-key", job.name.as_str())];
@@ -198,11 +198,11 @@ impl Storm {
     }
 
     /// Whether that was answered.
-    fn cancel(&self, server: &Server, job: &mut Asked) -> bool {
+    fn cancel(&self, server: &Server, job: &mut RequestedJob) -> bool {
         let path = format!("/v1/jobs/{}", job.id.as_deref().expect("it was accepted"));
         let Some(answer) = attempt(server, &self.key, "DELETE", &path, &[], &Value::Null) else {
             if job.cancel == Cancel::No {
-                job.cancel = Cancel::Asked;
+                job.cancel = Cancel::RequestedJob;
             }
             return false;
         };
@@ -217,7 +217,7 @@ impl Storm {
     }
 
     /// It holds a lock while it runs, and says when it began and when it was done.
-    fn order(&self, name: String, own: &[Asked], chance: &mut Chance) -> Asked {
+    fn order(&self, name: String, own: &[RequestedJob], chance: &mut SeededRandom) -> RequestedJob {
         let reruns = chance.below(2) == 0;
         let pays = chance.below(3) == 0;
         let told = chance.below(3) == 0;
@@ -237,7 +237,7 @@ impl Storm {
             body["after"] = json!([parent.id]);
         }
         let parent = parent.map(|parent| parent.name.clone());
-        Asked {
+        RequestedJob {
             name,
             reruns,
             parent,
@@ -300,12 +300,12 @@ impl Storm {
             counted.keys().any(|key| key.contains("again, begun 2")),
             "no job was ever repeated: {counted:?}"
         );
-        let is_behind = |job: &&Asked| job.parent.is_some() && job.cancel == Cancel::No;
+        let is_behind = |job: &&RequestedJob| job.parent.is_some() && job.cancel == Cancel::No;
         let behind = |status: &str| {
-            let ended = |job: &&Asked| job.ended.as_deref() == Some(status);
+            let ended = |job: &&RequestedJob| job.ended.as_deref() == Some(status);
             self.asked.iter().filter(is_behind).filter(ended).count()
         };
-        let answered = |job: &&Asked| matches!(job.cancel, Cancel::Answered { .. });
+        let answered = |job: &&RequestedJob| matches!(job.cancel, Cancel::Answered { .. });
         let answered = self.asked.iter().filter(answered).count();
         println!(
             "of those behind another {} succeeded and {} were cancelled with it; {answered} were cancelled by somebody",
@@ -319,7 +319,7 @@ impl Storm {
     }
 
     /// Compares the end of a job with what it did, what was said of it, and what it comes after. How often it began.
-    fn check(&self, server: &Server, job: &Asked) -> usize {
+    fn check(&self, server: &Server, job: &RequestedJob) -> usize {
         let lines = |end: &str| lines(&self.marks.0, &format!("{}.{end}", job.name));
         let status = job.ended.as_deref().expect("it has ended");
         let (begun, done) = (lines("begun"), lines("done"));
@@ -365,7 +365,7 @@ impl Storm {
     }
 
     /// Whether it is in vain, because what it comes after did not succeed.
-    fn check_parent(&self, server: &Server, job: &Asked, begun: usize) -> bool {
+    fn check_parent(&self, server: &Server, job: &RequestedJob, begun: usize) -> bool {
         let Some(name) = &job.parent else {
             return false;
         };
@@ -395,13 +395,14 @@ impl Storm {
     fn check_notices(&self, server: &Server) {
         let wanted: Vec<_> = self.asked.iter().filter(|job| job.told).collect();
         eventually("every notice is delivered", || {
-            let is_told =
-                |job: &&Asked| shown(server, &self.key, job)["webhook"]["state"] == "delivered";
+            let is_told = |job: &&RequestedJob| {
+                shown(server, &self.key, job)["webhook"]["state"] == "delivered"
+            };
             wanted.iter().all(is_told).then_some(())
         });
         let (seen, mut of, mut repeated) = (
             self.receiver.seen(),
-            BTreeMap::<String, Vec<Seen>>::new(),
+            BTreeMap::<String, Vec<ReceivedRequest>>::new(),
             0,
         );
         let secret = server
@@ -506,7 +507,12 @@ impl Storm {
 }
 
 /// What such a job does. One that comes after another looks whether that was done.
-fn script(name: &str, parent: Option<&Asked>, pays: bool, chance: &mut Chance) -> String {
+fn script(
+    name: &str,
+    parent: Option<&RequestedJob>,
+    pays: bool,
+    chance: &mut SeededRandom,
+) -> String {
     let call = match pays {
         true => format!(
             "curl -s -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
@@ -531,7 +537,7 @@ fn script(name: &str, parent: Option<&Asked>, pays: bool, chance: &mut Chance) -
     )
 }
 
-fn shown(server: &Server, key: &str, job: &Asked) -> Value {
+fn shown(server: &Server, key: &str, job: &RequestedJob) -> Value {
     let path = format!("/v1/jobs/{}", job.id.as_deref().expect("it was accepted"));
     let answer = server.ask(key, "GET", &path, &[], &Value::Null);
     assert_eq!(

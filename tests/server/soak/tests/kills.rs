@@ -5,7 +5,7 @@
 //! into a folder that the operator shares: what was carried out is seen there, whatever the server says of it.
 
 use gateway_tests::{Folder, Server};
-use robustness::{chance::Chance, eventually, host, orphans};
+use robustness::{eventually, host, orphans, random::SeededRandom};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use soak::{attempt, upload};
@@ -34,7 +34,7 @@ const ENDS: [&str; 7] = [
 
 /// A run that a client asked for, and what it was told.
 #[derive(Clone, Debug)]
-struct Asked {
+struct RequestedRun {
     id: String,
     body: Value,
     promise: Option<String>,
@@ -46,8 +46,8 @@ struct Asked {
 
 /// What clients were told of everything, by one life of the server.
 #[derive(Debug, Default)]
-struct Told {
-    runs: Vec<Asked>,
+struct Acknowledged {
+    runs: Vec<RequestedRun>,
     sandboxes: Vec<String>,
     artifacts: Vec<(String, usize)>,
 }
@@ -59,7 +59,7 @@ struct Storm {
     key: String,
     revoked: String,
     admin: String,
-    chance: Chance,
+    chance: SeededRandom,
     counted: BTreeMap<String, u64>,
 }
 
@@ -79,7 +79,7 @@ fn a_server_killed_at_any_moment_leaves_nothing_and_loses_no_word_that_it_gave()
     let key = server.key(&["admin"]);
     let revoked = revoked_key(&server);
     let admin = server.admin.clone();
-    let (marks, chance) = (marks.0.clone(), Chance::seeded());
+    let (marks, chance) = (marks.0.clone(), SeededRandom::seeded());
     let mut storm = Storm {
         configuration,
         marks,
@@ -221,7 +221,7 @@ fn revoked_key(server: &Server) -> String {
 impl Storm {
     /// Load, a kill, a start, and a look at everything.
     fn round(&mut self, mut server: Server, number: u64) -> Server {
-        let told = Mutex::new(Told::default());
+        let told = Mutex::new(Acknowledged::default());
         let delay = Duration::from_nanos(self.chance.below(LONGEST.as_nanos() as u64));
         let seeds: Vec<u64> = (0..CLIENTS).map(|_| self.chance.number()).collect();
         std::thread::scope(|scope| {
@@ -272,7 +272,7 @@ impl Storm {
         assert_eq!(told["problems"], json!([]), "{told}");
     }
 
-    fn check(&mut self, server: &Server, told: Told) {
+    fn check(&mut self, server: &Server, told: Acknowledged) {
         assert_eq!(self.status_of_key(server, &self.key), 200, "a key works on");
         assert_eq!(
             self.status_of_key(server, &self.revoked),
@@ -331,7 +331,7 @@ impl Storm {
     }
 
     /// One end, the one that was told; carried out once at most; and asked for again it is the same.
-    fn check_run(&mut self, server: &Server, asked: &Asked) {
+    fn check_run(&mut self, server: &Server, asked: &RequestedRun) {
         let found = server.get(&format!("/v1/runs/{}", asked.id));
         if found.status == 404 {
             assert!(!asked.accepted, "an accepted run is missing: {asked:?}");
@@ -383,7 +383,7 @@ impl Storm {
     }
 
     /// What the program itself wrote.
-    fn check_mark(&self, asked: &Asked, status: &str) {
+    fn check_mark(&self, asked: &RequestedRun, status: &str) {
         let lines = fs::read_to_string(self.marks.join(&asked.id))
             .unwrap_or_default()
             .lines()
@@ -478,12 +478,12 @@ struct Work<'a> {
     server: &'a Server,
     key: &'a str,
     marks: &'a Path,
-    told: &'a Mutex<Told>,
+    told: &'a Mutex<Acknowledged>,
 }
 
 impl Work<'_> {
     fn until_dead(self, name: &str, seed: u64) {
-        let mut chance = Chance::of(seed);
+        let mut chance = SeededRandom::of(seed);
         for number in 0.. {
             let name = format!("{name}-{number}");
             let alive = match chance.below(8) {
@@ -509,7 +509,7 @@ impl Work<'_> {
     }
 
     /// Waited for, or left alone and perhaps cancelled; some with a promise.
-    fn run(self, id: &str, chance: &mut Chance, is_async: bool) -> Option<()> {
+    fn run(self, id: &str, chance: &mut SeededRandom, is_async: bool) -> Option<()> {
         let promise = (chance.below(2) == 0).then(|| format!("promise of {id}"));
         let script = format!(
             "echo $AIRLOCK_RUN_ID >> /marks/$AIRLOCK_RUN_ID; sleep 0.0{}",
@@ -517,7 +517,7 @@ impl Work<'_> {
         );
         let body = json!({ "run_id": id, "task_id": id, "command": ["sh", "-c", script],
             "mounts": [format!("{}:/marks:rw", self.marks.display())] });
-        let asked = Asked {
+        let asked = RequestedRun {
             id: id.to_owned(),
             body,
             promise,
@@ -596,7 +596,7 @@ impl Work<'_> {
         Some(())
     }
 
-    fn artifact(self, name: &str, chance: &mut Chance) -> Option<()> {
+    fn artifact(self, name: &str, chance: &mut SeededRandom) -> Option<()> {
         let bytes = vec![b'x'; 1 + chance.below(1 << 20) as usize];
         let answer = upload(
             self.server,

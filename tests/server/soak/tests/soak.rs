@@ -15,7 +15,7 @@ const A_SESSION_EVERY: u64 = 25;
 
 /// What a server holds.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct ResourceUse {
     memory_kib: u64,
     descriptors: usize,
     threads: usize,
@@ -24,12 +24,12 @@ struct Held {
     entries: usize,
 }
 
-impl Held {
-    fn by(server: &Server) -> Held {
+impl ResourceUse {
+    fn by(server: &Server) -> ResourceUse {
         orphans::reap();
         let (descriptors, threads) = soak::descriptors_and_threads(server.pid);
         let state = server.folder.at("state");
-        Held {
+        ResourceUse {
             memory_kib: soak::memory_kib(),
             descriptors,
             threads,
@@ -40,11 +40,11 @@ impl Held {
     }
 
     /// Once the pool is full again: what it holds is then the same for many looks in a row.
-    fn at_rest(server: &Server) -> Held {
+    fn at_rest(server: &Server) -> ResourceUse {
         const LOOKS: usize = 100;
-        let (mut last, mut same) = (Held::by(server), 0);
+        let (mut last, mut same) = (ResourceUse::by(server), 0);
         eventually("the server is at rest", || {
-            let now = Held::by(server);
+            let now = ResourceUse::by(server);
             same = if now.counts() == last.counts() {
                 same + 1
             } else {
@@ -66,7 +66,7 @@ impl Held {
     }
 
     /// Whether it is no more than it was, but for what a pool may have made more of.
-    fn within(self, before: Held, memory_kib: u64) -> bool {
+    fn within(self, before: ResourceUse, memory_kib: u64) -> bool {
         const MORE: usize = 24;
         self.memory_kib <= before.memory_kib + memory_kib
             && self.descriptors <= before.descriptors + MORE
@@ -89,10 +89,10 @@ fn what_a_server_holds_does_not_grow_with_what_it_has_done() {
     let server = Server::with("", &["--pool", "4"]);
     let served = AtomicU64::new(0);
     serve(&server, &served, few);
-    let before = Held::at_rest(&server);
+    let before = ResourceUse::at_rest(&server);
     serve(&server, &served, all);
     assert_eq!(served.load(Ordering::Relaxed), all);
-    let after = Held::at_rest(&server);
+    let after = ResourceUse::at_rest(&server);
     println!("after {few} runs {before:?}\nafter {all} runs {after:?}");
     assert!(
         after.within(before, memory_kib),

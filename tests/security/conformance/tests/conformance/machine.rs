@@ -22,7 +22,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
 
 /// What the files say, each of them read as its readers do.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct MachineFiles {
     /// Total, free and available memory in KiB.
     memory: [u64; 3],
     swap: u64,
@@ -37,7 +37,7 @@ const SCRIPT: &str = "for file in /proc/meminfo /proc/cpuinfo /proc/stat /sys/de
                       /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max; do echo @; cat $file 2> /dev/null; done; echo @";
 
 /// From the output of the script, which has a line with `@` before each file.
-fn read(output: &[u8]) -> Told {
+fn read(output: &[u8]) -> MachineFiles {
     let text = String::from_utf8_lossy(output);
     let parts: Vec<_> = text.split("@\n").skip(1).collect();
     let [meminfo, cpuinfo, stat, online, memory_max, cpu_max, _] = parts[..] else {
@@ -52,7 +52,7 @@ fn read(output: &[u8]) -> Told {
         line.strip_prefix("cpu")
             .is_some_and(|rest| !rest.starts_with(' '))
     };
-    Told {
+    MachineFiles {
         memory: ["MemTotal:", "MemFree:", "MemAvailable:"].map(number),
         swap: number("SwapTotal:"),
         cpus: [
@@ -94,15 +94,15 @@ fn limited(request: RunRequest, memory: &str, cpus: Option<&str>) -> RunRequest 
     }
 }
 
-fn told(world: &World, request: RunRequest, without: &Without) -> Told {
+fn told(world: &World, request: RunRequest, without: &Without) -> MachineFiles {
     let result = world.run_without(request, without);
     assert_eq!(result.status, Status::Succeeded, "{result:?}");
     read(&result.stdout)
 }
 
-fn expected(mebibytes: u64, cpus: usize, cpu_max: &str) -> Told {
+fn expected(mebibytes: u64, cpus: usize, cpu_max: &str) -> MachineFiles {
     let cpus = cpus.min(cpus_outside());
-    Told {
+    MachineFiles {
         memory: [mebibytes * 1024; 3],
         swap: 0,
         cpus: [cpus; 2],

@@ -28,13 +28,13 @@ mod lifetime;
 mod limits;
 mod machine;
 mod network;
-mod passing;
 mod processes;
 mod programs;
 mod runner;
 mod staying;
 mod syscalls;
 mod terminal;
+mod transparent_proxy;
 mod workspaces;
 mod world;
 
@@ -57,7 +57,7 @@ fn all() -> Vec<Proof> {
         workspaces::proofs(),
         images::proofs(),
         network::proofs(),
-        passing::proofs(),
+        transparent_proxy::proofs(),
         denials::proofs(),
         staying::proofs(),
     ]

@@ -10,9 +10,9 @@ const WRITER: &str =
     "head -c 2000000 /dev/urandom > data; echo ready >&2; dd if=data bs=30011 2>/dev/null";
 
 /// Numbers that look like chance, the same each time.
-struct Chance(u64);
+struct SeededRandom(u64);
 
-impl Chance {
+impl SeededRandom {
     fn below(&mut self, most: usize) -> usize {
         self.0 = self
             .0
@@ -50,7 +50,8 @@ fn events(text: &[u8]) -> Vec<(String, String, Value)> {
 pub(crate) fn events_go_on_where_a_cut_connection_ended(place: &Place) {
     let sandbox = place.sandbox(json!({ "output": "4M" }));
     let exec = sandbox.start(&json!({ "command": ["sh", "-c", WRITER] }));
-    let (mut got, mut last, mut cuts, mut chance) = (Vec::<u8>::new(), String::new(), 0, Chance(7));
+    let (mut got, mut last, mut cuts, mut chance) =
+        (Vec::<u8>::new(), String::new(), 0, SeededRandom(7));
     let ended = loop {
         let resume = [("last-event-id", last.as_str())];
         let headers = if last.is_empty() {
@@ -120,7 +121,7 @@ pub(crate) fn events_go_on_where_a_cut_connection_ended(place: &Place) {
 pub(crate) fn pieces_by_offset_make_the_whole(place: &Place) {
     let sandbox = place.sandbox(json!({ "output": "4M" }));
     let exec = sandbox.start(&json!({ "command": ["sh", "-c", WRITER] }));
-    let (mut got, mut chance) = (Vec::<u8>::new(), Chance(11));
+    let (mut got, mut chance) = (Vec::<u8>::new(), SeededRandom(11));
     loop {
         let limit = 1 + chance.below(200_000);
         let path = format!(

@@ -4,22 +4,22 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A stream of numbers (SplitMix64).
 #[derive(Debug)]
-pub struct Chance(u64);
+pub struct SeededRandom(u64);
 
-impl Chance {
+impl SeededRandom {
     /// From `AIRLOCK_SEED`, else from the clock; says which.
-    pub fn seeded() -> Chance {
+    pub fn seeded() -> SeededRandom {
         let fixed = std::env::var("AIRLOCK_SEED")
             .ok()
             .map(|text| text.parse().expect("AIRLOCK_SEED is a number"));
         let seed = fixed.unwrap_or_else(fresh_seed);
         println!("AIRLOCK_SEED={seed}");
-        Chance(seed)
+        SeededRandom(seed)
     }
 
     /// From a number that another stream gave.
-    pub fn of(seed: u64) -> Chance {
-        Chance(seed)
+    pub fn of(seed: u64) -> SeededRandom {
+        SeededRandom(seed)
     }
 
     /// The next number.

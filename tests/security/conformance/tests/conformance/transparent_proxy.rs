@@ -27,7 +27,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 /// What was seen of a program in such a box.
-struct Seen {
+struct Observation {
     outcome: Outcome,
     text: String,
     denials: Vec<Denial>,
@@ -59,11 +59,11 @@ pub(crate) enum Lacking {
     Power,
 }
 
-fn run(world: &World, request: RunRequest) -> Seen {
+fn run(world: &World, request: RunRequest) -> Observation {
     run_lacking(world, request, Lacking::Nothing)
 }
 
-fn run_lacking(world: &World, request: RunRequest, lacking: Lacking) -> Seen {
+fn run_lacking(world: &World, request: RunRequest, lacking: Lacking) -> Observation {
     world.runtime.block_on(async {
         let lacks_steps = matches!(lacking, Lacking::Steps([_, ..]));
         let spec = admit(if lacks_steps {
@@ -199,7 +199,7 @@ async fn contained(
     )
 }
 
-async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
+async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Observation {
     let _doors = sandbox.take_doors();
     let serving = serve(sandbox.take_passing().expect("what passes"));
     let (mut output, theirs) = std::io::pipe().expect("a pipe");
@@ -242,7 +242,7 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
     }
     drop(serving);
     let outcome = verdict(&text).unwrap_or_else(|| Outcome::Broken(text.clone()));
-    Seen {
+    Observation {
         outcome,
         text,
         denials,
@@ -320,7 +320,7 @@ fn reachable<'a>(world: &World, all: &[&'a str]) -> Vec<&'a str> {
     world.few(all)
 }
 
-fn arrived(seen: Seen, at: &str) {
+fn arrived(seen: Observation, at: &str) {
     assert_eq!(
         (seen.outcome, seen.denials),
         (Outcome::Allowed(at.to_owned()), Vec::new())
@@ -422,7 +422,7 @@ fn in_open_every_port_arrives(world: &World) {
 }
 
 fn a_port_that_nobody_named_is_refused_and_told(world: &World) {
-    let denied = |seen: Seen, errno: i32, target: &str, allow_with: &str| {
+    let denied = |seen: Observation, errno: i32, target: &str, allow_with: &str| {
         let [what, target, rule, allow_with] =
             ["connect", target, "network", allow_with].map(str::to_owned);
         assert_eq!(seen.outcome, Outcome::Refused(errno));
