@@ -1,4 +1,4 @@
-//! What the tests of abuse share: a bench with a state folder of its own, runs of the real binary, a harmless
+//! What the robustness tests share: a bench with a state folder of its own, runs of the real binary, a harmless
 //! neighbour that must not notice anything, and eyes for what is left on the host.
 //!
 //! Settings: `AIRLOCK_BIN` (the binary; else the one beside the test), `AIRLOCK_FULL=1` (full sizes),

@@ -2,8 +2,8 @@
 //! a lone run; and how a whole box is stopped, let go on and ended. Made without an engine, like those of `passing`.
 
 use crate::{
-    passing::{self, Lacking},
     runner::Proof,
+    transparent_proxy::{self, Lacking},
     world::{World, admit, cgroups_with},
 };
 use init::step::Step;
@@ -99,7 +99,7 @@ impl Stay {
         let spec = staying_spec(world, wanted.limits);
         let id = Id::new(&world.unique("staying")).expect("an id");
         Stay {
-            sandbox: passing::made(world, &id, &spec, lacking).await,
+            sandbox: transparent_proxy::made(world, &id, &spec, lacking).await,
             spec,
             id,
         }
@@ -109,7 +109,8 @@ impl Stay {
     async fn open_two(world: &World) -> [Stay; 2] {
         let [spec, other] = [(); 2].map(|()| staying_spec(world, world.probe(&[""; 0]).limits));
         let [id, second] = [(); 2].map(|()| Id::new(&world.unique("staying")).expect("an id"));
-        let [sandbox, beside] = passing::made_together(world, [&id, &second], &spec).await;
+        let [sandbox, beside] =
+            transparent_proxy::made_together(world, [&id, &second], &spec).await;
         [
             Stay { sandbox, spec, id },
             Stay {
@@ -658,7 +659,7 @@ fn a_frozen_box_whose_owner_died_is_swept(world: &World) {
         };
         let Stay { sandbox, id, .. } = stay;
         drop(sandbox);
-        passing::sweep(world, &id).await;
+        transparent_proxy::sweep(world, &id).await;
         assert_eq!(running.rest(), "");
         assert_eq!(cgroups_with(id.as_str()), Vec::<std::path::PathBuf>::new());
     });
