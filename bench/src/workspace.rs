@@ -1,5 +1,5 @@
-//! What a staged workspace costs beside one that is shared live: the start and end of a run, and applying new files. Every
-//! round takes each row once, in turns; only ratios within one run say something.
+//! What a workspace costs, shared live and staged, beside a run without one: the start and end of a run, and applying new
+//! files. Every round takes each row once, in turns; only ratios within one run say something.
 
 use crate::peers::{self, Folder};
 use clap::Args;
@@ -11,8 +11,32 @@ use std::{
     time::Instant,
 };
 
-/// Folders of this many files.
-const FOLDERS: [usize; 2] = [1000, 30_000];
+/// A folder that runs get as their workspace.
+#[derive(Clone, Copy)]
+struct Tree {
+    name: &'static str,
+    files: usize,
+    is_repository: bool,
+}
+
+const LARGE: Tree = Tree {
+    name: "30,000 files",
+    files: 30_000,
+    is_repository: false,
+};
+const TREES: [Tree; 3] = [
+    Tree {
+        name: "1,000 files",
+        files: 1000,
+        is_repository: false,
+    },
+    Tree {
+        name: "1,000 files in a git repository",
+        files: 1000,
+        is_repository: true,
+    },
+    LARGE,
+];
 const NEW_FILES: usize = 4000;
 const FILES_IN_A_FOLDER: usize = 100;
 /// Writes the new files, and prints how many nanoseconds that took.
@@ -31,8 +55,10 @@ print(time.monotonic_ns() - began)
 pub(crate) enum Trouble {
     #[error(transparent)]
     Peer(#[from] peers::Trouble),
-    #[error("a run in a {mode} workspace failed: {result}")]
-    Run { mode: Mode, result: String },
+    #[error("a run failed: {0}")]
+    Run(String),
+    #[error("`git {0}` failed")]
+    Git(String),
     #[error("cannot set up this process: {0}")]
     Here(#[from] io::Error),
 }
@@ -43,6 +69,9 @@ pub(crate) struct Options {
     /// The program that runs
     #[arg(long, value_name = "FILE", default_value = "target/dist/airlock")]
     airlock: PathBuf,
+    /// An older program, which takes the rows without a workspace and with a live one in the same rounds
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// Rounds, of which the median is told
     #[arg(long, value_name = "NUMBER", default_value_t = 10)]
     rounds: usize,
@@ -70,6 +99,13 @@ struct Measured {
     result: Value,
 }
 
+/// What one row measures: a program, and the workspace that its run gets.
+#[derive(Clone, Copy)]
+struct Row {
+    is_before: bool,
+    workspace: Option<(Tree, Mode)>,
+}
+
 struct Bench<'a> {
     options: &'a Options,
     folder: &'a Path,
@@ -81,23 +117,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Trouble> {
         options,
         folder: &folder.0,
     };
-    println!(
-        "{:<40} {:>9} {:>9} {:>9}",
-        format!("start and end of `true`, median of {}", options.rounds),
-        "live",
-        "staged",
-        "more"
-    );
-    for files in FOLDERS {
-        fill(&bench.workspace(files), files)?;
+    for tree in TREES {
+        fill(&bench.path(tree), tree)?;
     }
-    for (files, [live, staged]) in FOLDERS.into_iter().zip(bench.starts()?) {
-        println!(
-            "{:<40} {live:>6.1} ms {staged:>6.1} ms {:>6.1} ms",
-            format!("{files} files"),
-            staged - live
-        );
-    }
+    bench.show_starts()?;
     let [writing, applying] = bench.applies()?;
     println!(
         "{NEW_FILES} new files: written in {writing:.1} ms inside, applied in {applying:.1} ms: {:.2} x",
@@ -106,44 +129,71 @@ pub(crate) fn run(options: &Options) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn fill(folder: &Path, files: usize) -> io::Result<()> {
-    for number in 0..files {
+fn fill(folder: &Path, tree: Tree) -> Result<(), Trouble> {
+    for number in 0..tree.files {
         let below = folder.join(format!("d{}", number - number % FILES_IN_A_FOLDER));
         if number % FILES_IN_A_FOLDER == 0 {
             fs::create_dir_all(&below)?;
         }
         fs::write(below.join(format!("f{number}")), "x".repeat(200))?;
     }
+    if tree.is_repository {
+        git(folder, &["init", "--quiet"])?;
+        git(folder, &["add", "."])?;
+        git(folder, &["commit", "--quiet", "--message", "all"])?;
+    }
+    Ok(())
+}
+
+fn git(folder: &Path, words: &[&str]) -> Result<(), Trouble> {
+    let author = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"];
+    let mut git = Command::new("git");
+    let status = git.args(author).args(words).current_dir(folder).status()?;
+    if !status.success() {
+        return Err(Trouble::Git(words.join(" ")));
+    }
     Ok(())
 }
 
 impl Bench<'_> {
-    fn workspace(&self, files: usize) -> PathBuf {
-        self.folder.join(files.to_string())
+    fn path(&self, tree: Tree) -> PathBuf {
+        self.folder.join(tree.name)
     }
 
-    fn run(&self, files: usize, mode: Mode, command: &[&str]) -> Result<Measured, Trouble> {
-        let workspace = format!("{}:{mode}", self.workspace(files).display());
-        let mut airlock = Command::new(&self.options.airlock);
-        airlock
-            .args(["run", "--workspace", &workspace, "--json", "--"])
-            .args(command);
+    fn run(&self, row: Row, command: &[&str]) -> Result<Measured, Trouble> {
+        let older = self.options.before.as_ref().filter(|_| row.is_before);
+        let mut airlock = Command::new(older.unwrap_or(&self.options.airlock));
+        airlock.arg("run");
+        if let Some((tree, mode)) = row.workspace {
+            // An older program may know no modes: its workspaces are live.
+            let mode = if older.is_some() {
+                String::new()
+            } else {
+                format!(":{mode}")
+            };
+            let workspace = format!("{}{mode}", self.path(tree).display());
+            airlock.args(["--workspace", &workspace]);
+        }
+        let state = if older.is_some() {
+            "state-before"
+        } else {
+            "state"
+        };
         // No configuration of the caller's decides anything.
         airlock
+            .args(["--json", "--"])
+            .args(command)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.folder)
-            .env("AIRLOCK_STATE", self.folder.join("state"));
+            .env("AIRLOCK_STATE", self.folder.join(state));
         let began = Instant::now();
         let output = airlock.output()?;
         let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
         let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         if result["status"] != "succeeded" || !result["error"].is_null() {
             let stderr = String::from_utf8_lossy(&output.stderr);
-            return Err(Trouble::Run {
-                mode,
-                result: format!("{result} {stderr}"),
-            });
+            return Err(Trouble::Run(format!("{result} {stderr}")));
         }
         Ok(Measured {
             milliseconds,
@@ -151,30 +201,81 @@ impl Bench<'_> {
         })
     }
 
-    /// Of each folder the medians, live and staged. The first round only warms caches.
-    fn starts(&self) -> Result<Vec<[f64; 2]>, Trouble> {
-        let mut samples = vec![[Vec::new(), Vec::new()]; FOLDERS.len()];
+    /// Every row's samples. The first round only warms caches.
+    fn starts(&self, rows: &[Row]) -> Result<Vec<Vec<f64>>, Trouble> {
+        let mut samples = vec![Vec::new(); rows.len()];
         for round in 0..=self.options.rounds {
-            for (files, modes) in FOLDERS.into_iter().zip(&mut samples) {
-                // Each round starts with the other one.
-                for turn in [round % 2, (round + 1) % 2] {
-                    let mode = [Mode::Live, Mode::Staged][turn];
-                    let measured = self.run(files, mode, &["true"])?;
-                    if round > 0 {
-                        modes[turn].push(measured.milliseconds);
-                    }
+            // Each round starts with another row.
+            for turn in 0..rows.len() {
+                let at = (round + turn) % rows.len();
+                let measured = self.run(rows[at], &["true"])?;
+                if round > 0 {
+                    samples[at].push(measured.milliseconds);
                 }
             }
         }
-        Ok(samples.into_iter().map(|modes| modes.map(median)).collect())
+        Ok(samples)
+    }
+
+    /// A line for each folder: live, staged, and how much later a live run ends than that of the older program: the median
+    /// of the differences within a round.
+    fn show_starts(&self) -> Result<(), Trouble> {
+        let row = |is_before, workspace| Row {
+            is_before,
+            workspace,
+        };
+        let trees = [None].into_iter().chain(TREES.map(Some));
+        let mut lines = Vec::new();
+        let mut rows = Vec::new();
+        for tree in trees {
+            let first = rows.len();
+            rows.push(row(false, tree.map(|tree| (tree, Mode::Live))));
+            if self.options.before.is_some() {
+                rows.push(row(true, tree.map(|tree| (tree, Mode::Live))));
+            }
+            if let Some(tree) = tree {
+                rows.push(row(false, Some((tree, Mode::Staged))));
+            }
+            lines.push((
+                tree.map_or("no workspace", |tree| tree.name),
+                first..rows.len(),
+            ));
+        }
+        let samples = self.starts(&rows)?;
+        let head = format!("start and end of `true`, median of {}", self.options.rounds);
+        println!(
+            "{head:<40} {:>12} {:>12} {:>12} {:>12}",
+            "live", "staged", "before", "added"
+        );
+        for (name, range) in lines {
+            let (mut staged, mut before, mut added) = (None, None, None);
+            let live = &samples[range.start];
+            for at in range.clone().skip(1) {
+                if rows[at].is_before {
+                    before = Some(median(samples[at].clone()));
+                    let differences = live.iter().zip(&samples[at]).map(|(now, old)| now - old);
+                    added = Some(median(differences.collect()));
+                } else {
+                    staged = Some(median(samples[at].clone()));
+                }
+            }
+            let shown = [Some(median(live.clone())), staged, before, added]
+                .map(|value| value.map_or(String::new(), |value| format!("{value:.1} ms")));
+            let [live, staged, before, added] = shown;
+            println!("{name:<40} {live:>12} {staged:>12} {before:>12} {added:>12}");
+        }
+        Ok(())
     }
 
     /// Of a run that writes new files: how long writing took inside, and how long the run took beyond one that writes none.
     fn applies(&self) -> Result<[f64; 2], Trouble> {
-        let files = FOLDERS[FOLDERS.len() - 1];
+        let row = Row {
+            is_before: false,
+            workspace: Some((LARGE, Mode::Staged)),
+        };
         let (mut written, mut whole, mut python) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.options.rounds {
-            let measured = self.run(files, Mode::Staged, &["python3", "-c", WRITE])?;
+            let measured = self.run(row, &["python3", "-c", WRITE])?;
             let applied = measured.result["workspace"]["applied"].as_u64();
             let nanoseconds = measured.result["stdout"]
                 .as_str()
@@ -187,14 +288,11 @@ impl Bench<'_> {
                     whole.push(measured.milliseconds);
                 }
                 _ => {
-                    return Err(Trouble::Run {
-                        mode: Mode::Staged,
-                        result: measured.result.to_string(),
-                    });
+                    return Err(Trouble::Run(measured.result.to_string()));
                 }
             }
-            fs::remove_dir_all(self.workspace(files).join("new"))?;
-            let nothing = self.run(files, Mode::Staged, &["python3", "-c", "pass"])?;
+            fs::remove_dir_all(self.path(LARGE).join("new"))?;
+            let nothing = self.run(row, &["python3", "-c", "pass"])?;
             python.push(nothing.milliseconds);
         }
         let writing = median(written);

@@ -30,6 +30,14 @@ pub enum Head {
 }
 
 impl Head {
+    /// What the file `HEAD` says; none if that is nothing.
+    pub fn parse(bytes: &[u8], format: ObjectFormat) -> Option<Head> {
+        match parse_loose(bytes, format)? {
+            Reference::Direct(id) => Some(Head::Detached(id)),
+            Reference::Symbolic(name) => Some(Head::Branch(name)),
+        }
+    }
+
     /// As the file `HEAD` has it.
     pub fn text(&self) -> String {
         match self {
@@ -58,11 +66,8 @@ enum Reference {
 pub fn read_head(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<Head, GitError> {
     let bytes = handle::read(folder, "HEAD", MOST_LOOSE).map_err(failed("read HEAD"))?;
     let bytes = bytes.ok_or_else(|| GitError::Unsupported("there is no HEAD".to_owned()))?;
-    match parse_loose(&bytes, format) {
-        Some(Reference::Direct(id)) => Ok(Head::Detached(id)),
-        Some(Reference::Symbolic(name)) => Ok(Head::Branch(name)),
-        None => Err(GitError::Unsupported("HEAD cannot be read".to_owned())),
-    }
+    Head::parse(&bytes, format)
+        .ok_or_else(|| GitError::Unsupported("HEAD cannot be read".to_owned()))
 }
 
 /// Reads one reference as git does: what its own file says, else `packed-refs`.
@@ -86,27 +91,30 @@ pub fn read_one(
             }
         }
     }
-    let mut refs = RefMap::default();
-    if let Some(packed) = handle::read(folder, "packed-refs", MOST_PACKED).map_err(what())? {
-        refs.add_packed(&packed, format)?;
-    }
+    let packed = handle::read(folder, "packed-refs", MOST_PACKED).map_err(what())?;
+    let mut refs = RefMap::from_packed(&packed.unwrap_or_default(), format)?;
     Ok(refs.direct.remove(name))
 }
 
 impl RefMap {
     /// Reads packed and loose references of a git folder. What is no regular file, or names nothing, is left out.
     pub fn read(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<RefMap, GitError> {
-        let mut refs = RefMap::default();
         let packed = handle::read(folder, "packed-refs", MOST_PACKED);
-        if let Some(packed) = packed.map_err(failed("read packed-refs"))? {
-            refs.add_packed(&packed, format)?;
-        }
+        let packed = packed.map_err(failed("read packed-refs"))?;
+        let mut refs = RefMap::from_packed(&packed.unwrap_or_default(), format)?;
         let top = match handle::open(folder, "refs", handle::FOLDER) {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(refs),
             top => top.map_err(failed("open refs"))?,
         };
         let mut left = MOST_VISITED;
         refs.add_loose(top.as_fd(), "refs", format, &mut left, 0)?;
+        Ok(refs)
+    }
+
+    /// Those of a file `packed-refs`.
+    pub fn from_packed(packed: &[u8], format: ObjectFormat) -> Result<RefMap, GitError> {
+        let mut refs = RefMap::default();
+        refs.add_packed(packed, format)?;
         Ok(refs)
     }
 
@@ -317,10 +325,11 @@ mod tests {
         symlink("main", folder.join("refs/heads/link")).unwrap();
         symlink("/etc", folder.join("refs/linked")).unwrap();
         let refs = read(&folder).unwrap();
-        assert_eq!(
-            refs.packed(),
-            format!("# pack-refs with: sorted \n{other} refs/heads/main\n{ID} refs/tags/t\n")
-        );
+        let packed =
+            format!("# pack-refs with: sorted \n{other} refs/heads/main\n{ID} refs/tags/t\n");
+        assert_eq!(refs.packed(), packed);
+        let again = RefMap::from_packed(packed.as_bytes(), ObjectFormat::Sha1).unwrap();
+        assert_eq!(again.direct, refs.direct);
         assert_eq!(
             refs.symbolic,
             BTreeMap::from([("refs/heads/a/b".to_owned(), "refs/heads/main".to_owned())])

@@ -60,7 +60,6 @@ impl GitFolder {
         let (name, locked) = made.unwrap_or_else(|| Err(Errno::EXIST.into()))?;
         rustix::fs::mkdirat(&locked, SHOWN, Mode::from_raw_mode(0o700))?;
         let shown = files::open(&locked, SHOWN, FOLDER)?;
-        files::make_folder(&locked, EMPTY.as_ref(), None)?;
         let path = state.join(FOLDERS).join(&name);
         Ok(GitFolder {
             folders,
@@ -110,9 +109,10 @@ impl GitFolder {
         self.path.join(SHOWN)
     }
 
-    /// The path of the empty folder.
-    pub(super) fn empty(&self) -> PathBuf {
-        self.path.join(EMPTY)
+    /// The path of an empty folder, which is made when it is needed.
+    pub(super) fn empty(&self) -> io::Result<PathBuf> {
+        files::make_folder(&self.locked, EMPTY.as_ref(), None)?;
+        Ok(self.path.join(EMPTY))
     }
 
     /// The path of the folder.
@@ -155,9 +155,9 @@ impl GitFolder {
         Ok(self.path.join(name))
     }
 
-    /// Opens a folder that was written with `write_input`.
-    pub(super) fn laid_out(&self, name: &str) -> io::Result<OwnedFd> {
-        files::open(&self.locked, name, FOLDER)
+    /// The folder around the mounted part.
+    pub(super) fn around(&self) -> &OwnedFd {
+        &self.locked
     }
 
     /// Writes the entry of the folder to disk.

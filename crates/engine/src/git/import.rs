@@ -131,12 +131,10 @@ async fn import_repository(
     if is_untouched(shadow, repository, is_applied) {
         return Ok(None);
     }
-    let (folder, empty) = (shadow.folder.shown(), shadow.folder.empty());
     let task = |input| GitTask {
         engine,
         repository,
-        folder: &folder,
-        empty: &empty,
+        folder: &shadow.folder,
         input,
     };
     let output = task(write_input(shadow, &export_input(repository), &[])?)

@@ -172,13 +172,7 @@ fn prepare_now(
         true => DOT_GIT,
         false => SEPARATE_GIT_DIR,
     };
-    let mut mounts = shadow_mounts(
-        &folder.shown(),
-        &folder.empty(),
-        base,
-        &repositories,
-        Access::ReadWrite,
-    )?;
+    let mut mounts = shadow_mounts(&folder, base, &repositories, Access::ReadWrite)?;
     if !is_folder {
         let file = folder.write(
             "dot-git",
@@ -284,13 +278,12 @@ pub(crate) enum FilesLocation<'a> {
 
 /// The mounts of the shadow folder at `base`, and of the host's object folders below it, read-only.
 fn shadow_mounts(
-    folder: &Path,
-    empty: &Path,
+    folder: &GitFolder,
     base: &str,
     repositories: &[Repository],
     access: Access,
 ) -> io::Result<Vec<VerifiedMount>> {
-    let mut mounts = vec![mount(folder.to_owned(), base, access)?];
+    let mut mounts = vec![mount(folder.shown(), base, access)?];
     for repository in repositories {
         for (number, objects) in repository.snapshot.objects.iter().enumerate() {
             let inside = Path::new(base).join(&repository.place).join(lent(number));
@@ -299,7 +292,7 @@ fn shadow_mounts(
             if number == 0 && repository.snapshot.objects.len() > 1 && has_info {
                 // Its alternates name paths that do not exist inside, and git would complain.
                 mounts.push(mount(
-                    empty.to_owned(),
+                    folder.empty()?,
                     inside.join("info"),
                     Access::ReadOnly,
                 )?);

@@ -426,8 +426,7 @@ impl Import<'_> {
         let task = GitTask {
             engine: self.engine,
             repository: self.repository,
-            folder: &self.shadow.folder.shown(),
-            empty: &self.shadow.folder.empty(),
+            folder: &self.shadow.folder,
             input: write_input(self.shadow, &input, &[])?,
         };
         let output = task.index().await?;

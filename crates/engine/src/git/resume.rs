@@ -2,11 +2,12 @@
 //! them under `refs/airlock/` when a command asks for it.
 //!
 //! ```text
-//! STATE/git/RUN/{git/, start/{about.json, 0/{HEAD, packed-refs}, 1/…}, kept}
+//! STATE/git/RUN/{git/, start.json, kept}
 //! ```
 //!
-//! Beside the mounted part, `start` has the references at the beginning of the run: what the
-//! program changed since is imported.
+//! Beside the mounted part, `start.json` has the references at the beginning of the run: what the
+//! program changed since is imported. It is one file, because where a disk discards at once, each
+//! folder costs a write when it is removed.
 
 use super::{
     FilesLocation, Repository, ShadowRepository, describe,
@@ -15,7 +16,7 @@ use super::{
     ref_update::host_now,
 };
 use crate::{FileAccess, Inner, provision::internal, workspaces};
-use ::git::{GitError, Head, RefMap, refs};
+use ::git::{GitError, Head, ObjectFormat, RefMap, refs};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use spec::{ErrorCode, ErrorInfo, GitImport, Id, ProtectedNames, Timestamp, WorkspacePath};
@@ -31,16 +32,10 @@ use std::{
     sync::Arc,
 };
 
-/// The folder with the state at the beginning of the run.
-const START: &str = "start";
-const INFO_FILE: &str = "about.json";
+/// The file with the state at the beginning of the run.
+const START: &str = "start.json";
 
-const FOLDER: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::NOFOLLOW);
-
-/// The description of the run's repositories, besides `HEAD` and references.
+/// The run's repositories as they were.
 #[derive(Debug, Deserialize, Serialize)]
 struct ShadowInfo {
     #[serde(with = "workspaces::bytes")]
@@ -53,8 +48,18 @@ struct ShadowInfo {
     removed: Vec<String>,
     named: Vec<Vec<u8>>,
     allowed: Vec<Vec<u8>>,
-    /// The paths of the repositories, in the order of their folders.
-    places: Vec<String>,
+    repositories: Vec<RepositoryStart>,
+}
+
+/// One of them.
+#[derive(Debug, Deserialize, Serialize)]
+struct RepositoryStart {
+    /// Its path in the mounted part.
+    place: String,
+    /// As the file `HEAD` has it.
+    head: String,
+    /// As a file `packed-refs` has them.
+    refs: String,
 }
 
 /// Commits of a killed run that were not imported.
@@ -98,30 +103,45 @@ pub(super) fn write_start(
         removed: names.removed.clone(),
         named: bytes(&names.paths),
         allowed: bytes(&names.allowed),
-        places: repositories.iter().map(|it| it.place.clone()).collect(),
+        repositories: repositories.iter().map(RepositoryStart::of).collect(),
     };
-    let mut files = vec![(INFO_FILE.to_owned(), serde_json::to_vec(&about)?)];
-    for (number, repository) in repositories.iter().enumerate() {
-        let (head, refs) = (&repository.snapshot.head, &repository.snapshot.refs);
-        files.push((format!("{number}/HEAD"), head.text().into_bytes()));
-        files.push((format!("{number}/packed-refs"), refs.packed().into_bytes()));
-    }
-    let files = files.iter().map(|(name, bytes)| (name.as_str(), &**bytes));
-    folder
-        .write_input(START, &files.collect::<Vec<_>>())
-        .map(drop)
+    folder.write(START, &serde_json::to_vec(&about)?).map(drop)
 }
 
 /// The paths of a run's git folders in the mounted part.
 pub(super) fn places(folder: &OwnedFd) -> Vec<String> {
-    let top = crate::files::open(folder, START, FOLDER);
-    let about = top.and_then(|top| ShadowInfo::read(&top));
-    about.map_or_else(|_| vec![String::new()], |about| about.places)
+    let Ok(about) = ShadowInfo::read(folder) else {
+        return vec![String::new()];
+    };
+    let repositories = about.repositories.into_iter();
+    repositories.map(|it| it.place).collect()
+}
+
+impl RepositoryStart {
+    fn of(repository: &Repository) -> RepositoryStart {
+        let snapshot = &repository.snapshot;
+        RepositoryStart {
+            place: repository.place.clone(),
+            head: snapshot.head.text(),
+            refs: snapshot.refs.packed(),
+        }
+    }
+
+    /// Its `HEAD` and references.
+    fn references(&self, format: ObjectFormat) -> io::Result<(Head, RefMap)> {
+        let damaged = || io::Error::other("its record is damaged");
+        let head = Head::parse(self.head.as_bytes(), format).ok_or_else(damaged)?;
+        let refs = RefMap::from_packed(self.refs.as_bytes(), format);
+        Ok((
+            head,
+            refs.map_err(|error| io::Error::other(describe(&error)))?,
+        ))
+    }
 }
 
 impl ShadowInfo {
-    fn read(top: &OwnedFd) -> io::Result<ShadowInfo> {
-        let file = crate::files::open(top, INFO_FILE, OFlags::RDONLY)?;
+    fn read(folder: &OwnedFd) -> io::Result<ShadowInfo> {
+        let file = crate::files::open(folder, START, OFlags::RDONLY)?;
         Ok(serde_json::from_reader(io::BufReader::new(File::from(
             file,
         )))?)
@@ -161,8 +181,7 @@ fn reopen(state: &Path, run: &Id) -> io::Result<Option<(ShadowRepository, Shadow
     let Some(folder) = GitFolder::reopen(state, run.as_str())? else {
         return Ok(None);
     };
-    let top = folder.laid_out(START)?;
-    let about = ShadowInfo::read(&top)?;
+    let about = ShadowInfo::read(folder.around())?;
     let workspace = about.workspace()?;
     let rights = FileAccess::of_owner(workspace.as_fd())?;
     let user = rights.user().map(|(user, _)| user);
@@ -171,7 +190,7 @@ fn reopen(state: &Path, run: &Id) -> io::Result<Option<(ShadowRepository, Shadow
     let found = rights.act(|| Ok(read_repositories(&workspace, &path, user)))?;
     let found = found.map_err(|why| io::Error::other(describe(&why)))?;
     let (found, _) = found.unwrap_or_default();
-    let repositories = as_at_start(found, &about, &top)?;
+    let repositories = as_at_start(found, &about)?;
     let shadow = ShadowRepository {
         folder,
         rights,
@@ -182,19 +201,14 @@ fn reopen(state: &Path, run: &Id) -> io::Result<Option<(ShadowRepository, Shadow
     Ok(Some((shadow, about)))
 }
 
-fn as_at_start(
-    mut found: Vec<Repository>,
-    about: &ShadowInfo,
-    top: &OwnedFd,
-) -> io::Result<Vec<Repository>> {
+fn as_at_start(mut found: Vec<Repository>, about: &ShadowInfo) -> io::Result<Vec<Repository>> {
     let mut repositories = Vec::new();
-    for (number, place) in about.places.iter().enumerate() {
+    for start in &about.repositories {
+        let place = &start.place;
         let position = found.iter().position(|it| it.place == *place);
         let gone = || io::Error::other(format!("`.git/{place}` is not there any more"));
         let mut repository = found.swap_remove(position.ok_or_else(gone)?);
-        let was = crate::files::open(top, number.to_string(), FOLDER)?;
-        let (head, refs) = read_references(&was, &repository)
-            .map_err(|error| io::Error::other(describe(&error)))?;
+        let (head, refs) = start.references(repository.snapshot.format)?;
         (repository.snapshot.head, repository.snapshot.refs) = (head, refs);
         repositories.push(repository);
     }

@@ -2,7 +2,7 @@
 //! host's index (C). Each sees the host's `/usr`, has no network and no secret, and writes to its
 //! scratch space only; output, time and memory are limited.
 
-use super::{Repository, VerifiedMount, mount, mount_objects, shadow_mounts};
+use super::{Repository, VerifiedMount, folder::GitFolder, mount, mount_objects, shadow_mounts};
 use crate::{Inner, driver::Driver, provision::Provisioner, record::fresh_id};
 use ::git::{Head, ObjectFormat, ObjectId, Plan, import, snapshot::lent, transaction::IndexFile};
 use spec::{Access, Maximum, Network, Policy, RunRequest, RunResult, Size, Status, Time};
@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     pin::Pin,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
@@ -172,9 +172,7 @@ pub(super) struct GitTask<'a> {
     pub(super) engine: &'a Arc<Inner>,
     pub(super) repository: &'a Repository,
     /// The shadow folder, as the program left it.
-    pub(super) folder: &'a Path,
-    /// An empty folder.
-    pub(super) empty: &'a Path,
+    pub(super) folder: &'a GitFolder,
     /// The folder with the input files.
     pub(super) input: PathBuf,
 }
@@ -323,14 +321,8 @@ impl GitTask<'_> {
     /// untrusted.
     pub(super) async fn export(self) -> Result<Vec<u8>, String> {
         let one = std::slice::from_ref(self.repository);
-        let mut mounts = shadow_mounts(
-            self.folder,
-            self.empty,
-            "/workspace/src",
-            one,
-            Access::ReadOnly,
-        )
-        .map_err(describe_io)?;
+        let mut mounts = shadow_mounts(self.folder, "/workspace/src", one, Access::ReadOnly)
+            .map_err(describe_io)?;
         mounts.push(
             mount(self.input.clone(), "/workspace/in", Access::ReadOnly).map_err(describe_io)?,
         );

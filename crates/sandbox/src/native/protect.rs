@@ -50,6 +50,8 @@ use std::{
 
 /// Names that a note lists.
 const MAX_LISTED: usize = 10;
+/// What to say of names that toolchains or agents obey.
+const NOTED: &str = "changed: toolchains or agents obey it, so look at it before you use it";
 
 /// One name in the workspace that the program may only read, or not even that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -413,10 +415,7 @@ pub fn noted_paths<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
 
 /// What to say of them.
 pub fn noted_note(noted: &[PathBuf]) -> Option<String> {
-    listed(
-        noted,
-        "changed: toolchains or agents obey it, so look at it before you use it",
-    )
+    listed(noted, NOTED)
 }
 
 /// What to say of so many new names that would be protected outside of packages.
@@ -518,16 +517,15 @@ fn settle(
     }
     let held_as = Some(hold.name());
     notes.extend(replaced_notes(replaced));
-    notes.extend(listed(
-        &findings.cleared,
+    notes.extend(found_note(
+        findings.cleared,
         "had set-user-id or set-group-id bits, which were cleared",
     ));
-    notes.extend(listed(
-        &findings.changed,
+    notes.extend(found_note(
+        findings.changed,
         "was changed meanwhile, by you or through a second name: look at it before you use it",
     ));
-    let noted: Vec<_> = findings.noted.into_iter().collect();
-    notes.extend(noted_note(&noted));
+    notes.extend(found_note(findings.noted, NOTED));
     notes.extend(spared_note(findings.spared));
     if findings.unfinished {
         notes.push("`airlock sweep` looks through the workspace once more".to_owned());
@@ -564,6 +562,16 @@ fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
     };
     let written = note(false, "read-only").map(|note| note + ": look at it before you use it");
     [written, note(true, "hidden")].into_iter().flatten()
+}
+
+/// One sentence about what the end found.
+fn found_note(paths: settle::Paths, what: &str) -> Option<String> {
+    let first: Vec<_> = paths.first.into_iter().collect();
+    let note = listed(&first, what)?;
+    match paths.is_cut {
+        true => Some(format!("{note}; and there are others")),
+        false => Some(note),
+    }
 }
 
 /// One sentence about some paths.

@@ -32,17 +32,38 @@ const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 /// Names that could not be checked or taken out and are named.
 pub(super) const MAX_PROBLEMS: usize = 100;
 
+/// Paths of one kind that are kept for a note.
+const MAX_PATHS: usize = 1000;
+
+/// Paths for a note: of a flood of them the first.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    pub(super) first: BTreeSet<PathBuf>,
+    /// Whether there were more.
+    pub(super) is_cut: bool,
+}
+
+impl Paths {
+    fn add(&mut self, path: &Path) {
+        if self.first.len() < MAX_PATHS {
+            self.first.insert(path.to_owned());
+        } else {
+            self.is_cut |= !self.first.contains(path);
+        }
+    }
+}
+
 /// What was found besides what was taken out.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Noted names that changed.
-    pub(super) noted: BTreeSet<PathBuf>,
+    pub(super) noted: Paths,
     /// Names of editors and agents that were made among installed packages.
     pub(super) spared: usize,
     /// Protected files that were there and have other contents.
-    pub(super) changed: Vec<PathBuf>,
+    pub(super) changed: Paths,
     /// Files that lost their set-id bits.
-    pub(super) cleared: Vec<PathBuf>,
+    pub(super) cleared: Paths,
     /// What could not be done, of the first `MAX_PROBLEMS`.
     pub(super) problems: Vec<String>,
     pub(super) problem_count: usize,
@@ -185,9 +206,13 @@ impl Settling<'_> {
             FileType::Directory if self.names_left == 0 && self.is_surely_new(visit) => {
                 Verdict::Hold(HoldReason::Unreadable)
             }
+            // At once: a list of them would have no bound.
+            FileType::Directory if self.is_newly_too_deep(visit.path) => {
+                Verdict::Hold(HoldReason::Unreadable)
+            }
             FileType::Directory => {
                 if names::is_environment(path) && self.is_new(visit) {
-                    self.findings.noted.insert(path.to_owned());
+                    self.findings.noted.add(path);
                 }
                 Verdict::Stays(Next::Enter)
             }
@@ -290,6 +315,11 @@ impl Settling<'_> {
         born.is_ok_and(|born| born.is_some_and(|born| born >= self.start.began))
     }
 
+    /// Whether no call can name what is in a folder, which was not so at the start.
+    fn is_newly_too_deep(&self, folder: &Path) -> bool {
+        folder.as_os_str().len() >= walk::MAX_PATH_BYTES && !self.start.unread.contains(folder)
+    }
+
     fn is_old_special(&self, visit: &Visit<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| {
             let special = (visit.path.to_owned(), visit.inode, born);
@@ -303,7 +333,7 @@ impl Settling<'_> {
             && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
             && start::modified(&found) != modified
         {
-            self.findings.changed.push(visit.path.to_owned());
+            self.findings.changed.add(visit.path);
         }
     }
 
@@ -318,25 +348,28 @@ impl Settling<'_> {
         }
         if found.st_mode & 0o6000 != 0 {
             match self.is_in_place(visit).and_then(|()| clear_set_id(visit)) {
-                Ok(()) => self.findings.cleared.push(visit.path.to_owned()),
+                Ok(()) => self.findings.cleared.add(visit.path),
                 Err(error) => self.problem(visit.path, &error),
             }
         }
         let noted = names::is_noted(visit.path).then_some(visit.path);
         let noted = noted.or_else(|| names::environment(visit.path));
-        self.findings.noted.extend(noted.map(Path::to_owned));
+        if let Some(noted) = noted {
+            self.findings.noted.add(noted);
+        }
     }
 
     /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
     /// before is not the program's.
-    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::Unread>) {
-        for walk::Unread { path, why } in unread {
+    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: walk::Unread) {
+        self.findings.problem_count += unread.more;
+        for (path, why) in unread.folders {
             if self.start.unread.contains(&path) {
                 continue;
             }
             let is_hidden = matches!(
                 Errno::from_io_error(&why),
-                Some(Errno::ACCESS | Errno::PERM | Errno::NAMETOOLONG)
+                Some(Errno::ACCESS | Errno::PERM)
             );
             let Some(name) = path.file_name().filter(|_| is_hidden) else {
                 self.findings.unfinished |= path.as_os_str().is_empty();

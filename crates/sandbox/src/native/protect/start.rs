@@ -101,7 +101,10 @@ impl Start {
             let next = start.add(visit, &mut text_bytes)?;
             Ok(if hides { walk::Next::Pass } else { next })
         })?;
-        start.unread = unread.into_iter().map(|unread| unread.path).collect();
+        if unread.more > 0 {
+            return Err(io::Error::other("too many folders cannot be looked into"));
+        }
+        start.unread = unread.folders.into_iter().map(|(path, _)| path).collect();
         hiding.look_into(workspace, &start)?;
         start.led = targets::of_links(workspace, &start.protected);
         Ok(start)

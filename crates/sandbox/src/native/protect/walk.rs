@@ -33,7 +33,9 @@ const BATCH: usize = 1 << 16;
 const MAX_HANDLES: usize = 64;
 /// Bytes of a path, with the NUL behind it, that the kernel takes (`PATH_MAX`). What lies deeper cannot be named and
 /// counts as unread.
-const MAX_PATH_BYTES: usize = 4096;
+pub(super) const MAX_PATH_BYTES: usize = 4096;
+/// Bytes of the paths of folders that could not be looked into.
+const MAX_UNREAD_BYTES: usize = 1 << 26;
 /// Bytes of names that one call reads.
 const READ_BYTES: usize = 32 << 10;
 
@@ -69,17 +71,34 @@ pub(super) enum Next {
     Pass,
 }
 
-/// A folder that could not be looked into.
+/// Folders that could not be looked into.
+#[derive(Debug, Default)]
 pub(super) struct Unread {
-    pub(super) path: PathBuf,
-    pub(super) why: io::Error,
+    pub(super) folders: Vec<(PathBuf, io::Error)>,
+    /// Beyond those whose paths together have `MAX_UNREAD_BYTES`.
+    pub(super) more: usize,
+    bytes: usize,
 }
+
+impl Unread {
+    fn add(&mut self, path: &Path, why: io::Error) {
+        self.bytes += path.as_os_str().len();
+        if self.bytes > MAX_UNREAD_BYTES {
+            self.more += 1;
+        } else {
+            self.folders.push((path.to_owned(), why));
+        }
+    }
+}
+
+/// Opens a folder in another one, or below it.
+type OpenFolder<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, &Path) -> io::Result<OwnedFd>;
 
 /// Visits every name below `root`, parents first; gives back what could not be read. Beyond `MAX_NAMES` it fails.
 pub(super) fn walk(
     root: BorrowedFd<'_>,
     mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
+) -> io::Result<Unread> {
     let mut names = 0;
     walk_all(root, |it| {
         names += 1;
@@ -94,22 +113,25 @@ pub(super) fn walk(
 pub(super) fn walk_all(
     root: BorrowedFd<'_>,
     visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
-    walk_in_batches(root, BATCH, visit)
+) -> io::Result<Unread> {
+    let mut open = |folder: BorrowedFd<'_>, path: &Path| beneath::open_folder(folder, path);
+    walk_in_batches(root, BATCH, &mut open, visit)
 }
 
 fn walk_in_batches(
     root: BorrowedFd<'_>,
     batch: usize,
+    open: OpenFolder<'_>,
     mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
+) -> io::Result<Unread> {
     let mut walk = Walk {
         root,
+        open,
         levels: Vec::new(),
         path: PathBuf::new(),
         batch,
         buffer: Box::new_uninit_slice(READ_BYTES),
-        unread: Vec::new(),
+        unread: Unread::default(),
     };
     walk.enter(None);
     while let Some(level) = walk.levels.last_mut() {
@@ -142,12 +164,13 @@ fn walk_in_batches(
 
 struct Walk<'a> {
     root: BorrowedFd<'a>,
+    open: OpenFolder<'a>,
     levels: Vec<Level>,
     /// Of what is looked at, relative to the root.
     path: PathBuf,
     batch: usize,
     buffer: Box<[MaybeUninit<u8>]>,
-    unread: Vec<Unread>,
+    unread: Unread,
 }
 
 /// A folder that is being looked through.
@@ -181,8 +204,7 @@ impl Walk<'_> {
                 }
             }
             Err(why) => {
-                let path = self.path.clone();
-                self.unread.push(Unread { path, why });
+                self.unread.add(&self.path, why);
                 self.path.pop();
             }
         }
@@ -195,19 +217,18 @@ impl Walk<'_> {
         };
         if let Err(why) = level.read_on(self.batch, &mut self.buffer) {
             level.read_to = None;
-            let path = self.path.clone();
-            self.unread.push(Unread { path, why });
+            self.unread.add(&self.path, why);
         }
     }
 
-    fn open(&self, name: Option<&OsStr>) -> io::Result<OwnedFd> {
+    fn open(&mut self, name: Option<&OsStr>) -> io::Result<OwnedFd> {
         if self.path.as_os_str().len() >= MAX_PATH_BYTES {
             return Err(Errno::NAMETOOLONG.into());
         }
         let above = self.levels.last().and_then(|level| level.handle.as_ref());
         match (name, above) {
-            (Some(name), Some(above)) => beneath::open_folder(above, Path::new(name)),
-            _ => beneath::open_folder(self.root, &self.path),
+            (Some(name), Some(above)) => (self.open)(above.as_fd(), Path::new(name)),
+            _ => (self.open)(self.root, &self.path),
         }
     }
 
@@ -222,19 +243,17 @@ impl Walk<'_> {
         if level.handle.is_some() || is_done {
             return;
         }
-        let opened = beneath::open_folder(self.root, &self.path).and_then(|folder| {
-            match id(&folder)? == level.id {
+        let opened =
+            (self.open)(self.root, &self.path).and_then(|folder| match id(&folder)? == level.id {
                 true => Ok(folder),
                 false => Err(io::Error::other("it was replaced meanwhile")),
-            }
-        });
+            });
         match opened {
             Ok(folder) => level.handle = Some(folder),
             Err(why) => {
                 level.names = Vec::new().into_iter();
                 level.read_to = None;
-                let path = self.path.clone();
-                self.unread.push(Unread { path, why });
+                self.unread.add(&self.path, why);
             }
         }
     }
@@ -356,12 +375,53 @@ mod tests {
             seen.push(visit.path.to_owned());
             Ok(Next::Enter)
         });
-        assert!(unread.unwrap().is_empty());
+        assert!(unread.unwrap().folders.is_empty());
         let down = (0..DEPTH).flat_map(|depth| [deep(depth, "a"), deep(depth, "m")]);
         let last = [deep(DEPTH, "a"), deep(DEPTH, "z")];
         let up = (0..DEPTH).rev().map(|depth| deep(depth, "z"));
         let all: Vec<_> = down.chain(last).chain(up).collect();
         assert_eq!(seen, all);
+    }
+
+    /// The parts of the paths that the kernel looks up for a walk, and how often it is asked.
+    fn look_ups(root: &fs::File) -> (usize, usize) {
+        let (mut asked, mut parts) = (0, 0);
+        let mut open = |folder: BorrowedFd<'_>, path: &Path| {
+            asked += 1;
+            parts += path.iter().count();
+            beneath::open_folder(folder, path)
+        };
+        let unread = walk_in_batches(root.as_fd(), BATCH, &mut open, |_| Ok(Next::Enter));
+        assert!(unread.unwrap().folders.is_empty());
+        (asked, parts)
+    }
+
+    #[test]
+    fn each_folder_is_looked_up_once_in_the_one_above_however_long_its_path() {
+        let tree = Tree::new("lookups");
+        let root = fs::File::open(&tree.0).unwrap();
+        // Of the way back only what was too far to be held open is looked up once more, from the top.
+        let far = DEPTH + 1 - MAX_HANDLES;
+        let chain = (1 + DEPTH + far, DEPTH + (0..far).sum::<usize>());
+        assert_eq!(look_ups(&root), chain);
+        let many = 500;
+        let folder = tree.0.join(deep(DEPTH - 1, ""));
+        for number in 0..many {
+            fs::create_dir(folder.join(format!("f{number}"))).unwrap();
+        }
+        assert_eq!(look_ups(&root), (chain.0 + many, chain.1 + many));
+    }
+
+    #[test]
+    fn a_flood_of_folders_that_cannot_be_read_is_counted_and_not_kept() {
+        let mut unread = Unread::default();
+        let long = Path::new("x").join("m".repeat(MAX_PATH_BYTES));
+        let bytes = long.as_os_str().len();
+        let kept = MAX_UNREAD_BYTES / bytes;
+        for _ in 0..kept + 7 {
+            unread.add(&long, Errno::NAMETOOLONG.into());
+        }
+        assert_eq!((unread.folders.len(), unread.more), (kept, 7));
     }
 
     #[test]
@@ -373,7 +433,8 @@ mod tests {
         }
         let root = fs::File::open(&tree.0).unwrap();
         let (mut seen, mut deepest) = (Vec::new(), 0);
-        let unread = walk_in_batches(root.as_fd(), 100, |visit| {
+        let mut open = |folder: BorrowedFd<'_>, path: &Path| beneath::open_folder(folder, path);
+        let unread = walk_in_batches(root.as_fd(), 100, &mut open, |visit| {
             deepest = deepest.max(visit.path.iter().count());
             if visit.path.iter().count() == 1 && visit.kind == FileType::RegularFile {
                 fs::remove_file(tree.0.join(visit.path))?;
@@ -381,7 +442,7 @@ mod tests {
             }
             Ok(Next::Enter)
         });
-        assert!(unread.unwrap().is_empty());
+        assert!(unread.unwrap().folders.is_empty());
         let ordered = seen.is_sorted();
         assert!(!ordered, "all were read at once: nothing was tried");
         seen.sort();
@@ -407,7 +468,8 @@ mod tests {
             seen.push(visit.path.to_owned());
             Ok(Next::Enter)
         });
-        let unread: Vec<_> = unread.unwrap().into_iter().map(|it| it.path).collect();
+        let unread = unread.unwrap().folders.into_iter();
+        let unread: Vec<_> = unread.map(|(path, _)| path).collect();
         // The root and the one below it are as they were; those below the replaced one are no longer there.
         let far = DEPTH - MAX_HANDLES;
         let gone: Vec<_> = (2..=far).rev().map(|depth| deep(depth - 1, "m")).collect();
