@@ -82,6 +82,46 @@ fn what_a_lost_program_left_is_kept_and_not_applied() {
 }
 
 #[test]
+fn what_a_program_left_that_died_with_the_first_process_of_its_sandbox_is_kept_and_not_applied() {
+    for (whom, layer) in GROUNDS {
+        let ground = Ground::new(whom, layer);
+        let before = ground.contents();
+        let mark = format!("first-{}-{whom:?}-{layer:?}", std::process::id());
+        let lost = ground
+            .begin(SCRIPT, &format!(": {mark}"))
+            .lose_first(&mark);
+        assert_eq!(lost.status, Some(125), "{whom:?} {layer:?}: {lost:?}");
+        assert!(
+            lost.stderr.contains("the sandbox died under the program"),
+            "{whom:?} {layer:?}: {lost:?}"
+        );
+        assert_eq!(ground.contents(), before, "{whom:?} {layer:?}: {lost:?}");
+        let shown = ground.airlock(&["workspace", "show", "try", "changed"]);
+        assert_eq!(shown.stdout, "after", "{whom:?} {layer:?}: {shown:?}");
+        let taken = ground.airlock(&["workspace", "commit", "try"]);
+        assert_eq!(taken.status, Some(0), "{whom:?} {layer:?}: {taken:?}");
+        assert_eq!(ground.read("changed"), "after", "{whom:?} {layer:?}");
+    }
+}
+
+/// The control of the test before: that signal alone is no sign of a sandbox that died.
+#[test]
+fn what_a_program_left_that_killed_itself_is_applied() {
+    for (whom, layer) in GROUNDS {
+        let ground = Ground::new(whom, layer);
+        let told = ground.stage("printf after >changed; kill -KILL $$");
+        assert_eq!(
+            [&told["status"], &told["signal"], &told["workspace"]["applied"]],
+            [&json!("failed"), &json!(9), &json!(1)],
+            "{whom:?} {layer:?}: {told}"
+        );
+        assert_eq!(ground.read("changed"), "after", "{whom:?} {layer:?}");
+        let left = ground.airlock(&["workspace", "list", "--json"]).json();
+        assert_eq!(left, json!({ "workspaces": [] }), "{whom:?} {layer:?}");
+    }
+}
+
+#[test]
 fn the_result_says_how_the_layer_was_made_and_what_was_applied() {
     for (whom, layer) in GROUNDS {
         let ground = Ground::new(whom, layer);
