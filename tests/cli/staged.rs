@@ -87,9 +87,7 @@ fn what_a_program_left_that_died_with_the_first_process_of_its_sandbox_is_kept_a
         let ground = Ground::new(whom, layer);
         let before = ground.contents();
         let mark = format!("first-{}-{whom:?}-{layer:?}", std::process::id());
-        let lost = ground
-            .begin(SCRIPT, &format!(": {mark}"))
-            .lose_first(&mark);
+        let lost = ground.begin(SCRIPT, &format!(": {mark}")).lose_first(&mark);
         assert_eq!(lost.status, Some(125), "{whom:?} {layer:?}: {lost:?}");
         assert!(
             lost.stderr.contains("the sandbox died under the program"),
@@ -111,7 +109,11 @@ fn what_a_program_left_that_killed_itself_is_applied() {
         let ground = Ground::new(whom, layer);
         let told = ground.stage("printf after >changed; kill -KILL $$");
         assert_eq!(
-            [&told["status"], &told["signal"], &told["workspace"]["applied"]],
+            [
+                &told["status"],
+                &told["signal"],
+                &told["workspace"]["applied"]
+            ],
             [&json!("failed"), &json!(9), &json!(1)],
             "{whom:?} {layer:?}: {told}"
         );

@@ -1063,8 +1063,7 @@ impl Launcher {
             return;
         }
         // Of a box that we end ourselves the engine may still count what its programs used.
-        let went_with_keeper =
-            !held.is_ending && reaped.is_killed() && held.keeper.is_exiting();
+        let went_with_keeper = !held.is_ending && reaped.is_killed() && held.keeper.is_exiting();
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
@@ -1297,7 +1296,9 @@ mod tests {
 
     #[test]
     fn a_zombie_has_exited_for_the_kernel() {
-        let mut child = std::process::Command::new("true").spawn().expect("true starts");
+        let mut child = std::process::Command::new("true")
+            .spawn()
+            .expect("true starts");
         let ended = Child {
             pid: child.id() as i32,
             pidfd: rustix::process::pidfd_open(
@@ -1307,10 +1308,16 @@ mod tests {
             .expect("a child of ours"),
             last: false,
         };
-        let mut over = [rustix::event::PollFd::new(&ended.pidfd, rustix::event::PollFlags::IN)];
+        let mut over = [rustix::event::PollFd::new(
+            &ended.pidfd,
+            rustix::event::PollFlags::IN,
+        )];
         rustix::event::poll(&mut over, None).expect("it ends");
         assert!(ended.is_exiting());
         child.wait().expect("it is reaped");
-        assert!(!ended.is_exiting(), "of one that is reaped nothing is known");
+        assert!(
+            !ended.is_exiting(),
+            "of one that is reaped nothing is known"
+        );
     }
 }

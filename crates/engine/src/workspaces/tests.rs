@@ -2,7 +2,7 @@
 
 use super::{create::make, *};
 use proptest::prelude::*;
-use spec::{ErrorCode, FileId, SandboxSpec};
+use spec::{CopyBounds, ErrorCode, FileId, SandboxSpec};
 use std::{
     collections::BTreeMap,
     fs,
