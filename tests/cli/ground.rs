@@ -211,12 +211,13 @@ impl Begun<'_> {
     /// Kills the first process of that sandbox alone: the kernel kills all others in it, and the launcher lives on.
     pub fn lose_first(self, mark: &str) -> Answer {
         let program = program_with(mark).expect("it runs");
-        let launcher = parent(program).expect("it has one");
+        let namespace = |pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let sandbox = namespace(program).expect("it has one");
         let is_first = |pid: &i32| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
             let inside = numbers.and_then(|numbers| numbers.split_whitespace().last());
-            parent(*pid) == Some(launcher) && inside == Some("1")
+            inside == Some("1") && namespace(*pid).as_ref() == Some(&sandbox)
         };
         kill(processes().find(is_first).expect("the sandbox has one"));
         self.wait()

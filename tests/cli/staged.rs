@@ -259,6 +259,45 @@ fn a_conflict_is_an_error_with_a_code_and_does_not_hide_how_the_program_ended() 
 }
 
 #[test]
+fn a_removed_folder_in_which_something_is_held_back_is_held_back_with_it() {
+    for (whom, layer) in GROUNDS {
+        for script in ["rm -r gone", "rm -r gone; printf now >gone"] {
+            let ground = Ground::new(whom, layer);
+            fs::write(ground.work("gone/.envrc"), "export A=1").unwrap();
+            ground.give_away();
+            let told = ground.stage(script);
+            let held = |path: &str| json!({ "path": path, "why": "protected_name" });
+            assert_eq!(
+                (&told["exit_code"], &told["error"]),
+                (&json!(0), &Value::Null),
+                "{whom:?} {layer:?} {script}: {told}"
+            );
+            assert_eq!(
+                told["workspace"]["held_back"],
+                json!([held("gone"), held("gone/.envrc")]),
+                "{whom:?} {layer:?} {script}: {told}"
+            );
+            assert!(!ground.work("gone/below").exists(), "the rest is applied");
+            assert_eq!(ground.read("gone/.envrc"), "export A=1");
+            // Once what is held back is taken, the folder can go.
+            let words = [
+                "workspace",
+                "commit",
+                "try",
+                "--only",
+                "gone/.envrc",
+                "--force",
+            ];
+            let taken = ground.airlock(&words);
+            assert_eq!(taken.status, Some(0), "{whom:?} {layer:?} {taken:?}");
+            let rest = ground.airlock(&["workspace", "commit", "try"]);
+            assert_eq!(rest.status, Some(0), "{whom:?} {layer:?} {rest:?}");
+            assert!(!ground.work("gone").is_dir(), "{whom:?} {layer:?} {script}");
+        }
+    }
+}
+
+#[test]
 fn what_is_held_back_leaves_the_programs_status_and_one_line() {
     for (whom, layer) in GROUNDS {
         let ground = Ground::new(whom, layer);

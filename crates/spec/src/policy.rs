@@ -58,7 +58,7 @@ impl CopyBounds {
     /// What is copied about as fast as an overlay is laid. File systems look for a place for each
     /// file among those that were removed lately, like the last copy.
     pub const FAST: CopyBounds = CopyBounds {
-        names: 300,
+        names: 200,
         bytes: 32 << 20,
     };
 }
