@@ -204,8 +204,22 @@ impl Begun<'_> {
         let program = program_with(mark).expect("it runs");
         let launcher = parent(program).expect("it has one");
         assert!(words_of(launcher).starts_with(b"airlock-launcher\0"));
-        let launcher = Pid::from_raw(launcher).expect("a process");
-        rustix::process::kill_process(launcher, Signal::KILL).expect("it is there");
+        kill(launcher);
+        self.wait()
+    }
+
+    /// Kills the first process of that sandbox alone: the kernel kills all others in it, and the launcher lives on.
+    pub fn lose_first(self, mark: &str) -> Answer {
+        let program = program_with(mark).expect("it runs");
+        let namespace = |pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let sandbox = namespace(program).expect("it has one");
+        let is_first = |pid: &i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
+            let inside = numbers.and_then(|numbers| numbers.split_whitespace().last());
+            inside == Some("1") && namespace(*pid).as_ref() == Some(&sandbox)
+        };
+        kill(processes().find(is_first).expect("the sandbox has one"));
         self.wait()
     }
 
@@ -221,10 +235,18 @@ fn words_of(pid: i32) -> Vec<u8> {
     fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-fn program_with(mark: &str) -> Option<i32> {
+fn kill(pid: i32) {
+    let process = Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(process, Signal::KILL).expect("it is there");
+}
+
+fn processes() -> impl Iterator<Item = i32> {
     let processes = fs::read_dir("/proc").expect("it can be listed").flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(|pid| {
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn program_with(mark: &str) -> Option<i32> {
+    processes().find(|pid| {
         let words = words_of(*pid);
         let has_mark = words
             .windows(mark.len())

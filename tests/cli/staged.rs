@@ -82,6 +82,48 @@ fn what_a_lost_program_left_is_kept_and_not_applied() {
 }
 
 #[test]
+fn what_a_program_left_that_died_with_the_first_process_of_its_sandbox_is_kept_and_not_applied() {
+    for (whom, layer) in GROUNDS {
+        let ground = Ground::new(whom, layer);
+        let before = ground.contents();
+        let mark = format!("first-{}-{whom:?}-{layer:?}", std::process::id());
+        let lost = ground.begin(SCRIPT, &format!(": {mark}")).lose_first(&mark);
+        assert_eq!(lost.status, Some(125), "{whom:?} {layer:?}: {lost:?}");
+        assert!(
+            lost.stderr.contains("the sandbox died under the program"),
+            "{whom:?} {layer:?}: {lost:?}"
+        );
+        assert_eq!(ground.contents(), before, "{whom:?} {layer:?}: {lost:?}");
+        let shown = ground.airlock(&["workspace", "show", "try", "changed"]);
+        assert_eq!(shown.stdout, "after", "{whom:?} {layer:?}: {shown:?}");
+        let taken = ground.airlock(&["workspace", "commit", "try"]);
+        assert_eq!(taken.status, Some(0), "{whom:?} {layer:?}: {taken:?}");
+        assert_eq!(ground.read("changed"), "after", "{whom:?} {layer:?}");
+    }
+}
+
+/// The control of the test before: that signal alone is no sign of a sandbox that died.
+#[test]
+fn what_a_program_left_that_killed_itself_is_applied() {
+    for (whom, layer) in GROUNDS {
+        let ground = Ground::new(whom, layer);
+        let told = ground.stage("printf after >changed; kill -KILL $$");
+        assert_eq!(
+            [
+                &told["status"],
+                &told["signal"],
+                &told["workspace"]["applied"]
+            ],
+            [&json!("failed"), &json!(9), &json!(1)],
+            "{whom:?} {layer:?}: {told}"
+        );
+        assert_eq!(ground.read("changed"), "after", "{whom:?} {layer:?}");
+        let left = ground.airlock(&["workspace", "list", "--json"]).json();
+        assert_eq!(left, json!({ "workspaces": [] }), "{whom:?} {layer:?}");
+    }
+}
+
+#[test]
 fn the_result_says_how_the_layer_was_made_and_what_was_applied() {
     for (whom, layer) in GROUNDS {
         let ground = Ground::new(whom, layer);
@@ -214,6 +256,45 @@ fn a_conflict_is_an_error_with_a_code_and_does_not_hide_how_the_program_ended() 
     };
     conflict("true", (json!("succeeded"), json!(0), "workspace_conflict"));
     conflict("exit 3", (json!("failed"), json!(3), "workspace_conflict"));
+}
+
+#[test]
+fn a_removed_folder_in_which_something_is_held_back_is_held_back_with_it() {
+    for (whom, layer) in GROUNDS {
+        for script in ["rm -r gone", "rm -r gone; printf now >gone"] {
+            let ground = Ground::new(whom, layer);
+            fs::write(ground.work("gone/.envrc"), "export A=1").unwrap();
+            ground.give_away();
+            let told = ground.stage(script);
+            let held = |path: &str| json!({ "path": path, "why": "protected_name" });
+            assert_eq!(
+                (&told["exit_code"], &told["error"]),
+                (&json!(0), &Value::Null),
+                "{whom:?} {layer:?} {script}: {told}"
+            );
+            assert_eq!(
+                told["workspace"]["held_back"],
+                json!([held("gone"), held("gone/.envrc")]),
+                "{whom:?} {layer:?} {script}: {told}"
+            );
+            assert!(!ground.work("gone/below").exists(), "the rest is applied");
+            assert_eq!(ground.read("gone/.envrc"), "export A=1");
+            // Once what is held back is taken, the folder can go.
+            let words = [
+                "workspace",
+                "commit",
+                "try",
+                "--only",
+                "gone/.envrc",
+                "--force",
+            ];
+            let taken = ground.airlock(&words);
+            assert_eq!(taken.status, Some(0), "{whom:?} {layer:?} {taken:?}");
+            let rest = ground.airlock(&["workspace", "commit", "try"]);
+            assert_eq!(rest.status, Some(0), "{whom:?} {layer:?} {rest:?}");
+            assert!(!ground.work("gone").is_dir(), "{whom:?} {layer:?} {script}");
+        }
+    }
 }
 
 #[test]

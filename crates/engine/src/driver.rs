@@ -90,8 +90,7 @@ impl Driver {
         let started = Instant::now();
         let ran = self.run(input, &mut result).await;
         let end = match &ran {
-            Ok(()) if result.status == Status::Lost => ExecutionEnd::Lost,
-            Ok(()) => ExecutionEnd::Ended,
+            Ok(end) => *end,
             Err(refused) if refused.code == ErrorCode::Lost => ExecutionEnd::Lost,
             Err(_) => ExecutionEnd::NeverRan,
         };
@@ -123,7 +122,7 @@ impl Driver {
         &mut self,
         input: io::Result<Option<OwnedFd>>,
         result: &mut RunResult,
-    ) -> Result<(), ErrorInfo> {
+    ) -> Result<ExecutionEnd, ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
         let Provisioned {
@@ -172,7 +171,7 @@ impl Driver {
         opened: &OpenDoors,
         input: Option<OwnedFd>,
         result: &mut RunResult,
-    ) -> Result<(), ErrorInfo> {
+    ) -> Result<ExecutionEnd, ErrorInfo> {
         let outputs = match self
             .provisioner
             .start_doors_and_inputs(sandbox, opened, result)
@@ -199,8 +198,9 @@ impl Driver {
         result.started_at = record::now();
         result.moments.started = record::now_us();
         let end = self.watch(sandbox).await;
+        let execution = end.execution();
         self.conclude(sandbox, end, outputs, result).await;
-        Ok(())
+        Ok(execution)
     }
 
     /// Starts the program, with a timeout: opening the executable can block on a slow file system,

@@ -1,7 +1,7 @@
 //! Classifies how a program ended: wait status, signals, limits and cancellation become the status,
 //! the exit status and the error of a result. Also the graces and the CPU time checks.
 
-use crate::provision::cancellation;
+use crate::provision::{ExecutionEnd, cancellation};
 use sandbox::{Ended, MAX_FILE_LOCKS, Progress, Sandbox};
 use spec::{ErrorCode, ErrorInfo, LimitName, Limits, RunResult, Status};
 use std::time::Duration;
@@ -40,6 +40,16 @@ pub(crate) struct ProgramEnd {
     pub(crate) peak_bytes: u64,
     /// No other process is left in the sandbox.
     pub(crate) alone: bool,
+}
+
+impl ProgramEnd {
+    /// Whether the program ended, or its sandbox died under it although nobody stopped it.
+    pub(crate) fn execution(&self) -> ExecutionEnd {
+        match (self.status, self.stopped) {
+            (None, None) => ExecutionEnd::Lost,
+            (Some(_), _) | (None, Some(_)) => ExecutionEnd::Ended,
+        }
+    }
 }
 
 pub(crate) fn program_end(progress: Progress, stopped: Option<StopReason>) -> ProgramEnd {

@@ -49,7 +49,7 @@ pub(crate) use tree::{names as names_in, remove as remove_tree};
 
 use crate::FileAccess;
 use applied_paths::AppliedFacts;
-use base::Baseline;
+use base::{Baseline, KnownBaseline};
 use commit::Selection;
 use diff::{Comparer, Comparison};
 use mtimes::ModificationTimes;
@@ -215,17 +215,21 @@ impl LayerHandle {
 
     /// The changes so far; also records the current size of the layer.
     pub fn diff(&self) -> Result<Diff, LayerError> {
+        Ok(self.diff_and_base()?.0)
+    }
+
+    fn diff_and_base(&self) -> Result<(Diff, Option<KnownBaseline>), LayerError> {
         // First: a program can make its layer impossible to compare.
         let room = measure::layer(&self.folder, self.kind);
         quota::write_size(&self.folder, room)
             .map_err(failed("write down what the workspace takes"))?;
-        diff(&self.state, &self.id)
+        review::diff_and_base(&self.state, &self.id)
     }
 
     /// Commits the changes, once the sandbox has ended: files that nobody uses are moved instead of
     /// copied.
     pub fn commit(self, options: CommitOptions) -> Result<CommitOutcome, LayerError> {
-        self.commit_without(options, &[])
+        self.commit_without(options, &[], None)
     }
 
     /// Removes the layer.
@@ -501,7 +505,7 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
 /// committed. First completes a commit that a crash interrupted. Acts as the owner of the layer, as
 /// whom the program ran: what the owner may not change stays.
 pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<CommitOutcome, LayerError> {
-    commit_without(state, id, options, &[])
+    commit_without(state, id, options, &[], None)
 }
 
 fn commit_without(
@@ -509,14 +513,17 @@ fn commit_without(
     id: &Id,
     options: CommitOptions,
     without: &[PathBuf],
+    known: Option<KnownBaseline>,
 ) -> Result<CommitOutcome, LayerError> {
     let opened = OpenLayer::open(state, id)?;
     opened.lock(&opened.file, FlockOperation::NonBlockingLockExclusive)?;
     let alone = opened.alone();
     let before = plan_execution::complete(&opened)?;
     let (folder, tree, protected) = (opened.folder()?, opened.tree()?, opened.protected());
-    let mut base =
-        base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
+    let known = base::read_again(&opened.layer, known);
+    let mut base = known
+        .map_err(failed("read what the workspace is based on"))?
+        .base;
     let rights =
         FileAccess::of_owner(tree.as_fd()).map_err(failed("act as the owner of the folder"))?;
     let how = (options.force, alone.is_some());

@@ -488,7 +488,7 @@ impl<'a> Ground<'a> {
         }
         if request.staged {
             // However small: a copy is what `reviewed` workspaces have.
-            policy.workspace.copy = CopyBounds { names: 0, bytes: 0 };
+            policy.workspace.copy = Some(CopyBounds { names: 0, bytes: 0 });
         }
         policy
             .admit(request)

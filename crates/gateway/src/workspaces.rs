@@ -14,14 +14,18 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::workspaces::{self as layers, CommitOptions, LayerError, ProgramFile, UnappliedChange};
+use engine::{
+    BroughtCommits,
+    workspaces::{self as layers, CommitOptions, LayerError, ProgramFile, UnappliedChange},
+};
 use http::{
     HeaderMap, Method, StatusCode, Uri,
     header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
 use serde::{Deserialize, Serialize};
-use spec::{ErrorCode, ErrorInfo, Id};
+use spec::{ErrorCode, ErrorInfo, GitImport, Id};
 use std::path::{Path as FilePath, PathBuf};
+use tokio::runtime::Handle;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -179,6 +183,14 @@ struct CommittedWorkspace {
     discarded: bool,
     /// There are more than the 4 MiB that are told here.
     truncated: bool,
+    /// The commits of a run or session that was killed, which arrived now: one entry for each repository, as in the
+    /// result of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    git: Vec<GitImport>,
+    /// What there is to say about these commits, also where they did not arrive.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 /// Show the workspaces whose changes are kept.
@@ -312,8 +324,17 @@ async fn commit_workspace(
         only: only.into_iter().map(PathBuf::from).collect(),
         exactly,
     };
+    let brings = options.only.is_empty();
+    let (engine, runtime) = (gateway.engine().clone(), Handle::current());
     json_from(&gateway, &caller, move |state| {
-        layers::commit(state, &id, options).map(commit_response)
+        let committed = commit_response(layers::commit(state, &id, options)?);
+        let layer = layers::find(state, &id).ok();
+        // Commits of a sandbox that goes on arrive when it ends.
+        if !brings || layer.as_ref().is_some_and(|layer| layer.in_use) {
+            return Ok(committed);
+        }
+        let brought = runtime.block_on(engine.bring_commits(&id, layer.is_some()));
+        Ok(committed.with_commits(brought))
     })
     .await
 }
@@ -403,7 +424,16 @@ async fn discard_workspace(
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
     let id = find_workspace(&gateway, &caller, &id).await?.id;
-    run_blocking(&gateway, &caller, move |state| layers::discard(state, &id)).await?;
+    let engine = gateway.engine().clone();
+    run_blocking(&gateway, &caller, move |state| {
+        layers::discard(state, &id)?;
+        let dropped = engine.discard_commits(&id);
+        dropped.map(drop).map_err(|source| LayerError::Io {
+            what: "drop what was committed".to_owned(),
+            source,
+        })
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -531,6 +561,28 @@ fn commit_response(committed: layers::CommitOutcome) -> CommittedWorkspace {
         left_out,
         discarded: committed.discarded,
         truncated: more || more_left,
+        git: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+impl CommittedWorkspace {
+    /// The files are in the folder: what keeps the commits from arriving is no failure of that.
+    fn with_commits(self, brought: Result<Option<BroughtCommits>, ErrorInfo>) -> Self {
+        match brought {
+            Ok(brought) => {
+                let BroughtCommits { imports, notes } = brought.unwrap_or_default();
+                CommittedWorkspace {
+                    git: imports,
+                    notes,
+                    ..self
+                }
+            }
+            Err(error) => CommittedWorkspace {
+                notes: vec![error.message],
+                ..self
+            },
+        }
     }
 }
 

@@ -184,6 +184,26 @@ impl Child {
         _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
         _ = sys::reap(self.pid, true);
     }
+
+    /// Whether it is on its way out or a zombie, by the kernel's word. The first process of a pid namespace is marked
+    /// so before the kernel kills all others there, and becomes a zombie only once they are reaped: one that was
+    /// killed with it is told from one that was killed alone, and the end of the box follows for certain. No program
+    /// can have seen another of its box killed this way and have ended by itself: its own number is lower, so it was
+    /// killed first. Not reaped yet, its number is nobody else's.
+    fn is_exiting(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| stat_is_exiting(&stat))
+    }
+}
+
+/// Whether a line of `/proc/PID/stat` has the flag of a process that exits. Its seventh field after the name.
+fn stat_is_exiting(stat: &str) -> bool {
+    const PF_EXITING: u32 = 0x4;
+    let (_, after_name) = stat.rsplit_once(')').unwrap_or_default();
+    let flags = after_name.split_ascii_whitespace().nth(6);
+    flags
+        .and_then(|flags| flags.parse().ok())
+        .is_some_and(|flags: u32| flags & PF_EXITING != 0)
 }
 
 /// One box.
@@ -209,6 +229,8 @@ struct Held {
     children: Option<File>,
     /// Made ahead of its program.
     ahead: bool,
+    /// We have killed its keeper.
+    is_ending: bool,
 }
 
 /// What a lane tells the launcher of a box, with its handles: channel, keeper, program, users, namespaces, cgroup.
@@ -261,6 +283,7 @@ impl HandedOver {
             terminals: None,
             stays: false,
             ahead: true,
+            is_ending: false,
         })
     }
 }
@@ -686,10 +709,11 @@ impl Launcher {
     }
 
     fn destroy(&mut self, number: u32) {
-        let Some(held) = self.boxes.get(&number) else {
+        let Some(held) = self.boxes.get_mut(&number) else {
             return;
         };
-        self.unwatch(&held.channel);
+        held.is_ending = true;
+        _ = epoll::delete(&self.events, &held.channel);
         // The end of the keeper is the end of its pid namespace. Already ended is as good.
         _ = rustix::process::pidfd_send_signal(&held.keeper.pidfd, Signal::KILL);
         for program in &held.programs {
@@ -1038,9 +1062,14 @@ impl Launcher {
             self.on_gone(number, reaped);
             return;
         }
+        // Of a box that we end ourselves the engine may still count what its programs used.
+        let went_with_keeper = !held.is_ending && reaped.is_killed() && held.keeper.is_exiting();
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
+            if went_with_keeper {
+                return;
+            }
             let ours = held.further.is_empty() && held.remounts.is_empty();
             let alone = held.programs.is_empty() && ours && held.is_empty();
             let told = protocol::send(
@@ -1056,7 +1085,9 @@ impl Launcher {
             }
         } else if let Some(place) = held.further.iter().position(|further| further.pid == pid) {
             let further = held.further.swap_remove(place);
-            further.tell_end(reaped);
+            if !went_with_keeper {
+                further.tell_end(reaped);
+            }
             self.unwatch_further(&further);
         } else if let Some(place) = held.remounts.iter().position(|child| child.pid == pid) {
             let child = held.remounts.swap_remove(place);
@@ -1176,6 +1207,7 @@ impl Held {
             terminals: None,
             stays: plan.stays,
             ahead: plan.ahead,
+            is_ending: false,
         }
     }
 
@@ -1246,5 +1278,46 @@ impl From<Reaped> for Ended {
             peak_bytes,
             alone: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_exits_is_told_from_one_that_lives_whatever_its_name() {
+        let line = |flags: u32| format!("7 (a) 4 4 (b)) S 1 7 7 0 -1 {flags} 82 0 0");
+        assert!(stat_is_exiting(&line(0x40_0144)));
+        assert!(!stat_is_exiting(&line(0x40_0140)));
+        let own = std::fs::read_to_string("/proc/self/stat").expect("our own");
+        assert!(!stat_is_exiting(&own), "{own}");
+    }
+
+    #[test]
+    fn a_zombie_has_exited_for_the_kernel() {
+        let mut child = std::process::Command::new("true")
+            .spawn()
+            .expect("true starts");
+        let ended = Child {
+            pid: child.id() as i32,
+            pidfd: rustix::process::pidfd_open(
+                rustix::process::Pid::from_child(&child),
+                PidfdFlags::empty(),
+            )
+            .expect("a child of ours"),
+            last: false,
+        };
+        let mut over = [rustix::event::PollFd::new(
+            &ended.pidfd,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut over, None).expect("it ends");
+        assert!(ended.is_exiting());
+        child.wait().expect("it is reaped");
+        assert!(
+            !ended.is_exiting(),
+            "of one that is reaped nothing is known"
+        );
     }
 }

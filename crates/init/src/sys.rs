@@ -21,6 +21,13 @@ pub(crate) struct Reaped {
     pub(crate) peak_bytes: u64,
 }
 
+impl Reaped {
+    /// Whether it ended by SIGKILL.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.status & 0x7f == libc::SIGKILL
+    }
+}
+
 /// Which side of a fork we are on.
 pub(crate) enum Forked {
     Child,

@@ -40,8 +40,9 @@ pub struct WorkspacePolicy {
     pub protected: ProtectedNames,
     /// Patterns of files that no program sees, beyond the usual.
     pub hide: Vec<String>,
-    /// Up to which size a folder is copied for its layer, rather than laid over.
-    pub copy: CopyBounds,
+    /// Up to which size a folder is copied for its layer, rather than laid over. Unless it is
+    /// said, as far as a copy is fast, and up to the default where no overlay can be laid.
+    pub copy: Option<CopyBounds>,
 }
 
 /// Up to which size a folder is copied for the layer that takes a program's changes.
@@ -51,6 +52,15 @@ pub struct CopyBounds {
     pub names: u32,
     /// Bytes of all its files.
     pub bytes: u64,
+}
+
+impl CopyBounds {
+    /// What is copied about as fast as an overlay is laid. File systems look for a place for each
+    /// file among those that were removed lately, like the last copy.
+    pub const FAST: CopyBounds = CopyBounds {
+        names: 200,
+        bytes: 32 << 20,
+    };
 }
 
 impl Default for CopyBounds {

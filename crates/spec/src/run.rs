@@ -158,8 +158,8 @@ pub struct SandboxSpec {
     pub read_only_workspace: bool,
     /// Whether that folder stays as it is, and what the program changes is kept apart.
     pub copy_on_write: bool,
-    /// Up to which size the folder is copied for that.
-    pub copy: CopyBounds,
+    /// Up to which size the folder is copied for that, if it is said.
+    pub copy: Option<CopyBounds>,
     /// What lies over that folder where nothing is copied before it is written. Set by whoever makes the layer.
     pub overlay: Option<WorkspaceOverlay>,
     /// Which names in a mounted workspace are protected.

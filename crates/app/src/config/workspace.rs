@@ -20,8 +20,13 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, Config
             "protect" => policy.protected.added = protect(&section, key, value)?,
             "unprotect" => policy.protected.removed = unprotect(&section, key, value)?,
             "hide" => policy.hide = hide(&section, key, value)?,
-            "copy_names" => policy.copy.names = section.count(key, value)?,
-            "copy_size" => policy.copy.bytes = section.quantity::<Size>(key, value)?.0,
+            "copy_names" => {
+                policy.copy.get_or_insert_default().names = section.count(key, value)?
+            }
+            "copy_size" => {
+                let bytes = section.quantity::<Size>(key, value)?.0;
+                policy.copy.get_or_insert_default().bytes = bytes;
+            }
             other => return Err(section.unknown(other, &KEYS)),
         }
     }

@@ -544,7 +544,10 @@ fn overlaid(by_root: bool, fill: impl FnOnce(&Path)) -> Place {
         fs::write(place.folder(name), name).unwrap();
     }
     let mut spec = place.spec(&[]);
-    spec.copy.names = 1;
+    spec.copy = Some(CopyBounds {
+        names: 1,
+        ..CopyBounds::default()
+    });
     let folder = place.root.join("folder");
     let handle = make(&place.state(), &id(), &spec, &folder, None, &|| false).unwrap();
     assert_eq!(handle.kind, LayerKind::Overlay);

@@ -19,7 +19,7 @@ use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
     fs::File,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, Read, Write},
     os::{
         fd::AsFd,
         unix::ffi::{OsStrExt, OsStringExt},
@@ -65,12 +65,36 @@ pub(super) struct BaselineEntry {
 /// The entries by path.
 pub(super) type Baseline = BTreeMap<PathBuf, BaselineEntry>;
 
+/// A list as it was read from a version of its file.
+#[derive(Debug)]
+pub(super) struct KnownBaseline {
+    pub(super) base: Baseline,
+    file: Version,
+}
+
 /// Reads the list.
 pub(super) fn read(layer: impl AsFd) -> io::Result<Baseline> {
-    let file = tree::open(layer, LIST_FILE, OFlags::RDONLY)?;
-    let lines = BufReader::new(File::from(file)).lines();
+    Ok(read_again(layer, None)?.base)
+}
+
+/// Reads the list, unless it is known as it is: a change is always a new file.
+pub(super) fn read_again(
+    layer: impl AsFd,
+    known: Option<KnownBaseline>,
+) -> io::Result<KnownBaseline> {
+    let mut file = File::from(tree::open(layer, LIST_FILE, OFlags::RDONLY)?);
+    let version = Version::of(&rustix::fs::fstat(&file)?);
+    if let Some(known) = known.filter(|known| known.file == version) {
+        return Ok(known);
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "the list is not whole");
-    lines.map(|line| parse(&line?).ok_or_else(broken)).collect()
+    let entries = text.lines().map(|line| parse(line).ok_or_else(broken));
+    Ok(KnownBaseline {
+        base: entries.collect::<io::Result<_>>()?,
+        file: version,
+    })
 }
 
 /// Writes the list atomically.
@@ -193,6 +217,9 @@ fn escape(name: &OsStr, out: &mut String) {
 }
 
 fn unescape(text: &str) -> Option<OsString> {
+    if !text.contains('%') {
+        return Some(OsString::from(text));
+    }
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
     for part in parts {

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 use sandbox::native::{UPPER, WORK, protect};
-use spec::{Backend, FileId, Id, LayerKind, SandboxSpec, WorkspaceOverlay};
+use spec::{Backend, CopyBounds, FileId, Id, LayerKind, SandboxSpec, WorkspaceOverlay};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -108,7 +108,7 @@ pub(super) fn make(
     let made = quota::sum(state, info.owner.as_deref()).and_then(|before| {
         let watch = |disk_bytes| match is_cancelled() {
             true => Err(CreateError::Cancelled),
-            false => quota::check_quota(state, before, reservation.grow_to(disk_bytes)),
+            false => reservation.check(state, before, disk_bytes),
         };
         fill_layer(&new, &from, spec, &mut info, &watch)
     });
@@ -290,28 +290,38 @@ fn covered_folders(spec: &SandboxSpec) -> BTreeSet<PathBuf> {
 }
 
 /// Chooses how the layer is made: reflinks and copies resemble the folder most, and an overlay
-/// costs the same for any size.
+/// costs the same for any size. Where none can be laid, more is copied.
 fn choose(
     survey: &Survey,
     from: &OwnedFd,
     tree: &OwnedFd,
     spec: &SandboxSpec,
 ) -> Result<LayerKind, LayerError> {
-    let is_small = survey.base.len() as u64 <= u64::from(spec.copy.names);
+    let names = survey.base.len();
+    let fits = |bounds: &CopyBounds| names as u64 <= u64::from(bounds.names);
+    let is_copied = |bounds: &CopyBounds| fits(bounds) && survey.bytes <= bounds.bytes;
     let shares = shares_blocks(survey, from, tree);
-    if is_small && shares {
+    let (fast, most) = match spec.copy {
+        Some(bounds) => (bounds, bounds),
+        None => (CopyBounds::FAST, CopyBounds::default()),
+    };
+    if shares && fits(&fast) {
         return Ok(LayerKind::Reflink);
     }
-    if is_small && survey.bytes <= spec.copy.bytes {
+    if is_copied(&fast) {
         return Ok(LayerKind::Copy);
     }
     let folder = spec.workspace.clone().unwrap_or_default();
-    match check_overlay(survey, &folder, tree, spec) {
+    let overlay = check_overlay(survey, &folder, tree, spec);
+    let may_be_refused = spec.copy.is_none() && !overlay::is_sure(from);
+    match overlay {
+        Ok(()) if may_be_refused && shares && fits(&most) => Ok(LayerKind::Reflink),
+        Ok(()) if may_be_refused && is_copied(&most) => Ok(LayerKind::Copy),
         Ok(()) => Ok(LayerKind::Overlay),
         Err(_) if shares => Ok(LayerKind::Reflink),
+        Err(_) if is_copied(&most) => Ok(LayerKind::Copy),
         Err(why) => {
-            let (names, bytes) = (survey.base.len(), survey.bytes >> 20);
-            let (most_names, most) = (spec.copy.names, spec.copy.bytes >> 20);
+            let (bytes, most_names, most) = (survey.bytes >> 20, most.names, most.bytes >> 20);
             let reason = format!(
                 "it has {names} names and {bytes} MiB, and no more than {most_names} names and {most} MiB are \
                  copied; a layer cannot be laid over it either, because {why}"

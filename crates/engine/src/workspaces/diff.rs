@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use sandbox::native::{Lease, LeaseKind, protect};
 use spec::{HoldReason, ProtectedNames};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read},
@@ -159,6 +159,7 @@ impl Comparer<'_> {
             assessed.extend(change.map(|(what, now)| self.assess(path, what, now, &obeyed)));
         }
         self.leave_out(&mut assessed);
+        hold_folders_of_held(&mut assessed);
         if let Some(folder) = self.folder {
             let mut lookup = PathLookup::beneath(folder);
             assessed
@@ -574,6 +575,30 @@ impl Comparer<'_> {
                     && same_contents(self.layer, folder, &change.path).unwrap_or(false)
             }
             FileKind::Other => false,
+        }
+    }
+}
+
+/// Leaves out the removal of folders in which something stays since its own removal is left out.
+fn hold_folders_of_held(assessed: &mut [AssessedChange]) {
+    let is_held =
+        |change: &&LayerChange| change.what == ChangeKind::Removed && change.left_out.is_some();
+    let mut held_in: BTreeMap<PathBuf, (PathBuf, Option<HoldReason>)> = BTreeMap::new();
+    for held in assessed.iter().map(|one| &one.change).filter(is_held) {
+        for folder in held.path.ancestors().skip(1) {
+            let first = held_in.entry(folder.to_owned());
+            first.or_insert_with(|| (held.path.clone(), held.why));
+        }
+    }
+    for change in assessed.iter_mut().map(|one| &mut one.change) {
+        let goes = matches!(change.what, ChangeKind::Removed | ChangeKind::Replaced);
+        let Some((held, why)) = held_in.get(&change.path).filter(|_| goes) else {
+            continue;
+        };
+        if change.left_out.is_none() {
+            let held = held.to_string_lossy().escape_debug().to_string();
+            change.left_out = Some(format!("`{held}` in it is held back"));
+            change.why = *why;
         }
     }
 }

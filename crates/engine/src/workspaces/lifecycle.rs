@@ -3,7 +3,7 @@
 
 use super::{
     AppliedPaths, ChangeKind, CommitOptions, Diff, LayerChange, LayerError, LayerHandle,
-    UnappliedChange, create_layer, shown,
+    UnappliedChange, base::KnownBaseline, create_layer, shown,
 };
 use crate::provision::internal;
 use sandbox::native::protect;
@@ -105,21 +105,27 @@ fn finish_layer_now(
         notes: note.into_iter().collect(),
         ..LayerOutcome::default()
     };
-    let diff = match ran.then(|| handle.diff()) {
+    let diff = match ran.then(|| handle.diff_and_base()) {
         Some(Err(error)) if apply.is_some() => return not_applied(&id, None, &error),
         Some(Err(error)) => return with_note(Some(problem(&error))),
         Some(Ok(diff)) => Some(diff),
         None => None,
     };
-    let Some(diff) = diff else {
+    let Some((diff, known)) = diff else {
         return with_note(handle.discard().err().as_ref().map(problem));
     };
     let changes = count(&id, &diff, mode);
     let is_unchanged = diff.changes.is_empty() && diff.unknown.is_empty();
     match apply {
-        Some(_) if is_unchanged => nothing_to_apply(handle, changes),
-        Some((options, without)) => {
-            apply_now(handle, changes, &options, &without, &never_applied(diff))
+        Some(_) if is_unchanged => nothing_to_apply(handle, changes, known),
+        Some((apply, without)) => {
+            let plan = ApplyPlan {
+                protected: apply.protected,
+                without,
+                never: never_applied(diff),
+                known,
+            };
+            apply_now(handle, changes, plan)
         }
         None if is_unchanged => LayerOutcome {
             changes: Some(changes),
@@ -138,9 +144,13 @@ fn never_applied(diff: Diff) -> BTreeSet<PathBuf> {
 }
 
 /// Commits nothing: the program may still have made git commits of unchanged files.
-fn nothing_to_apply(handle: LayerHandle, changes: WorkspaceChanges) -> LayerOutcome {
+fn nothing_to_apply(
+    handle: LayerHandle,
+    changes: WorkspaceChanges,
+    known: Option<KnownBaseline>,
+) -> LayerOutcome {
     let id = handle.id.clone();
-    match handle.commit(CommitOptions::default()) {
+    match handle.commit_without(CommitOptions::default(), &[], known) {
         Ok(committed) => LayerOutcome {
             changes: Some(changes),
             applied_paths: Some(committed.applied_paths),
@@ -189,27 +199,32 @@ fn kept_apart(changes: WorkspaceChanges) -> LayerOutcome {
     }
 }
 
+/// What is known before changes are applied.
+struct ApplyPlan {
+    protected: ProtectedNames,
+    /// The paths that must stay in the layer.
+    without: Vec<PathBuf>,
+    /// The paths that are held back in any case.
+    never: BTreeSet<PathBuf>,
+    /// What the changes were compared with.
+    known: Option<KnownBaseline>,
+}
+
 /// Applies what can be applied; the rest stays in the layer. A change that is neither applied nor
 /// held back is an error.
-fn apply_now(
-    handle: LayerHandle,
-    mut changes: WorkspaceChanges,
-    apply: &ApplyOptions,
-    without: &[PathBuf],
-    never: &BTreeSet<PathBuf>,
-) -> LayerOutcome {
+fn apply_now(handle: LayerHandle, mut changes: WorkspaceChanges, plan: ApplyPlan) -> LayerOutcome {
     let id = handle.id.clone();
     let options = CommitOptions {
         partial: true,
         ..CommitOptions::default()
     };
-    let committed = match handle.commit_without(options, without) {
+    let committed = match handle.commit_without(options, &plan.without, plan.known) {
         Ok(committed) => committed,
         Err(error) => return not_applied(&id, Some(changes), &error),
     };
     changes.applied = committed.applied.len() as u64;
     let is_held = |left: &UnappliedChange| {
-        !left.conflict && (left.why.is_some() || never.contains(&left.path))
+        !left.conflict && (left.why.is_some() || plan.never.contains(&left.path))
     };
     let (held, conflicts): (Vec<_>, Vec<_>) = committed.left.into_iter().partition(is_held);
     changes.hold_back(held.iter().map(|left| HeldBack {
@@ -226,7 +241,7 @@ fn apply_now(
         .collect();
     let error = conflict_error(&id, &conflicts);
     let mut notes = committed.notes;
-    notes.extend(obeyed_notes(&committed.applied, &apply.protected));
+    notes.extend(obeyed_notes(&committed.applied, &plan.protected));
     notes.extend(held_back_note(&id, &held));
     LayerOutcome {
         notes,

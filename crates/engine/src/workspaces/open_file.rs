@@ -83,7 +83,7 @@ impl Review {
             let folder = self.folder.as_ref().map(AsFd::as_fd);
             folder.ok_or("the folder is not there any more")
         };
-        let was = self.base.get(path);
+        let was = self.known.base.get(path);
         let Some(upper) = &self.upper else {
             let is_stand_in = was.is_some_and(|was| {
                 was.kind == FileKind::Other && was.copy != Version::default() && {

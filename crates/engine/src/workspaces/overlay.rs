@@ -406,6 +406,22 @@ pub(super) fn can_hold(folder: impl AsFd) -> Result<(), String> {
     tried.map_err(|source| format!("its file system takes no extended attributes: {source}"))
 }
 
+/// Whether no kernel that runs Airlock refuses an overlay over this folder once it is tried. Kernels
+/// before 5.11 let no ordinary user mount one, and overlays lie over each other only so often.
+pub(super) fn is_sure(folder: impl AsFd) -> bool {
+    let found = rustix::fs::fstatfs(folder).map(|found| found.f_type as u64 & 0xffff_ffff);
+    let is_overlay = found.is_ok_and(|kind| kind == OVERLAY);
+    !is_overlay && (rustix::process::geteuid().is_root() || lets_users_mount())
+}
+
+fn lets_users_mount() -> bool {
+    let system = rustix::system::uname();
+    let release = system.release().to_string_lossy();
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse::<u32>().ok());
+    number().zip(number()) >= Some((5, 11))
+}
+
 const NFS: u64 = 0x6969;
 const P9: u64 = 0x0102_1997;
 const FAT: u64 = 0x4d44;

@@ -2,7 +2,8 @@
 //! stored elsewhere. Neither is committed to the folder, as neither stays in a live workspace.
 
 use super::{
-    CommitOptions, CommitOutcome, LayerError, LayerHandle, OpenLayer, base,
+    CommitOptions, CommitOutcome, LayerError, LayerHandle, OpenLayer,
+    base::{self, KnownBaseline},
     commit::{Selection, UnappliedChange},
     diff::{AssessedChange, ChangeKind, Comparer, Comparison},
     failed,
@@ -110,12 +111,13 @@ impl LayerHandle {
         self,
         options: CommitOptions,
         without: &[PathBuf],
+        known: Option<KnownBaseline>,
     ) -> Result<CommitOutcome, LayerError> {
         let LayerHandle {
             state, id, folder, ..
         } = self;
         drop(folder);
-        super::commit_without(&state, &id, options, without)
+        super::commit_without(&state, &id, options, without, known)
     }
 }
 

@@ -253,7 +253,7 @@ impl<'a> PatchWriter<'a> {
     /// disclosed.
     fn old(&self, one: &AssessedChange) -> Option<PatchSide> {
         let path = &one.change.path;
-        let was = self.review.base.get(path)?;
+        let was = self.review.known.base.get(path)?;
         let Some(folder) = &self.review.folder else {
             let body = match was.kind {
                 FileKind::Link => Ok(was.target.as_bytes().to_vec()),

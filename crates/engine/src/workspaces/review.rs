@@ -3,7 +3,7 @@
 
 use super::{
     Diff, Layer, LayerError, OpenLayer,
-    base::{self, Baseline},
+    base::{self, KnownBaseline},
     diff::{Comparer, Comparison},
     failed, list, open_layers,
     overlay::UpperLayer,
@@ -31,7 +31,7 @@ pub(super) struct Review {
     /// None if it is not there any more.
     pub(super) folder: Option<OwnedFd>,
     pub(super) tree: OwnedFd,
-    pub(super) base: Baseline,
+    pub(super) known: KnownBaseline,
     pub(super) upper: Option<UpperLayer>,
     pub(super) rights: FileAccess,
 }
@@ -47,17 +47,17 @@ impl Review {
                 return Ok(None);
             }
         }
-        let base =
-            base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
+        let known = base::read_again(&opened.layer, None)
+            .map_err(failed("read what the workspace is based on"))?;
         let tree = opened.tree()?;
-        let upper = opened.upper(&tree, &base)?;
+        let upper = opened.upper(&tree, &known.base)?;
         let rights =
             FileAccess::of_owner(tree.as_fd()).map_err(failed("act as the owner of the folder"))?;
         Ok(Some(Review {
             folder: opened.folder().ok(),
             opened,
             tree,
-            base,
+            known,
             upper,
             rights,
         }))
@@ -67,7 +67,7 @@ impl Review {
     pub(super) fn compare(&self) -> Result<Comparison, LayerError> {
         let protected = self.opened.protected();
         let sides = Comparer {
-            base: &self.base,
+            base: &self.known.base,
             layer: self.tree.as_fd(),
             upper: self.upper.as_ref(),
             folder: self.folder.as_ref().map(AsFd::as_fd),
@@ -125,13 +125,22 @@ impl LayerSummary {
 
 /// The changes in a layer.
 pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
+    Ok(diff_and_base(state, id)?.0)
+}
+
+/// The changes, and what they were compared with; none of it for a layer that is gone.
+pub(super) fn diff_and_base(
+    state: &Path,
+    id: &Id,
+) -> Result<(Diff, Option<KnownBaseline>), LayerError> {
     let opened = OpenLayer::open(state, id)?;
     let summary = LayerSummary::of(&opened);
     let Some(review) = Review::open(state, opened)? else {
-        return Ok(summary.of_nothing());
+        return Ok((summary.of_nothing(), None));
     };
     let compared = review.compare()?;
-    Ok(summary.of_changes(&review, compared))
+    let diff = summary.of_changes(&review, compared);
+    Ok((diff, Some(review.known)))
 }
 
 impl Diff {

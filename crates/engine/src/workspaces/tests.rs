@@ -2,7 +2,7 @@
 
 use super::{create::make, *};
 use proptest::prelude::*;
-use spec::{ErrorCode, FileId, SandboxSpec};
+use spec::{CopyBounds, ErrorCode, FileId, SandboxSpec};
 use std::{
     collections::BTreeMap,
     fs,
@@ -83,7 +83,23 @@ impl Place {
                 .collect(),
             ..spec::RunRequest::default()
         };
-        spec::Policy::default().admit(request).unwrap().sandbox
+        let mut policy = spec::Policy::default();
+        // Also of the larger folders: an overlay has its own tests.
+        policy.workspace.copy = Some(CopyBounds::default());
+        policy.admit(request).unwrap().sandbox
+    }
+
+    /// How the layer is made of the folder.
+    fn kind(&self, copy: Option<CopyBounds>) -> Result<LayerKind, LayerError> {
+        let spec = SandboxSpec {
+            copy,
+            ..self.spec(&[])
+        };
+        let folder = self.root.join("folder");
+        let made = make(&self.state(), &id(), &spec, &folder, None, &|| false)?;
+        let kind = made.kind;
+        made.discard()?;
+        Ok(kind)
     }
 
     fn state(&self) -> PathBuf {
@@ -888,4 +904,61 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
     let refused = create_layer("other").unwrap_err();
     assert!(matches!(refused, LayerError::Replaced { .. }), "{refused}");
     assert_eq!(refused.info().code, ErrorCode::PolicyDenied);
+}
+
+fn names(folder: &Path, count: u32) {
+    for number in 0..count {
+        fs::write(folder.join(number.to_string()), "x").unwrap();
+    }
+}
+
+#[test]
+fn a_folder_is_copied_as_far_as_that_is_fast_or_as_it_is_said() {
+    let most = CopyBounds::FAST.names;
+    let small = Place::filled(|folder| names(folder, most));
+    let large = Place::filled(|folder| names(folder, most + 1));
+    let heavy = Place::filled(|folder| {
+        let file = fs::File::create(folder.join("heavy")).unwrap();
+        file.set_len(CopyBounds::FAST.bytes + 1).unwrap();
+    });
+    let is_copied = |place: &Place, copy| place.kind(copy).unwrap() != LayerKind::Overlay;
+    assert!(is_copied(&small, None));
+    assert!(!is_copied(&large, None));
+    assert_eq!(is_copied(&heavy, None), shares_blocks(&heavy));
+    for place in [&small, &large, &heavy] {
+        assert!(is_copied(place, Some(CopyBounds::default())));
+    }
+    let names = CopyBounds {
+        names: 1,
+        ..CopyBounds::default()
+    };
+    assert!(!is_copied(&small, Some(names)));
+}
+
+/// Whether the file system of the tests shares blocks: then the size of a copy does not matter.
+fn shares_blocks(place: &Place) -> bool {
+    let [from, to] = ["heavy", "shared"].map(|name| place.folder(name));
+    let (from, to) = (
+        fs::File::open(from).unwrap(),
+        fs::File::create(&to).unwrap(),
+    );
+    let shares = rustix::fs::ioctl_ficlone(&to, &from).is_ok();
+    fs::remove_file(place.folder("shared")).unwrap();
+    shares
+}
+
+#[test]
+fn a_folder_over_which_nothing_can_be_laid_is_copied_up_to_more() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("NOT TESTED: only root can give a file away");
+    }
+    let place = Place::filled(|folder| {
+        names(folder, CopyBounds::FAST.names + 1);
+        std::os::unix::fs::chown(folder.join("0"), Some(23_458), None).unwrap();
+    });
+    assert_ne!(place.kind(None).unwrap(), LayerKind::Overlay);
+    // The control: what is said is said of both.
+    let refused = place.kind(Some(CopyBounds::FAST));
+    let is_refused = matches!(refused, Err(LayerError::TooMuch { .. }));
+    assert!(is_refused || refused.is_ok_and(|kind| kind == LayerKind::Reflink));
 }

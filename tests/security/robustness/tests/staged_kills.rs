@@ -2,7 +2,6 @@
 //! made, while the program runs, while its changes are applied, while its commits arrive. After the next command or a
 //! sweep the folder is as it was or as the program left it, and so are the repository's branch, index and HEAD. What the
 //! program wrote is in the folder or in a layer that is kept, and what it committed is in the repository or in the state.
-//! Only of a program that dies with its keeper, the first process of its sandbox, it is applied as far as that came.
 //!
 //! 40 of them, 200 with `AIRLOCK_FULL=1`, a quarter as an ordinary user; half over layers that are copies, half over
 //! overlays; more, until each end and a kill during the import were seen. `AIRLOCK_SEED` repeats delays and victims.
@@ -234,7 +233,7 @@ impl Storm {
         });
         self.in_import += u32::from(self.is_in_import(&run));
         self.recover(&what);
-        self.check(&run, struck, &what);
+        self.check(&run, &what);
     }
 
     /// Whether the files of a killed run are in the folder, its layer is gone, and its repository is not.
@@ -284,18 +283,14 @@ impl Storm {
         }
     }
 
-    fn check(&mut self, run: &str, struck: &str, what: &str) {
+    fn check(&mut self, run: &str, what: &str) {
         let (tree, repository) = self.state();
         let is_after = tree == self.after.0;
-        let is_in_between = !is_after && tree != self.before.0;
-        if is_in_between {
-            // With the keeper the kernel kills the program. To the launcher it is one that was killed: that is applied.
-            let neither = self.neither(&tree);
-            assert!(
-                struck == "keeper" && neither.len() <= 2,
-                "{what}: the folder is in between: {neither:?}"
-            );
-        }
+        assert!(
+            is_after || tree == self.before.0,
+            "{what}: the folder is in between: {:?}",
+            self.neither(&tree)
+        );
         assert!(
             repository == self.before.1 || repository == self.after.1,
             "{what}: the repository is in between: {repository:?}"
@@ -322,8 +317,7 @@ impl Storm {
         );
         let output = fs::read_to_string(self.output()).expect("text");
         if output.contains("wrote") {
-            let is_there = is_after || is_kept || is_in_between;
-            assert!(is_there, "{what}: what it wrote is lost");
+            assert!(is_after || is_kept, "{what}: what it wrote is lost");
         }
         if output.contains("committed") {
             assert!(self.has_commit(run), "{what}: its commit is lost");
@@ -339,7 +333,6 @@ impl Storm {
             assert!(discarded.status.success(), "{what}: {discarded:?}");
         }
         let end = match (is_after, is_kept) {
-            _ if is_in_between => "as far as the program came",
             (true, _) => "applied",
             (false, true) => "kept",
             (false, false) => "as before",

@@ -181,7 +181,7 @@ impl Tally {
 async fn apply_once(ground: &Ground, engine: &Engine, is_laid: bool, tally: &mut Tally) {
     let mut policy = Policy::default();
     if is_laid {
-        policy.workspace.copy.names = 1;
+        policy.workspace.copy.get_or_insert_default().names = 1;
     }
     let request = RunRequest {
         command: ["python3", "-c", PROGRAM].map(Into::into).into(),

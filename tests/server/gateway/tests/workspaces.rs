@@ -314,6 +314,57 @@ fn the_layer_of_a_lost_sandbox_is_kept_and_listed() {
     assert_eq!(place.read("made"), "x\n");
 }
 
+fn git(place: &Place, words: &[&str]) -> String {
+    let identity = ["-c", "user.name=n", "-c", "user.email=a@b"];
+    let mut command = Command::new("git");
+    command.args(identity).args(words);
+    command
+        .current_dir(place.work(""))
+        .env("GIT_CONFIG_GLOBAL", "/dev/null");
+    let done = command.output().expect("git starts");
+    assert!(done.status.success(), "git {words:?}: {done:?}");
+    String::from_utf8(done.stdout).expect("text")
+}
+
+#[test]
+fn what_a_lost_sandbox_committed_arrives_with_its_files_or_is_dropped_with_them() {
+    for (keeps, arrives) in [(true, "two\n"), (false, "")] {
+        let mut place = Place::new();
+        git(&place, &["init", "-q", "-b", "main"]);
+        git(&place, &["add", "-A"]);
+        git(&place, &["commit", "-q", "-m", "one"]);
+        let id = place.sandbox("staged");
+        place.exec(
+            &id,
+            "git config user.name n; git config user.email a@b; echo x >made; git add made; git commit -q -m two",
+        );
+        let configuration = Place::configuration(&place.shared);
+        place.server = place.server.restart(Signal::KILL, &configuration);
+        let server = &place.server;
+        let path = format!("/v1/workspaces/{id}");
+        // The box itself may outlive its server by a moment.
+        server.until("its end", || match keeps {
+            true => {
+                let path = format!("{path}/commit");
+                let told = server.ask(&place.key, "POST", &path, &[], &json!({}));
+                let brought = &told.json()["git"][0]["refs"][0]["placed"];
+                told.status == 200 && *brought == format!("refs/airlock/{id}/heads/main")
+            }
+            false => {
+                let told = server.ask(&place.key, "DELETE", &path, &[], &Value::Null);
+                told.status == 204
+            }
+        });
+        assert_eq!(place.work("made").exists(), keeps);
+        let aside = git(
+            &place,
+            &["for-each-ref", "--format=%(subject)", "refs/airlock"],
+        );
+        assert_eq!(aside, arrives);
+        assert_eq!(git(&place, &["log", "--format=%s"]), "one\n");
+    }
+}
+
 #[test]
 fn a_difference_and_a_file_are_had_over_http_and_by_the_command() {
     let place = Place::new();
