@@ -1314,8 +1314,10 @@ mod tests {
         let pid = program.pid;
         let started = held.started(&refuses, 1, program, Steps::default(), None);
         assert!(started.is_err(), "the box is destroyed");
-        assert!(is_told_started(&engine));
         assert!(held.programs.is_empty());
+        // Closes the channel: nothing told is then seen as such.
+        drop(held);
+        assert!(is_told_started(&engine));
         let gone = sys::reap(pid, false);
         assert!(gone.is_err(), "killed and reaped: it is no child any more");
     }
