@@ -288,6 +288,35 @@ impl HandedOver {
     }
 }
 
+impl Held {
+    /// Tells the engine of a program that has started, and watches it. An error is the end of the box.
+    fn started(
+        &mut self,
+        events: &OwnedFd,
+        number: u32,
+        program: Child,
+        steps: Steps,
+        listener: Option<OwnedFd>,
+    ) -> io::Result<()> {
+        let handles = [program.pidfd.as_fd()]
+            .into_iter()
+            .chain(listener.as_ref().map(AsFd::as_fd));
+        let handles: Vec<_> = handles.collect();
+        let sent = protocol::send(&self.channel, &Report::Started(steps), &handles);
+        match watch(events, &program.pidfd, About::Process(number, program.pid)) {
+            Ok(()) => {
+                self.programs.push(program);
+                sent
+            }
+            // It has started, and is said to have. Nobody would learn of its end, so it ends with its box.
+            Err(error) => {
+                program.kill_and_reap();
+                sent.and(Err(error))
+            }
+        }
+    }
+}
+
 fn children(pid: i32) -> Option<File> {
     File::open(format!("/proc/{pid}/task/{pid}/children")).ok()
 }
@@ -760,23 +789,7 @@ impl Launcher {
         };
         let sent = match started {
             Ok((program, steps, listener)) => {
-                let handles = [program.pidfd.as_fd()]
-                    .into_iter()
-                    .chain(listener.as_ref().map(AsFd::as_fd));
-                let handles: Vec<_> = handles.collect();
-                let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
-                let about = About::Process(number, program.pid);
-                match watch(&self.events, &program.pidfd, about) {
-                    Ok(()) => {
-                        held.programs.push(program);
-                        sent
-                    }
-                    // It has started, and is said to have. Nobody would learn of its end, so it ends with its box.
-                    Err(error) => {
-                        program.kill_and_reap();
-                        sent.and(Err(error))
-                    }
-                }
+                held.started(&self.events, number, program, steps, listener)
             }
             Err(failed) => protocol::send(&held.channel, &Report::Failed(failed), &[]),
         };
@@ -1284,6 +1297,7 @@ impl From<Reaped> for Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command as Process;
 
     #[test]
     fn a_process_that_exits_is_told_from_one_that_lives_whatever_its_name() {
@@ -1319,5 +1333,60 @@ mod tests {
             !ended.is_exiting(),
             "of one that is reaped nothing is known"
         );
+    }
+
+    /// A box that has a channel and a keeper, and the engine's end of the channel.
+    fn a_box() -> (Held, OwnedFd) {
+        let (channel, engine) = protocol::pair().unwrap();
+        let held = HandedOver {
+            keeper: 0,
+            program: 0,
+            last: false,
+            namespaces: Vec::new(),
+        };
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut held = held.adopt(vec![channel, null(), null(), null()]).unwrap();
+        held.programs.clear();
+        (held, engine)
+    }
+
+    fn a_program() -> Child {
+        let child = Process::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id() as i32;
+        let known = rustix::process::Pid::from_raw(pid).unwrap();
+        let pidfd = rustix::process::pidfd_open(known, PidfdFlags::empty()).unwrap();
+        let last = false;
+        Child { pid, pidfd, last }
+    }
+
+    fn is_told_started(engine: &OwnedFd) -> bool {
+        let told = protocol::receive::<Report>(engine).unwrap();
+        matches!(told, Some((Report::Started(_), handles)) if handles.len() == 1)
+    }
+
+    #[test]
+    fn a_program_that_has_started_and_cannot_be_watched_is_told_to_have_started_and_ends() {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let (mut held, engine) = a_box();
+        let program = a_program();
+        let started = held.started(&events, 1, program, Steps::default(), None);
+        assert!(started.is_ok() && is_told_started(&engine));
+        assert_eq!(held.programs.len(), 1, "the positive control");
+        held.programs[0].kill_and_reap();
+
+        // A file stands for an epoll that takes no more: watches are counted for each user, and the kernel's limit of them
+        // is not ours to lower.
+        let refuses = OwnedFd::from(File::open("/dev/null").unwrap());
+        let (mut held, engine) = a_box();
+        let program = a_program();
+        let pid = program.pid;
+        let started = held.started(&refuses, 1, program, Steps::default(), None);
+        assert!(started.is_err(), "the box is destroyed");
+        assert!(held.programs.is_empty());
+        // Closes the channel: nothing told is then seen as such.
+        drop(held);
+        assert!(is_told_started(&engine));
+        let gone = sys::reap(pid, false);
+        assert!(gone.is_err(), "killed and reaped: it is no child any more");
     }
 }

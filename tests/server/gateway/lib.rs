@@ -8,6 +8,7 @@
 
 mod client;
 pub mod receiver;
+pub mod small_disk;
 pub mod socket;
 
 pub use client::{Answer, Client, Stream};

@@ -497,6 +497,47 @@ fn what_changed_in_the_folder_meanwhile_is_a_conflict_unless_forced() {
 }
 
 #[test]
+fn a_folder_that_cannot_make_room_for_a_file_is_named_once_and_keeps_what_is_in_it() {
+    let mut place = Place::new(|folder| {
+        for name in ["full", "empty"] {
+            fs::create_dir(folder.join(name)).unwrap();
+            fs::write(folder.join(name).join("seen"), "seen").unwrap();
+        }
+    });
+    for name in ["full", "empty"] {
+        fs::remove_dir_all(place.inside(name)).unwrap();
+        fs::write(place.inside(name), "of the program").unwrap();
+    }
+    fs::write(place.folder("full/unseen"), b"of the user").unwrap();
+    place.end();
+    let forced = place.commit(FORCE).unwrap();
+    let left: Vec<_> = forced.left.iter().map(|left| shown(&left.path)).collect();
+    assert_eq!(left, ["full"], "{:?}", forced.left);
+    assert!(
+        forced.left[0].reason.contains("not seen"),
+        "{:?}",
+        forced.left
+    );
+    let applied: Vec<_> = forced.applied.iter().map(|one| shown(&one.path)).collect();
+    assert!(!applied.contains(&"full".to_owned()), "{applied:?}");
+    assert_eq!(
+        fs::read(place.folder("full/unseen")).unwrap(),
+        b"of the user"
+    );
+    assert!(
+        applied.contains(&"empty".to_owned()),
+        "the positive control: {applied:?}"
+    );
+    assert_eq!(fs::read(place.folder("empty")).unwrap(), b"of the program");
+    let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
+    assert_eq!(
+        there,
+        ["empty", "full", "full/unseen"].map(PathBuf::from),
+        "no draft is left"
+    );
+}
+
+#[test]
 fn a_link_in_the_folder_leads_no_commit_elsewhere() {
     let place = Place::new(|folder| {
         fs::create_dir(folder.join("d")).unwrap();
