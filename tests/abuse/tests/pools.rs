@@ -4,7 +4,7 @@
 //! `AIRLOCK_KILLS` says how many kills (a quarter of it; 60 unless said), `AIRLOCK_SEED` repeats a storm.
 
 use abuse::{Bench, PATIENCE, chance::Chance, eventually, host, orphans};
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, PoolSettings, Settings};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{
     collections::BTreeSet,
@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
-const POOL: Pool = Pool {
-    parked: 3,
-    berths: 2,
-    ..Pool::OFF
+const POOL: PoolSettings = PoolSettings {
+    warm_sandboxes: 3,
+    prepared_namespaces: 2,
+    ..PoolSettings::OFF
 };
 const STATE: &str = "AIRLOCK_POOLS_STATE";
 

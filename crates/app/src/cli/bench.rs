@@ -138,8 +138,8 @@ fn settings(
         idle: options.idle.0,
         only: options.only.clone(),
         command: (!options.command.is_empty()).then(|| options.command.clone()),
-        pool: if config.pool.parked > 0 {
-            config.pool.parked
+        pool: if config.pool.warm_sandboxes > 0 {
+            config.pool.warm_sandboxes
         } else {
             POOL
         },

@@ -862,7 +862,7 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
     };
     let create_layer = |name: &str| {
         let mut spec = place.spec(&[]);
-        spec.exact = Some([(folder.clone(), admitted)].into());
+        spec.allowed_paths = Some([(folder.clone(), admitted)].into());
         create_layer(
             &place.state(),
             &Id::new(name).unwrap(),
