@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spec::{BadJob, ExecutionMode, Json, MOST_STEPS, StepJob, StepsResult};
+use spec::{BadJob, ExecutionMode, Json, MAX_STEPS, StepJob, StepJobResult};
 
 fuzz_target!(|input: &[u8]| {
     let Ok(document) = serde_json::from_slice::<Json>(input) else {
@@ -12,11 +12,11 @@ fuzz_target!(|input: &[u8]| {
     };
     match StepJob::read(&document, None) {
         Ok(job) => {
-            assert!(job.protocol_version.starts_with('1') && job.steps.len() <= MOST_STEPS);
+            assert!(job.protocol_version.starts_with('1') && job.steps.len() <= MAX_STEPS);
             assert!(job.mode == ExecutionMode::AgentInference || !job.steps.is_empty());
             assert!(!job.constraints.max_runtime.is_zero() && job.constraints.max_output_bytes > 0);
             // A job is no result of itself.
-            told(&StepsResult::read(&document, &job).expect_err("its fields are others"));
+            told(&StepJobResult::read(&document, &job).expect_err("its fields are others"));
         }
         Err(bad) => told(&bad),
     }

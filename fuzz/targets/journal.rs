@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use journal::{Head, Numbered, Reader};
+use journal::{ChainHead, NumberedRecord, JournalReader};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(serde::Deserialize)]
@@ -14,7 +14,7 @@ struct Any {
     n: u64,
 }
 
-impl Numbered for Any {
+impl NumberedRecord for Any {
     fn n(&self) -> u64 {
         self.n
     }
@@ -47,7 +47,7 @@ fuzz_target!(|input: &[u8]| {
 
 /// How many lines were believed, and whether that were all.
 fn believed(text: &[u8]) -> (u64, bool) {
-    let mut reader = Reader::new(text, Head::default());
+    let mut reader = JournalReader::new(text, ChainHead::default());
     let mut lines = 0;
     loop {
         match reader.next_record::<Any>() {

@@ -2,7 +2,7 @@
 
 use crate::gateway::Trouble;
 use clap::Args;
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, PoolSettings, Settings};
 use serde::{Deserialize, Serialize};
 use spec::{Policy, RunRequest, RunSpec, Size, Status};
 use std::{
@@ -125,10 +125,10 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
         .admit(request)
         .map_err(|error| failed(&error.message))?;
     runtime.block_on(async {
-        let memory = Size(Pool::PARKED_BYTES.0 * order.parked as u64);
-        let pool = Pool {
-            parked: order.parked,
-            berths: 0,
+        let memory = Size(PoolSettings::WARM_SANDBOX_BYTES.0 * order.parked as u64);
+        let pool = PoolSettings {
+            warm_sandboxes: order.parked,
+            prepared_namespaces: 0,
             memory,
         };
         let settings = Settings {

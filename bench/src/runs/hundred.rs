@@ -8,7 +8,7 @@ use crate::runs::{
     ways::{Reason, library::Library, pool::Ahead},
 };
 use engine::Run;
-use spec::{Event, RunRequest, Status};
+use spec::{RunEvent, RunRequest, Status};
 use std::time::{Duration, Instant};
 use tokio::{io::AsyncWriteExt, net::unix::pipe};
 
@@ -110,7 +110,7 @@ impl Alive {
 
 async fn answered(run: &mut Run) -> bool {
     while let Some(event) = run.next_event().await {
-        if let Event::Output { data, .. } = event {
+        if let RunEvent::Output { data, .. } = event {
             return data == b"hello\n";
         }
     }

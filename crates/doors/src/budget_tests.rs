@@ -706,10 +706,10 @@ fn absurd_usage_counts_the_same_here_and_in_the_ledger() {
             used.output_tokens
         ),
         (
-            Money::MOST_OF_CALL,
-            Money::MOST_OF_CALL.minus(Money(10)),
-            spec::MOST_TOKENS_OF_CALL,
-            spec::MOST_TOKENS_OF_CALL
+            Money::MAX_PER_CALL,
+            Money::MAX_PER_CALL.minus(Money(10)),
+            spec::MAX_TOKENS_PER_CALL,
+            spec::MAX_TOKENS_PER_CALL
         )
     );
     drop((account, budgets));

@@ -221,7 +221,7 @@ fn counted(folder: &Path) -> u64 {
         .unwrap_or_default()
     {
         let file = BufReader::new(File::open(path).unwrap());
-        let mut reader = ledger::LedgerReader::new(file, ledger::Head::default());
+        let mut reader = ledger::LedgerReader::new(file, ledger::ChainHead::default());
         while let Some(record) = reader.next_record().unwrap() {
             match record.kind {
                 RecordKind::Reserve => assert!(open.insert(record.n, record.money).is_none()),

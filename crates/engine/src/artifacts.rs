@@ -224,7 +224,7 @@ fn policy_hash(spec: &RunSpec) -> String {
         ("volumes", &sandbox.volumes),
         ("extra_mounts", &sandbox.extra_mounts),
         ("network", &sandbox.network),
-        ("leads_everywhere", &sandbox.leads_everywhere),
+        ("leads_everywhere", &sandbox.reaches_any_host),
         ("limits", &sandbox.limits),
         ("required", &sandbox.required),
         ("user", &sandbox.user),

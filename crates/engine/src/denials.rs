@@ -2,7 +2,7 @@
 //! once, and listed in the result.
 
 use sandbox::native::{MOST_DENIALS, Told};
-use spec::{Denial, Event};
+use spec::{Denial, RunEvent};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -21,7 +21,7 @@ pub(crate) struct DenialReport {
 /// Collects until the listener ends, which it does with the sandbox, or until the timeout.
 pub(crate) async fn collect(
     told: Option<mpsc::Receiver<Told>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<RunEvent>,
     mut ended: watch::Receiver<bool>,
     flush_timeout: Duration,
 ) -> DenialReport {
@@ -45,7 +45,7 @@ pub(crate) async fn collect(
             Some(Told::Denied(denial)) => {
                 collected.list.push(denial.clone());
                 // There may be no reader.
-                _ = events.send(Event::Denied(denial)).await;
+                _ = events.send(RunEvent::Denied(denial)).await;
             }
             Some(Told::More) => {
                 let note = format!(
@@ -98,7 +98,9 @@ mod tests {
         assert_eq!(collected.list, [denial("/a"), denial("/b")]);
         assert!(collected.note.is_some_and(|note| note.contains("64")));
         for expected in [denial("/a"), denial("/b")] {
-            assert!(matches!(seen.recv().await, Some(Event::Denied(denied)) if denied == expected));
+            assert!(
+                matches!(seen.recv().await, Some(RunEvent::Denied(denied)) if denied == expected)
+            );
         }
     }
 

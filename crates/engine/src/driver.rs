@@ -35,8 +35,8 @@ use crate::{
 };
 use sandbox::{Program, Sandbox, SandboxError};
 use spec::{
-    Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, LimitName, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage,
+    Backend, Enforcer, ErrorCode, ErrorInfo, Id, LimitName, RunEvent, RunResult, RunSpec, Status,
+    StdStream, Truncation, Usage,
 };
 use std::{
     ffi::OsString,
@@ -60,7 +60,7 @@ const EXIT_NOT_FOUND: u8 = 127;
 /// The state of one run's task.
 pub(crate) struct Driver {
     pub(crate) provisioner: Provisioner,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<RunEvent>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
     pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
     /// The grace, once somebody asked for termination.
@@ -86,7 +86,7 @@ struct OutputReaders {
 impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
         let mut result = blank_result(&self.provisioner.id, &self.provisioner.spec);
-        result.moments.begun = record::now_us();
+        result.phase_times.begun = record::now_us();
         let started = Instant::now();
         let ran = self.run(input, &mut result).await;
         let end = match &ran {
@@ -112,7 +112,7 @@ impl Driver {
         result.ended_at = record::now();
         let took = started.elapsed();
         result.duration_ms = took.as_millis() as u64;
-        result.moments.ended = result.moments.begun + took.as_micros() as u64;
+        result.phase_times.ended = result.phase_times.begun + took.as_micros() as u64;
         result
     }
 
@@ -196,7 +196,7 @@ impl Driver {
         result.notes.extend(self.provisioner.secret_notes());
         result.barriers = sandbox.barriers();
         result.started_at = record::now();
-        result.moments.started = record::now_us();
+        result.phase_times.started = record::now_us();
         let end = self.watch(sandbox).await;
         let execution = end.execution();
         self.conclude(sandbox, end, outputs, result).await;
@@ -297,7 +297,7 @@ impl Driver {
         };
         sandbox.exec(&program, inside).await?;
         // The channel is still empty, so this cannot block on a slow reader.
-        _ = self.events.try_send(Event::Started {
+        _ = self.events.try_send(RunEvent::Started {
             barriers: sandbox.barriers(),
         });
         let cap = self.provisioner.spec.sandbox.limits.output.0;
@@ -306,8 +306,8 @@ impl Driver {
             let reader = OutputReader::new(pipe, has_ended.clone());
             tokio::spawn(read_output(stream, reader, cap, self.events.clone()))
         };
-        let stdout = read(Stream::Stdout, stdout);
-        let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
+        let stdout = read(StdStream::Stdout, stdout);
+        let stderr = stderr.map(|pipe| read(StdStream::Stderr, pipe));
         let denials = denials::collect(
             sandbox.take_denials(),
             self.events.clone(),
@@ -416,11 +416,11 @@ impl Driver {
                 }
             }
         }
-        result.moments.over = record::now_us();
+        result.phase_times.over = record::now_us();
         self.over.send_replace(true);
         let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
-        result.truncated = Truncated {
+        result.truncated = Truncation {
             stdout: cut_out,
             stderr: cut_err,
         };
@@ -430,7 +430,7 @@ impl Driver {
             sandbox.artifacts_are_kept();
             self.provisioner.artifacts_kept = true;
         }
-        result.moments.kept = record::now_us();
+        result.phase_times.kept = record::now_us();
         let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
             cpu_ms: counters
@@ -468,7 +468,7 @@ impl Driver {
         {
             return true;
         }
-        if !self.provisioner.spec.keep {
+        if !self.provisioner.spec.keep_artifacts {
             let note = "no artifact was kept: whoever asked for this run may not keep any";
             result.notes.push(note.to_owned());
             return false;
@@ -549,10 +549,10 @@ impl OutputReaders {
 
 /// Reads a stream to its end or to the end of the sandbox.
 async fn read_output(
-    stream: Stream,
+    stream: StdStream,
     mut reader: OutputReader,
     cap: u64,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<RunEvent>,
 ) -> (Vec<u8>, bool) {
     let mut capture = Capture::new(cap);
     let mut buffer = vec![0; 64 << 10];
@@ -563,7 +563,7 @@ async fn read_output(
         capture.add(&buffer[..count]);
         // Without an event reader the stream is still drained: a full pipe would block the program.
         _ = events
-            .send(Event::Output {
+            .send(RunEvent::Output {
                 stream,
                 data: buffer[..count].to_vec(),
             })
@@ -655,7 +655,7 @@ mod tests {
         let (ended, has_ended) = watch::channel(false);
         let (events, mut seen) = mpsc::channel(16);
         let reader = tokio::spawn(read_output(
-            Stream::Stdout,
+            StdStream::Stdout,
             OutputReader::new(reader, has_ended),
             100,
             events,

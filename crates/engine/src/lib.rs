@@ -77,13 +77,13 @@ pub use session::{
     Exec, ExecResult, Session, SessionArtifacts, SessionEnd, SessionState, SessionStatus,
     StdinError, UnreadInput,
 };
-pub use spec::Pool;
+pub use spec::PoolSettings;
 pub use terminal::{Terminal, TerminalWindow};
 pub use webhook::OwnKey;
 
 use record::Records;
 use sandbox::{Program, container::Containers};
-use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
+use spec::{ErrorInfo, Id, RunEvent, RunResult, RunSpec};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -110,7 +110,7 @@ pub struct Settings {
     /// Where artifacts are stored, how many are kept, and for how long.
     pub artifacts: store::ArtifactSettings,
     /// How many sandboxes and cgroups the pool prepares ahead of runs.
-    pub pool: Pool,
+    pub pool: PoolSettings,
     /// The sockets on which container engines may listen.
     pub containers: Hosts,
     /// The settings with which doors are opened.
@@ -129,7 +129,7 @@ impl Settings {
         Settings {
             state,
             artifacts,
-            pool: Pool::OFF,
+            pool: PoolSettings::OFF,
             containers: Hosts::default(),
             doors,
             guarded: Vec::new(),
@@ -211,7 +211,7 @@ impl Inner {
 #[derive(Debug)]
 pub struct Run {
     id: Id,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<RunEvent>,
     stdin: Option<pipe::Sender>,
     doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
     terminal: Option<oneshot::Receiver<Terminal>>,
@@ -605,7 +605,7 @@ impl Run {
     }
 
     /// The next event, or none after the last. The program blocks when nobody takes its output.
-    pub async fn next_event(&mut self) -> Option<Event> {
+    pub async fn next_event(&mut self) -> Option<RunEvent> {
         self.events.recv().await
     }
 

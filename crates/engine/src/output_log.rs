@@ -10,7 +10,7 @@ mod disk_budget;
 pub(crate) use disk_budget::{DiskBudget, LogBudget};
 
 use rustix::fs::{Mode, OFlags};
-use spec::Stream;
+use spec::StdStream;
 use std::{
     collections::VecDeque,
     fs::File,
@@ -123,13 +123,13 @@ impl OutputLog {
         }
     }
 
-    fn stream(&self, stream: Stream) -> MutexGuard<'_, StreamLog> {
+    fn stream(&self, stream: StdStream) -> MutexGuard<'_, StreamLog> {
         locked(&self.shared.streams[index_of(stream)])
     }
 
     /// Appends the first `count` bytes of a buffer and returns the buffer. Disk writes run on a
     /// blocking thread; a caller that awaits each call keeps the order.
-    pub async fn append_from(&self, stream: Stream, buffer: Vec<u8>, count: usize) -> Vec<u8> {
+    pub async fn append_from(&self, stream: StdStream, buffer: Vec<u8>, count: usize) -> Vec<u8> {
         if !self.stream(stream).needs_disk(count) {
             self.append(stream, &buffer[..count]);
             return buffer;
@@ -144,7 +144,7 @@ impl OutputLog {
     }
 
     /// Appends bytes to a stream.
-    pub fn append(&self, stream: Stream, bytes: &[u8]) {
+    pub fn append(&self, stream: StdStream, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
@@ -176,7 +176,7 @@ impl OutputLog {
 
     /// Reads up to `most` bytes of a stream from an offset on. An offset beyond the end gives an
     /// empty chunk at the end.
-    pub fn read(&self, stream: Stream, from: u64, most: usize) -> OutputChunk {
+    pub fn read(&self, stream: StdStream, from: u64, most: usize) -> OutputChunk {
         self.stream(stream).read(from, most.min(MAX_CHUNK_BYTES))
     }
 
@@ -192,7 +192,7 @@ impl OutputLog {
 
     /// The offset of the oldest readable byte of each stream.
     pub fn oldest(&self) -> [u64; 2] {
-        [Stream::Stdout, Stream::Stderr].map(|stream| self.stream(stream).oldest)
+        [StdStream::Stdout, StdStream::Stderr].map(|stream| self.stream(stream).oldest)
     }
 
     /// Waits until a stream is longer than in `seen`; false once the log has ended.
@@ -208,10 +208,10 @@ impl OutputLog {
     }
 }
 
-fn index_of(stream: Stream) -> usize {
+fn index_of(stream: StdStream) -> usize {
     match stream {
-        Stream::Stdout => 0,
-        Stream::Stderr => 1,
+        StdStream::Stdout => 0,
+        StdStream::Stderr => 1,
     }
 }
 

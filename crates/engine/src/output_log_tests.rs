@@ -11,7 +11,7 @@ fn pattern(from: u64, count: usize) -> Vec<u8> {
         .collect()
 }
 
-fn read_all(log: &OutputLog, stream: Stream, mut from: u64, step: usize) -> (u64, Vec<u8>) {
+fn read_all(log: &OutputLog, stream: StdStream, mut from: u64, step: usize) -> (u64, Vec<u8>) {
     let first = log.read(stream, from, 0).from;
     let mut all = Vec::new();
     from = first;
@@ -39,19 +39,19 @@ proptest! {
         let log = if spills { OutputLog::in_folder(most, &folder) } else { OutputLog::new(most) };
         let mut total = 0;
         for count in pieces {
-            log.append(Stream::Stdout, &pattern(total, count));
+            log.append(StdStream::Stdout, &pattern(total, count));
             total += count as u64;
             let kept = total.min(most);
             let step = step.max(kept as usize / 40);
-            let (first, bytes) = read_all(&log, Stream::Stdout, 0, step);
+            let (first, bytes) = read_all(&log, StdStream::Stdout, 0, step);
             prop_assert_eq!(first, total - kept);
             prop_assert!(bytes == pattern(first, kept as usize));
             let middle = total - kept / 2;
-            prop_assert!(log.read(Stream::Stdout, middle, usize::MAX).bytes == pattern(middle, (total - middle) as usize));
+            prop_assert!(log.read(StdStream::Stdout, middle, usize::MAX).bytes == pattern(middle, (total - middle) as usize));
         }
         prop_assert_eq!(log.lengths(), [total, 0]);
-        prop_assert_eq!(log.read(Stream::Stdout, u64::MAX, 10), OutputChunk { from: total, bytes: vec![] });
-        prop_assert_eq!(log.read(Stream::Stderr, 0, 10), OutputChunk::default());
+        prop_assert_eq!(log.read(StdStream::Stdout, u64::MAX, 10), OutputChunk { from: total, bytes: vec![] });
+        prop_assert_eq!(log.read(StdStream::Stderr, 0, 10), OutputChunk::default());
     }
 }
 
@@ -61,9 +61,9 @@ fn memory_stays_flat_and_the_file_has_no_name() {
     std::fs::create_dir(&folder).unwrap();
     let log = OutputLog::in_folder(1 << 20, &folder);
     for _ in 0..200 {
-        log.append(Stream::Stderr, &[b'x'; 64 << 10]);
+        log.append(StdStream::Stderr, &[b'x'; 64 << 10]);
     }
-    let kept = log.stream(Stream::Stderr);
+    let kept = log.stream(StdStream::Stderr);
     assert_eq!(
         (
             kept.memory.capacity(),
@@ -81,9 +81,9 @@ fn memory_stays_flat_and_the_file_has_no_name() {
 #[test]
 fn where_no_file_can_be_had_the_newest_is_kept_and_the_gap_is_seen() {
     let log = OutputLog::in_folder(1 << 20, Path::new("/nowhere at all"));
-    log.append(Stream::Stdout, &pattern(0, 100_000));
-    log.append(Stream::Stdout, &pattern(100_000, 10));
-    let piece = log.read(Stream::Stdout, 0, usize::MAX);
+    log.append(StdStream::Stdout, &pattern(0, 100_000));
+    log.append(StdStream::Stdout, &pattern(100_000, 10));
+    let piece = log.read(StdStream::Stdout, 0, usize::MAX);
     assert_eq!(piece.from, 100_010 - MAX_MEMORY_BYTES);
     assert!(piece.bytes == pattern(piece.from, MAX_MEMORY_BYTES as usize));
 }
@@ -101,9 +101,9 @@ async fn a_reader_waits_for_more_and_for_the_end() {
         )
     });
     tokio::task::yield_now().await;
-    log.append(Stream::Stdout, b"abc");
+    log.append(StdStream::Stdout, b"abc");
     tokio::task::yield_now().await;
-    log.append(Stream::Stderr, b"!");
+    log.append(StdStream::Stderr, b"!");
     log.end();
     let seen = tokio::time::timeout(Duration::from_secs(5), waiting)
         .await
@@ -122,7 +122,7 @@ fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_tog
     let log = || OutputLog::within(&budget, 600 << 10, &std::env::temp_dir());
     let (first, second, third) = (log(), log(), log());
     let write = |log: &OutputLog, from: u64, count: usize| {
-        log.append(Stream::Stdout, &pattern(from, count))
+        log.append(StdStream::Stdout, &pattern(from, count))
     };
     write(&first, 0, 500 << 10);
     first.end();
@@ -135,7 +135,12 @@ fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_tog
         (500 << 10, 0),
         "the oldest is forgotten, and no other"
     );
-    assert!(first.read(Stream::Stdout, 0, usize::MAX).bytes.is_empty());
+    assert!(
+        first
+            .read(StdStream::Stdout, 0, usize::MAX)
+            .bytes
+            .is_empty()
+    );
     assert!(budget.bytes() <= 1 << 20);
     drop((first, second, third));
     assert_eq!(budget.bytes(), 0);
@@ -146,10 +151,10 @@ fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
     let budget = LogBudget::alone(256 << 10);
     let log = OutputLog::within(&budget, 64 << 20, &std::env::temp_dir());
     for at in 0..100 {
-        log.append(Stream::Stdout, &pattern(at * 10_007, 10_007));
+        log.append(StdStream::Stdout, &pattern(at * 10_007, 10_007));
     }
     let total = 100 * 10_007;
-    let (from, bytes) = read_all(&log, Stream::Stdout, 0, 1 << 20);
+    let (from, bytes) = read_all(&log, StdStream::Stdout, 0, 1 << 20);
     assert!(
         bytes.len() > 200 << 10 && bytes.len() <= 256 << 10,
         "{}",
@@ -158,9 +163,9 @@ fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
     assert_eq!(from, total - bytes.len() as u64);
     assert!(bytes == pattern(from, bytes.len()));
     let late = OutputLog::within(&budget, 64 << 20, &std::env::temp_dir());
-    late.append(Stream::Stdout, &pattern(0, 300 << 10));
+    late.append(StdStream::Stdout, &pattern(0, 300 << 10));
     assert_eq!(
-        read_all(&late, Stream::Stdout, 0, 1 << 20).0,
+        read_all(&late, StdStream::Stdout, 0, 1 << 20).0,
         (300 << 10) - MAX_MEMORY_BYTES,
         "who comes late has memory only"
     );
@@ -173,10 +178,10 @@ async fn what_goes_to_the_disk_off_the_loop_keeps_its_order() {
     for count in [10, 60_000, 60_000, 3, 64 << 10] {
         buffer.clear();
         buffer.extend(pattern(total, count));
-        buffer = log.append_from(Stream::Stdout, buffer, count).await;
+        buffer = log.append_from(StdStream::Stdout, buffer, count).await;
         total += count as u64;
     }
-    assert!(read_all(&log, Stream::Stdout, 0, 1 << 20).1 == pattern(0, total as usize));
+    assert!(read_all(&log, StdStream::Stdout, 0, 1 << 20).1 == pattern(0, total as usize));
 }
 
 #[test]
@@ -189,7 +194,7 @@ fn one_owner_has_his_share_and_no_more_however_many_sessions_and_others_have_the
     };
     let write = |log: &OutputLog, mib: usize| {
         (0..16 * mib)
-            .for_each(|at| log.append(Stream::Stdout, &pattern((at as u64) << 16, 64 << 10)));
+            .for_each(|at| log.append(StdStream::Stdout, &pattern((at as u64) << 16, 64 << 10)));
     };
     let kept = |log: &OutputLog| (log.lengths()[0] - log.oldest()[0]) >> 20;
     let (ended, greedy) = (log("f"), log("f"));

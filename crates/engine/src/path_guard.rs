@@ -65,7 +65,7 @@ fn is_as_admitted(spec: &SandboxSpec, path: &Path, real: &Path) -> bool {
     let same = || {
         identity(real).is_some_and(|(device, inode)| spec.admits(path, FileId { device, inode }))
     };
-    if spec.exact.is_some() {
+    if spec.allowed_paths.is_some() {
         path == real && same()
     } else {
         same() || !spec.pinned.contains_key(path)
@@ -126,9 +126,9 @@ pub(crate) fn socket_notes(spec: &SandboxSpec) -> Vec<String> {
 
 /// Admits a path that Airlock itself has put there.
 pub(crate) fn allow_own_path(spec: &mut SandboxSpec, path: &Path) -> io::Result<()> {
-    if spec.exact.is_some() {
+    if spec.allowed_paths.is_some() {
         let found = fs::metadata(path)?;
-        spec.add_own(
+        spec.allow_own_path(
             path,
             FileId {
                 device: found.dev(),
@@ -238,10 +238,10 @@ mod tests {
             inode: found.ino(),
         };
         let look = |change: &dyn Fn(&mut spec::RunRequest)| {
-            let exact = Some([(folder.clone(), admitted)].into());
+            let allowed_paths = Some([(folder.clone(), admitted)].into());
             let mut request = spec::RunRequest {
                 command: vec!["true".into()],
-                exact,
+                allowed_paths,
                 ..spec::RunRequest::default()
             };
             change(&mut request);

@@ -14,7 +14,7 @@ use sandbox::{
     Sandbox, SandboxError,
     native::{Berth, NativeBox},
 };
-use spec::{Pool, SandboxSpec};
+use spec::{PoolSettings, SandboxSpec};
 use std::{
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,9 +29,9 @@ const MAX_NAMESPACES: usize = 32;
 const MIN_OPEN_FILES: u32 = 16;
 
 /// Whether runs of this kind can use a warm sandbox.
-fn can_be_warm(pool: &Pool, spec: &SandboxSpec) -> bool {
-    pool.parked > 0
-        && !spec.stays
+fn can_be_warm(pool: &PoolSettings, spec: &SandboxSpec) -> bool {
+    pool.warm_sandboxes > 0
+        && !spec.outlives_programs
         && spec.workspace.is_none()
         && spec.mounts.is_empty()
         && spec.doors.is_empty()
@@ -48,17 +48,19 @@ fn can_recur(spec: &SandboxSpec, state: &Path) -> bool {
 }
 
 /// The number of items that are kept ready for this kind.
-fn depth(pool: &Pool, spec: &SandboxSpec) -> usize {
+fn depth(pool: &PoolSettings, spec: &SandboxSpec) -> usize {
     if can_be_warm(pool, spec) {
-        pool.parked
+        pool.warm_sandboxes
     } else {
-        pool.berths
+        pool.prepared_namespaces
     }
 }
 
 /// The number of namespaces of each sort that a launcher keeps ready.
-pub(crate) fn namespaces(pool: &Pool) -> u32 {
-    pool.parked.max(pool.berths).min(MAX_NAMESPACES) as u32
+pub(crate) fn namespaces(pool: &PoolSettings) -> u32 {
+    pool.warm_sandboxes
+        .max(pool.prepared_namespaces)
+        .min(MAX_NAMESPACES) as u32
 }
 
 /// A pool item and the record of its host resources.
@@ -89,7 +91,7 @@ struct PoolState {
 
 /// The pool of one engine.
 pub(crate) struct SandboxPool {
-    settings: Pool,
+    settings: PoolSettings,
     state: Mutex<PoolState>,
     /// Notified whenever a filler is done.
     filled: Notify,
@@ -104,7 +106,7 @@ impl std::fmt::Debug for SandboxPool {
 }
 
 impl SandboxPool {
-    pub(crate) fn new(settings: Pool) -> SandboxPool {
+    pub(crate) fn new(settings: PoolSettings) -> SandboxPool {
         SandboxPool {
             settings,
             state: Mutex::default(),
@@ -113,7 +115,7 @@ impl SandboxPool {
     }
 
     pub(crate) fn is_on(&self) -> bool {
-        self.settings.parked > 0 || self.settings.berths > 0
+        self.settings.warm_sandboxes > 0 || self.settings.prepared_namespaces > 0
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
@@ -123,7 +125,7 @@ impl SandboxPool {
     /// Takes an item for this kind of run, and marks the kind as wanted. Also returns items that
     /// are to be released.
     fn take(&self, spec: &SandboxSpec) -> (Option<PoolItem>, Vec<PoolItem>) {
-        let spec = spec.kind();
+        let spec = spec.pool_key();
         let mut state = self.state();
         let place = state.kinds.iter().position(|kind| kind.spec == spec);
         let mut kind = match place {
@@ -162,7 +164,7 @@ impl SandboxPool {
     fn next_kind_to_fill(&self) -> Option<SandboxSpec> {
         let mut state = self.state();
         let total: usize = state.kinds.iter().map(|kind| kind.ready.len()).sum();
-        let most = (self.settings.memory.0 / Pool::PARKED_BYTES.0) as usize;
+        let most = (self.settings.memory.0 / PoolSettings::WARM_SANDBOX_BYTES.0) as usize;
         let room = total < most && !state.closed;
         let lacks =
             |kind: &&RunKind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
@@ -264,7 +266,7 @@ pub(crate) async fn fill(engine: Arc<Inner>) {
 pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
     if let Some(unused) = take(engine, spec) {
         // Taken only to mark the kind as wanted.
-        if let Some(late) = engine.pools.add(&spec.kind(), Ok(unused)) {
+        if let Some(late) = engine.pools.add(&spec.pool_key(), Ok(unused)) {
             release_item(late).await;
         }
     }

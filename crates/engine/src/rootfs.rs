@@ -131,7 +131,7 @@ async fn admit(
     }
     let state = engine.state.clone();
     let policy = spec.images.clone();
-    let facts = spec::ImageFacts {
+    let facts = spec::CandidateImage {
         reference: name.cloned(),
         digest,
         labels,
@@ -188,7 +188,7 @@ fn apply_image_config(
         Err(_) if says_nothing => {}
         Err(bad) => notes.push(format!("the image's WORKDIR is not followed: {bad}")),
     }
-    if spec.user_of_image {
+    if spec.image_chooses_user {
         match user {
             ImageUser::RootOrUnset if config.user.is_empty() => {}
             ImageUser::RootOrUnset => {
@@ -208,7 +208,7 @@ fn apply_image_config(
 /// arguments, or else the image's CMD.
 fn command(spec: &RunSpec, config: &ImageConfig) -> Result<Vec<OsString>, ErrorInfo> {
     // A session sandbox runs nothing by itself; each exec request has a whole command.
-    if spec.sandbox.stays {
+    if spec.sandbox.outlives_programs {
         return Ok(Vec::new());
     }
     let own = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();

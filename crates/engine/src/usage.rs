@@ -6,10 +6,10 @@ mod csv;
 mod server_ledger;
 
 pub use csv::{csv, name};
-pub use doors::ledger::Problem;
+pub use doors::ledger::JournalProblem;
 use doors::{
     UsageSource,
-    ledger::{self, Fault, Head, LedgerReader, LedgerRecord, RecordKind},
+    ledger::{self, ChainHead, LedgerReader, LedgerRecord, ReadFault, RecordKind},
 };
 pub use server_ledger::{SetAsideReport, begin_day, segment_lengths};
 use spec::{Day, Timestamp};
@@ -81,7 +81,7 @@ impl UsageProjection {
 
     /// Settles the calls of dead owners and copies new ledger lines. Segments that are damaged are
     /// left out and reported.
-    pub fn refresh(&self) -> Result<Vec<Problem>, UsageError> {
+    pub fn refresh(&self) -> Result<Vec<JournalProblem>, UsageError> {
         let mut problems = ledger::recover(&self.folder)
             .map_err(|source| self.failed(source))?
             .problems;
@@ -111,7 +111,7 @@ impl UsageProjection {
     }
 
     /// Reads every ledger line and compares the segments with what was copied before.
-    pub fn verify(&self) -> Result<Vec<Problem>, UsageError> {
+    pub fn verify(&self) -> Result<Vec<JournalProblem>, UsageError> {
         let mut problems = ledger::verify(&self.folder).map_err(|source| self.failed(source))?;
         // Before the files are read: other processes append to them meanwhile.
         let known = self.usage.segments()?;
@@ -132,7 +132,7 @@ impl UsageProjection {
         name: &str,
         files: &[PathBuf],
         progress: Progress,
-    ) -> Result<Option<Problem>, UsageError> {
+    ) -> Result<Option<JournalProblem>, UsageError> {
         match files.get(progress.part as usize - 1) {
             None => self.missing_segment(name),
             Some(file) => Ok(compare(file, files, progress)),
@@ -177,7 +177,7 @@ impl UsageProjection {
                 // The segment of `airlock proxy` is reopened, and its limits depend on it.
                 _ => continue,
             };
-            let head = Head {
+            let head = ChainHead {
                 n: end.n,
                 hash: end.hash,
                 offset: end.offset,
@@ -203,7 +203,7 @@ impl UsageProjection {
     }
 
     /// The problem of a segment that is known but missing, unless it was retired.
-    fn missing_segment(&self, name: &str) -> Result<Option<Problem>, UsageError> {
+    fn missing_segment(&self, name: &str) -> Result<Option<JournalProblem>, UsageError> {
         // In this order: a segment that was retired meanwhile is not known any more.
         let is_going = self.usage.retiring()?.iter().any(|going| going == name);
         let known = !is_going && self.usage.segments()?.contains_key(name);
@@ -224,7 +224,7 @@ impl UsageProjection {
         name: &str,
         files: &[PathBuf],
         mut from: Option<Progress>,
-    ) -> Result<Option<Problem>, DatabaseError> {
+    ) -> Result<Option<JournalProblem>, DatabaseError> {
         loop {
             match self.copy_from(name, files, from)? {
                 CopyProgress::ToItsEnd(problem) => return Ok(problem),
@@ -249,7 +249,7 @@ impl UsageProjection {
             n: 0,
             hash: [0; 32],
         });
-        let mut head = Head {
+        let mut head = ChainHead {
             n: start.n,
             hash: start.hash,
             offset: start.offset,
@@ -277,7 +277,7 @@ impl UsageProjection {
                     BatchEnd::More => {}
                     BatchEnd::File => break,
                     BatchEnd::Wrong(what) => {
-                        let problem = Problem {
+                        let problem = JournalProblem {
                             file: file.clone(),
                             line: at.n + 1,
                             what,
@@ -286,7 +286,7 @@ impl UsageProjection {
                     }
                 }
             }
-            head = Head {
+            head = ChainHead {
                 offset: 0,
                 ..reader.head()
             };
@@ -298,15 +298,15 @@ impl UsageProjection {
 /// How far a segment was copied.
 enum CopyProgress {
     /// Up to its end, or to a problem.
-    ToItsEnd(Option<Problem>),
+    ToItsEnd(Option<JournalProblem>),
     /// Another process has copied some of the same lines: continue from its progress.
     Overtaken,
 }
 
 type SegmentReader = LedgerReader<BufReader<File>>;
 
-fn open_at(path: &Path, head: Head) -> Result<SegmentReader, Problem> {
-    let problem = |what| Problem {
+fn open_at(path: &Path, head: ChainHead) -> Result<SegmentReader, JournalProblem> {
+    let problem = |what| JournalProblem {
         file: path.to_owned(),
         line: 0,
         what,
@@ -329,8 +329,8 @@ fn open_at(path: &Path, head: Head) -> Result<SegmentReader, Problem> {
 
 const SHRANK: &str = "it was longer: lines that were read before are gone";
 
-fn missing_segment(file: PathBuf) -> Problem {
-    Problem {
+fn missing_segment(file: PathBuf) -> JournalProblem {
+    JournalProblem {
         file,
         line: 0,
         what: "it is gone, but what it said is known".to_owned(),
@@ -338,23 +338,23 @@ fn missing_segment(file: PathBuf) -> Problem {
 }
 
 /// The problem of a segment whose lines differ from what was copied.
-fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem> {
+fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<JournalProblem> {
     let problem = |what: &str| {
-        Some(Problem {
+        Some(JournalProblem {
             file: file.to_owned(),
             line: 0,
             what: what.to_owned(),
         })
     };
-    let mut head = Head::default();
+    let mut head = ChainHead::default();
     for path in files {
-        let Ok(mut reader) = open_at(path, Head { offset: 0, ..head }) else {
+        let Ok(mut reader) = open_at(path, ChainHead { offset: 0, ..head }) else {
             return None;
         };
         while reader.head().n < progress.n {
             match reader.next_record() {
                 Ok(Some(_)) => {}
-                Ok(None) | Err(Fault::Torn) => break,
+                Ok(None) | Err(ReadFault::Torn) => break,
                 // `verify` reports damaged lines.
                 Err(_) => return None,
             }
@@ -387,7 +387,7 @@ fn batch(reader: &mut SegmentReader) -> (Vec<Change>, BatchEnd) {
         match reader.next_record() {
             Ok(Some(row)) => changes.extend(change(&row)),
             // An incomplete last line is being written; the next copy reads it.
-            Ok(None) | Err(Fault::Torn) => break BatchEnd::File,
+            Ok(None) | Err(ReadFault::Torn) => break BatchEnd::File,
             Err(fault) => break BatchEnd::Wrong(fault.to_string()),
         }
     };

@@ -139,7 +139,7 @@ fn whoever_is_overtaken_while_he_copies_goes_on_to_the_end() {
     drop(ledger);
     // The progress was read, and another process has copied the first of three batches since.
     let (books, files) = (scratch.books(), [scratch.file("owner")]);
-    let mut reader = open_at(&files[0], Head::default()).unwrap();
+    let mut reader = open_at(&files[0], ChainHead::default()).unwrap();
     let (changes, _) = batch(&mut reader);
     let at = reader.head();
     let to = Progress {
@@ -228,7 +228,7 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
         scratch.file("owner"),
         fs::read(scratch.file("owner")).unwrap(),
     );
-    let told = |problems: Vec<Problem>| {
+    let told = |problems: Vec<JournalProblem>| {
         problems
             .into_iter()
             .map(|problem| problem.what)

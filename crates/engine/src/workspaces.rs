@@ -61,7 +61,7 @@ use rustix::{
 };
 use sandbox::native::{UPPER, protect};
 use serde::{Deserialize, Serialize};
-use spec::{Id, LayerKind, LayerUse, ProtectedNames, Timestamp, WorkspacePath};
+use spec::{Id, LayerKind, LayerUsage, ProtectedNames, Timestamp, WorkspacePath};
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
@@ -142,7 +142,7 @@ pub struct Diff {
     /// Whether the folder was compared too; otherwise conflicts are not known.
     pub compared: bool,
     /// The kind of the layer, and its size when it was last measured.
-    pub layer: LayerUse,
+    pub layer: LayerUsage,
     /// The program's commits, as far as they are known: each with its abbreviated id and its
     /// subject.
     pub commits: Vec<String>,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use engine::{Engine, Settings};
-use spec::{Event, Policy, RunRequest, RunResult, Status};
+use spec::{Policy, RunEvent, RunRequest, RunResult, Status};
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -91,9 +91,9 @@ async fn a_run_whose_output_nobody_takes_is_over_when_its_time_is() {
     let place = Place::new("untaken");
     let engine = place.engine();
     let wall_time = Some(spec::Time(Duration::from_secs(1)));
-    let limits = spec::Maximum {
+    let limits = spec::LimitSet {
         wall_time,
-        ..spec::Maximum::default()
+        ..spec::LimitSet::default()
     };
     let command = ["sh", "-c", "yes"].map(Into::into).into();
     let request = RunRequest {
@@ -104,7 +104,7 @@ async fn a_run_whose_output_nobody_takes_is_over_when_its_time_is() {
     let mut run = engine.start(Policy::default().admit(request).unwrap());
     assert!(matches!(
         run.next_event().await,
-        Some(Event::Started { .. })
+        Some(RunEvent::Started { .. })
     ));
     let mut over = run.over();
     assert!(!*over.borrow(), "its program waits for whoever reads");
@@ -112,7 +112,7 @@ async fn a_run_whose_output_nobody_takes_is_over_when_its_time_is() {
     assert!(*over.unwrap().unwrap());
     let mut bytes = 0;
     while let Some(event) = run.next_event().await {
-        bytes += if let Event::Output { data, .. } = event {
+        bytes += if let RunEvent::Output { data, .. } = event {
             data.len()
         } else {
             0

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
-use engine::{Engine, Pool, Settings};
-use spec::{Event, Policy, RunRequest, RunResult, RunSpec, Size, Status};
+use engine::{Engine, PoolSettings, Settings};
+use spec::{Policy, RunEvent, RunRequest, RunResult, RunSpec, Size, Status};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ impl Place {
         Place(place)
     }
 
-    fn engine(&self, pool: Pool) -> Engine {
+    fn engine(&self, pool: PoolSettings) -> Engine {
         Engine::open(Settings {
             pool,
             ..Settings::new(self.state())
@@ -67,10 +67,10 @@ impl Drop for Place {
     }
 }
 
-const PARKED: Pool = Pool {
-    parked: 2,
-    berths: 2,
-    ..Pool::OFF
+const PARKED: PoolSettings = PoolSettings {
+    warm_sandboxes: 2,
+    prepared_namespaces: 2,
+    ..PoolSettings::OFF
 };
 
 fn script(text: &str) -> RunSpec {
@@ -113,7 +113,7 @@ const PORTRAIT: &str = "
 #[tokio::test]
 async fn a_parked_sandbox_is_as_tight_as_one_made_when_it_is_needed() {
     let place = Place::new("portrait");
-    let (cold, warm) = (place.engine(Pool::OFF), place.engine(PARKED));
+    let (cold, warm) = (place.engine(PoolSettings::OFF), place.engine(PARKED));
     let spec = script(PORTRAIT);
     let expected = cold.run(spec.clone()).await;
     warm.warm(&spec).await;
@@ -182,10 +182,10 @@ async fn runs_beyond_what_is_parked_take_the_cold_path() {
 #[tokio::test]
 async fn what_is_parked_stays_within_its_bounds_and_leaves_with_the_engine() {
     let place = Place::new("bounds");
-    let most = Pool {
-        parked: 8,
-        berths: 8,
-        memory: Size(3 * Pool::PARKED_BYTES.0),
+    let most = PoolSettings {
+        warm_sandboxes: 8,
+        prepared_namespaces: 8,
+        memory: Size(3 * PoolSettings::WARM_SANDBOX_BYTES.0),
     };
     let engine = place.engine(most);
     engine.warm(&script("true")).await;
@@ -201,10 +201,10 @@ async fn what_is_parked_stays_within_its_bounds_and_leaves_with_the_engine() {
 #[tokio::test]
 async fn runs_that_are_each_a_kind_of_their_own_drive_nothing_out() {
     let place = Place::new("doors");
-    let engine = place.engine(Pool {
-        parked: 1,
-        berths: 1,
-        ..Pool::OFF
+    let engine = place.engine(PoolSettings {
+        warm_sandboxes: 1,
+        prepared_namespaces: 1,
+        ..PoolSettings::OFF
     });
     engine.warm(&script("true")).await;
     let parked = place.records();
@@ -247,13 +247,13 @@ async fn runs_that_are_each_a_kind_of_their_own_drive_nothing_out() {
 #[tokio::test]
 async fn kinds_that_nobody_asks_for_make_room() {
     let place = Place::new("kinds");
-    let engine = place.engine(Pool {
-        parked: 1,
-        berths: 1,
-        ..Pool::OFF
+    let engine = place.engine(PoolSettings {
+        warm_sandboxes: 1,
+        prepared_namespaces: 1,
+        ..PoolSettings::OFF
     });
     let kind = |open_files: u32| {
-        let limits = spec::Maximum {
+        let limits = spec::LimitSet {
             open_files: Some(open_files),
             ..Default::default()
         };
@@ -286,7 +286,7 @@ async fn an_engine_that_dies_leaves_what_the_next_one_sweeps() {
     let records = place.records();
     assert_eq!(records.len(), 4);
     drop(engine);
-    let next = place.engine(Pool::OFF);
+    let next = place.engine(PoolSettings::OFF);
     assert_eq!(next.swept_at_opening().problems, Vec::<String>::new());
     // Another test of this process may be forking, and the child holds our locks until it execs.
     let until = Instant::now() + Duration::from_secs(5);
@@ -347,7 +347,7 @@ async fn limits_hold_in_a_parked_sandbox() {
     let place = Place::new("limits");
     let engine = place.engine(PARKED);
     let within = |time: &str| {
-        let limits = spec::Maximum {
+        let limits = spec::LimitSet {
             wall_time: time.parse().ok(),
             ..Default::default()
         };
@@ -367,7 +367,7 @@ async fn limits_hold_in_a_parked_sandbox() {
         (Status::TimedOut, b"on\n".to_vec())
     );
     let mut run = engine.start(within("60s"));
-    while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
+    while !matches!(run.next_event().await, Some(RunEvent::Output { .. }) | None) {}
     run.cancel();
     assert_eq!(run.finish().await.status, Status::Cancelled);
     engine.close().await;
@@ -388,7 +388,10 @@ async fn of_two_runs_with_one_id_the_second_is_refused_although_both_could_have_
     };
     engine.warm(&script("true")).await;
     let mut first = engine.start(named("echo on; cat", true));
-    while !matches!(first.next_event().await, Some(Event::Output { .. }) | None) {}
+    while !matches!(
+        first.next_event().await,
+        Some(RunEvent::Output { .. }) | None
+    ) {}
     let second = engine.run(named("true", false)).await;
     assert_eq!(second.status, Status::NotStarted, "{second:?}");
     assert_eq!(text(&first.finish().await), "on\n");
@@ -423,7 +426,7 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
         ..RunRequest::default()
     };
     let mut run = engine.start(admit(waiting));
-    while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
+    while !matches!(run.next_event().await, Some(RunEvent::Output { .. }) | None) {}
     fs::write(workspace.join(".envrc"), "changed").unwrap();
     let notes = run.finish().await.notes;
     assert_eq!(

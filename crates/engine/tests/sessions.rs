@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use engine::{
-    Engine, Exec, Pool, Session, SessionEnd, SessionStatus, Settings, StdinError,
+    Engine, Exec, PoolSettings, Session, SessionEnd, SessionStatus, Settings, StdinError,
     steps::{JobControl, JobRunner},
 };
 use serde_json::json;
 use spec::{
     ErrorCode, ExecRequest, ExecutionMode, LimitName, Policy, RunRequest, SessionRequest,
-    SessionSpec, Status, StepJob, Stream, TerminalSize,
+    SessionSpec, Status, StdStream, StepJob, TerminalSize,
 };
 use std::{
     fs,
@@ -64,14 +64,14 @@ fn shell(script: &str) -> ExecRequest {
     }
 }
 
-fn text(exec: &Exec, stream: Stream) -> String {
+fn text(exec: &Exec, stream: StdStream) -> String {
     String::from_utf8(exec.output().read(stream, 0, 1 << 20).bytes).unwrap()
 }
 
 /// Waits until a program has written this word.
 async fn says(exec: &Exec, word: &str) {
     let waiting = async {
-        while !text(exec, Stream::Stdout).contains(word) {
+        while !text(exec, StdStream::Stdout).contains(word) {
             assert!(
                 exec.output().wait_for_more(exec.output().lengths()).await,
                 "it ended without `{word}`"
@@ -94,7 +94,7 @@ async fn programs_share_a_box_and_each_has_its_own_result() {
     let result = exec.wait().await;
     assert_eq!((result.status, result.exit_code), (Status::Failed, Some(3)));
     assert_eq!(
-        [Stream::Stdout, Stream::Stderr].map(|stream| text(&exec, stream)),
+        [StdStream::Stdout, StdStream::Stderr].map(|stream| text(&exec, stream)),
         ["out\n", "err\n"]
     );
     let request = ExecRequest {
@@ -104,7 +104,7 @@ async fn programs_share_a_box_and_each_has_its_own_result() {
     };
     let exec = session.exec(request).await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
-    assert_eq!(text(&exec, Stream::Stdout), "/tmp\ngreen\nkept\n");
+    assert_eq!(text(&exec, StdStream::Stdout), "/tmp\ngreen\nkept\n");
     assert_eq!(session.execs().len(), 2);
     assert!(session.find_exec(exec.id()).is_some() && session.find_exec("nobody").is_none());
     assert!(!session.state().barriers.is_empty());
@@ -136,7 +136,7 @@ async fn what_is_typed_arrives_and_its_end_as_well() {
     }
     exec.close_input();
     assert_eq!(exec.wait().await.exit_code, Some(0));
-    assert_eq!(text(&exec, Stream::Stdout), "1000000\ndone\n");
+    assert_eq!(text(&exec, StdStream::Stdout), "1000000\ndone\n");
     assert!(exec.write(b"late").await.is_err());
     // A program without standard input reads its end at once.
     let exec = session.exec(shell("cat; echo empty")).await.unwrap();
@@ -185,7 +185,7 @@ async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_not
     rest.await.unwrap().unwrap();
     begins.close_input();
     assert_eq!(begins.wait().await.exit_code, Some(0));
-    assert_eq!(text(&begins, Stream::Stdout), "behind");
+    assert_eq!(text(&begins, StdStream::Stdout), "behind");
     place.close().await;
 }
 
@@ -240,9 +240,9 @@ async fn a_terminal_has_a_size_that_changes_and_takes_keys() {
     exec.write(b"keys\n").await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
     assert!(
-        text(&exec, Stream::Stdout).contains("got keys xterm"),
+        text(&exec, StdStream::Stdout).contains("got keys xterm"),
         "{}",
-        text(&exec, Stream::Stdout)
+        text(&exec, StdStream::Stdout)
     );
     place.close().await;
 }
@@ -310,7 +310,7 @@ async fn a_kill_works_soon_whatever_the_program_does() {
     says(&polite, "up").await;
     let result = polite.stop(Duration::from_secs(10)).await;
     assert_eq!(
-        (result.exit_code, text(&polite, Stream::Stdout)),
+        (result.exit_code, text(&polite, StdStream::Stdout)),
         (Some(7), "up\nbye\n".to_owned())
     );
     assert!(other.result().is_none());
@@ -486,7 +486,7 @@ async fn pipes_left_behind_are_bounded_and_the_oldest_is_closed_first() {
     let there = session.exec(shell("sleep 0.3; ls")).await.unwrap();
     there.wait().await;
     assert_eq!(
-        text(&there, Stream::Stdout),
+        text(&there, StdStream::Stdout),
         "",
         "within the bound everybody can write on"
     );
@@ -504,7 +504,7 @@ async fn pipes_left_behind_are_bounded_and_the_oldest_is_closed_first() {
         .await
         .unwrap();
     assert_eq!(seen.wait().await.exit_code, Some(0));
-    assert_eq!(text(&seen, Stream::Stdout), "oldest\n");
+    assert_eq!(text(&seen, StdStream::Stdout), "oldest\n");
     let notes = session.state().notes;
     assert!(
         notes
@@ -550,11 +550,11 @@ async fn a_flood_is_read_to_its_end_and_the_newest_is_kept() {
     assert!(result.limits_hit.contains(&LimitName::Output));
     assert_eq!(exec.output().lengths(), [30_000_004, 0]);
     assert_eq!(
-        exec.output().read(Stream::Stdout, 30_000_000, 10).bytes,
+        exec.output().read(StdStream::Stdout, 30_000_000, 10).bytes,
         b"end\n"
     );
     assert_eq!(
-        exec.output().read(Stream::Stdout, 0, 1).from,
+        exec.output().read(StdStream::Stdout, 0, 1).from,
         30_000_004 - (4 << 20)
     );
     place.close().await;
@@ -879,10 +879,10 @@ async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
 #[tokio::test]
 async fn an_engine_with_a_pool_has_sessions_as_well() {
     let mut place = Place::new("pool");
-    let pool = Pool {
-        parked: 2,
-        berths: 2,
-        ..Pool::OFF
+    let pool = PoolSettings {
+        warm_sandboxes: 2,
+        prepared_namespaces: 2,
+        ..PoolSettings::OFF
     };
     place.engine = Engine::open(Settings {
         pool,
@@ -893,7 +893,7 @@ async fn an_engine_with_a_pool_has_sessions_as_well() {
         let session = place.open().await;
         let exec = session.exec(shell("echo here")).await.unwrap();
         assert_eq!(
-            (exec.wait().await.exit_code, text(&exec, Stream::Stdout)),
+            (exec.wait().await.exit_code, text(&exec, StdStream::Stdout)),
             (Some(0), "here\n".to_owned())
         );
         session.end().await;
@@ -935,9 +935,9 @@ async fn a_fork_has_the_files_and_goes_its_own_way() {
         exec.wait().await.exit_code,
         Some(0),
         "{}",
-        text(&exec, Stream::Stderr)
+        text(&exec, StdStream::Stderr)
     );
-    let shown = text(&exec, Stream::Stdout);
+    let shown = text(&exec, StdStream::Stdout);
     assert!(
         shown.starts_with("750 ") && shown.ends_with("\none\n/etc/passwd\nnone\n"),
         "{shown}"
@@ -949,7 +949,7 @@ async fn a_fork_has_the_files_and_goes_its_own_way() {
     );
     let exec = session.exec(shell("cat a/b/file")).await.unwrap();
     exec.wait().await;
-    assert_eq!(text(&exec, Stream::Stdout), "one\n");
+    assert_eq!(text(&exec, StdStream::Stdout), "one\n");
     assert_ne!(copy.id(), session.id());
     place.close().await;
 }
@@ -972,9 +972,9 @@ async fn files_put_from_outside_belong_to_the_program() {
         exec.wait().await.exit_code,
         Some(0),
         "{}",
-        text(&exec, Stream::Stderr)
+        text(&exec, StdStream::Stderr)
     );
-    assert_eq!(text(&exec, Stream::Stdout), "hello");
+    assert_eq!(text(&exec, StdStream::Stdout), "hello");
     place.close().await;
 }
 

@@ -5,7 +5,7 @@ use crate::{
     world::{Ground, LONGEST_SECONDS, Place, each},
 };
 use engine::Step;
-use spec::{Enforcer, LimitName, Maximum, RunRequest};
+use spec::{Enforcer, LimitName, LimitSet, RunRequest};
 use std::{
     fs,
     process::{Command, Stdio},
@@ -90,7 +90,7 @@ fn soon(ground: &Ground<'_>) -> Duration {
     Duration::from_secs(if ground.is_control() { 1 } else { 5 })
 }
 
-fn limited(attack: RunRequest, change: impl FnOnce(&mut Maximum)) -> RunRequest {
+fn limited(attack: RunRequest, change: impl FnOnce(&mut LimitSet)) -> RunRequest {
     let mut limits = attack.limits.clone();
     change(&mut limits);
     RunRequest { limits, ..attack }

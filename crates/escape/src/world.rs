@@ -1,10 +1,10 @@
 //! Where attacks run: in a box of ours, in one with a wall down, or in the peer's; and the traps around it.
 
 use crate::{Containers, Finding, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
-use engine::{Engine, Pool, Run, Step};
+use engine::{Engine, PoolSettings, Run, Step};
 use spec::{
-    CopyBounds, EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult,
-    Status, Stream,
+    EgressLimits, EgressRule, LayerCopyLimits, LimitSet, Network, Policy, RunEvent, RunRequest,
+    RunResult, Status, StdStream,
 };
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -406,9 +406,9 @@ impl<'a> Ground<'a> {
         ];
         let mut command: Vec<_> = words.map(OsString::from).into();
         command.extend(arguments.into_iter().map(Into::into));
-        let limits = Maximum {
+        let limits = LimitSet {
             wall_time: format!("{LONGEST_SECONDS}s").parse().ok(),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let mounts = vec![mount(&self.world.attacker(), "/attacker", "ro")];
         RunRequest {
@@ -488,7 +488,7 @@ impl<'a> Ground<'a> {
         }
         if request.staged {
             // However small: a copy is what `reviewed` workspaces have.
-            policy.workspace.copy = Some(CopyBounds { names: 0, bytes: 0 });
+            policy.workspace.copy = Some(LayerCopyLimits { names: 0, bytes: 0 });
         }
         policy
             .admit(request)
@@ -504,12 +504,12 @@ impl<'a> Ground<'a> {
     pub(crate) fn engine(&self) -> Result<&Engine, Trouble> {
         if self.engine.get().is_none() {
             let pool = match self.world.settings.pooled {
-                true => Pool {
-                    parked: 1,
-                    berths: 1,
-                    ..Pool::OFF
+                true => PoolSettings {
+                    warm_sandboxes: 1,
+                    prepared_namespaces: 1,
+                    ..PoolSettings::OFF
                 },
-                false => Pool::OFF,
+                false => PoolSettings::OFF,
             };
             let containers = self
                 .containers()
@@ -656,8 +656,8 @@ async fn wait_ready(run: &mut Run) -> Vec<u8> {
     let mut said = Vec::new();
     while !ready(&said) {
         match run.next_event().await {
-            Some(Event::Output {
-                stream: Stream::Stdout,
+            Some(RunEvent::Output {
+                stream: StdStream::Stdout,
                 data,
             }) => said.extend(data),
             Some(_) => {}

@@ -1,4 +1,4 @@
-//! An open folder, and what can be done with the names in it.
+//! An open folder, and the operations on the names in it.
 
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat},
@@ -15,7 +15,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// How often a lookup is repeated that a rename elsewhere disturbed: `openat2` reports `EAGAIN`.
+/// Attempts of a lookup that a concurrent rename disturbs: `openat2` returns `EAGAIN`.
 const MAX_LOOKUPS: usize = 64;
 const READ_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 const PATH_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
@@ -27,12 +27,12 @@ const PATH_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 #[derive(Clone, Copy, Debug)]
 pub struct Dir<H = OwnedFd>(H);
 
-/// What a lookup may pass through. No variant leads out of the folder, and none follows the
-/// magic links of `/proc`.
+/// The links and mount points that a lookup may follow. No variant leaves the folder, and none
+/// follows the magic links of `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// No symbolic link, also not as the last component. With `OFlags::PATH` alone a link in that
-    /// place is opened itself.
+    /// No symbolic link, not even as the last component. With `OFlags::PATH` alone such a link is
+    /// opened itself.
     NoLinks,
     /// The same, and no mount point.
     NoLinksOneMount,
@@ -44,20 +44,20 @@ pub enum Lookup {
 
 /// One name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirEntry {
     /// The name: any bytes but `/` and NUL.
     pub name: OsString,
-    /// What the file system says it is; some say nothing (`FileType::Unknown`).
+    /// Its type by the directory entry; `FileType::Unknown` on file systems without it.
     pub kind: FileType,
 }
 
-/// The names in a folder without `.` and `..`, in the order of the file system.
+/// The entries of a folder without `.` and `..`, in the order of the file system.
 #[derive(Debug)]
-pub struct Entries(rustix::fs::Dir);
+pub struct DirEntries(rustix::fs::Dir);
 
 impl Dir {
-    /// Opens a folder by its path. Symbolic links on the way are followed: the path is the
-    /// operator's or our own.
+    /// Opens a folder by its path. Symbolic links are followed: the path comes from the operator or
+    /// from Airlock itself.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Dir> {
         let flags = READ_DIR | OFlags::CLOEXEC;
         Ok(Dir(rustix::fs::open(path.as_ref(), flags, Mode::empty())?))
@@ -69,9 +69,9 @@ impl Dir {
         Ok(Dir(rustix::fs::open(path.as_ref(), flags, Mode::empty())?))
     }
 
-    /// The names in the folder, on its own handle, which must have been opened for reading.
-    pub fn into_entries(self) -> io::Result<Entries> {
-        Ok(Entries(rustix::fs::Dir::new(self.0)?))
+    /// Lists the folder on its own handle, which must have been opened for reading.
+    pub fn into_entries(self) -> io::Result<DirEntries> {
+        Ok(DirEntries(rustix::fs::Dir::new(self.0)?))
     }
 
     /// Another handle of the same folder.
@@ -135,12 +135,12 @@ impl<H: AsFd> Dir<H> {
                 }
             };
         let creates = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
-        // `openat2` refuses a mode that means nothing.
+        // `openat2` refuses a mode without a flag that creates.
         let mode = if creates { mode } else { Mode::empty() };
         let flags = flags | no_follow | OFlags::CLOEXEC;
         for _ in 0..MAX_LOOKUPS {
             match rustix::fs::openat2(&self.0, path.as_ref(), flags, mode, resolve) {
-                // A lease makes an open with `NONBLOCK` fail in the same way.
+                // A lease on the file also makes an open with `NONBLOCK` fail with `EAGAIN`.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => return Ok(opened?),
             }
@@ -192,7 +192,7 @@ impl<H: AsFd> Dir<H> {
         Ok(rustix::fs::fstat(&self.0)?)
     }
 
-    /// Status of what has this path, of a symbolic link itself; none if nothing has it.
+    /// Status of a path, of a symbolic link itself; none if the path does not exist.
     pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Option<Stat>> {
         let found = self.below(path.as_ref(), |folder, name| {
             rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -220,9 +220,9 @@ impl<H: AsFd> Dir<H> {
         Ok(OsString::from_vec(target.into_bytes()).into())
     }
 
-    /// The names in the folder. Each call begins anew.
-    pub fn entries(&self) -> io::Result<Entries> {
-        Ok(Entries(rustix::fs::Dir::read_from(&self.0)?))
+    /// Lists the folder. Each call starts at its beginning.
+    pub fn entries(&self) -> io::Result<DirEntries> {
+        Ok(DirEntries(rustix::fs::Dir::read_from(&self.0)?))
     }
 
     /// Whether the folder holds nothing.
@@ -240,7 +240,8 @@ impl<H: AsFd> Dir<H> {
         })
     }
 
-    /// Opens the folder `path`, after creating it if it is not there. Says whether it was created.
+    /// Opens the folder `path`, after creating it if it is absent, and returns whether it was
+    /// created.
     pub fn ensure_dir(&self, path: impl AsRef<Path>, mode: Mode) -> io::Result<(Dir, bool)> {
         let path = path.as_ref();
         let created = match self.create_dir(path, mode) {
@@ -251,7 +252,7 @@ impl<H: AsFd> Dir<H> {
         Ok((self.open_dir(path)?, created))
     }
 
-    /// Gives a file or folder another name, in place of what has it.
+    /// Renames a file or folder, and replaces what has the new name.
     pub fn rename(
         &self,
         name: impl AsRef<Path>,
@@ -262,7 +263,7 @@ impl<H: AsFd> Dir<H> {
         Ok(rustix::fs::renameat(&self.0, name, &to.0, new)?)
     }
 
-    /// Gives a file or folder a name that nothing has yet; otherwise `AlreadyExists`.
+    /// Renames a file or folder to a free name; otherwise `AlreadyExists`.
     pub fn rename_new(
         &self,
         name: impl AsRef<Path>,
@@ -276,8 +277,8 @@ impl<H: AsFd> Dir<H> {
         }
     }
 
-    /// Some file systems (NFS) lack the flag. A link replaces nothing either; a rename of a folder
-    /// replaces at most an empty one.
+    /// The fallback for file systems without the flag, such as NFS. A hard link replaces nothing
+    /// either; a rename of a folder replaces at most an empty one.
     fn rename_new_without_flag(
         &self,
         name: &OsStr,
@@ -295,7 +296,7 @@ impl<H: AsFd> Dir<H> {
         Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// Gives a file a second name, which nothing has yet. A symbolic link is linked itself.
+    /// Adds a hard link under a free name. A symbolic link is linked itself.
     pub fn link(
         &self,
         name: impl AsRef<Path>,
@@ -312,12 +313,12 @@ impl<H: AsFd> Dir<H> {
         )?)
     }
 
-    /// Removes whatever has this path and is no folder. Says whether something had it.
+    /// Removes a path that is not a folder, and returns whether it existed.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         self.unlink(path.as_ref(), AtFlags::empty())
     }
 
-    /// Removes an empty folder. Says whether there was one.
+    /// Removes an empty folder, and returns whether it existed.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         self.unlink(path.as_ref(), AtFlags::REMOVEDIR)
     }
@@ -332,12 +333,12 @@ impl<H: AsFd> Dir<H> {
         }
     }
 
-    /// Makes the names in the folder last: `fsync`.
+    /// Makes the names in the folder durable: `fsync`.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.0)?)
     }
 
-    /// Does something with the last name of a path, in the folder that holds it.
+    /// Calls `act` with the last name of a path and the folder that holds it.
     fn below<T>(
         &self,
         path: &Path,
@@ -352,29 +353,29 @@ impl<H: AsFd> Dir<H> {
     }
 }
 
-impl Entries {
-    /// Begins anew.
+impl DirEntries {
+    /// Starts the listing again.
     pub fn rewind(&mut self) {
         self.0.rewind();
     }
 
-    /// The folder whose names these are.
+    /// The folder that is listed.
     pub fn dir(&self) -> io::Result<Dir<BorrowedFd<'_>>> {
         Ok(Dir(self.0.fd()?))
     }
 }
 
-impl Iterator for Entries {
-    type Item = io::Result<Entry>;
+impl Iterator for DirEntries {
+    type Item = io::Result<DirEntry>;
 
-    fn next(&mut self) -> Option<io::Result<Entry>> {
+    fn next(&mut self) -> Option<io::Result<DirEntry>> {
         loop {
             match self.0.read()? {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
                 Ok(entry) => {
                     let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
                     let kind = entry.file_type();
-                    return Some(Ok(Entry { name, kind }));
+                    return Some(Ok(DirEntry { name, kind }));
                 }
                 Err(source) => return Some(Err(source.into())),
             }

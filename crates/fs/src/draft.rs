@@ -1,9 +1,10 @@
-//! A file that gets its name when it is whole: readers see the old contents or the new ones.
+//! Atomic replacement of a file: it gets its name when it is complete, so that readers see either
+//! the old contents or the new ones.
 //!
 //! ```text
 //! create under a temporary name ─ lock ─ write ─ fsync ─ rename ─ fsync of the folder
 //! ```
-//! The lock dies with its writer: a draft whose lock is free can be swept.
+//! The kernel releases the lock when the writer ends: a draft whose lock is free can be swept.
 
 use crate::{Dir, try_lock};
 use rustix::fs::{FlockOperation, Mode};
@@ -15,11 +16,11 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// How temporary names of [`Dir::replace`] begin.
+/// The prefix of temporary names of [`Dir::replace`].
 const TEMPORARY: &str = ".new-";
-/// Names that killed processes of the same id may have left.
+/// Names that killed processes with the same pid may have left.
 const MAX_TAKEN: usize = 10_000;
-/// A sweep can take a file that is not locked yet; it cannot do so forever.
+/// Attempts to lock a draft: a sweep can remove a file that is not locked yet.
 const MAX_SWEPT: usize = 100;
 
 /// A file under a temporary name, locked. Dropped without being published, it is removed.
@@ -32,14 +33,13 @@ pub struct Draft<'a> {
 }
 
 impl<H: AsFd> Dir<H> {
-    /// Creates a file under this temporary name, which nothing may have. `mode` is subject to the
-    /// umask.
+    /// Creates a file under a temporary name that must be free. `mode` is subject to the umask.
     pub fn draft(&self, name: impl Into<String>, mode: Mode) -> io::Result<Draft<'_>> {
         let name = name.into();
         for _ in 0..MAX_SWEPT {
             let file = self.create_file(&name, mode)?;
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-            // A sweep may have been faster than the lock; from now on none can be.
+            // A sweep may have removed the file before it was locked; from now on none can.
             if rustix::fs::fstat(&file)?.st_nlink > 0 {
                 return Ok(Draft {
                     dir: self.borrow(),
@@ -52,8 +52,8 @@ impl<H: AsFd> Dir<H> {
         Err(io::Error::other("a sweep took every draft away"))
     }
 
-    /// Removes a draft whose writer is gone. Says whether it did. Temporary names must never be
-    /// used twice: the writer may publish the draft and end meanwhile.
+    /// Removes a draft whose writer has ended, and returns whether it did. A temporary name must
+    /// never be used twice: the writer may publish the draft and end meanwhile.
     pub fn sweep_draft(&self, name: impl AsRef<Path>) -> io::Result<bool> {
         let name = name.as_ref();
         match self.read_file(name) {
@@ -62,8 +62,8 @@ impl<H: AsFd> Dir<H> {
         }
     }
 
-    /// Replaces the file `name`, or creates it, all at once and so that it lasts. What the name
-    /// stands for is replaced, never what a symbolic link of that name points at.
+    /// Replaces or creates the file `name`, atomically and durably. A symbolic link of that name is
+    /// replaced itself, never its target.
     pub fn replace(
         &self,
         name: impl AsRef<Path>,
@@ -75,7 +75,7 @@ impl<H: AsFd> Dir<H> {
         draft.publish(self, name)
     }
 
-    /// The same for a name that nothing has yet; otherwise `AlreadyExists`.
+    /// The same for a name that must be free; otherwise `AlreadyExists`.
     pub fn create_whole(
         &self,
         name: impl AsRef<Path>,
@@ -101,7 +101,7 @@ impl<H: AsFd> Dir<H> {
 }
 
 impl Draft<'_> {
-    /// The file, to be written.
+    /// The file, for writing.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -111,7 +111,7 @@ impl Draft<'_> {
         &self.name
     }
 
-    /// Gives the file its name, in place of what has it.
+    /// Renames the file to its name, and replaces what has it.
     pub fn publish(&mut self, to: &Dir<impl AsFd>, name: impl AsRef<Path>) -> io::Result<()> {
         self.file.sync_all()?;
         self.dir.rename(&self.name, to, name)?;
@@ -119,8 +119,8 @@ impl Draft<'_> {
         to.sync()
     }
 
-    /// Gives the file a name that nothing has yet; otherwise it stays a draft, and the error is
-    /// `AlreadyExists`.
+    /// Renames the file to a free name. If the name is taken, the file stays a draft and the error
+    /// is `AlreadyExists`.
     pub fn publish_new(&mut self, to: &Dir<impl AsFd>, name: impl AsRef<Path>) -> io::Result<()> {
         self.file.sync_all()?;
         self.dir.rename_new(&self.name, to, name)?;
@@ -132,7 +132,7 @@ impl Draft<'_> {
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         if !self.published {
-            // Nobody is left to be told, and the error before it is the one that counts.
+            // A destructor cannot report an error, and the error before it is the one that counts.
             _ = self.dir.remove_file(&self.name);
         }
     }

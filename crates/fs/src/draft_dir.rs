@@ -1,4 +1,5 @@
-//! A folder in the making, or going: held by a lock that dies with its owner.
+//! A folder that is being created or removed, protected by a lock that the kernel releases when its
+//! owner ends.
 //!
 //! ```text
 //! PARENT/PREFIX…/{LOCK, …}  ──publish──▶  FOLDER/NAME/{LOCK, …}  ──retire──▶  PARENT/PREFIX…/{LOCK, …}
@@ -23,11 +24,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// A sweep can take a folder that is not locked yet; it cannot do so forever.
+/// Attempts to lock a draft: a sweep can remove a folder that is not locked yet.
 const MAX_TRIES: usize = 100;
 
-/// A folder under a temporary name, with a locked file in it. Dropped without being published, it
-/// is removed as far as possible; the rest is the sweep's.
+/// A folder under a temporary name, with a locked file in it. If it is dropped without being
+/// published, it is removed as far as possible, and the next sweep removes the rest.
 #[derive(Debug)]
 pub struct DraftDir {
     parent: Arc<Dir>,
@@ -78,20 +79,20 @@ impl DraftDir {
         &self.dir
     }
 
-    /// The file that carries the lock, to be written and read like any other in the folder.
+    /// The file that carries the lock. It can be written and read like any other file of the
+    /// folder.
     pub fn lock_file(&self) -> &File {
         &self.lock
     }
 
-    /// Gives the folder its name, all at once; `AlreadyExists` if something has that name.
+    /// Renames the folder to its name, atomically; `AlreadyExists` if the name is taken.
     pub fn publish(&mut self, to: &Dir, name: impl AsRef<Path>) -> io::Result<()> {
         self.parent.rename_new(&self.name, to, name)?;
         self.published = true;
         Ok(())
     }
 
-    /// Takes a published folder out of sight, under a temporary name in `parent`, which is
-    /// returned.
+    /// Renames a published folder to a temporary name in `parent`, and returns that name.
     pub fn retire(
         from: &Dir,
         name: impl AsRef<Path>,
@@ -103,13 +104,13 @@ impl DraftDir {
         Ok(temporary)
     }
 
-    /// Removes a draft or what was retired. The caller holds its lock, or nobody can have it.
+    /// Removes a draft or a retired folder. The caller holds its lock, or no process can hold it.
     pub fn remove(parent: &Dir, dir: &Dir, name: &str, lock_name: &str) -> io::Result<()> {
         remove_contents(dir, lock_name)?;
         parent.remove_dir(name).map(drop)
     }
 
-    /// Removes a draft whose owner is gone. Says whether it did.
+    /// Removes a draft whose owner has ended, and returns whether it did.
     pub fn sweep(parent: &Dir, name: impl AsRef<Path>, lock_name: &str) -> io::Result<bool> {
         let name = name.as_ref();
         let dir = match parent.open_dir(name) {
@@ -118,7 +119,7 @@ impl DraftDir {
         };
         match dir.read_file(lock_name) {
             Ok(lock) => {
-                // Published between opening and locking: then it is no longer a draft.
+                // The draft may have been published between opening and locking.
                 if !try_lock(&lock)? || !parent.is_entry(name, &dir)? {
                     return Ok(false);
                 }
@@ -128,7 +129,7 @@ impl DraftDir {
             Err(source) => return Err(source),
         }
         match parent.remove_dir(name) {
-            // Its owner has just begun.
+            // Its owner is still creating it.
             Err(begun) if is_not_empty(&begun) => Ok(false),
             removed => removed.map(|_| true),
         }
@@ -138,14 +139,14 @@ impl DraftDir {
 impl Drop for DraftDir {
     fn drop(&mut self) {
         if !self.published {
-            // Nobody is left to be told; what stays is the sweep's.
+            // A destructor cannot report an error; the next sweep removes the rest.
             _ = DraftDir::remove(&self.parent, &self.dir, &self.name, self.lock_name);
         }
     }
 }
 
-/// Locks a file for its holder alone, without waiting. Says whether it did; the lock dies with the
-/// last handle.
+/// Takes an exclusive lock without waiting, and returns whether it did. The lock is released with
+/// the last handle.
 pub fn try_lock(file: impl AsFd) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -154,7 +155,7 @@ pub fn try_lock(file: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// None if a sweep was faster.
+/// Creates and locks the lock file; none if a sweep removed it meanwhile.
 fn create_locked(parent: &Dir, name: &str, lock_name: &str) -> io::Result<Option<(Dir, File)>> {
     let dir = parent.open_dir(name)?;
     let lock = dir.create_file(lock_name, Mode::RUSR | Mode::WUSR)?;

@@ -17,7 +17,7 @@ mod draft_dir;
 mod remove;
 mod walk;
 
-pub use dir::{Dir, Entries, Entry, Lookup};
+pub use dir::{Dir, DirEntries, DirEntry, Lookup};
 pub use draft::Draft;
 pub use draft_dir::{DraftDir, try_lock};
 pub use remove::{RemoveError, RemoveOptions};

@@ -1,7 +1,7 @@
-//! Removes a folder with all that is in it, however deep, by handle and with a bounded number of
-//! them. Others may change the tree meanwhile: what is a folder is found out by trying.
+//! Removes a folder with everything below it, at any depth, by handle and with a bounded number of
+//! handles. Others may change the tree meanwhile: only an attempt shows what is a folder.
 
-use crate::{Dir, Entries, Lookup, dir::single};
+use crate::{Dir, DirEntries, Lookup, dir::single};
 use rustix::{
     fs::{AtFlags, Mode, OFlags},
     io::Errno,
@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-/// Folders that are open at a time. Deeper ones are moved up first.
+/// Folders that are open at a time. Deeper ones are moved up before they are emptied.
 const MAX_OPEN: usize = 64;
 
 /// How a tree is removed.
@@ -21,20 +21,20 @@ const MAX_OPEN: usize = 64;
 pub struct RemoveOptions {
     /// Entries that are removed or looked at.
     pub max_steps: usize,
-    /// Whether what is mounted somewhere in the tree is an error; it never is unmounted.
+    /// Whether a mount point in the tree is an error. Nothing is ever unmounted.
     pub one_mount: bool,
-    /// Whether folders of ours that are closed to ourselves are opened. They are reached by
+    /// Whether own folders without permissions are made accessible. They are reached by
     /// `/proc/self/fd`: no other call changes the mode of a folder that cannot be read.
     pub open_closed: bool,
 }
 
-/// Why something is still there.
+/// Why a tree was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// There is more than the bound.
+    /// The tree has more entries than the limit.
     #[error("there are more than {limit} entries")]
     TooMany {
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
     /// The file system refused.
@@ -68,8 +68,7 @@ impl Default for RemoveOptions {
 }
 
 impl<H: AsFd> Dir<H> {
-    /// Removes whatever is called `name`, a folder with all that is in it. That nothing has the
-    /// name is an error.
+    /// Removes the entry `name`; a folder with everything below it. An absent entry is an error.
     pub fn remove_tree(
         &self,
         name: impl AsRef<Path>,
@@ -77,7 +76,7 @@ impl<H: AsFd> Dir<H> {
     ) -> Result<(), RemoveError> {
         let name = single(name.as_ref())?;
         match rustix::fs::unlinkat(self, name, AtFlags::empty()) {
-            // Some file systems say `EPERM` of a folder.
+            // Some file systems return `EPERM` for a folder.
             Err(Errno::ISDIR | Errno::PERM) => {}
             done => return Ok(done?),
         }
@@ -106,7 +105,7 @@ struct Removal {
 
 /// A folder that is being emptied, and its name in the one above.
 struct Level {
-    names: Entries,
+    names: DirEntries,
     name: OsString,
 }
 
@@ -173,7 +172,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Removes an entry, or enters it.
+    /// Removes an entry, or descends into it.
     fn remove(&mut self, levels: &mut Vec<Level>, name: OsString) -> Result<(), RemoveError> {
         let ([first, ..], Some(here)) = (&levels[..], levels.last()) else {
             return Ok(());
@@ -192,12 +191,12 @@ impl Removal {
             levels.push(Level::new(opened, name)?);
             return Ok(());
         }
-        // Opened all the same: whoever moves a folder must be able to write it.
+        // Opened all the same, because a rename needs write permission for the folder itself.
         drop(opened);
         self.move_up(&here, &name, &first.names.dir()?)
     }
 
-    /// Deeper folders are laid beside the first, so that the number of handles stays the same.
+    /// Moves a folder up beside the first one, so that the number of handles stays bounded.
     fn move_up(
         &mut self,
         here: &Dir<BorrowedFd<'_>>,
@@ -216,7 +215,7 @@ impl Removal {
     }
 }
 
-/// It became something else, or went: the next look finds it.
+/// Ignores an entry that was removed or replaced meanwhile: the next listing shows what it is.
 fn unless_changed(error: io::Error) -> Result<(), RemoveError> {
     match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(()),
@@ -224,7 +223,7 @@ fn unless_changed(error: io::Error) -> Result<(), RemoveError> {
     }
 }
 
-/// A folder was read to its end: it goes, or is read anew if something was put there meanwhile.
+/// Removes a folder that was listed completely, or lists it again if others have added entries.
 fn leave(levels: &mut Vec<Level>) -> Result<(), RemoveError> {
     let Some(mut level) = levels.pop() else {
         return Ok(());
@@ -233,7 +232,7 @@ fn leave(levels: &mut Vec<Level>) -> Result<(), RemoveError> {
         Some(above) => {
             match rustix::fs::unlinkat(above.names.dir()?, &level.name, AtFlags::REMOVEDIR) {
                 Err(Errno::NOTEMPTY | Errno::EXIST) => false,
-                // Somebody moved it away, or put something else in its place.
+                // Others have moved it away or replaced it.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => true,
                 Err(errno) => return Err(errno.into()),
             }

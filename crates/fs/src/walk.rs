@@ -1,6 +1,6 @@
 //! Every entry of a tree, by handle. Depth costs no stack, and descriptors only up to a bound.
 
-use crate::{Dir, Entries, Lookup};
+use crate::{Dir, DirEntries, Lookup};
 use rustix::{
     fs::{FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -12,12 +12,12 @@ use std::{
     path::PathBuf,
 };
 
-/// How far a walk goes.
+/// The limits of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkBounds {
     /// Entries of the whole tree.
     pub entries: usize,
-    /// Folders within folders, the top included: as many handles are open at a time.
+    /// Nested folders, the top included. So many handles are open at a time.
     pub depth: usize,
     /// Bytes of the path of a folder that is entered.
     pub path_bytes: usize,
@@ -25,59 +25,60 @@ pub struct WalkBounds {
     pub one_mount: bool,
 }
 
-/// One entry of a tree, as it was when it was looked at.
+/// One entry of a tree, with its status at the time of the walk.
 #[derive(Clone, Debug)]
 pub struct WalkEntry {
     /// The path from the top of the walk.
     pub path: PathBuf,
-    /// Its status; of a symbolic link itself.
+    /// The status; of a symbolic link itself.
     pub stat: Stat,
 }
 
-/// What a walk could not look at.
+/// An entry that a walk could not visit.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
-    /// An entry, or the contents of a folder. The walk goes on behind it.
+    /// An entry, or the contents of a folder, cannot be read. The walk continues behind it.
     #[error("cannot read `{}`", path.display())]
     Read {
-        /// Which; empty for the top.
+        /// Its path; empty for the top.
         path: PathBuf,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The contents of a folder beyond a bound. The walk goes on behind it.
+    /// A folder is beyond a limit. The walk continues behind it.
     #[error("`{}` is deeper than {depth} folders, or its path is too long", path.display())]
     TooDeep {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// The bound.
+        /// The limit.
         depth: usize,
     },
-    /// There are more entries than the bound. The walk ends.
+    /// There are more entries than the limit. The walk ends.
     #[error("there are more than {limit} entries")]
     TooMany {
-        /// The first that was not looked at.
+        /// The first entry that was not visited.
         path: PathBuf,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
 }
 
-/// A walk under way: parents before what they hold, in the order of the file system.
+/// A walk in progress. A folder comes before its entries, which come in the order of the file
+/// system.
 #[derive(Debug)]
 pub struct Walk {
     levels: Vec<Level>,
     bounds: WalkBounds,
     entries: usize,
-    /// A folder that was just given out, and is entered next.
+    /// The folder that was returned last, which is entered next.
     next: Option<OsString>,
 }
 
 /// A folder that is being read.
 #[derive(Debug)]
 struct Level {
-    names: Entries,
+    names: DirEntries,
     path: PathBuf,
 }
 
@@ -93,12 +94,12 @@ impl Default for WalkBounds {
 }
 
 impl WalkEntry {
-    /// Its name in that folder.
+    /// Its name.
     pub fn name(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
     }
 
-    /// What it is.
+    /// Its type.
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.stat.st_mode)
     }
@@ -124,17 +125,17 @@ impl Level {
 }
 
 impl Walk {
-    /// The folder that holds the entry that was given out last; none once the walk has ended.
+    /// The folder that holds the entry that was returned last; an error after the end of the walk.
     pub fn parent(&self) -> io::Result<Dir<BorrowedFd<'_>>> {
         self.levels.last().ok_or(Errno::BADF)?.names.dir()
     }
 
-    /// Does not enter the folder that was given out last.
+    /// Skips the contents of the folder that was returned last.
     pub fn skip_dir(&mut self) {
         self.next = None;
     }
 
-    /// Enters the folder that was given out last, if it was one and was not skipped.
+    /// Enters the entry that was returned last, if it is a folder and was not skipped.
     fn enter(&mut self) -> Result<(), WalkError> {
         let (Some(name), Some(above)) = (self.next.take(), self.levels.last()) else {
             return Ok(());
@@ -144,9 +145,10 @@ impl Walk {
         if self.levels.len() >= depth || path.as_os_str().len() >= longest {
             return Err(WalkError::TooDeep { path, depth });
         }
-        let lookup = match self.bounds.one_mount {
-            true => Lookup::NoLinksOneMount,
-            false => Lookup::NoLinks,
+        let lookup = if self.bounds.one_mount {
+            Lookup::NoLinksOneMount
+        } else {
+            Lookup::NoLinks
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let open = |parent: Dir<BorrowedFd<'_>>| {
@@ -161,8 +163,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Looks at one name; none if it is gone.
-    fn look(&mut self, name: OsString) -> Option<Result<WalkEntry, WalkError>> {
+    /// Visits one name; none if it was removed meanwhile.
+    fn visit(&mut self, name: OsString) -> Option<Result<WalkEntry, WalkError>> {
         let level = self.levels.last()?;
         let path = level.path.join(&name);
         self.entries += 1;
@@ -195,7 +197,7 @@ impl Iterator for Walk {
             let level = self.levels.last_mut()?;
             match level.names.next() {
                 Some(Ok(entry)) => {
-                    if let Some(found) = self.look(entry.name) {
+                    if let Some(found) = self.visit(entry.name) {
                         return Some(found);
                     }
                 }

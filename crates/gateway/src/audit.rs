@@ -21,7 +21,7 @@ use axum::{
 };
 use http::{Method, StatusCode, header::CONTENT_LENGTH};
 use serde::{Deserialize, Serialize};
-use spec::{Denial, Event, RunResult};
+use spec::{Denial, RunEvent, RunResult};
 use std::{
     collections::HashMap,
     fmt::Write,
@@ -512,9 +512,9 @@ impl Gateway {
     }
 
     /// Writes an event of a run. Output is not audited.
-    pub(crate) fn audit_run_event(&self, run: &RunRef<'_>, event: &Event, denials: &mut u64) {
+    pub(crate) fn audit_run_event(&self, run: &RunRef<'_>, event: &RunEvent, denials: &mut u64) {
         match event {
-            Event::Started { barriers } => {
+            RunEvent::Started { barriers } => {
                 let names: Vec<_> = barriers.iter().map(|barrier| barrier.name()).collect();
                 let about = format!("barriers={}", names.join(","));
                 self.audit_event(&Entry {
@@ -523,11 +523,11 @@ impl Gateway {
                     ..run.entry()
                 });
             }
-            Event::Denied(denial) => {
+            RunEvent::Denied(denial) => {
                 *denials += 1;
                 self.audit_denial(run, denial, *denials);
             }
-            Event::Output { .. } => {}
+            RunEvent::Output { .. } => {}
         }
     }
 

@@ -52,7 +52,7 @@ pub use server::{HttpListener, ServerTls, ServerTlsError};
 pub use trace::TraceSettings;
 
 use engine::Engine;
-use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
+use spec::{JobQueueLimits, Policy, Quota, ServerLimits, TenantQuotas};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
@@ -114,11 +114,11 @@ pub struct GatewaySettings {
     /// Profiles that every key may use; by default those that show nothing of the host.
     pub profiles: Option<Vec<String>>,
     /// Limits of the server.
-    pub bounds: Bounds,
+    pub bounds: ServerLimits,
     /// Limits of jobs.
-    pub jobs: JobBounds,
+    pub jobs: JobQueueLimits,
     /// Quotas of tenants.
-    pub tenants: Tenants,
+    pub tenants: TenantQuotas,
     /// Webhook delivery settings.
     pub webhooks: WebhookSettings,
     /// Settings of the worker API (node).
@@ -149,8 +149,8 @@ struct Inner {
     hosts: Vec<String>,
     folders: Vec<runs::host_paths::SharedFolder>,
     profiles: Option<Vec<String>>,
-    bounds: Bounds,
-    tenants: Tenants,
+    bounds: ServerLimits,
+    tenants: TenantQuotas,
     node: NodeSettings,
     keep_ledger: Option<Duration>,
     webhooks: jobs::webhook::Webhooks,
@@ -795,7 +795,7 @@ impl Gateway {
         self.0.profiles.as_deref()
     }
 
-    pub(crate) fn bounds(&self) -> &Bounds {
+    pub(crate) fn bounds(&self) -> &ServerLimits {
         &self.0.bounds
     }
 

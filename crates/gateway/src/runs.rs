@@ -201,7 +201,7 @@ pub(crate) fn admit(
     check_output_limit(&spec)?;
     // The owner of the artifacts and workspaces that the run uses and keeps.
     spec.owner = Some(caller.owner()?);
-    spec.keep = caller.require(Scope::Artifacts).is_ok();
+    spec.keep_artifacts = caller.require(Scope::Artifacts).is_ok();
     Ok(spec)
 }
 

@@ -103,15 +103,15 @@ pub(crate) async fn serve(
     let router = crate::router(gateway);
     let slots = Connections::new(gateway.bounds().connections);
     let mut connections = JoinSet::new();
-    let spec::Bounds {
-        header_time,
-        write_time,
+    let spec::ServerLimits {
+        header_timeout,
+        write_timeout,
         ..
     } = *gateway.bounds();
     let context = ConnectionContext {
         router,
-        header_time,
-        write_time,
+        header_timeout,
+        write_timeout,
         stop: stop.clone(),
     };
     loop {
@@ -188,8 +188,8 @@ async fn accept(listener: &HttpListener) -> io::Result<AcceptedStream> {
 #[derive(Clone)]
 struct ConnectionContext {
     router: Router,
-    header_time: Duration,
-    write_time: Duration,
+    header_timeout: Duration,
+    write_timeout: Duration,
     stop: watch::Receiver<bool>,
 }
 
@@ -235,7 +235,7 @@ impl ConnectionContext {
     ) {
         let unread = UnreadFlag::default();
         let router = self.router;
-        let stream = WriteTimeoutStream::new(stream, self.write_time, unread.clone());
+        let stream = WriteTimeoutStream::new(stream, self.write_timeout, unread.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection);
             let busy = Arc::new(slot.begin());
@@ -257,7 +257,7 @@ impl ConnectionContext {
         });
         let http = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.header_time)
+            .header_read_timeout(self.header_timeout)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), service)

@@ -3,7 +3,7 @@
 //! small batches between its other writes. Dropped records are counted and reported.
 
 use crate::Gateway;
-use spec::{Stream, Timestamp};
+use spec::{StdStream, Timestamp};
 use std::{
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -177,10 +177,10 @@ impl ContainerOutput {
     }
 }
 
-fn stream_index(stream: Stream) -> usize {
+fn stream_index(stream: StdStream) -> usize {
     match stream {
-        Stream::Stdout => 0,
-        Stream::Stderr => 1,
+        StdStream::Stdout => 0,
+        StdStream::Stderr => 1,
     }
 }
 
@@ -194,7 +194,7 @@ impl TelemetryRecorder {
     }
 
     /// Records output of a container.
-    pub(crate) fn wrote(&self, output: &ContainerOutput, stream: Stream, bytes: &[u8]) {
+    pub(crate) fn wrote(&self, output: &ContainerOutput, stream: StdStream, bytes: &[u8]) {
         let whole = locked(&output.streams[stream_index(stream)]).take(bytes);
         if let Some(lines) = whole {
             self.add(output.row(stream_index(stream), lines));
@@ -404,9 +404,9 @@ mod tests {
             ContainerOutput::new("r", "acme"),
         );
         for piece in ["he", "llo\nwor", "ld\nagain\n", "rest"] {
-            recorder.wrote(&output, Stream::Stdout, piece.as_bytes());
+            recorder.wrote(&output, StdStream::Stdout, piece.as_bytes());
         }
-        recorder.wrote(&output, Stream::Stderr, b"\xff\n");
+        recorder.wrote(&output, StdStream::Stderr, b"\xff\n");
         recorder.ended(&output);
         let wanted = [
             ("stdout", "hello"),
@@ -431,7 +431,7 @@ mod tests {
                 TelemetryRecorder::default(),
                 ContainerOutput::new("r", "acme"),
             );
-            (0..times).for_each(|_| recorder.wrote(&output, Stream::Stdout, &piece));
+            (0..times).for_each(|_| recorder.wrote(&output, StdStream::Stdout, &piece));
             recorder.ended(&output);
             let all = written(&recorder);
             let bytes: usize = all.iter().map(|(_, lines)| lines.len()).sum();

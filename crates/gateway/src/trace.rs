@@ -307,7 +307,7 @@ impl Tracer {
         if !span_context.recorded {
             return;
         }
-        let moments = &result.moments;
+        let moments = &result.phase_times;
         let or_end = |at: u64| if at == 0 { moments.ended } else { at };
         let started = or_end(moments.started);
         let over = or_end(moments.over);

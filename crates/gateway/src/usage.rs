@@ -10,7 +10,7 @@ use axum::{
 use engine::usage::{self as projection, By, Filter, Total, UsageError, UsageProjection};
 use http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use spec::{Day, Money, Span, Timestamp};
+use spec::{Day, Money, Period, Timestamp};
 use std::path::PathBuf;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -133,7 +133,7 @@ impl From<Total> for UsageRow {
 
 impl UsageQuery {
     fn filter(&self, caller: &Caller) -> Answer<Filter> {
-        let Span { since, until } = self.span()?;
+        let Period { since, until } = self.span()?;
         // Another tenant's name has the same answer as an unknown one: nothing.
         let tenant = if caller.is_admin() {
             self.tenant.clone()
@@ -151,7 +151,7 @@ impl UsageQuery {
         })
     }
 
-    fn span(&self) -> Answer<Span> {
+    fn span(&self) -> Answer<Period> {
         let bad = |_| {
             Problem::invalid(
                 "this is no day or month",
@@ -173,7 +173,7 @@ impl UsageQuery {
             return day.parse::<Day>().map(Day::span).map_err(bad);
         }
         if let Some(month) = &self.month {
-            return Span::month(month).map_err(bad);
+            return Period::month(month).map_err(bad);
         }
         for (name, moment) in [("since_ms", self.since_ms), ("until_ms", self.until_ms)] {
             if moment.is_some_and(|moment| i64::try_from(moment).is_err()) {
@@ -183,7 +183,7 @@ impl UsageQuery {
         }
         let since = self.since_ms.unwrap_or(0);
         let until = self.until_ms.unwrap_or(u64::MAX);
-        Ok(Span {
+        Ok(Period {
             since: Timestamp(since),
             until: Timestamp(until),
         })

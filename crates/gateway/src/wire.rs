@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http::{StatusCode, header::CONTENT_LENGTH};
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use spec::{Barrier, Budget, Contract, Maximum, Money, Network, RunRequest, User};
+use spec::{Barrier, Budget, Contract, LimitSet, Money, Network, RunRequest, User};
 use std::{
     collections::BTreeMap, ffi::OsString, fmt::Display, path::PathBuf, str::FromStr, sync::Arc,
     time::Duration,
@@ -172,7 +172,7 @@ impl RawBody {
 
 /// Refuses label names that serde_json treats specially when labels are read back.
 pub(crate) fn check_label_names(labels: &BTreeMap<String, String>) -> Answer<()> {
-    if labels.keys().any(|name| spec::is_of_the_parser(name)) {
+    if labels.keys().any(|name| spec::is_reserved_json_key(name)) {
         Err(Problem::invalid(
             "the name of a label is one of those that readers of JSON have for themselves",
             "let it not begin with `$serde_json::`",
@@ -231,7 +231,7 @@ pub(crate) fn body_problem(message: &str) -> Problem {
     match (message.starts_with("unknown field "), quoted.next()) {
         (true, Some(unknown)) => {
             let known: Vec<_> = quoted.collect();
-            let hint = match spec::nearest(unknown, &known) {
+            let hint = match spec::closest_name(unknown, &known) {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("the fields are {}", known.join(", ")),
             };
@@ -409,12 +409,12 @@ impl RunOrder {
     pub(crate) fn into_request(self) -> Answer<(RunRequest, Option<Vec<u8>>)> {
         let limits = self.limits()?;
         let stdin = self.stdin()?;
-        let (inputs_kept, inputs_given) = split_inputs(self.inputs)?;
+        let (artifact_inputs, inline_inputs) = split_inputs(self.inputs)?;
         let request = RunRequest {
             copy_on_write: self.copy_on_write,
             staged: self.staged,
             read_only_workspace: self.read_only_workspace,
-            exact: None,
+            allowed_paths: None,
             command: self.command.into_iter().map(OsString::from).collect(),
             profile: self.profile,
             backend: self.backend,
@@ -462,8 +462,8 @@ impl RunOrder {
                 .collect::<Result<_, _>>()?,
             // Text inputs name files of this machine.
             inputs: Vec::new(),
-            inputs_given,
-            inputs_kept,
+            inline_inputs,
+            artifact_inputs,
             artifacts: self.artifacts.into_iter().map(PathBuf::from).collect(),
             allow_protected: self
                 .allow_protected
@@ -494,14 +494,14 @@ impl RunOrder {
         Ok((request, stdin))
     }
 
-    fn limits(&self) -> Answer<Maximum> {
+    fn limits(&self) -> Answer<LimitSet> {
         fn parse<T: FromStr<Err: Display>>(
             value: &Option<Quantity>,
             field: &str,
         ) -> Answer<Option<T>> {
             value.as_ref().map(|value| value.parse(field)).transpose()
         }
-        Ok(Maximum {
+        Ok(LimitSet {
             memory: parse(&self.memory, "memory")?,
             cpu_time: parse(&self.cpu_time, "cpu_time")?,
             cpus: parse(&self.cpus, "cpus")?,
@@ -512,7 +512,7 @@ impl RunOrder {
             disk: parse(&self.disk, "disk")?,
             output: parse(&self.output, "output")?,
             // The other limits can be set only in profiles.
-            ..Maximum::default()
+            ..LimitSet::default()
         })
     }
 
@@ -726,9 +726,9 @@ mod tests {
     fn an_input_has_one_source() {
         let inputs = r#"{"inputs":[{"name":"a","text":"x"},{"name":"b","base64":"AP8="},{"name":"c","artifact":"d@2"}]}"#;
         let asked = order(inputs).unwrap();
-        assert_eq!(asked.inputs_kept, [("c".into(), "d".into(), Some(2))]);
+        assert_eq!(asked.artifact_inputs, [("c".into(), "d".into(), Some(2))]);
         let inline: Vec<_> = asked
-            .inputs_given
+            .inline_inputs
             .iter()
             .map(|(name, bytes)| (name.as_path(), &bytes[..]))
             .collect();
@@ -753,7 +753,7 @@ mod tests {
         let asked = order(r#"{"inputs":[{"name":"y=/etc/passwd","artifact":"b"}]}"#).unwrap();
         assert!(asked.inputs.is_empty());
         assert_eq!(
-            asked.inputs_kept,
+            asked.artifact_inputs,
             [("y=/etc/passwd".into(), "b".into(), None)]
         );
         assert!(message(r#"{"secrets":{"a=B":"C"}}"#).starts_with("no secret has `=` in its name"));

@@ -1,30 +1,30 @@
-//! Git's configuration, as text: read without following `include`, and filtered to what a program inside may know and
-//! obey. Whatever names a program, a credential or another file stays outside.
+//! Git's configuration: a parser that does not follow `include`, and a filter for the program
+//! inside. Settings that name a program, a credential or another file stay outside.
 
 use std::fmt::Write;
 
 /// One setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ConfigEntry {
     /// In lower case.
     pub section: String,
     /// As written.
     pub subsection: Option<String>,
     /// In lower case.
     pub key: String,
-    /// None where only the key stands, which git takes for `true`.
+    /// None for a key without a value, which git takes for `true`.
     pub value: Option<String>,
 }
 
-/// What a file of configuration says, in order.
+/// The settings of a configuration file, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// All of it.
-    pub entries: Vec<Entry>,
+    /// The settings.
+    pub entries: Vec<ConfigEntry>,
 }
 
-/// Settings that change no more than how git reads and writes this repository.
-const KEPT: &[(&str, &[&str])] = &[
+/// Settings that the program gets: they only change how git reads and writes the repository.
+const ALLOWED_KEYS: &[(&str, &[&str])] = &[
     (
         "core",
         &[
@@ -52,15 +52,15 @@ const KEPT: &[(&str, &[&str])] = &[
     ("rebase", &["autostash", "autosquash"]),
 ];
 
-/// The same of settings that have a subsection.
-const KEPT_BELOW: &[(&str, &[&str])] = &[
+/// The same for sections with a subsection.
+const ALLOWED_SUBSECTION_KEYS: &[(&str, &[&str])] = &[
     ("remote", &["url", "fetch"]),
     ("branch", &["remote", "merge", "rebase"]),
     ("submodule", &["active", "branch", "ignore"]),
 ];
 
 impl Config {
-    /// Reads a file. Lines that git would refuse are left out.
+    /// Parses a file. Lines that git would refuse are left out.
     pub fn parse(text: &[u8]) -> Config {
         let text = String::from_utf8_lossy(text);
         let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -96,12 +96,12 @@ impl Config {
             .map(|entry| entry.key.as_str())
     }
 
-    /// What of it the program inside gets.
+    /// The settings that the program inside gets.
     pub fn filtered(&self) -> Config {
         let kept = self.entries.iter().filter_map(|entry| {
             let list = match entry.subsection {
-                None => KEPT,
-                Some(_) => KEPT_BELOW,
+                None => ALLOWED_KEYS,
+                Some(_) => ALLOWED_SUBSECTION_KEYS,
             };
             let keys = list.iter().find(|(section, _)| *section == entry.section)?;
             if !keys.1.contains(&entry.key.as_str()) {
@@ -119,9 +119,9 @@ impl Config {
         }
     }
 
-    /// Only who commits.
+    /// The identity of the committer.
     pub fn identity(&self) -> Config {
-        let is_user = |entry: &&Entry| {
+        let is_user = |entry: &&ConfigEntry| {
             entry.section == "user" && ["name", "email"].contains(&entry.key.as_str())
         };
         let entries = self.filtered().entries;
@@ -130,7 +130,7 @@ impl Config {
         }
     }
 
-    /// As git reads it.
+    /// The text of a configuration file.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for entry in &self.entries {
@@ -148,7 +148,8 @@ impl Config {
     }
 }
 
-/// A remote's address without what logs in there. None for `helper::` addresses, which name a program.
+/// The address of a remote without credentials. None for `helper::` addresses, which name a
+/// program.
 fn without_credentials(url: &str) -> Option<String> {
     if url.contains("::") {
         return None;
@@ -159,17 +160,18 @@ fn without_credentials(url: &str) -> Option<String> {
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let (login, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    // Over SSH the user is part of the address, and no secret.
+    // The user of an SSH address is not a secret.
     let user = login.split(':').next().unwrap_or_default();
-    match scheme.ends_with("ssh") && !user.is_empty() {
-        true => Some(format!("{scheme}://{user}@{host}{path}")),
-        false => Some(format!("{scheme}://{host}{path}")),
+    if scheme.ends_with("ssh") && !user.is_empty() {
+        Some(format!("{scheme}://{user}@{host}{path}"))
+    } else {
+        Some(format!("{scheme}://{host}{path}"))
     }
 }
 
 struct Parser<'a> {
     rest: std::iter::Peekable<std::str::Chars<'a>>,
-    entries: Vec<Entry>,
+    entries: Vec<ConfigEntry>,
 }
 
 impl Parser<'_> {
@@ -184,7 +186,7 @@ impl Parser<'_> {
                     let entry = self.entry();
                     if let (Some((section, subsection)), Some((key, value))) = (&section, entry) {
                         let (section, subsection) = (section.clone(), subsection.clone());
-                        self.entries.push(Entry {
+                        self.entries.push(ConfigEntry {
                             section,
                             subsection,
                             key,
@@ -203,7 +205,8 @@ impl Parser<'_> {
         while self.rest.next().is_some_and(|c| c != '\n') {}
     }
 
-    /// `[name]`, `[name "below"]` or the old `[name.below]`. What is neither hides what follows.
+    /// `[name]`, `[name "below"]` or the old `[name.below]`. Settings below any other line are
+    /// dropped.
     fn section(&mut self) -> Option<(String, Option<String>)> {
         self.rest.next();
         let mut name = String::new();
@@ -267,9 +270,11 @@ impl Parser<'_> {
         }
     }
 
-    /// Quotes, escapes, comments and continued lines, as git's own reader has them.
+    /// A value with quotes, escapes, comments and continued lines, as git parses it.
     fn value(&mut self) -> Option<String> {
-        let (mut value, mut spaces, mut quoted) = (String::new(), String::new(), false);
+        let mut value = String::new();
+        let mut spaces = String::new();
+        let mut quoted = false;
         let mut broken = false;
         loop {
             let c = self.rest.next().unwrap_or('\n');

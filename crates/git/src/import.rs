@@ -1,13 +1,14 @@
-//! What came of the program's commits: which references it has, which of them are new, and how they arrive on the host.
-//! Everything new arrives under `refs/airlock/RUN/` first, and nothing is ever deleted; what moves beyond that, and how, is
-//! in `moves.rs` and `transaction.rs`.
+//! The import of the program's commits: which of its references are new, and how they are placed on
+//! the host. New references are placed under `refs/airlock/RUN/` first, and nothing is ever
+//! deleted. The update of the user's own references is in `ref_updates.rs` and `transaction.rs`.
 //!
-//! Drafts here are not those of `fs`: their names are known before (`draft`, `tmp_airlock_…`, which git's own cleaning knows),
-//! so that a journal can remove what a killed run left, and packs get the modes that git gives them.
+//! Drafts here are not those of the crate `fs`: their names are known before (`draft`, and
+//! `tmp_airlock_…`, which git itself cleans up), so that recovery can remove those of a killed run.
+//! Packs get the modes that git gives them.
 
 use crate::{
     GitError, Head, ObjectFormat, ObjectId, Pack, RefMap, escape, failed,
-    handle::{self, FOLDER},
+    openat::{self, READ_DIR},
     refs,
 };
 use rustix::{
@@ -20,54 +21,54 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-/// References that one import brings.
-pub const MOST_BROUGHT: usize = 10_000;
+/// References of one import.
+pub const MAX_IMPORTED_REFS: usize = 10_000;
 /// Paths below one commit.
-pub const MOST_PATHS: u64 = 500_000;
-/// Folders below each other in a commit.
-pub const DEEPEST_PATH: usize = 256;
-/// Runs of one name that may have brought something.
-const MOST_TRIES: usize = 1000;
-/// In the file by which git leaves a pack alone.
-const KEPT_BY: &[u8] = b"airlock\n";
+pub const MAX_PATHS: u64 = 500_000;
+/// Nested folders of a commit.
+pub const MAX_PATH_DEPTH: usize = 256;
+/// Runs with the same name.
+const MAX_TRIES: usize = 1000;
+/// The content of a `.keep` file, which makes git leave a pack alone.
+const KEEP_TEXT: &[u8] = b"airlock\n";
 
-/// What a sandboxed git says there is. All of it is a stranger's word.
+/// The references that a sandboxed git reports, unchecked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listing {
+pub struct RefListing {
     /// Its references.
     pub refs: RefMap,
     /// Its `HEAD`.
     pub head: Option<Head>,
 }
 
-/// A reference that is to be brought.
+/// A reference that will be imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedRef {
-    /// What the program called it.
+    /// Its name in the program's repository.
     pub name: String,
-    /// What it was on the host when the program began.
+    /// Its object on the host when the program was started.
     pub old: Option<ObjectId>,
-    /// What it is now.
+    /// Its new object.
     pub new: ObjectId,
     /// Its name below `refs/airlock/RUN/`.
     pub below: String,
 }
 
-/// What is to be brought, and what is not.
+/// The plan of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// What is new.
+pub struct ImportPlan {
+    /// New references.
     pub refs: Vec<PlannedRef>,
-    /// Names that are not taken, or whose deletion is not, escaped, with the reason.
+    /// References that are not imported, and deletions, each with an escaped name and the reason.
     pub left: Vec<(String, String)>,
 }
 
-impl Listing {
-    /// Reads `HEAD`, as the file has it, then a line `ID NAME TARGET` for each reference, the target where it is
-    /// symbolic, until an empty line. Gives back what follows.
-    pub fn parse(bytes: &[u8], format: ObjectFormat) -> Result<(Listing, &[u8]), GitError> {
+impl RefListing {
+    /// Parses the text of `HEAD`, then a line `ID NAME TARGET` for each reference, with a target
+    /// for symbolic ones, up to an empty line. Returns the bytes behind it.
+    pub fn parse(bytes: &[u8], format: ObjectFormat) -> Result<(RefListing, &[u8]), GitError> {
         let refused = || GitError::Refused("the list of references cannot be read".to_owned());
-        let mut listing = Listing {
+        let mut listing = RefListing {
             refs: RefMap::default(),
             head: None,
         };
@@ -98,15 +99,15 @@ impl Listing {
                 None => _ = listing.refs.direct.insert(name, id),
                 Some(target) => _ = listing.refs.symbolic.insert(name, target.to_owned()),
             }
-            if listing.refs.direct.len() + listing.refs.symbolic.len() > refs::MOST_REFS {
+            if listing.refs.direct.len() + listing.refs.symbolic.len() > refs::MAX_REFS {
                 return Err(refused());
             }
         }
     }
 
-    /// What is new beside what the host had.
-    pub fn plan(&self, head: &Head, before: &RefMap) -> Result<Plan, GitError> {
-        let mut plan = Plan::default();
+    /// Compares the references with those that the host had.
+    pub fn plan(&self, head: &Head, before: &RefMap) -> Result<ImportPlan, GitError> {
+        let mut plan = ImportPlan::default();
         for (name, id) in &self.refs.direct {
             if before.direct.get(name) == Some(id) {
                 continue;
@@ -120,7 +121,7 @@ impl Listing {
                     continue;
                 }
             };
-            if !refs::is_acceptable(name) {
+            if !refs::is_safe_ref_name(name) {
                 let why = "the name is not taken".to_owned();
                 plan.left.push((escape(name), why));
                 continue;
@@ -149,41 +150,42 @@ impl Listing {
                 below: "HEAD".to_owned(),
             });
         }
-        match plan.refs.len() > MOST_BROUGHT {
-            true => Err(GitError::Refused(format!(
-                "more than {MOST_BROUGHT} references are new"
-            ))),
-            false => Ok(plan),
+        if plan.refs.len() > MAX_IMPORTED_REFS {
+            return Err(GitError::Refused(format!(
+                "more than {MAX_IMPORTED_REFS} references are new"
+            )));
         }
+        Ok(plan)
     }
 }
 
 fn parse_head(line: &str, format: ObjectFormat) -> Option<Head> {
     match line.strip_prefix("ref:") {
         Some(name) => Some(Head::Branch(name.trim().to_owned()))
-            .filter(|head| matches!(head, Head::Branch(name) if refs::is_format(name))),
+            .filter(|head| matches!(head, Head::Branch(name) if refs::is_valid_ref_name(name))),
         None => ObjectId::parse(line.trim_end(), format).map(Head::Detached),
     }
 }
 
-impl Plan {
-    /// Holds each new tip against the pack: branches are commits, and none has more paths than a disk should hold.
+impl ImportPlan {
+    /// Checks each new reference against the pack: branches are commits, and no commit has too many
+    /// paths.
     pub fn check(&self, pack: &Pack) -> Result<(), GitError> {
         for planned in &self.refs {
             let kind = pack.kind(&planned.new);
             let is_branch = !planned.below.starts_with("tags/");
-            if is_branch && kind.is_some_and(|kind| kind != crate::pack::Kind::Commit) {
+            if is_branch && kind.is_some_and(|kind| kind != crate::pack::ObjectKind::Commit) {
                 let name = escape(&planned.name);
                 return Err(GitError::Refused(format!("`{name}` is no commit")));
             }
             let Some(tree) = pack.tree_of(&planned.new) else {
                 continue;
             };
-            let paths = pack.paths(&tree, DEEPEST_PATH)?;
-            if paths > MOST_PATHS {
+            let paths = pack.paths(&tree, MAX_PATH_DEPTH)?;
+            if paths > MAX_PATHS {
                 let name = escape(&planned.name);
                 return Err(GitError::Refused(format!(
-                    "`{name}` has more than {MOST_PATHS} paths"
+                    "`{name}` has more than {MAX_PATHS} paths"
                 )));
             }
         }
@@ -193,27 +195,27 @@ impl Plan {
 
 /// A path that new commits change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change<'a> {
-    /// As the folders have it.
+pub struct ChangedPath<'a> {
+    /// The path.
     pub path: &'a [u8],
-    /// Whether another repository is to lie there from now on: git then looks into it, and obeys it.
+    /// Whether a submodule is added at the path. Git reads and obeys its repository.
     pub is_new_gitlink: bool,
-    /// Where a symbolic link is made or changed, the object that says where it leads, in hexadecimal: what is written
-    /// through it lands elsewhere.
+    /// For a new or changed symbolic link, the object with its target, in hexadecimal. A write
+    /// through the link changes another file.
     pub link: Option<&'a [u8]>,
-    /// The commit of another repository that is to lie there, in hexadecimal.
+    /// For a submodule, its commit in hexadecimal.
     pub gitlink: Option<&'a [u8]>,
 }
 
-/// Reads what `git log --raw -z --no-abbrev --format=` prints.
-pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
+/// Parses the output of `git log --raw -z --no-abbrev --format=`.
+pub fn parse_changes(text: &[u8]) -> Result<Vec<ChangedPath<'_>>, GitError> {
     const GITLINK: &[u8] = b"160000";
     const LINK: &[u8] = b"120000";
     let refused = || GitError::Refused("the list of changed paths cannot be read".to_owned());
     let mut fields = text.split(|byte| *byte == 0).peekable();
     let mut changes = Vec::new();
     while let Some(field) = fields.next() {
-        // Between commits, and at the end.
+        // A separator between commits, or the end.
         let field = field.strip_prefix(b"\n").unwrap_or(field);
         if field.is_empty() {
             continue;
@@ -223,7 +225,7 @@ pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
             return Err(refused());
         };
         let old = old.strip_prefix(b":").ok_or_else(refused)?;
-        changes.push(Change {
+        changes.push(ChangedPath {
             path,
             is_new_gitlink: *new == GITLINK && old != GITLINK,
             link: (*new == LINK).then_some(*id),
@@ -233,65 +235,66 @@ pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
     Ok(changes)
 }
 
-/// What was put into a repository of the host's.
+/// References that were placed in the host's repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placed {
+pub struct ImportedRefs {
     /// The name of the run below `refs/airlock/`.
     pub run: String,
     /// The full name of each reference.
     pub refs: Vec<String>,
 }
 
-/// Puts a checked and verified pack into a repository of the host's. From then on a file keeps `git gc` from it, until
-/// [`let_go`].
+/// Places a checked and verified pack in the host's repository. A `.keep` file protects it from
+/// `git gc` until [`release_pack`].
 pub fn place_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8]) -> Result<(), GitError> {
     if pack.is_empty() {
         return Ok(());
     }
-    let modes = Modes::of(common).map_err(failed("look at .git"))?;
+    let modes = FileModes::of(common).map_err(failed("look at .git"))?;
     put_pack(common, pack, bytes, modes).map_err(failed("place the pack"))
 }
 
-/// References keep the pack from now on; without them `git gc` may take it. Nothing is done for one that another keeps.
-pub fn let_go(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
-    let let_go = || -> io::Result<()> {
-        let folder = handle::open(common, "objects/pack", FOLDER)?;
+/// Removes the `.keep` file of a pack: from now on references protect it from `git gc`. The `.keep`
+/// file of another program stays.
+pub fn release_pack(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
+    let release_pack = || -> io::Result<()> {
+        let folder = openat::open(common, "objects/pack", READ_DIR)?;
         let keep = format!("{pack}.keep");
-        match handle::read(&folder, &keep, KEPT_BY.len() as u64)? {
-            Some(text) if text == KEPT_BY => {
+        match openat::read(&folder, &keep, KEEP_TEXT.len() as u64)? {
+            Some(text) if text == KEEP_TEXT => {
                 Ok(rustix::fs::unlinkat(&folder, &keep, AtFlags::empty())?)
             }
             _ => Ok(()),
         }
     };
-    match let_go() {
+    match release_pack() {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done.map_err(failed("let go of the pack")),
     }
 }
 
-/// Puts references below `refs/airlock/RUN/`. Each is written as `draft` first.
+/// Places references under `refs/airlock/RUN/`. Each is written to `draft` and renamed.
 pub fn place_refs(
     common: BorrowedFd<'_>,
     run: &str,
     refs: &[(String, ObjectId)],
     known: &RefMap,
     draft: &str,
-) -> Result<Placed, GitError> {
+) -> Result<ImportedRefs, GitError> {
     if refs.is_empty() {
-        return Ok(Placed::default());
+        return Ok(ImportedRefs::default());
     }
-    let modes = Modes::of(common).map_err(failed("look at .git"))?;
+    let modes = FileModes::of(common).map_err(failed("look at .git"))?;
     put_refs(common, run, refs, (known, draft), modes).map_err(failed("place the references"))
 }
 
-/// As those of the git folder itself: a repository that is shared stays so.
+/// File modes derived from the git folder's own mode, so that a shared repository stays shared.
 #[derive(Clone, Copy)]
-pub(crate) struct Modes(u32);
+pub(crate) struct FileModes(u32);
 
-impl Modes {
-    pub(crate) fn of(folder: BorrowedFd<'_>) -> io::Result<Modes> {
-        Ok(Modes(rustix::fs::fstat(folder)?.st_mode & 0o777))
+impl FileModes {
+    pub(crate) fn of(folder: BorrowedFd<'_>) -> io::Result<FileModes> {
+        Ok(FileModes(rustix::fs::fstat(folder)?.st_mode & 0o777))
     }
 
     pub(crate) fn folder(self) -> Mode {
@@ -309,18 +312,18 @@ impl Modes {
 
 pub(crate) fn write_new(folder: impl AsFd, name: &str, bytes: &[u8], mode: Mode) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-    let mut file = File::from(handle::open(folder, name, flags)?);
+    let mut file = File::from(openat::open(folder, name, flags)?);
     file.write_all(bytes)?;
     rustix::fs::fchmod(&file, mode)?;
     file.sync_all()
 }
 
-/// The pack under its name, the index last: without it git does not look at the pack.
-fn put_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8], modes: Modes) -> io::Result<()> {
-    let objects = handle::open(common, "objects", FOLDER)?;
-    let folder = handle::make_folder(&objects, "pack".as_ref(), modes.folder())?;
+/// Renames the pack to its name, then the index: git ignores a pack without one.
+fn put_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8], modes: FileModes) -> io::Result<()> {
+    let objects = openat::open(common, "objects", READ_DIR)?;
+    let folder = openat::make_folder(&objects, "pack".as_ref(), modes.folder())?;
     let name = pack.name();
-    if handle::open(&folder, format!("{name}.idx"), OFlags::PATH).is_ok() {
+    if openat::open(&folder, format!("{name}.idx"), OFlags::PATH).is_ok() {
         return Ok(());
     }
     let [keep, data, index] = ["keep", "pack", "idx"].map(|end| format!("{name}.{end}"));
@@ -329,7 +332,7 @@ fn put_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8], modes: Modes) -> 
         format!("tmp_airlock_{name}_idx"),
     ];
     let put = || {
-        write_new(&folder, &keep, KEPT_BY, modes.fixed())?;
+        write_new(&folder, &keep, KEEP_TEXT, modes.fixed())?;
         write_new(&folder, &drafts[0], bytes, modes.fixed())?;
         write_new(&folder, &drafts[1], &pack.index(), modes.fixed())?;
         rustix::fs::renameat(&folder, &drafts[0], &folder, &data)?;
@@ -338,17 +341,18 @@ fn put_pack(common: BorrowedFd<'_>, pack: &Pack, bytes: &[u8], modes: Modes) -> 
     };
     put().inspect_err(|_| {
         for name in [&keep, &drafts[0], &drafts[1], &data] {
-            // What was not made is not there.
+            // A file that was not created cannot be removed.
             _ = rustix::fs::unlinkat(&folder, name, AtFlags::empty());
         }
     })
 }
 
-/// What of a pack a killed run may have left half made. What is whole stays: nothing leads to it, so that git takes it.
+/// Removes the incomplete pack of a killed run. A complete pack stays: without references, `git gc`
+/// removes it.
 pub fn clear_pack(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
-    if let Ok(folder) = handle::open(common, "objects/pack", FOLDER) {
+    if let Ok(folder) = openat::open(common, "objects/pack", READ_DIR) {
         let drafts = ["pack", "idx"].map(|end| format!("tmp_airlock_{pack}_{end}"));
-        let has_index = handle::open(&folder, format!("{pack}.idx"), OFlags::PATH).is_ok();
+        let has_index = openat::open(&folder, format!("{pack}.idx"), OFlags::PATH).is_ok();
         let half = (!has_index).then(|| format!("{pack}.pack"));
         for name in drafts.into_iter().chain(half) {
             match rustix::fs::unlinkat(&folder, &name, AtFlags::empty()) {
@@ -357,19 +361,19 @@ pub fn clear_pack(common: BorrowedFd<'_>, pack: &str) -> Result<(), GitError> {
             }
         }
     }
-    let_go(common, pack)
+    release_pack(common, pack)
 }
 
-/// The folder of a run is new, so that no reference is overwritten.
+/// Places references in a new folder of the run, so that none is overwritten.
 fn put_refs(
     common: BorrowedFd<'_>,
     run: &str,
     all: &[(String, ObjectId)],
     (known, draft): (&RefMap, &str),
-    modes: Modes,
-) -> io::Result<Placed> {
-    let refs = handle::open(common, "refs", FOLDER)?;
-    let ours = handle::make_folder(&refs, "airlock".as_ref(), modes.folder())?;
+    modes: FileModes,
+) -> io::Result<ImportedRefs> {
+    let refs = openat::open(common, "refs", READ_DIR)?;
+    let ours = openat::make_folder(&refs, "airlock".as_ref(), modes.folder())?;
     let (run, top) = make_run_folder(&ours, run, known, modes)?;
     let mut placed = Vec::new();
     for (below, id) in all {
@@ -377,26 +381,26 @@ fn put_refs(
         let mut parts: Vec<_> = below.split('/').collect();
         let last = parts.pop().unwrap_or_default();
         for part in parts {
-            folder = handle::make_folder(&folder, part.as_ref(), modes.folder())?;
+            folder = openat::make_folder(&folder, part.as_ref(), modes.folder())?;
         }
         let text = format!("{id}\n");
         let put = write_new(common, draft, text.as_bytes(), modes.file())
             .and_then(|()| Ok(rustix::fs::renameat(common, draft, &folder, last)?));
         put.inspect_err(|_| {
-            // What was not made is not there.
+            // A file that was not created cannot be removed.
             _ = rustix::fs::unlinkat(common, draft, AtFlags::empty());
         })?;
         rustix::fs::fsync(&folder)?;
         placed.push(format!("refs/airlock/{run}/{below}"));
     }
-    Ok(Placed { run, refs: placed })
+    Ok(ImportedRefs { run, refs: placed })
 }
 
 fn make_run_folder(
     ours: &OwnedFd,
     run: &str,
     known: &RefMap,
-    modes: Modes,
+    modes: FileModes,
 ) -> io::Result<(String, OwnedFd)> {
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() || c == '-' {
@@ -406,7 +410,7 @@ fn make_run_folder(
         }
     };
     let run: String = run.chars().map(plain).collect();
-    for turn in 1..=MOST_TRIES {
+    for turn in 1..=MAX_TRIES {
         let name = match turn {
             1 => run.clone(),
             turn => format!("{run}-{turn}"),
@@ -417,7 +421,7 @@ fn make_run_folder(
         }
         match rustix::fs::mkdirat(ours, name.as_str(), modes.folder()) {
             Ok(()) => {
-                let folder = handle::open(ours, &name, FOLDER)?;
+                let folder = openat::open(ours, &name, READ_DIR)?;
                 rustix::fs::fchmod(&folder, modes.folder())?;
                 return Ok((name, folder));
             }
@@ -428,7 +432,7 @@ fn make_run_folder(
     Err(Errno::EXIST.into())
 }
 
-/// Whether nothing that could be brought is new.
+/// Whether there is nothing new to import.
 pub fn is_same(head: &Head, before: &RefMap, now_head: &Head, now: &RefMap) -> bool {
     let moved = matches!(now_head, Head::Detached(_)) && head != now_head;
     let known = |(name, id): (&String, &ObjectId)| before.direct.get(name) == Some(id);

@@ -19,9 +19,9 @@ fn before() -> RefMap {
     }
 }
 
-fn plan(lines: &str) -> Plan {
+fn plan(lines: &str) -> ImportPlan {
     let text = format!("ref: refs/heads/main\n{lines}\nPACK");
-    let (listing, rest) = Listing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
+    let (listing, rest) = RefListing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
     assert_eq!(rest, b"PACK");
     listing
         .plan(&Head::Branch("refs/heads/main".to_owned()), &before())
@@ -51,7 +51,7 @@ fn absence_means_nothing() {
 #[test]
 fn a_detached_head_arrives_under_its_name() {
     let text = format!("{NEW}\n\n");
-    let (listing, _) = Listing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
+    let (listing, _) = RefListing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
     let planned = listing.plan(&Head::Branch("refs/heads/main".to_owned()), &before());
     assert_eq!(planned.unwrap().refs[0].below, "HEAD");
 }
@@ -66,7 +66,7 @@ fn a_list_that_does_not_end_is_refused() {
         "\n\u{0}\n",
     ] {
         assert!(
-            Listing::parse(text.as_bytes(), ObjectFormat::Sha1).is_err(),
+            RefListing::parse(text.as_bytes(), ObjectFormat::Sha1).is_err(),
             "{text:?}"
         );
     }

@@ -1,40 +1,40 @@
-//! A repository's index, of versions 2 to 4: which names are in it, what a program can read from the objects; and the check of
-//! one that a sandboxed git made, before it becomes the host's.
+//! The index of a repository, versions 2 to 4: the tracked paths, and the check of an index that a
+//! sandboxed git has written, before it becomes the host's.
 
 use crate::{GitError, ObjectFormat, pack::hash, snapshot::GitFolders};
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 use std::{io, path::PathBuf};
 
 /// Bytes of an index.
-const MAX_INDEX: u64 = 256 << 20;
+const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Bytes of one path.
-const MAX_PATH: usize = 4096;
-/// Of an entry before the name of its object.
+const MAX_PATH_BYTES: usize = 4096;
+/// Bytes of an entry before the name of its object.
 const STAT_BYTES: usize = 40;
-/// That more flags follow.
-const EXTENDED: u16 = 0x4000;
-/// Which side of a merge an entry is of; none if it is not unmerged.
-const STAGE: u16 = 0x3000;
-/// Where the kind of an entry is, and which there are: files, links, other repositories, and folders outside of a sparse
-/// checkout.
+/// The flag that says that more flags follow.
+const EXTENDED_FLAG: u16 = 0x4000;
+/// The side of a merge; zero for an entry that is merged.
+const STAGE_FLAGS: u16 = 0x3000;
+/// The offset of an entry's mode, and the known modes: files, links, submodules, and folders
+/// outside a sparse checkout.
 const MODE_AT: usize = 24;
 const MODES: [u32; 5] = [0o100644, 0o100755, 0o120000, 0o160000, SPARSE_FOLDER];
 const SPARSE_FOLDER: u32 = 0o040000;
-/// What git's watcher of files knows, which is not true of files that were applied meanwhile; and what says where such
-/// parts begin.
-const DROPPED: [&[u8]; 3] = [b"FSMN", b"EOIE", b"IEOT"];
+/// Extensions that are dropped: the file system monitor's state, which does not hold for files that
+/// were applied meanwhile, and the two tables of offsets.
+const DROPPED_EXTENSIONS: [&[u8]; 3] = [b"FSMN", b"EOIE", b"IEOT"];
 
-/// The paths in the index that are wanted. Those of a part that lies in another file are not among them.
-pub fn tracked(
+/// The tracked paths that `wanted` selects. Entries of a shared index file are left out.
+pub fn tracked_paths(
     folders: &GitFolders,
     format: ObjectFormat,
     wanted: impl Fn(&[u8]) -> bool,
 ) -> io::Result<Vec<PathBuf>> {
-    let Some(bytes) = crate::handle::read(&folders.git, "index", MAX_INDEX)? else {
+    let Some(bytes) = crate::openat::read(&folders.git, "index", MAX_INDEX_BYTES)? else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    let keep = |entry: Entry<'_>| {
+    let keep = |entry: IndexEntry<'_>| {
         if wanted(entry.path) {
             found.push(PathBuf::from(OsString::from_vec(entry.path.to_owned())));
         }
@@ -48,14 +48,14 @@ pub fn tracked(
 }
 
 /// One entry.
-struct Entry<'a> {
+struct IndexEntry<'a> {
     path: &'a [u8],
     mode: u32,
     is_unmerged: bool,
 }
 
-/// Reads all entries; gives back what follows them.
-fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(Entry<'_>)) -> Option<&[u8]> {
+/// Reads all entries, and returns the bytes behind them.
+fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(IndexEntry<'_>)) -> Option<&[u8]> {
     let rest = bytes.strip_prefix(b"DIRC")?;
     let version = number(rest)?;
     let count = number(rest.get(4..)?)?;
@@ -68,7 +68,7 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(Entry<'_>)) -> 
         let fixed = STAT_BYTES + format.id_bytes();
         let flags = rest.get(fixed..fixed + 2)?;
         let flags = u16::from_be_bytes([flags[0], flags[1]]);
-        let mut at = fixed + if flags & EXTENDED != 0 { 4 } else { 2 };
+        let mut at = fixed + if flags & EXTENDED_FLAG != 0 { 4 } else { 2 };
         if version == 4 {
             let (dropped, length) = varint(rest.get(at..)?)?;
             at += length;
@@ -77,19 +77,22 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(Entry<'_>)) -> 
             path.clear();
         }
         let name = rest.get(at..)?;
-        let end = name.iter().take(MAX_PATH).position(|byte| *byte == 0)?;
+        let end = name
+            .iter()
+            .take(MAX_PATH_BYTES)
+            .position(|byte| *byte == 0)?;
         path.extend_from_slice(&name[..end]);
-        if path.len() > MAX_PATH {
+        if path.len() > MAX_PATH_BYTES {
             return None;
         }
-        keep(Entry {
+        keep(IndexEntry {
             path: &path,
             mode: number(&rest[MODE_AT..])?,
-            is_unmerged: flags & STAGE != 0,
+            is_unmerged: flags & STAGE_FLAGS != 0,
         });
         let length = match version {
             4 => at + end + 1,
-            // With one to eight zeros a multiple of eight.
+            // One to eight zeros pad an entry to a multiple of eight.
             _ => (at + end) / 8 * 8 + 8,
         };
         rest = rest.get(length..)?;
@@ -97,15 +100,16 @@ fn read(bytes: &[u8], format: ObjectFormat, mut keep: impl FnMut(Entry<'_>)) -> 
     Some(rest)
 }
 
-/// Whether conflicts are left in an index; none if it cannot be read.
+/// Whether an index has unresolved conflicts; none if it cannot be read.
 pub(crate) fn has_conflicts(bytes: &[u8], format: ObjectFormat) -> Option<bool> {
     let mut found = false;
     read(bytes, format, |entry| found |= entry.is_unmerged)?;
     Some(found)
 }
 
-/// An index from a sandboxed git, as the host may have it: whole, nothing unmerged, every path one that lies in the
-/// worktree and not in a git folder. What does not hold any more is left out.
+/// Checks an index from a sandboxed git: it must be complete, without unmerged entries, and each
+/// path must lie in the worktree and outside git folders. Extensions that do not hold on the host
+/// are dropped from the result.
 pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
     let refused = |why: &str| GitError::Refused(format!("the new index is refused: {why}"));
     let end = bytes.len().checked_sub(format.id_bytes());
@@ -115,7 +119,7 @@ pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
         return Err(refused("its checksum is wrong"));
     }
     let mut bad = None;
-    let judge = |entry: Entry<'_>| {
+    let check_entry = |entry: IndexEntry<'_>| {
         let path = match entry.mode {
             SPARSE_FOLDER => entry.path.strip_suffix(b"/").unwrap_or(entry.path),
             _ => entry.path,
@@ -128,11 +132,12 @@ pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
             bad = Some("a path leads out of the worktree");
         }
     };
-    let rest = read(body, format, judge).ok_or_else(|| refused("it cannot be read"))?;
+    let rest = read(body, format, check_entry).ok_or_else(|| refused("it cannot be read"))?;
     if let Some(why) = bad {
         return Err(refused(why));
     }
-    let (mut checked, mut rest) = (body[..body.len() - rest.len()].to_vec(), rest);
+    let mut checked = body[..body.len() - rest.len()].to_vec();
+    let mut rest = rest;
     while !rest.is_empty() {
         let size = rest.get(4..).and_then(number).map(|size| size as usize + 8);
         let part = size.and_then(|size| rest.split_at_checked(size));
@@ -140,7 +145,7 @@ pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
         if part.starts_with(b"link") {
             return Err(refused("it needs another file"));
         }
-        if !DROPPED.iter().any(|name| part.starts_with(name)) {
+        if !DROPPED_EXTENSIONS.iter().any(|name| part.starts_with(name)) {
             checked.extend_from_slice(part);
         }
         rest = after;
@@ -150,7 +155,7 @@ pub fn check(bytes: &[u8], format: ObjectFormat) -> Result<Vec<u8>, GitError> {
     Ok(checked)
 }
 
-/// One part of a path.
+/// Whether a part of a path leads neither out of the worktree nor into a git folder.
 fn is_plain(part: &[u8]) -> bool {
     !part.is_empty() && part != b"." && part != b".." && !part.eq_ignore_ascii_case(b".git")
 }
@@ -159,7 +164,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?))
 }
 
-/// As git writes how much of the path before is dropped, and in how many bytes.
+/// The number of bytes that are dropped from the previous path, and the length of that number.
 fn varint(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut value = 0_usize;
     for (place, byte) in bytes.iter().take(5).enumerate() {

@@ -1,49 +1,50 @@
-//! Git's formats, for repositories that a hostile program works on. Nothing here runs git.
+//! Git's file formats, for repositories in which a hostile program commits. Nothing here runs git.
 //!
 //! ```text
 //! host's .git ── Snapshot::read ─▶ a git folder of ours ─▶ the program commits there
 //!                                                          │
 //! host's .git ◀── place ── plan ◀── Pack::check ◀── pack and listing of a sandboxed git
 //!      ▲
-//!      └── Transaction (index, references, HEAD) ◀── what `moves` lets move
+//!      └── Transaction (index, references, HEAD) ◀── what `ref_updates` allows
 //! ```
 //!
-//! Files are opened by handle, through no symbolic link (`handle.rs`); every length is bounded.
+//! Files are opened by handle, through no symbolic link (`openat.rs`); every length is bounded.
 
 pub mod config;
-mod handle;
-mod host;
+pub mod config_references;
+mod host_state;
 pub mod import;
 mod index;
-pub mod moves;
-pub mod named;
+mod openat;
 pub mod pack;
+pub mod ref_updates;
 pub mod refs;
 pub mod snapshot;
 pub mod transaction;
 
 pub use config::Config;
-pub use host::HostState;
-pub use import::{Listing, Plan, PlannedRef};
-pub use index::{check as check_index, tracked};
-pub use pack::{Bounds, Pack};
+pub use host_state::HostState;
+pub use import::{ImportPlan, PlannedRef, RefListing};
+pub use index::{check as check_index, tracked_paths};
+pub use pack::{Pack, PackLimits};
 pub use refs::{Head, RefMap};
 pub use snapshot::{GitFolders, ObjectFolder, Snapshot};
 pub use transaction::Transaction;
 
 use std::{fmt, io};
 
-/// Which hash names the objects of a repository.
+/// The hash that names the objects of a repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum ObjectFormat {
+    /// SHA-1.
     #[default]
     Sha1,
+    /// SHA-256.
     Sha256,
 }
 
 impl ObjectFormat {
-    /// Bytes of a name.
+    /// Bytes of an object's name.
     pub const fn id_bytes(self) -> usize {
         match self {
             ObjectFormat::Sha1 => 20,
@@ -51,7 +52,7 @@ impl ObjectFormat {
         }
     }
 
-    /// As `extensions.objectFormat` has it.
+    /// The value of `extensions.objectFormat`.
     pub const fn name(self) -> &'static str {
         match self {
             ObjectFormat::Sha1 => "sha1",
@@ -69,7 +70,7 @@ impl ObjectId {
         ObjectId(bytes.into())
     }
 
-    /// Reads its hexadecimal form, in lower case as git writes it.
+    /// Parses hexadecimal digits in lower case, as git writes them.
     pub fn parse(text: &str, format: ObjectFormat) -> Option<ObjectId> {
         let digit = |byte: u8| match byte {
             b'0'..=b'9' => Some(byte - b'0'),
@@ -84,7 +85,7 @@ impl ObjectId {
         let read: Option<Vec<u8>> = pairs
             .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
             .collect();
-        // All zeros is what git writes for "none".
+        // Git writes zeros for "none".
         read.filter(|read| read.iter().any(|byte| *byte != 0))
             .map(|read| ObjectId(read.into()))
     }
@@ -107,39 +108,42 @@ impl fmt::Debug for ObjectId {
     }
 }
 
-/// Why a repository is not read, or what was made in it not taken.
+/// Why a repository cannot be read, or its changes are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
-    /// A kind of repository that is not handled.
+    /// The repository uses a feature that is not supported.
     #[error("{0}")]
     Unsupported(String),
     /// A file could not be read or written.
     #[error("cannot {what}")]
     Io {
-        /// What was tried.
+        /// The attempt.
         what: String,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// What came out of a sandbox is not taken.
+    /// Data from a sandbox is refused.
     #[error("{0}")]
     Refused(String),
 }
 
+/// Turns an I/O error into one that names the attempt.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> GitError {
     let what = what.into();
     move |source| GitError::Io { what, source }
 }
 
-/// Names and messages of strangers, for a terminal or a log: no controls, no direction marks.
+/// Escapes untrusted names and messages for a terminal or a log: control characters, direction
+/// marks.
 pub fn escape(text: &str) -> String {
     let plain = |c: char| c == ' ' || c.is_alphanumeric() || c.is_ascii_graphic();
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match plain(c) {
-            true => shown.push(c),
-            false => shown.extend(c.escape_unicode()),
+        if plain(c) {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_unicode());
         }
     }
     shown

@@ -1,16 +1,17 @@
-//! A pack of whole objects, checked byte by byte, and its index written from what was found: an index that somebody else
-//! made could give the name of an object of the host's to other bytes.
+//! Checks a pack of whole objects byte by byte and writes its index. The index of the program is
+//! not used: it could give the name of an object on the host to other bytes.
 //!
-//! Deltas are refused. A few kilobytes of them can stand for gigabytes, and the sandboxed git is told to write none.
+//! Deltas are refused. A few kilobytes of them can expand to gigabytes, and the sandboxed git is
+//! told to write none.
 
 use crate::{GitError, ObjectFormat, ObjectId};
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 use sha1::Digest as _;
 use std::collections::HashMap;
 
-/// How much a pack may hold.
+/// Limits of a pack.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct PackLimits {
     /// Objects.
     pub objects: u32,
     /// Bytes of all objects, inflated.
@@ -21,13 +22,13 @@ pub struct Bounds {
     pub tree: u64,
     /// Bytes of a commit or a tag.
     pub commit: u64,
-    /// Bytes of all folders, which are kept for counting.
+    /// Bytes of all folders, commits and tags, which are kept in memory.
     pub trees: u64,
 }
 
-impl Bounds {
+impl PackLimits {
     /// Enough for a day's work, little enough for a desktop's memory.
-    pub const DEFAULT: Bounds = Bounds {
+    pub const DEFAULT: PackLimits = PackLimits {
         objects: 1_000_000,
         total: 1 << 30,
         blob: 512 << 20,
@@ -37,31 +38,34 @@ impl Bounds {
     };
 }
 
-/// What kind of object it is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are git's")]
-pub enum Kind {
+pub enum ObjectKind {
+    /// A commit.
     Commit,
+    /// A folder.
     Tree,
+    /// A file.
     Blob,
+    /// An annotated tag.
     Tag,
 }
 
-impl Kind {
+impl ObjectKind {
     const fn name(self) -> &'static str {
         match self {
-            Kind::Commit => "commit",
-            Kind::Tree => "tree",
-            Kind::Blob => "blob",
-            Kind::Tag => "tag",
+            ObjectKind::Commit => "commit",
+            ObjectKind::Tree => "tree",
+            ObjectKind::Blob => "blob",
+            ObjectKind::Tag => "tag",
         }
     }
 
-    const fn bound(self, bounds: &Bounds) -> u64 {
+    const fn limit(self, bounds: &PackLimits) -> u64 {
         match self {
-            Kind::Commit | Kind::Tag => bounds.commit,
-            Kind::Tree => bounds.tree,
-            Kind::Blob => bounds.blob,
+            ObjectKind::Commit | ObjectKind::Tag => bounds.commit,
+            ObjectKind::Tree => bounds.tree,
+            ObjectKind::Blob => bounds.blob,
         }
     }
 }
@@ -69,17 +73,17 @@ impl Kind {
 /// One object of a checked pack.
 #[derive(Debug)]
 struct Object {
-    kind: Kind,
+    kind: ObjectKind,
     offset: u64,
     crc: u32,
-    /// Of a folder, a commit and a tag.
+    /// The content of a folder, a commit or a tag; empty for a file.
     content: Vec<u8>,
 }
 
 /// One entry of a folder.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeEntry<'a> {
-    /// As git writes it, in octal.
+    /// Its mode in octal, as git writes it.
     pub mode: &'a [u8],
     /// One part of a path.
     pub name: &'a [u8],
@@ -141,8 +145,12 @@ fn refused(why: impl Into<String>) -> GitError {
 }
 
 impl Pack {
-    /// Reads all of it; nothing may be left over.
-    pub fn check(bytes: &[u8], format: ObjectFormat, bounds: &Bounds) -> Result<Pack, GitError> {
+    /// Checks all objects and the checksum. Nothing may follow the objects.
+    pub fn check(
+        bytes: &[u8],
+        format: ObjectFormat,
+        bounds: &PackLimits,
+    ) -> Result<Pack, GitError> {
         let end = bytes
             .len()
             .checked_sub(format.id_bytes())
@@ -177,14 +185,14 @@ impl Pack {
                 return Err(refused("an object is in it twice"));
             }
         }
-        match reader.at == body.len() {
-            true => Ok(Pack {
-                format,
-                objects,
-                checksum,
-            }),
-            false => Err(refused("something follows its objects")),
+        if reader.at != body.len() {
+            return Err(refused("something follows its objects"));
         }
+        Ok(Pack {
+            format,
+            objects,
+            checksum,
+        })
     }
 
     /// How many objects it has.
@@ -197,13 +205,13 @@ impl Pack {
         self.objects.is_empty()
     }
 
-    /// What its files are called, without their ending.
+    /// The name of its files, without their ending.
     pub fn name(&self) -> String {
         format!("pack-{}", self.checksum)
     }
 
     /// The kind of an object that is in it.
-    pub fn kind(&self, id: &ObjectId) -> Option<Kind> {
+    pub fn kind(&self, id: &ObjectId) -> Option<ObjectKind> {
         self.objects.get(id).map(|object| object.kind)
     }
 
@@ -228,7 +236,7 @@ impl Pack {
         sorted
             .iter()
             .for_each(|(_, object)| index.extend(object.crc.to_be_bytes()));
-        // A pack in memory is shorter than what needs the table of long offsets.
+        // A pack in memory is too short to need the table of long offsets.
         sorted
             .iter()
             .for_each(|(_, object)| index.extend((object.offset as u32).to_be_bytes()));
@@ -246,12 +254,14 @@ impl Pack {
             let line = object.content.split(|byte| *byte == b'\n').next()?;
             let text = std::str::from_utf8(line).ok()?;
             match object.kind {
-                Kind::Commit => {
+                ObjectKind::Commit => {
                     return ObjectId::parse(text.strip_prefix("tree ")?, self.format);
                 }
-                Kind::Tag => id = ObjectId::parse(text.strip_prefix("object ")?, self.format)?,
-                Kind::Tree => return Some(id),
-                Kind::Blob => return None,
+                ObjectKind::Tag => {
+                    id = ObjectId::parse(text.strip_prefix("object ")?, self.format)?
+                }
+                ObjectKind::Tree => return Some(id),
+                ObjectKind::Blob => return None,
             }
         }
         None
@@ -262,7 +272,7 @@ impl Pack {
         let object = self
             .objects
             .get(id)
-            .filter(|object| object.kind == Kind::Tree)?;
+            .filter(|object| object.kind == ObjectKind::Tree)?;
         let (mut rest, mut entries) = (object.content.as_slice(), Vec::new());
         while !rest.is_empty() {
             let space = rest.iter().position(|byte| *byte == b' ')?;
@@ -276,8 +286,8 @@ impl Pack {
         Some(entries)
     }
 
-    /// How many paths lie below a folder, as far as the pack has it: few folders can name each other so often that
-    /// writing them all down would fill any disk.
+    /// The number of paths below a folder, as far as the pack has them. Few folders can contain
+    /// each other so often that checking them out would fill any disk.
     pub fn paths(&self, tree: &ObjectId, deepest: usize) -> Result<u64, GitError> {
         self.count_paths(tree, deepest, &mut HashMap::new())
     }
@@ -302,9 +312,10 @@ impl Pack {
             .ok_or_else(|| refused("a folder in it cannot be read"))?;
         let mut count = 0u64;
         for entry in entries {
-            let more = match entry.is_tree() {
-                true => self.count_paths(&ObjectId::of_bytes(entry.id), below, known)?,
-                false => 1,
+            let more = if entry.is_tree() {
+                self.count_paths(&ObjectId::of_bytes(entry.id), below, known)?
+            } else {
+                1
             };
             count = count.saturating_add(more);
         }
@@ -317,7 +328,7 @@ struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     format: ObjectFormat,
-    bounds: &'a Bounds,
+    bounds: &'a PackLimits,
     total: u64,
     trees: u64,
 }
@@ -332,14 +343,14 @@ impl Reader<'_> {
         Ok(byte)
     }
 
-    /// The kind, and the size that it says to have.
-    fn header(&mut self) -> Result<(Kind, u64), GitError> {
+    /// The type and the declared size of an object.
+    fn header(&mut self) -> Result<(ObjectKind, u64), GitError> {
         let first = self.byte()?;
         let kind = match first >> 4 & 7 {
-            1 => Kind::Commit,
-            2 => Kind::Tree,
-            3 => Kind::Blob,
-            4 => Kind::Tag,
+            1 => ObjectKind::Commit,
+            2 => ObjectKind::Tree,
+            3 => ObjectKind::Blob,
+            4 => ObjectKind::Tag,
             6 | 7 => return Err(refused("it has a delta")),
             _ => return Err(refused("it has an object of no known kind")),
         };
@@ -360,10 +371,10 @@ impl Reader<'_> {
         let begin = self.at;
         let (kind, size) = self.header()?;
         self.total = self.total.saturating_add(size);
-        if size > kind.bound(self.bounds) || self.total > self.bounds.total {
+        if size > kind.limit(self.bounds) || self.total > self.bounds.total {
             return Err(refused(format!("a {} in it is too large", kind.name())));
         }
-        let kept = kind != Kind::Blob;
+        let kept = kind != ObjectKind::Blob;
         if kept {
             self.trees += size;
             if self.trees > self.bounds.trees {
@@ -384,7 +395,7 @@ impl Reader<'_> {
         Ok((hasher.finish(), object))
     }
 
-    /// Inflates exactly `size` bytes; one more is a lie.
+    /// Inflates an object, whose size must be exactly `size`.
     fn inflate(&mut self, size: u64, keep: bool, hasher: &mut Hasher) -> Result<Vec<u8>, GitError> {
         let mut stream = Decompress::new(true);
         let (mut buffer, mut kept) = (vec![0; 64 << 10], Vec::new());
@@ -411,10 +422,10 @@ impl Reader<'_> {
                 Status::Ok | Status::BufError => {}
             }
         }
-        match stream.total_out() == size {
-            true => Ok(kept),
-            false => Err(refused("an object in it is smaller than it says")),
+        if stream.total_out() != size {
+            return Err(refused("an object in it is smaller than it says"));
         }
+        Ok(kept)
     }
 }
 

@@ -68,7 +68,7 @@ fn the_index_is_the_one_that_git_writes() {
     ] {
         let folder = repository(name, name);
         let bytes = git(&folder, &WHOLE, b"HEAD\nt\n");
-        let pack = Pack::check(&bytes, format, &Bounds::DEFAULT).unwrap();
+        let pack = Pack::check(&bytes, format, &PackLimits::DEFAULT).unwrap();
         fs::write(folder.join("p.pack"), &bytes).unwrap();
         git(&folder, &["index-pack", "-o", "p.idx", "p.pack"], b"");
         assert_eq!(
@@ -80,7 +80,7 @@ fn the_index_is_the_one_that_git_writes() {
         let tree = pack
             .tree_of(&ObjectId::parse(id.trim(), format).unwrap())
             .unwrap();
-        assert_eq!(pack.paths(&tree, import::DEEPEST_PATH).unwrap(), 2);
+        assert_eq!(pack.paths(&tree, import::MAX_PATH_DEPTH).unwrap(), 2);
         fs::remove_dir_all(folder).unwrap();
     }
 }
@@ -141,14 +141,14 @@ fn sealed(mut pack: Vec<u8>) -> Vec<u8> {
 }
 
 fn refuses(bytes: &[u8], why: &str) {
-    let told = Pack::check(bytes, ObjectFormat::Sha1, &Bounds::DEFAULT).unwrap_err();
+    let told = Pack::check(bytes, ObjectFormat::Sha1, &PackLimits::DEFAULT).unwrap_err();
     assert!(told.to_string().contains(why), "{told}");
 }
 
 #[test]
 fn lies_are_refused() {
     let whole = made(&[(3, 5, b"hello")]);
-    Pack::check(&whole, ObjectFormat::Sha1, &Bounds::DEFAULT).unwrap();
+    Pack::check(&whole, ObjectFormat::Sha1, &PackLimits::DEFAULT).unwrap();
     refuses(&made(&[(3, 4, b"hello")]), "larger than it says");
     refuses(&made(&[(3, 6, b"hello")]), "smaller than it says");
     refuses(&made(&[(3, 5, b"hello"), (3, 5, b"hello")]), "twice");
@@ -177,9 +177,9 @@ fn a_bomb_of_zeros_is_refused_before_it_is_inflated() {
     let zeros = vec![0; 1 << 20];
     // Says little, is much.
     refuses(&made(&[(3, 10, &zeros)]), "larger than it says");
-    let bounds = Bounds {
+    let bounds = PackLimits {
         total: 1 << 19,
-        ..Bounds::DEFAULT
+        ..PackLimits::DEFAULT
     };
     let told = Pack::check(&made(&[(3, 1 << 20, &zeros)]), ObjectFormat::Sha1, &bounds);
     assert!(told.unwrap_err().to_string().contains("too large"));
@@ -203,10 +203,10 @@ fn the_paths_of_a_tree_bomb_are_counted_without_walking_them() {
         .iter()
         .map(|tree| (2u8, tree.len() as u64, tree.as_slice()))
         .collect();
-    let pack = Pack::check(&made(&objects), ObjectFormat::Sha1, &Bounds::DEFAULT).unwrap();
+    let pack = Pack::check(&made(&objects), ObjectFormat::Sha1, &PackLimits::DEFAULT).unwrap();
     let top = ObjectId::of_bytes(&below);
     assert_eq!(
-        pack.paths(&top, import::DEEPEST_PATH).unwrap(),
+        pack.paths(&top, import::MAX_PATH_DEPTH).unwrap(),
         1_000_000_000_000
     );
     assert!(pack.paths(&top, 5).is_err(), "nested deeper than that");

@@ -1,6 +1,6 @@
-//! References: reading them from a git folder by handle, and which names are taken from a program.
+//! References: reading them from a git folder by handle, and the rules for names from a program.
 
-use crate::{GitError, ObjectFormat, ObjectId, failed, handle};
+use crate::{GitError, ObjectFormat, ObjectId, failed, openat};
 use std::{
     collections::BTreeMap,
     io,
@@ -8,29 +8,29 @@ use std::{
 };
 
 /// References of one repository that are read.
-pub const MOST_REFS: usize = 100_000;
-/// Names in `refs` that are looked at, whatever they are.
-const MOST_VISITED: usize = 4 * MOST_REFS;
+pub const MAX_REFS: usize = 100_000;
+/// Names in `refs` that are visited.
+const MAX_VISITED: usize = 4 * MAX_REFS;
 /// Bytes of `packed-refs`.
-const MOST_PACKED: u64 = 64 << 20;
+const MAX_PACKED_BYTES: u64 = 64 << 20;
 /// Bytes of a file that holds one reference.
-const MOST_LOOSE: u64 = 4096;
-/// Folders below each other in `refs`.
-const DEEPEST: usize = 16;
-/// Bytes of a name that is taken from a program.
-const LONGEST_NAME: usize = 240;
+const MAX_LOOSE_BYTES: u64 = 4096;
+/// Nested folders in `refs`.
+const MAX_DEPTH: usize = 16;
+/// Bytes of a name from a program.
+const MAX_NAME_BYTES: usize = 240;
 
-/// Where `HEAD` leads.
+/// The target of `HEAD`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// To a branch, which need not exist yet.
+    /// A branch, which need not exist yet.
     Branch(String),
-    /// To a commit.
+    /// A commit.
     Detached(ObjectId),
 }
 
 impl Head {
-    /// What the file `HEAD` says; none if that is nothing.
+    /// Parses the text of the file `HEAD`; none if it names nothing.
     pub fn parse(bytes: &[u8], format: ObjectFormat) -> Option<Head> {
         match parse_loose(bytes, format)? {
             Reference::Direct(id) => Some(Head::Detached(id)),
@@ -38,7 +38,7 @@ impl Head {
         }
     }
 
-    /// As the file `HEAD` has it.
+    /// The text of the file `HEAD`.
     pub fn text(&self) -> String {
         match self {
             Head::Branch(name) => format!("ref: {name}\n"),
@@ -56,7 +56,7 @@ pub struct RefMap {
     pub symbolic: BTreeMap<String, String>,
 }
 
-/// What a file of a reference says.
+/// The content of a reference's file.
 enum Reference {
     Direct(ObjectId),
     Symbolic(String),
@@ -64,54 +64,56 @@ enum Reference {
 
 /// Reads `HEAD` of a git folder.
 pub fn read_head(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<Head, GitError> {
-    let bytes = handle::read(folder, "HEAD", MOST_LOOSE).map_err(failed("read HEAD"))?;
+    let bytes = openat::read(folder, "HEAD", MAX_LOOSE_BYTES).map_err(failed("read HEAD"))?;
     let bytes = bytes.ok_or_else(|| GitError::Unsupported("there is no HEAD".to_owned()))?;
     Head::parse(&bytes, format)
         .ok_or_else(|| GitError::Unsupported("HEAD cannot be read".to_owned()))
 }
 
-/// Reads one reference as git does: what its own file says, else `packed-refs`.
+/// Reads one reference as git does: from its own file, otherwise from `packed-refs`.
 pub fn read_one(
     folder: BorrowedFd<'_>,
     name: &str,
     format: ObjectFormat,
 ) -> Result<Option<ObjectId>, GitError> {
     let what = || failed(format!("read {name}"));
-    match handle::read(folder, name, MOST_LOOSE) {
+    match openat::read(folder, name, MAX_LOOSE_BYTES) {
         Ok(None) => {}
         Ok(Some(bytes)) => match parse_loose(&bytes, format) {
             Some(Reference::Direct(id)) => return Ok(Some(id)),
             _ => return Err(GitError::Unsupported(format!("{name} names no object"))),
         },
-        // A folder of that name, of which all references were packed; `refs/heads/a` is a file where `a/b` is asked for.
+        // The name is a folder whose references are all packed, or `refs/heads/a` is a file and
+        // `refs/heads/a/b` is read.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotADirectory) => {}
         Err(error) => {
-            if handle::open(folder, name, handle::FOLDER).is_err() {
+            if openat::open(folder, name, openat::READ_DIR).is_err() {
                 return Err(what()(error));
             }
         }
     }
-    let packed = handle::read(folder, "packed-refs", MOST_PACKED).map_err(what())?;
+    let packed = openat::read(folder, "packed-refs", MAX_PACKED_BYTES).map_err(what())?;
     let mut refs = RefMap::from_packed(&packed.unwrap_or_default(), format)?;
     Ok(refs.direct.remove(name))
 }
 
 impl RefMap {
-    /// Reads packed and loose references of a git folder. What is no regular file, or names nothing, is left out.
+    /// Reads packed and loose references of a git folder. Other files and invalid names are left
+    /// out.
     pub fn read(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<RefMap, GitError> {
-        let packed = handle::read(folder, "packed-refs", MOST_PACKED);
+        let packed = openat::read(folder, "packed-refs", MAX_PACKED_BYTES);
         let packed = packed.map_err(failed("read packed-refs"))?;
         let mut refs = RefMap::from_packed(&packed.unwrap_or_default(), format)?;
-        let top = match handle::open(folder, "refs", handle::FOLDER) {
+        let top = match openat::open(folder, "refs", openat::READ_DIR) {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(refs),
             top => top.map_err(failed("open refs"))?,
         };
-        let mut left = MOST_VISITED;
+        let mut left = MAX_VISITED;
         refs.add_loose(top.as_fd(), "refs", format, &mut left, 0)?;
         Ok(refs)
     }
 
-    /// Those of a file `packed-refs`.
+    /// Parses a file `packed-refs`.
     pub fn from_packed(packed: &[u8], format: ObjectFormat) -> Result<RefMap, GitError> {
         let mut refs = RefMap::default();
         refs.add_packed(packed, format)?;
@@ -123,14 +125,14 @@ impl RefMap {
             let Ok(line) = std::str::from_utf8(line) else {
                 continue;
             };
-            // Comments, and what a tag above leads to.
+            // Comments, and the objects to which annotated tags lead.
             if line.starts_with(['#', '^']) || line.is_empty() {
                 continue;
             }
             let parsed = line.split_once(' ').and_then(|(id, name)| {
                 Some((
                     ObjectId::parse(id, format)?,
-                    is_format(name).then_some(name)?,
+                    is_valid_ref_name(name).then_some(name)?,
                 ))
             });
             if let Some((id, name)) = parsed {
@@ -148,22 +150,22 @@ impl RefMap {
         left: &mut usize,
         depth: usize,
     ) -> Result<(), GitError> {
-        for name in handle::names(folder).map_err(failed(format!("list {above}")))? {
+        for name in openat::names(folder).map_err(failed(format!("list {above}")))? {
             let Some(part) = name.to_str().filter(|part| !part.ends_with(".lock")) else {
                 continue;
             };
             let full = format!("{above}/{part}");
             *left = left.saturating_sub(1);
-            if *left == 0 || depth > DEEPEST {
+            if *left == 0 || depth > MAX_DEPTH {
                 let why = "its references are too many, or nested too deep".to_owned();
                 return Err(GitError::Unsupported(why));
             }
-            match handle::open(folder, part, handle::FOLDER) {
+            match openat::open(folder, part, openat::READ_DIR) {
                 Ok(below) => self.add_loose(below.as_fd(), &full, format, left, depth + 1)?,
                 Err(_) => {
-                    let read = handle::read(folder, part, MOST_LOOSE).ok().flatten();
+                    let read = openat::read(folder, part, MAX_LOOSE_BYTES).ok().flatten();
                     let read = read.and_then(|bytes| parse_loose(&bytes, format));
-                    if let (Some(reference), true) = (read, is_format(&full)) {
+                    if let (Some(reference), true) = (read, is_valid_ref_name(&full)) {
                         self.insert(&full, reference)?;
                     }
                 }
@@ -173,9 +175,9 @@ impl RefMap {
     }
 
     fn insert(&mut self, name: &str, reference: Reference) -> Result<(), GitError> {
-        if self.direct.len() + self.symbolic.len() >= MOST_REFS {
+        if self.direct.len() + self.symbolic.len() >= MAX_REFS {
             return Err(GitError::Unsupported(format!(
-                "it has more than {MOST_REFS} references"
+                "it has more than {MAX_REFS} references"
             )));
         }
         match reference {
@@ -188,12 +190,12 @@ impl RefMap {
         Ok(())
     }
 
-    /// Whether there is such a reference.
+    /// Whether a reference exists.
     pub fn has(&self, name: &str) -> bool {
         self.direct.contains_key(name) || self.symbolic.contains_key(name)
     }
 
-    /// The commit at which such a `HEAD` is; none if its branch has none yet.
+    /// The commit of a `HEAD`; none if its branch has none yet.
     pub fn at<'a>(&'a self, head: &'a Head) -> Option<&'a ObjectId> {
         match head {
             Head::Branch(name) => self.direct.get(name),
@@ -201,7 +203,7 @@ impl RefMap {
         }
     }
 
-    /// The direct ones as a file `packed-refs`.
+    /// The direct references as a file `packed-refs`.
     pub fn packed(&self) -> String {
         let lines = self
             .direct
@@ -219,14 +221,14 @@ fn parse_loose(bytes: &[u8], format: ObjectFormat) -> Option<Reference> {
     match text.strip_prefix("ref:") {
         Some(target) => {
             let target = target.trim();
-            is_format(target).then(|| Reference::Symbolic(target.to_owned()))
+            is_valid_ref_name(target).then(|| Reference::Symbolic(target.to_owned()))
         }
         None => ObjectId::parse(text.trim_end(), format).map(Reference::Direct),
     }
 }
 
-/// Whether it is the full name of a reference by the rules of `git check-ref-format`.
-pub fn is_format(name: &str) -> bool {
+/// Whether a text is the full name of a reference by the rules of `git check-ref-format`.
+pub fn is_valid_ref_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock") && part != "@"
     };
@@ -240,17 +242,17 @@ pub fn is_format(name: &str) -> bool {
         && !name.contains(bad)
 }
 
-/// Whether a name that a program chose is taken, under `refs/airlock`: beyond the format nothing that a terminal, a shell
-/// or git itself takes for something else.
-pub fn is_acceptable(name: &str) -> bool {
-    // Printed in commands for the user to copy: nothing that a shell would take for its own.
+/// Whether a name from a program is accepted under `refs/airlock`. Beyond the format it may have
+/// nothing that a terminal, a shell or git takes for something else.
+pub fn is_safe_ref_name(name: &str) -> bool {
+    // Names are printed in commands that the user copies into a shell.
     let reads_as_plain = |c: char| c.is_alphanumeric() || "-_./+@=%#,".contains(c);
     let part = |part: &str| {
         let is_id = [40, 64].contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
         !part.starts_with('-') && !is_id && part != "HEAD" && !part.ends_with("_HEAD")
     };
-    is_format(name)
-        && name.len() <= LONGEST_NAME
+    is_valid_ref_name(name)
+        && name.len() <= MAX_NAME_BYTES
         && name.chars().all(reads_as_plain)
         && name.split('/').all(part)
 }
@@ -283,7 +285,7 @@ mod tests {
             "refs/tags/v1.0",
             "refs/heads/größe",
         ] {
-            assert!(is_acceptable(good), "{good}");
+            assert!(is_safe_ref_name(good), "{good}");
         }
         for bad in [
             "main",
@@ -307,7 +309,7 @@ mod tests {
             &format!("refs/heads/{ID}"),
             &format!("refs/heads/{}", "x".repeat(300)),
         ] {
-            assert!(!is_acceptable(bad), "{bad}");
+            assert!(!is_safe_ref_name(bad), "{bad}");
         }
     }
 

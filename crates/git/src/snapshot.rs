@@ -1,9 +1,10 @@
-//! A git folder of our own that stands for the host's: the same history, index and identity, none of what git obeys. The
-//! objects stay where they are and are lent read-only, by `objects/info/alternates`.
+//! The shadow of a host's git folder: the same history, index and identity, without hooks and
+//! settings that git obeys. The objects stay on the host and are mounted read-only, named by
+//! `objects/info/alternates`.
 
 use crate::{
     Config, GitError, Head, ObjectFormat, ObjectId, RefMap, failed,
-    handle::{self, FOLDER},
+    openat::{self, READ_DIR},
     refs,
 };
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
@@ -18,27 +19,27 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Where the objects of the host are lent, in our git folder; with a number for each further one.
-pub const LENT: &str = "airlock-host-objects";
+/// The mount point of the host's objects in the shadow; further folders have a number behind it.
+pub const HOST_OBJECTS: &str = "airlock-host-objects";
 /// Bytes of an index.
-pub(crate) const MOST_INDEX: u64 = 256 << 20;
+pub(crate) const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Bytes of any other file.
-const MOST_FILE: u64 = 4 << 20;
-/// Folders that the host's repository borrows objects from.
-const MOST_ALTERNATES: usize = 16;
-/// Submodules that are looked at.
-const MOST_MODULES: usize = 64;
-/// How many parts the name of a submodule may have.
-const DEEPEST_MODULE: usize = 4;
-/// Files that are taken as they are, with the most that each may have.
-const TAKEN: [(&str, u64); 4] = [
-    ("index", MOST_INDEX),
-    ("shallow", MOST_FILE),
-    ("info/exclude", MOST_FILE),
-    ("info/sparse-checkout", MOST_FILE),
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Folders in `alternates` of the host's repository.
+const MAX_ALTERNATES: usize = 16;
+/// Submodules that are read.
+const MAX_MODULES: usize = 64;
+/// Parts of a submodule's name.
+const MAX_MODULE_DEPTH: usize = 4;
+/// Files that are copied unchanged, with the largest size of each.
+const COPIED_FILES: [(&str, u64); 4] = [
+    ("index", MAX_INDEX_BYTES),
+    ("shallow", MAX_FILE_BYTES),
+    ("info/exclude", MAX_FILE_BYTES),
+    ("info/sparse-checkout", MAX_FILE_BYTES),
 ];
-/// Extensions of a repository under which what is read here means what it says.
-const EXTENSIONS: [&str; 5] = [
+/// Extensions of a repository that this parser understands or may ignore.
+const SUPPORTED_EXTENSIONS: [&str; 5] = [
     "objectformat",
     "worktreeconfig",
     "noop",
@@ -49,51 +50,52 @@ const EXTENSIONS: [&str; 5] = [
 /// The folders of a repository on the host.
 #[derive(Debug)]
 pub struct GitFolders {
-    /// `HEAD` and index.
+    /// The folder with `HEAD` and the index.
     pub git: OwnedFd,
-    /// Config, references and objects; the same where the repository has one worktree.
+    /// The folder with configuration, references and objects; the same folder without linked
+    /// worktrees.
     pub common: OwnedFd,
-    /// Where the latter is.
+    /// The path of `common`.
     pub path: PathBuf,
-    /// Where the former is.
+    /// The path of `git`.
     pub git_path: PathBuf,
 }
 
-/// What the program gets of a repository.
+/// The parts of a repository that the program gets.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Which hash it uses.
+    /// The hash of its objects.
     pub format: ObjectFormat,
-    /// What `HEAD` was.
+    /// `HEAD` at the time of the snapshot.
     pub head: Head,
-    /// What its references were.
+    /// The references at the time of the snapshot.
     pub refs: RefMap,
-    /// Commits whose parents are not there.
+    /// The file `shallow`: commits whose parents are absent.
     pub shallow: Option<Vec<u8>>,
-    /// Folders of objects on the host, its own first.
+    /// Folders of objects on the host, the repository's own first.
     pub objects: Vec<ObjectFolder>,
-    /// What its configuration says that counts when something arrives.
-    pub settings: Settings,
+    /// Settings that an import needs.
+    pub settings: RepositorySettings,
     files: Vec<(String, Vec<u8>)>,
 }
 
-/// What of a repository's configuration counts when something arrives.
+/// Settings of a repository that an import needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// Who commits, as a reflog has it: a name, and an address in brackets.
+pub struct RepositorySettings {
+    /// The committer as in a reflog: a name, and an address in brackets.
     pub who: String,
-    /// Whether reflogs are begun where there are none.
+    /// Whether missing reflogs are created.
     pub begins_logs: bool,
-    /// `core.sparseCheckout`, and whether its patterns are folders.
+    /// Whether the patterns of a sparse checkout are folders; none without `core.sparseCheckout`.
     pub sparse: Option<bool>,
     /// The names of remotes.
     pub remotes: Vec<String>,
-    /// Where the worktree of a submodule is, relative to the git folder.
+    /// The worktree of a submodule, relative to the git folder.
     pub worktree: Option<PathBuf>,
 }
 
-impl Settings {
-    fn of(config: &Config, identity: &Config) -> Settings {
+impl RepositorySettings {
+    fn of(config: &Config, identity: &Config) -> RepositorySettings {
         let plain = |text: &str| -> String {
             text.chars()
                 .filter(|c| !c.is_control() && !"<>".contains(*c))
@@ -110,7 +112,7 @@ impl Settings {
         let never = |value: &str| {
             ["false", "no", "off", "0"].contains(&value.to_ascii_lowercase().as_str())
         };
-        Settings {
+        RepositorySettings {
             who,
             begins_logs: !config.last("core", "logallrefupdates").is_some_and(never),
             sparse: config
@@ -127,39 +129,40 @@ impl Settings {
 /// A folder of objects on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectFolder {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it must turn out to be there: whoever may write the folder around it could put another one in its place.
+    /// The device that it must have: a user who can write the parent folder could replace it.
     pub device: u64,
-    /// The same.
+    /// The inode that it must have.
     pub inode: u64,
 }
 
-/// What lies at `.git` in a workspace.
+/// The entry `.git` of a workspace.
 #[derive(Debug)]
 pub enum DotGit {
-    /// Nothing, or nothing that is a repository.
+    /// Absent, or not a repository.
     Absent,
-    /// The repository itself.
+    /// The git folder of the repository.
     Folder(GitFolders),
     /// A file that names it: a linked worktree, or a submodule.
     File(GitFolders),
 }
 
 impl DotGit {
-    /// Finds the repository of a workspace. `owner` must own what lies outside of it: a file in the workspace names it.
+    /// Finds the repository of a workspace. A git folder outside the workspace must belong to
+    /// `owner`, because a file in the workspace names it.
     pub fn find(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<DotGit, GitError> {
-        let common = match handle::open(workspace, ".git", FOLDER) {
+        let common = match openat::open(workspace, ".git", READ_DIR) {
             Ok(folder) => folder,
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(DotGit::Absent),
             Err(_) => return find_by_file(workspace, path, owner),
         };
-        // As git has it: without all of them it is no repository, and obeyed by nobody.
-        let is_there = |name: &&str| handle::open(&common, name, OFlags::PATH).is_ok();
+        // Git takes a folder for a repository only with all three of them.
+        let is_there = |name: &&str| openat::open(&common, name, OFlags::PATH).is_ok();
         if !["HEAD", "objects", "refs"].iter().all(is_there) {
             return Ok(DotGit::Absent);
         }
-        if handle::open(&common, "commondir", OFlags::PATH).is_ok() {
+        if openat::open(&common, "commondir", OFlags::PATH).is_ok() {
             return Err(unsupported("its folder .git leads to another one"));
         }
         let git = common.try_clone().map_err(failed("open .git"))?;
@@ -176,9 +179,10 @@ fn unsupported(why: impl Into<String>) -> GitError {
     GitError::Unsupported(why.into())
 }
 
-/// Only a folder that leads back is believed: whoever could write the file could name any repository.
+/// Finds the repository that a file `.git` names. The git folder must refer back to the workspace:
+/// otherwise the writer of the file could choose any repository.
 fn find_by_file(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<DotGit, GitError> {
-    let text = handle::read(workspace, ".git", MOST_FILE).map_err(failed("read .git"))?;
+    let text = openat::read(workspace, ".git", MAX_FILE_BYTES).map_err(failed("read .git"))?;
     let named = text
         .as_deref()
         .and_then(|text| text.strip_prefix(b"gitdir: "));
@@ -190,14 +194,16 @@ fn find_by_file(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<Do
         let here = rustix::fs::statat(workspace, ".git", rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| here.is_ok_and(|here| found == (here.st_dev, here.st_ino)))
     };
-    let linked = handle::read(&git, "gitdir", MOST_FILE).map_err(failed("read gitdir"))?;
-    let commondir = handle::read(&git, "commondir", MOST_FILE).map_err(failed("read commondir"))?;
+    let linked = openat::read(&git, "gitdir", MAX_FILE_BYTES).map_err(failed("read gitdir"))?;
+    let commondir =
+        openat::read(&git, "commondir", MAX_FILE_BYTES).map_err(failed("read commondir"))?;
     let (common, common_path) = match (linked.and_then(back), commondir) {
         (Some(place), Some(common)) if leads_back(place.clone()) => {
             open_outside(&git_path.join(line(&common)), owner)?
         }
         (None, None) => {
-            let config = handle::read(&git, "config", MOST_FILE).map_err(failed("read config"))?;
+            let config =
+                openat::read(&git, "config", MAX_FILE_BYTES).map_err(failed("read config"))?;
             let config = Config::parse(&config.unwrap_or_default());
             let tree = config
                 .last("core", "worktree")
@@ -224,7 +230,7 @@ fn find_by_file(workspace: BorrowedFd<'_>, path: &Path, owner: u32) -> Result<Do
     }))
 }
 
-/// The first line, as git reads a path.
+/// The path in the first line of a file, as git reads it.
 fn line(text: &[u8]) -> &Path {
     let end = text
         .iter()
@@ -233,28 +239,28 @@ fn line(text: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(&text[..end]))
 }
 
-/// A folder by its path, with nothing exchanged between looking and opening.
+/// Opens a folder by its real path, without links, and checks its owner on the handle.
 fn open_outside(path: &Path, owner: u32) -> Result<(OwnedFd, PathBuf), GitError> {
     let what = || failed("open the repository that .git names");
     let real = fs::canonicalize(path).map_err(what())?;
-    let flags = FOLDER | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = READ_DIR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let folder = rustix::fs::openat2(rustix::fs::CWD, &real, flags, Mode::empty(), resolve);
     let folder = folder.map_err(|error| what()(error.into()))?;
     let found = rustix::fs::fstat(&folder).map_err(|error| what()(error.into()))?;
-    match found.st_uid == owner {
-        true => Ok((folder, real)),
-        false => Err(unsupported(
+    if found.st_uid != owner {
+        return Err(unsupported(
             "the repository that .git names is somebody else's",
-        )),
+        ));
     }
+    Ok((folder, real))
 }
 
 impl GitFolders {
-    /// Populated submodules, by the name of their folder below ours.
+    /// Populated submodules, by the path of their git folder below this one.
     pub fn modules(&self) -> Vec<(String, GitFolders)> {
         let mut found = Vec::new();
-        if let Ok(folder) = handle::open(&self.common, "modules", FOLDER) {
+        if let Ok(folder) = openat::open(&self.common, "modules", READ_DIR) {
             self.add_modules(&folder, "modules", 1, &mut found);
         }
         found
@@ -267,16 +273,16 @@ impl GitFolders {
         depth: usize,
         found: &mut Vec<(String, GitFolders)>,
     ) {
-        for name in handle::names(folder).unwrap_or_default() {
-            let (Some(name), true) = (name.to_str(), found.len() < MOST_MODULES) else {
+        for name in openat::names(folder).unwrap_or_default() {
+            let (Some(name), true) = (name.to_str(), found.len() < MAX_MODULES) else {
                 continue;
             };
-            let Ok(module) = handle::open(folder, name, FOLDER) else {
+            let Ok(module) = openat::open(folder, name, READ_DIR) else {
                 continue;
             };
             let place = format!("{above}/{name}");
-            if handle::open(&module, "HEAD", OFlags::PATH).is_err() {
-                if depth < DEEPEST_MODULE {
+            if openat::open(&module, "HEAD", OFlags::PATH).is_err() {
+                if depth < MAX_MODULE_DEPTH {
                     self.add_modules(&module, &place, depth + 1, found);
                 }
                 continue;
@@ -297,34 +303,34 @@ impl GitFolders {
 }
 
 impl Snapshot {
-    /// Reads what the program gets. `identity` says who commits where the repository does not.
+    /// Reads a repository. `identity` names the committer where the repository does not.
     pub fn read(folders: &GitFolders, identity: &Config, owner: u32) -> Result<Snapshot, GitError> {
         let config = read_config(folders)?;
         let format = check_config(&config)?;
-        if handle::open(&folders.common, "reftable", OFlags::PATH).is_ok() {
+        if openat::open(&folders.common, "reftable", OFlags::PATH).is_ok() {
             return Err(unsupported("its references are a reftable"));
         }
         let head = refs::read_head(folders.git.as_fd(), format)?;
         let refs = RefMap::read(folders.common.as_fd(), format)?;
         let mut files = Vec::new();
-        for (name, most) in TAKEN {
-            // Excludes and the shallow file belong to all worktrees.
+        for (name, most) in COPIED_FILES {
+            // Excludes and the shallow file are common to all worktrees.
             let from = match name {
                 "shallow" | "info/exclude" => &folders.common,
                 _ => &folders.git,
             };
-            let bytes = handle::read(from, name, most).map_err(failed(format!("read {name}")))?;
+            let bytes = openat::read(from, name, most).map_err(failed(format!("read {name}")))?;
             files.extend(bytes.map(|bytes| (name.to_owned(), bytes)));
         }
-        for name in handle::names(&folders.git).map_err(failed("list .git"))? {
+        for name in openat::names(&folders.git).map_err(failed("list .git"))? {
             let Some(name) = name
                 .to_str()
                 .filter(|name| name.starts_with("sharedindex."))
             else {
                 continue;
             };
-            let bytes =
-                handle::read(&folders.git, name, MOST_INDEX).map_err(failed("read the index"))?;
+            let bytes = openat::read(&folders.git, name, MAX_INDEX_BYTES)
+                .map_err(failed("read the index"))?;
             files.extend(bytes.map(|bytes| (name.to_owned(), bytes)));
         }
         let shallow = files.iter().find(|(name, _)| name == "shallow");
@@ -339,23 +345,23 @@ impl Snapshot {
             refs,
             shallow,
             objects: objects(folders, owner)?,
-            settings: Settings::of(&config, identity),
+            settings: RepositorySettings::of(&config, identity),
             files,
         })
     }
 
-    /// A file that was taken as it is.
+    /// A file that was copied unchanged.
     pub fn file(&self, name: &str) -> Option<&[u8]> {
         let found = self.files.iter().find(|(known, _)| known == name);
         found.map(|(_, bytes)| bytes.as_slice())
     }
 
-    /// What `HEAD` was; none if its branch had no commit yet.
+    /// The commit of `HEAD`; none if its branch had none yet.
     pub fn commit(&self) -> Option<&ObjectId> {
         self.refs.at(&self.head)
     }
 
-    /// Writes it into an empty folder, which becomes a git folder, and gives everything to `owner`.
+    /// Writes the shadow into an empty folder. All files will belong to `owner`.
     pub fn write(&self, into: BorrowedFd<'_>, owner: Option<(u32, u32)>) -> io::Result<()> {
         let writer = Writer { into, owner };
         for folder in [
@@ -370,7 +376,7 @@ impl Snapshot {
         }
         let mut alternates = String::new();
         for number in 0..self.objects.len() {
-            let name = lent(number);
+            let name = host_objects_dir(number);
             writer.folder(&name)?;
             alternates += &format!("../{name}\n");
         }
@@ -386,7 +392,7 @@ impl Snapshot {
     }
 }
 
-/// Makes the folder of a submodule below our git folder.
+/// Creates the folder of a submodule in the shadow.
 pub fn make_module(
     into: BorrowedFd<'_>,
     place: &str,
@@ -395,7 +401,7 @@ pub fn make_module(
     Writer { into, owner }.folder(place)
 }
 
-/// Adds paths of the worktree to what git takes no notice of, unless it knows them.
+/// Adds paths of the worktree to `info/exclude`, so that git ignores those that it does not track.
 pub fn exclude<'a>(
     into: BorrowedFd<'_>,
     paths: impl Iterator<Item = &'a Path>,
@@ -408,15 +414,15 @@ pub fn exclude<'a>(
     let writer = Writer { into, owner };
     let folder = writer.folder("info")?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
-    let mut file = File::from(handle::open(&folder, "exclude", flags)?);
-    // The last line of the host's may have no end.
+    let mut file = File::from(openat::open(&folder, "exclude", flags)?);
+    // The last line of the host's file may lack its line break.
     file.write_all(b"\n")?;
     file.write_all(&patterns)?;
     rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
     writer.give(&file)
 }
 
-/// A line that matches this path only. No line can say a path with line breaks.
+/// A pattern that matches this path only; none for a path with line breaks.
 fn pattern(path: &Path) -> Option<Vec<u8>> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() || bytes.iter().any(|byte| b"\r\n".contains(byte)) {
@@ -433,11 +439,12 @@ fn pattern(path: &Path) -> Option<Vec<u8>> {
     Some(line)
 }
 
-/// The place of a folder of the host's objects in our git folder.
-pub fn lent(number: usize) -> String {
-    match number {
-        0 => LENT.to_owned(),
-        number => format!("{LENT}-{number}"),
+/// The mount point of a folder of the host's objects, below the git folder.
+pub fn host_objects_dir(number: usize) -> String {
+    if number == 0 {
+        HOST_OBJECTS.to_owned()
+    } else {
+        format!("{HOST_OBJECTS}-{number}")
     }
 }
 
@@ -459,12 +466,12 @@ impl Writer<'_> {
     }
 
     fn folder(&self, path: &str) -> io::Result<OwnedFd> {
-        let mut folder = handle::open(self.into, ".", FOLDER)?;
+        let mut folder = openat::open(self.into, ".", READ_DIR)?;
         for part in Path::new(path).components() {
             let Component::Normal(part) = part else {
                 return Err(io::Error::other("not a plain path"));
             };
-            folder = handle::make_folder(&folder, part, Mode::from_raw_mode(0o755))?;
+            folder = openat::make_folder(&folder, part, Mode::from_raw_mode(0o755))?;
             self.give(&folder)?;
         }
         Ok(folder)
@@ -474,7 +481,7 @@ impl Writer<'_> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folder = self.folder(folder)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        let mut file = File::from(handle::open(&folder, name, flags)?);
+        let mut file = File::from(openat::open(&folder, name, flags)?);
         file.write_all(bytes)?;
         rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
         self.give(&file)
@@ -482,10 +489,11 @@ impl Writer<'_> {
 }
 
 fn read_config(folders: &GitFolders) -> Result<Config, GitError> {
-    let text = handle::read(&folders.common, "config", MOST_FILE).map_err(failed("read config"))?;
+    let text =
+        openat::read(&folders.common, "config", MAX_FILE_BYTES).map_err(failed("read config"))?;
     let mut config = Config::parse(&text.unwrap_or_default());
     if config.is_on("extensions", "worktreeconfig") {
-        let more = handle::read(&folders.git, "config.worktree", MOST_FILE);
+        let more = openat::read(&folders.git, "config.worktree", MAX_FILE_BYTES);
         let more = more
             .map_err(failed("read config.worktree"))?
             .unwrap_or_default();
@@ -494,12 +502,12 @@ fn read_config(folders: &GitFolders) -> Result<Config, GitError> {
     Ok(config)
 }
 
-/// Which hash the repository uses, if it is one whose files mean what they seem to.
+/// The hash of the repository, if it has no feature that changes the meaning of its files.
 fn check_config(config: &Config) -> Result<ObjectFormat, GitError> {
     if config.is_on("core", "bare") {
         return Err(unsupported("it is a bare repository"));
     }
-    let promises = |entry: &crate::config::Entry| {
+    let promises = |entry: &crate::config::ConfigEntry| {
         entry.section == "remote"
             && ["promisor", "partialclonefilter"].contains(&entry.key.as_str())
     };
@@ -508,7 +516,7 @@ fn check_config(config: &Config) -> Result<ObjectFormat, GitError> {
     }
     if let Some(other) = config
         .keys("extensions")
-        .find(|key| !EXTENSIONS.contains(key))
+        .find(|key| !SUPPORTED_EXTENSIONS.contains(key))
     {
         let other = crate::escape(other);
         return Err(unsupported(format!("it has the extension `{other}`")));
@@ -523,7 +531,7 @@ fn check_config(config: &Config) -> Result<ObjectFormat, GitError> {
 fn config_inside(config: &Config, identity: &Config, format: ObjectFormat) -> String {
     let mut inside = identity.identity();
     let kept = config.filtered().entries.into_iter();
-    // Written by us: the version goes with the one extension that is left.
+    // Version and extensions are written anew: only `objectFormat` is left of the latter.
     let ours = |section: &str, key: &str| {
         section == "extensions" || (section, key) == ("core", "repositoryformatversion")
     };
@@ -540,11 +548,13 @@ fn config_inside(config: &Config, identity: &Config, format: ObjectFormat) -> St
     version + &inside.text()
 }
 
-/// The folders that hold objects. Root shows none but the owner's: he must not lend what is not his.
+/// The folders that hold objects. If Airlock runs as root, they must belong to `owner`, who could
+/// otherwise name folders that he cannot read.
 fn objects(folders: &GitFolders, owner: u32) -> Result<Vec<ObjectFolder>, GitError> {
     let may_show = |user: u32| user == owner || !rustix::process::geteuid().is_root();
     let path = folders.path.join("objects");
-    let open = handle::open(&folders.common, "objects", FOLDER).map_err(failed("open objects"))?;
+    let open =
+        openat::open(&folders.common, "objects", READ_DIR).map_err(failed("open objects"))?;
     let found = rustix::fs::fstat(&open).map_err(|error| failed("open objects")(error.into()))?;
     if !may_show(found.st_uid) {
         return Err(unsupported("its objects are somebody else's"));
@@ -554,7 +564,7 @@ fn objects(folders: &GitFolders, owner: u32) -> Result<Vec<ObjectFolder>, GitErr
         device: found.st_dev,
         inode: found.st_ino,
     };
-    let text = handle::read(&open, "info/alternates", MOST_FILE);
+    let text = openat::read(&open, "info/alternates", MAX_FILE_BYTES);
     let text = text.map_err(failed("read alternates"))?.unwrap_or_default();
     let other = |line: &[u8]| {
         let path = fs::canonicalize(path.join(OsStr::from_bytes(line))).ok()?;
@@ -570,7 +580,7 @@ fn objects(folders: &GitFolders, owner: u32) -> Result<Vec<ObjectFolder>, GitErr
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty() && !line.starts_with(b"#"))
         .filter_map(other)
-        .take(MOST_ALTERNATES);
+        .take(MAX_ALTERNATES);
     Ok(std::iter::once(own).chain(others).collect())
 }
 

@@ -55,7 +55,8 @@ fn folders(found: DotGit) -> GitFolders {
     }
 }
 
-/// Writes a snapshot, with the objects lent by a link instead of a mount, and says what git finds there.
+/// Writes a snapshot, with the objects lent by a link instead of a mount, and says what git finds
+/// there.
 fn inside(top: &Path, folders: &GitFolders, work: &Path) -> String {
     let snapshot = Snapshot::read(folders, &Config::default(), us()).unwrap();
     let ours = top.join("ours");
@@ -64,8 +65,8 @@ fn inside(top: &Path, folders: &GitFolders, work: &Path) -> String {
         .write(File::open(&ours).unwrap().as_fd(), None)
         .unwrap();
     for (number, objects) in snapshot.objects.iter().enumerate() {
-        fs::remove_dir(ours.join(lent(number))).unwrap();
-        std::os::unix::fs::symlink(&objects.path, ours.join(lent(number))).unwrap();
+        fs::remove_dir(ours.join(host_objects_dir(number))).unwrap();
+        std::os::unix::fs::symlink(&objects.path, ours.join(host_objects_dir(number))).unwrap();
     }
     let (ours, work) = (ours.display(), work.display());
     let words = [

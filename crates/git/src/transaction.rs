@@ -1,21 +1,23 @@
-//! Moves index, references and `HEAD` of a host's repository together, under git's own locks.
+//! A transaction updates index, references and `HEAD` of a host's repository together, under git's
+//! own locks.
 //!
 //! ```text
 //! drafts ─ locks ─ compare ─ decided ─▶ index ─ references ─ HEAD ─ reflogs ─ release
 //!    └────────┴────────┴── killed: released          └── killed: carried out again
 //! ```
 //!
-//! A lock is a hard link of a draft whose name nobody else uses. So a lock that a crash left can be told from one that a git
-//! of the user's holds, and a step that was done from one that is left: its target is the draft. Between two steps the
-//! repository is one that git takes for a worktree with changes; nothing of it is lost.
+//! A lock is a hard link of a draft whose name no other program uses. So recovery can tell the lock
+//! of a crashed run from the lock of the user's git, and a completed step from an open one: the
+//! target of a completed step is the draft. Between two steps, git sees a worktree with changes; no
+//! data is lost.
 
 use crate::{
     GitError, ObjectFormat, ObjectId, failed,
-    handle::{self, FOLDER},
-    import::{Modes, let_go, write_new},
+    import::{FileModes, release_pack, write_new},
+    openat::{self, READ_DIR},
     pack::hash,
     refs,
-    snapshot::{GitFolders, MOST_INDEX},
+    snapshot::{GitFolders, MAX_INDEX_BYTES},
 };
 use rustix::{
     fs::{AtFlags, Mode, OFlags, Timestamps},
@@ -30,19 +32,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long is waited between two looks at somebody else's lock.
-const MOMENT: Duration = Duration::from_millis(20);
-/// Of the end of a reflog, to see whether a line is there already.
-const TAIL: u64 = 8192;
+/// Interval between two attempts to take a lock that another process holds.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Bytes at the end of a reflog that are searched for a line that was written before a crash.
+const REFLOG_TAIL_BYTES: u64 = 8192;
 /// Files that an index may be split into.
-const MOST_SHARED: usize = 16;
+const MAX_SHARED_INDEX_FILES: usize = 16;
 /// Bytes of `HEAD`.
-const MOST_HEAD: u64 = 4096;
-const NONE: &str = "-";
+const MAX_HEAD_BYTES: u64 = 4096;
+/// The text of an absent value in the journal.
+const ABSENT: &str = "-";
 
-/// What a step is about.
+/// The file that a step updates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum TransactionTarget {
     /// The index of the worktree.
     Index,
     /// A reference, by its full name.
@@ -51,63 +54,63 @@ pub enum Target {
     Head,
 }
 
-/// One file that is exchanged, or only held.
+/// One file that is replaced, or only locked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Which.
-    pub target: Target,
-    /// What it must say before: of the index its hash, of a reference its object, of `HEAD` its text; none if there is no
-    /// such file.
+pub struct TransactionStep {
+    /// The file.
+    pub target: TransactionTarget,
+    /// Its expected value: the hash of the index, the object of a reference, the text of `HEAD`.
+    /// None if the file must be absent.
     pub old: Option<String>,
-    /// What it says afterwards; none if it is only held.
+    /// Its new value; none if the file is only locked.
     pub new: Option<String>,
 }
 
 /// A line for a reflog.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogLine {
-    /// Of what.
-    pub target: Target,
-    /// Whether the reflog is begun if there is none.
+pub struct ReflogLine {
+    /// The reflog's reference.
+    pub target: TransactionTarget,
+    /// Whether a missing reflog is created.
     pub begin: bool,
-    /// Without its end.
+    /// The line without its line break.
     pub line: String,
 }
 
-/// What is moved together.
+/// Updates that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
-    /// How the names of its drafts begin; nobody else's do.
+    /// The prefix of the names of its drafts, which no other program uses.
     pub drafts: String,
-    /// Which hash the repository uses.
+    /// The hash of the repository.
     pub format: ObjectFormat,
-    /// In their order: index, references, `HEAD`.
-    pub steps: Vec<Step>,
-    /// What is written once that is done.
-    pub logs: Vec<LogLine>,
-    /// References under `refs/airlock/` that are not needed then.
-    pub aside: Vec<(String, ObjectId)>,
-    /// The pack that is let go of, without its ending.
+    /// The steps in their order: index, references, `HEAD`.
+    pub steps: Vec<TransactionStep>,
+    /// Reflog lines, which are written after the steps.
+    pub logs: Vec<ReflogLine>,
+    /// References under `refs/airlock/` that are removed after the steps.
+    pub airlock_refs: Vec<(String, ObjectId)>,
+    /// The pack whose `.keep` file is removed at the end, without its ending.
     pub pack: Option<String>,
 }
 
 /// The index of a worktree, and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexFile {
-    /// All of it.
+    /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Files that are not older may have been changed after git looked at them.
+    /// Its modification time. Git compares the contents of files that are not older.
     pub modified: (i64, u32),
-    /// Further files that it may be split into, by their names.
+    /// Shared index files of a split index, by name.
     pub shared: Vec<(String, Vec<u8>)>,
     mode: u32,
 }
 
 impl IndexFile {
-    /// Reads it; none if there is no index.
+    /// Reads the index; none if it is absent.
     pub fn read(folders: &GitFolders) -> Result<Option<IndexFile>, GitError> {
         let read = || -> io::Result<Option<IndexFile>> {
-            let file = match handle::open(&folders.git, "index", OFlags::RDONLY) {
+            let file = match openat::open(&folders.git, "index", OFlags::RDONLY) {
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
                 file => File::from(file?),
             };
@@ -116,8 +119,8 @@ impl IndexFile {
                 return Err(io::Error::other("it is no regular file"));
             }
             let mut bytes = Vec::new();
-            file.take(MOST_INDEX + 1).read_to_end(&mut bytes)?;
-            if bytes.len() as u64 > MOST_INDEX {
+            file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 > MAX_INDEX_BYTES {
                 return Err(io::Error::other("it is too long"));
             }
             Ok(Some(IndexFile {
@@ -130,37 +133,37 @@ impl IndexFile {
         read().map_err(failed("read the index"))
     }
 
-    /// As a step names it.
-    pub fn name(&self, format: ObjectFormat) -> String {
-        name_of(&self.bytes, format)
+    /// Its value in a step.
+    pub fn checksum(&self, format: ObjectFormat) -> String {
+        index_checksum(&self.bytes, format)
     }
 }
 
 fn read_shared(folders: &GitFolders) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut shared = Vec::new();
-    for name in handle::names(&folders.git)? {
+    for name in openat::names(&folders.git)? {
         let Some(name) = name
             .to_str()
             .filter(|name| name.starts_with("sharedindex."))
         else {
             continue;
         };
-        if shared.len() == MOST_SHARED {
+        if shared.len() == MAX_SHARED_INDEX_FILES {
             return Err(io::Error::other("it is split into too many files"));
         }
-        let bytes = handle::read(&folders.git, name, MOST_INDEX)?;
+        let bytes = openat::read(&folders.git, name, MAX_INDEX_BYTES)?;
         shared.extend(bytes.map(|bytes| (name.to_owned(), bytes)));
     }
     Ok(shared)
 }
 
-/// How a step names an index.
-pub fn name_of(index: &[u8], format: ObjectFormat) -> String {
+/// The value of an index in a step.
+pub fn index_checksum(index: &[u8], format: ObjectFormat) -> String {
     hash(format, index).to_string()
 }
 
 fn identity(folder: impl AsFd, path: impl AsRef<Path>) -> io::Result<Option<(u64, u64)>> {
-    match handle::open(folder, path, OFlags::PATH) {
+    match openat::open(folder, path, OFlags::PATH) {
         Ok(file) => {
             let found = rustix::fs::fstat(file)?;
             Ok(Some((found.st_dev, found.st_ino)))
@@ -177,60 +180,60 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
-fn is_gone(done: Result<(), Errno>) -> io::Result<()> {
+fn ignore_missing(done: Result<(), Errno>) -> io::Result<()> {
     match done {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-impl Target {
+impl TransactionTarget {
     fn name(&self) -> &str {
         match self {
-            Target::Index => "index",
-            Target::Ref(name) => name,
-            Target::Head => "HEAD",
+            TransactionTarget::Index => "index",
+            TransactionTarget::Ref(name) => name,
+            TransactionTarget::Head => "HEAD",
         }
     }
 
     fn top<'a>(&self, folders: &'a GitFolders) -> BorrowedFd<'a> {
         match self {
-            Target::Index | Target::Head => folders.git.as_fd(),
-            Target::Ref(_) => folders.common.as_fd(),
+            TransactionTarget::Index | TransactionTarget::Head => folders.git.as_fd(),
+            TransactionTarget::Ref(_) => folders.common.as_fd(),
         }
     }
 
-    /// The folder that it lies in, and its last name.
+    /// The folder that holds the file, and its name in it.
     fn place(&self, folders: &GitFolders) -> io::Result<(OwnedFd, &str)> {
         let (above, last) = self.name().rsplit_once('/').unwrap_or((".", self.name()));
-        Ok((handle::open(self.top(folders), above, FOLDER)?, last))
+        Ok((openat::open(self.top(folders), above, READ_DIR)?, last))
     }
 
-    /// The same; folders that are missing are made.
+    /// The same, after creating missing folders.
     fn make_place(&self, folders: &GitFolders) -> io::Result<(OwnedFd, &str)> {
-        let modes = Modes::of(self.top(folders))?;
-        let mut folder = handle::open(self.top(folders), ".", FOLDER)?;
+        let modes = FileModes::of(self.top(folders))?;
+        let mut folder = openat::open(self.top(folders), ".", READ_DIR)?;
         let mut parts: Vec<_> = self.name().split('/').collect();
         let last = parts.pop().unwrap_or_default();
         for part in parts {
-            folder = handle::make_folder(&folder, part.as_ref(), modes.folder())?;
+            folder = openat::make_folder(&folder, part.as_ref(), modes.folder())?;
         }
         Ok((folder, last))
     }
 
-    /// What it says now.
+    /// Its present value.
     fn read(&self, folders: &GitFolders, format: ObjectFormat) -> Result<Option<String>, GitError> {
         match self {
-            Target::Index => {
+            TransactionTarget::Index => {
                 let index = IndexFile::read(folders)?;
-                Ok(index.map(|index| index.name(format)))
+                Ok(index.map(|index| index.checksum(format)))
             }
-            Target::Ref(name) => {
+            TransactionTarget::Ref(name) => {
                 let found = refs::read_one(folders.common.as_fd(), name, format)?;
                 Ok(found.map(|id| id.to_string()))
             }
-            Target::Head => {
-                let text = handle::read(&folders.git, "HEAD", MOST_HEAD);
+            TransactionTarget::Head => {
+                let text = openat::read(&folders.git, "HEAD", MAX_HEAD_BYTES);
                 let text = text.map_err(failed("read HEAD"))?;
                 Ok(text.map(|text| String::from_utf8_lossy(&text).trim().to_owned()))
             }
@@ -238,15 +241,15 @@ impl Target {
     }
 }
 
-/// How far a step is.
+/// The progress of a step.
 enum Progress {
-    /// Its target is the draft.
+    /// The step is completed: its target is the draft.
     Done,
-    /// Its lock is the draft.
+    /// The lock is held: it is the draft.
     Held,
-    /// Neither is.
+    /// The lock was lost.
     Lost,
-    /// Somebody removed the draft.
+    /// The draft was removed.
     Gone,
 }
 
@@ -255,7 +258,7 @@ impl Transaction {
         format!("{}-{number}", self.drafts)
     }
 
-    /// Writes down what every file is to say, where git does not look.
+    /// Writes the new contents of each file into drafts, which git ignores.
     pub fn write_drafts(
         &self,
         folders: &GitFolders,
@@ -263,20 +266,20 @@ impl Transaction {
         before: Option<&IndexFile>,
     ) -> Result<(), GitError> {
         let write = || -> io::Result<()> {
-            let modes = Modes::of(folders.common.as_fd())?;
+            let modes = FileModes::of(folders.common.as_fd())?;
             for (number, step) in self.steps.iter().enumerate() {
                 let (name, target) = (self.draft(number), &step.target);
                 let text = step.new.as_ref().map(|new| format!("{new}\n"));
                 let bytes = match (target, index, &text) {
-                    (Target::Index, Some(index), Some(_)) => index,
+                    (TransactionTarget::Index, Some(index), Some(_)) => index,
                     (_, _, text) => text.as_deref().unwrap_or_default().as_bytes(),
                 };
                 let mode = match (target, before) {
-                    (Target::Index, Some(before)) => Mode::from_raw_mode(before.mode),
+                    (TransactionTarget::Index, Some(before)) => Mode::from_raw_mode(before.mode),
                     _ => modes.file(),
                 };
                 write_new(&folders.common, &name, bytes, mode)?;
-                if let (Target::Index, Some(before)) = (target, before) {
+                if let (TransactionTarget::Index, Some(before)) = (target, before) {
                     set_modified(&folders.common, &name, before.modified)?;
                 }
             }
@@ -285,9 +288,10 @@ impl Transaction {
         write().map_err(failed("write drafts into .git"))
     }
 
-    /// Takes every lock, or none; waits so long for those of others.
-    pub fn lock(&self, folders: &GitFolders, patience: Duration) -> Result<(), GitError> {
-        let until = Instant::now() + patience;
+    /// Takes all locks, and waits up to `timeout` for those that other processes hold. After an
+    /// error, [`Transaction::release`] gives back those that were taken.
+    pub fn lock(&self, folders: &GitFolders, timeout: Duration) -> Result<(), GitError> {
+        let until = Instant::now() + timeout;
         for (number, step) in self.steps.iter().enumerate() {
             loop {
                 match self.lock_one(folders, number, &step.target) {
@@ -297,7 +301,7 @@ impl Transaction {
                             let name = step.target.name();
                             return Err(GitError::Refused(format!("`{name}.lock` is held")));
                         }
-                        thread::sleep(MOMENT);
+                        thread::sleep(LOCK_POLL_INTERVAL);
                     }
                     Err(error) => {
                         return Err(failed(format!("lock {}", step.target.name()))(error));
@@ -308,7 +312,12 @@ impl Transaction {
         Ok(())
     }
 
-    fn lock_one(&self, folders: &GitFolders, number: usize, target: &Target) -> io::Result<()> {
+    fn lock_one(
+        &self,
+        folders: &GitFolders,
+        number: usize,
+        target: &TransactionTarget,
+    ) -> io::Result<()> {
         let (folder, last) = target.make_place(folders)?;
         let lock = format!("{last}.lock");
         let (from, draft) = (&folders.common, self.draft(number));
@@ -321,7 +330,7 @@ impl Transaction {
         )?)
     }
 
-    /// Whether everything still says what it did, now that nobody else may change it.
+    /// Checks that each file still has its expected value, under the locks.
     pub fn compare(&self, folders: &GitFolders) -> Result<(), GitError> {
         for step in &self.steps {
             self.compare_one(folders, step)?;
@@ -329,7 +338,7 @@ impl Transaction {
         Ok(())
     }
 
-    fn compare_one(&self, folders: &GitFolders, step: &Step) -> Result<(), GitError> {
+    fn compare_one(&self, folders: &GitFolders, step: &TransactionStep) -> Result<(), GitError> {
         let name = step.target.name();
         if step.target.read(folders, self.format)? != step.old {
             return Err(GitError::Refused(format!("`{name}` was changed meanwhile")));
@@ -337,21 +346,23 @@ impl Transaction {
         let clear = || -> io::Result<()> {
             let (folder, last) = step.target.place(folders)?;
             match rustix::fs::unlinkat(&folder, last, AtFlags::REMOVEDIR) {
-                // An empty folder of that name is what git leaves of references that are gone.
+                // Git leaves empty folders of removed references.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
                 Err(error) => Err(error.into()),
             }
         };
-        match matches!(step.target, Target::Ref(_)) {
-            true => clear().map_err(failed(format!("make room for {name}"))),
-            false => Ok(()),
+        if matches!(step.target, TransactionTarget::Ref(_)) {
+            clear().map_err(failed(format!("make room for {name}")))?;
         }
+        Ok(())
     }
 
-    /// Does what is left of it, in its order. Every step is looked at before it is done, so that a second time does no
-    /// harm. A step whose lock is lost is done if nobody has changed its file.
-    pub fn carry_out(&self, folders: &GitFolders) -> Result<(), GitError> {
-        // The first of what is removed at the end: everything was done, and what is here now is somebody else's.
+    /// Carries out the open steps in their order. It is idempotent: the progress of each step is
+    /// read first. A step whose lock was lost is carried out if its file still has the expected
+    /// value.
+    pub fn apply(&self, folders: &GitFolders) -> Result<(), GitError> {
+        // `release` removes the last draft first. Without it, all steps are completed, and the
+        // files may have been changed by others since.
         let last = self.draft(self.steps.len().saturating_sub(1));
         let last = identity(&folders.common, last).map_err(failed("look at the drafts in .git"))?;
         if last.is_none() {
@@ -386,43 +397,46 @@ impl Transaction {
             put().map_err(what())?;
         }
         for log in &self.logs {
-            // What moved has moved: a line that cannot be written, in a log that may be a link, takes nothing back.
+            // The update is final: a failure to write the reflog, which may be a link, cannot undo
+            // it.
             _ = self.write_log(folders, log);
         }
-        let mut aside = self.aside.iter();
-        aside.try_for_each(|(name, id)| drop_aside(folders, name, id))
+        let mut airlock_refs = self.airlock_refs.iter();
+        airlock_refs.try_for_each(|(name, id)| remove_airlock_ref(folders, name, id))
     }
 
     fn progress(
         &self,
         folders: &GitFolders,
         number: usize,
-        target: &Target,
+        target: &TransactionTarget,
     ) -> io::Result<Progress> {
         let Some(draft) = identity(&folders.common, self.draft(number))? else {
             return Ok(Progress::Gone);
         };
         let (folder, last) = target.make_place(folders)?;
-        Ok(match () {
-            () if identity(&folder, last)? == Some(draft) => Progress::Done,
-            () if identity(&folder, format!("{last}.lock"))? == Some(draft) => Progress::Held,
-            () => Progress::Lost,
-        })
+        if identity(&folder, last)? == Some(draft) {
+            return Ok(Progress::Done);
+        }
+        if identity(&folder, format!("{last}.lock"))? == Some(draft) {
+            return Ok(Progress::Held);
+        }
+        Ok(Progress::Lost)
     }
 
-    fn write_log(&self, folders: &GitFolders, log: &LogLine) -> io::Result<()> {
+    fn write_log(&self, folders: &GitFolders, log: &ReflogLine) -> io::Result<()> {
         let top = log.target.top(folders);
         let path = format!("logs/{}", log.target.name());
-        let is_there = handle::open(top, &path, OFlags::PATH).is_ok();
+        let is_there = openat::open(top, &path, OFlags::PATH).is_ok();
         if !is_there && !log.begin {
             return Ok(());
         }
-        let modes = Modes::of(top)?;
-        let mut folder = handle::open(top, ".", FOLDER)?;
+        let modes = FileModes::of(top)?;
+        let mut folder = openat::open(top, ".", READ_DIR)?;
         let mut parts: Vec<_> = path.split('/').collect();
         let last = parts.pop().unwrap_or_default();
         for part in parts {
-            folder = handle::make_folder(&folder, part.as_ref(), modes.folder())?;
+            folder = openat::make_folder(&folder, part.as_ref(), modes.folder())?;
         }
         if !is_there {
             match write_new(&folder, last, b"", modes.file()) {
@@ -431,22 +445,22 @@ impl Transaction {
             }
         }
         let line = format!("{}\n", log.line);
-        let mut file = File::from(handle::open(&folder, last, OFlags::RDWR | OFlags::APPEND)?);
+        let mut file = File::from(openat::open(&folder, last, OFlags::RDWR | OFlags::APPEND)?);
         let length = file.metadata()?.len();
         let mut tail = Vec::new();
         rustix::fs::seek(
             &file,
-            rustix::fs::SeekFrom::Start(length.saturating_sub(TAIL)),
+            rustix::fs::SeekFrom::Start(length.saturating_sub(REFLOG_TAIL_BYTES)),
         )?;
-        (&mut file).take(TAIL).read_to_end(&mut tail)?;
-        match tail.ends_with(line.as_bytes()) {
-            true => Ok(()),
-            false => file.write_all(line.as_bytes()),
+        (&mut file).take(REFLOG_TAIL_BYTES).read_to_end(&mut tail)?;
+        if tail.ends_with(line.as_bytes()) {
+            return Ok(());
         }
+        file.write_all(line.as_bytes())
     }
 
-    /// Gives back every lock that is ours, and removes what was only needed on the way. After a step was decided on, call
-    /// it only once all are done.
+    /// Releases the locks of this transaction and removes its drafts. Once the transaction is
+    /// decided, it may only be called after all steps are completed.
     pub fn release(&self, folders: &GitFolders) -> Result<(), GitError> {
         let release = || -> io::Result<()> {
             for (number, step) in self.steps.iter().enumerate() {
@@ -454,16 +468,16 @@ impl Transaction {
                 if let (Some(draft), Ok((folder, last))) = (draft, step.target.place(folders)) {
                     let lock = format!("{last}.lock");
                     if identity(&folder, &lock)? == Some(draft) {
-                        is_gone(rustix::fs::unlinkat(&folder, &lock, AtFlags::empty()))?;
+                        ignore_missing(rustix::fs::unlinkat(&folder, &lock, AtFlags::empty()))?;
                     }
                 }
-                if let Target::Ref(name) = &step.target {
+                if let TransactionTarget::Ref(name) = &step.target {
                     remove_empty(folders, name, "refs/heads")?;
                 }
             }
             for number in (0..self.steps.len()).rev() {
                 let draft = self.draft(number);
-                is_gone(rustix::fs::unlinkat(
+                ignore_missing(rustix::fs::unlinkat(
                     &folders.common,
                     draft,
                     AtFlags::empty(),
@@ -473,33 +487,33 @@ impl Transaction {
         };
         release().map_err(failed("give the locks in .git back"))?;
         match &self.pack {
-            Some(pack) => let_go(folders.common.as_fd(), pack),
+            Some(pack) => release_pack(folders.common.as_fd(), pack),
             None => Ok(()),
         }
     }
 }
 
-/// Removes a reference of ours that is not needed any more, and the folders that it leaves empty.
-pub fn drop_aside(folders: &GitFolders, name: &str, id: &ObjectId) -> Result<(), GitError> {
+/// Removes a reference under `refs/airlock/`, and the folders that it leaves empty.
+pub fn remove_airlock_ref(folders: &GitFolders, name: &str, id: &ObjectId) -> Result<(), GitError> {
     let drop = || -> io::Result<()> {
-        let target = Target::Ref(name.to_owned());
+        let target = TransactionTarget::Ref(name.to_owned());
         let (folder, last) = match target.place(folders) {
             Err(gone) if is_absent(&gone) => return Ok(()),
             place => place?,
         };
-        let text = handle::read(&folder, last, MOST_HEAD)?;
+        let text = openat::read(&folder, last, MAX_HEAD_BYTES)?;
         if text.as_deref() != Some(format!("{id}\n").as_bytes()) {
             return Ok(());
         }
-        is_gone(rustix::fs::unlinkat(&folder, last, AtFlags::empty()))?;
+        ignore_missing(rustix::fs::unlinkat(&folder, last, AtFlags::empty()))?;
         remove_empty(folders, name, "refs/airlock")
     };
     drop().map_err(failed(format!("remove {name}")))
 }
 
-/// So that git takes files for perhaps changed that it took for so before.
+/// Sets the modification time, so that git compares the same files as before.
 fn set_modified(folder: &OwnedFd, name: &str, (seconds, nanos): (i64, u32)) -> io::Result<()> {
-    let file = handle::open(folder, name, OFlags::RDONLY)?;
+    let file = openat::open(folder, name, OFlags::RDONLY)?;
     let time = rustix::fs::Timespec {
         tv_sec: seconds,
         tv_nsec: nanos.into(),
@@ -511,7 +525,7 @@ fn set_modified(folder: &OwnedFd, name: &str, (seconds, nanos): (i64, u32)) -> i
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
-/// Removes the folders above a reference, up to `top`, as far as they are empty.
+/// Removes empty folders above a reference, up to `top`.
 fn remove_empty(folders: &GitFolders, name: &str, top: &str) -> io::Result<()> {
     let mut path = Path::new(name);
     while let Some(above) = path
@@ -524,14 +538,14 @@ fn remove_empty(folders: &GitFolders, name: &str, top: &str) -> io::Result<()> {
         let Some(last) = above.file_name() else {
             break;
         };
-        let removed = match handle::open(&folders.common, outer, FOLDER) {
+        let removed = match openat::open(&folders.common, outer, READ_DIR) {
             Ok(folder) => rustix::fs::unlinkat(folder, last, AtFlags::REMOVEDIR),
             Err(gone) if is_absent(&gone) => Ok(()),
             Err(error) => return Err(error),
         };
         match removed {
             Ok(()) | Err(Errno::NOENT) => path = above,
-            // Something lies there; a link is not ours.
+            // The folder is in use, or it is a link, which Airlock did not create.
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR | Errno::LOOP) => break,
             Err(error) => return Err(error.into()),
         }
@@ -539,11 +553,11 @@ fn remove_empty(folders: &GitFolders, name: &str, top: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// How it is written down, so that another process can end it.
+/// The text in the journal, from which another process can complete the transaction.
 impl Transaction {
-    /// In lines of fields.
+    /// Lines of fields.
     pub fn text(&self) -> String {
-        let or_none = |text: &Option<String>| text.clone().unwrap_or(NONE.to_owned());
+        let or_none = |text: &Option<String>| text.clone().unwrap_or(ABSENT.to_owned());
         let mut text = format!("drafts\t{}\t{}\n", self.drafts, self.format.name());
         for step in &self.steps {
             let (old, new) = (or_none(&step.old), or_none(&step.new));
@@ -553,7 +567,7 @@ impl Transaction {
             let begin = if log.begin { "begin" } else { "go on" };
             text += &format!("log\t{}\t{begin}\t{}\n", log.target.name(), log.line);
         }
-        for (name, id) in &self.aside {
+        for (name, id) in &self.airlock_refs {
             text += &format!("aside\t{name}\t{id}\n");
         }
         if let Some(pack) = &self.pack {
@@ -562,7 +576,7 @@ impl Transaction {
         text + "end\n"
     }
 
-    /// Reads it back; none if it is not whole.
+    /// Parses the text; none if it is incomplete.
     pub fn parse(text: &str) -> Option<Transaction> {
         let text = text.strip_suffix("end\n")?;
         let mut lines = text.lines();
@@ -574,26 +588,26 @@ impl Transaction {
             format: formats.into_iter().find(|known| known.name() == format)?,
             steps: Vec::new(),
             logs: Vec::new(),
-            aside: Vec::new(),
+            airlock_refs: Vec::new(),
             pack: None,
         };
-        let some = |text: &str| (text != NONE).then(|| text.to_owned());
+        let some = |text: &str| (text != ABSENT).then(|| text.to_owned());
         for line in lines {
             let fields: Vec<_> = line.splitn(4, '\t').collect();
             match fields.as_slice() {
-                ["step", name, old, new] => read.steps.push(Step {
+                ["step", name, old, new] => read.steps.push(TransactionStep {
                     target: target(name)?,
                     old: some(old),
                     new: some(new),
                 }),
-                ["log", name, begin, line] => read.logs.push(LogLine {
+                ["log", name, begin, line] => read.logs.push(ReflogLine {
                     target: target(name)?,
                     begin: *begin == "begin",
                     line: (*line).to_owned(),
                 }),
                 ["aside", name, id] if name.starts_with("refs/airlock/") && is_ref(name) => {
                     let id = ObjectId::parse(id, read.format)?;
-                    read.aside.push(((*name).to_owned(), id));
+                    read.airlock_refs.push(((*name).to_owned(), id));
                 }
                 ["pack", pack] => read.pack = Some((*pack).to_owned()),
                 _ => return None,
@@ -604,14 +618,14 @@ impl Transaction {
 }
 
 fn is_ref(name: &str) -> bool {
-    refs::is_format(name)
+    refs::is_valid_ref_name(name)
 }
 
-fn target(name: &str) -> Option<Target> {
+fn target(name: &str) -> Option<TransactionTarget> {
     match name {
-        "index" => Some(Target::Index),
-        "HEAD" => Some(Target::Head),
-        name if is_ref(name) => Some(Target::Ref(name.to_owned())),
+        "index" => Some(TransactionTarget::Index),
+        "HEAD" => Some(TransactionTarget::Head),
+        name if is_ref(name) => Some(TransactionTarget::Ref(name.to_owned())),
         _ => None,
     }
 }

@@ -38,13 +38,13 @@ impl Repository {
 
     fn transaction(&self) -> Transaction {
         let index = IndexFile::read(&self.folders).unwrap().unwrap();
-        let step = |target, old: Option<&str>, new: Option<&str>| Step {
+        let step = |target, old: Option<&str>, new: Option<&str>| TransactionStep {
             target,
             old: old.map(str::to_owned),
             new: new.map(str::to_owned),
         };
-        let reference = |name: &str| Target::Ref(name.to_owned());
-        let log = |target| LogLine {
+        let reference = |name: &str| TransactionTarget::Ref(name.to_owned());
+        let log = |target| ReflogLine {
             target,
             begin: true,
             line: "moved\tairlock: run r".to_owned(),
@@ -54,21 +54,24 @@ impl Repository {
             format: ObjectFormat::Sha1,
             steps: vec![
                 step(
-                    Target::Index,
+                    TransactionTarget::Index,
                     Some(&index.name(ObjectFormat::Sha1)),
-                    Some(&name_of(INDEX, ObjectFormat::Sha1)),
+                    Some(&index_checksum(INDEX, ObjectFormat::Sha1)),
                 ),
                 step(reference("refs/heads/main"), Some(OLD), Some(NEW)),
                 step(reference("refs/heads/packed"), Some(OLD), Some(NEW)),
                 step(reference("refs/heads/new/one"), None, Some(NEW)),
                 step(
-                    Target::Head,
+                    TransactionTarget::Head,
                     Some("ref: refs/heads/main"),
                     Some("ref: refs/heads/new/one"),
                 ),
             ],
-            logs: vec![log(Target::Head), log(reference("refs/heads/main"))],
-            aside: vec![(
+            logs: vec![
+                log(TransactionTarget::Head),
+                log(reference("refs/heads/main")),
+            ],
+            airlock_refs: vec![(
                 "refs/airlock/r/heads/main".to_owned(),
                 ObjectId::parse(NEW, ObjectFormat::Sha1).unwrap(),
             )],
@@ -141,7 +144,7 @@ fn everything_moves_and_nothing_is_left_of_the_way() {
     let transaction = repository.transaction();
     let before = fs::metadata(repository.top.join("index")).unwrap();
     repository.begin(&transaction);
-    transaction.carry_out(&repository.folders).unwrap();
+    transaction.apply(&repository.folders).unwrap();
     transaction.release(&repository.folders).unwrap();
     repository.is_moved();
     // Files that git had to look at again it still has to.
@@ -176,11 +179,11 @@ fn what_was_begun_is_ended_from_every_step() {
         assert_eq!(written_down, transaction);
         // The second time as the first.
         for _ in 0..2 {
-            written_down.carry_out(&repository.folders).unwrap();
+            written_down.apply(&repository.folders).unwrap();
         }
         written_down.release(&repository.folders).unwrap();
         repository.is_moved();
-        written_down.carry_out(&repository.folders).unwrap();
+        written_down.apply(&repository.folders).unwrap();
         written_down.release(&repository.folders).unwrap();
         repository.is_moved();
     }
@@ -241,7 +244,7 @@ fn what_a_user_changed_after_a_crash_is_not_overwritten() {
     repository.begin(&transaction);
     fs::remove_file(repository.top.join("index.lock")).unwrap();
     fs::write(repository.top.join("index"), "the user's").unwrap();
-    assert!(transaction.carry_out(&repository.folders).is_err());
+    assert!(transaction.apply(&repository.folders).is_err());
     transaction.release(&repository.folders).unwrap();
     assert_eq!(repository.read("index"), "the user's");
     assert_eq!(repository.read("refs/heads/main"), format!("{OLD}\n"));
@@ -250,7 +253,7 @@ fn what_a_user_changed_after_a_crash_is_not_overwritten() {
     let transaction = repository.transaction();
     repository.begin(&transaction);
     fs::remove_file(repository.top.join("index.lock")).unwrap();
-    transaction.carry_out(&repository.folders).unwrap();
+    transaction.apply(&repository.folders).unwrap();
     transaction.release(&repository.folders).unwrap();
     repository.is_moved();
 }
@@ -302,7 +305,7 @@ fn an_empty_folder_makes_room_for_a_reference_and_another_does_not() {
         transaction.lock(folders, Duration::ZERO).unwrap();
         assert_eq!(transaction.compare(folders).is_ok(), is_moved);
         if is_moved {
-            transaction.carry_out(folders).unwrap();
+            transaction.apply(folders).unwrap();
         }
         transaction.release(folders).unwrap();
         match is_moved {
@@ -312,13 +315,14 @@ fn an_empty_folder_makes_room_for_a_reference_and_another_does_not() {
     }
 }
 
-/// Killed while it gave its locks back: what the user did since is not undone, and no line is written behind his.
+/// Killed while it gave its locks back: what the user did since is not undone, and no line is
+/// written behind his.
 #[test]
 fn what_was_released_is_not_carried_out_again() {
     let repository = Repository::new("released");
     let (transaction, folders) = (repository.transaction(), &repository.folders);
     repository.begin(&transaction);
-    transaction.carry_out(folders).unwrap();
+    transaction.apply(folders).unwrap();
     let last = transaction.draft(transaction.steps.len() - 1);
     fs::remove_file(repository.top.join(last)).unwrap();
     let log = repository.top.join("logs/HEAD");
@@ -329,7 +333,7 @@ fn what_was_released_is_not_carried_out_again() {
         format!("{NEW}\n"),
     )
     .unwrap();
-    transaction.carry_out(folders).unwrap();
+    transaction.apply(folders).unwrap();
     transaction.release(folders).unwrap();
     assert!(repository.read("logs/HEAD").ends_with("\nthe user's\n"));
     assert_eq!(
@@ -351,7 +355,7 @@ fn without_one_of_its_drafts_nothing_more_is_moved() {
     let (transaction, folders) = (repository.transaction(), &repository.folders);
     repository.begin(&transaction);
     fs::remove_file(repository.top.join(transaction.draft(1))).unwrap();
-    let told = transaction.carry_out(folders).unwrap_err();
+    let told = transaction.apply(folders).unwrap_err();
     assert_eq!(told.to_string(), "the draft of `refs/heads/main` is gone");
     transaction.release(folders).unwrap();
     assert_eq!(repository.read("refs/heads/main"), format!("{OLD}\n"));
@@ -371,7 +375,7 @@ fn a_reflog_is_begun_if_that_is_wanted_and_never_through_a_link() {
     fs::remove_file(repository.top.join("logs/HEAD")).unwrap();
     std::os::unix::fs::symlink(&outside, repository.top.join("logs/HEAD")).unwrap();
     repository.begin(&transaction);
-    transaction.carry_out(&repository.folders).unwrap();
+    transaction.apply(&repository.folders).unwrap();
     transaction.release(&repository.folders).unwrap();
     assert_eq!(repository.read("refs/heads/main"), format!("{NEW}\n"));
     assert!(!repository.top.join("logs/refs/heads/main").exists());
@@ -400,7 +404,7 @@ fn a_linked_worktree_has_its_own_index_and_head() {
         .unwrap();
     transaction.lock(&folders, Duration::ZERO).unwrap();
     transaction.compare(&folders).unwrap();
-    transaction.carry_out(&folders).unwrap();
+    transaction.apply(&folders).unwrap();
     transaction.release(&folders).unwrap();
     assert_eq!(fs::read(own.join("index")).unwrap(), INDEX);
     let read = |name: &str| fs::read_to_string(own.join(name)).unwrap();

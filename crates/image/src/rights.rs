@@ -9,7 +9,7 @@ use crate::{
     tree::{Trouble, times},
     user::Person,
 };
-use ::fs::{Dir, Entry};
+use ::fs::{Dir, DirEntry};
 use rustix::{
     fs::{FileType, Mode, OFlags},
     io::Errno,
@@ -102,7 +102,7 @@ struct Settling<'a> {
 impl Settling<'_> {
     fn folder(&mut self, folder: Dir) -> io::Result<()> {
         for entry in folder.entries()? {
-            let Entry { name, kind } = entry?;
+            let DirEntry { name, kind } = entry?;
             if kind == FileType::Symlink {
                 continue;
             }

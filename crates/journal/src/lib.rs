@@ -1,49 +1,51 @@
-//! Journals: files that are only added to, one JSON object a line, each line bound to the one before by its hash. The
-//! ledger of the doors is one, the audit of a server another; what their lines mean is theirs.
+//! Journals: append-only files with one JSON object a line, in which each line carries the hash of
+//! the line before. The ledger of the doors and the audit log of the server are journals; the
+//! meaning of their lines is defined there.
 //!
 //! ```text
 //! folder ─ NAME.jsonl ─▶ NAME~2.jsonl ─▶ …     the first line of a file follows from the last of the one before
 //!               └─ {"n":1,…,"prev":"…","hash":"…"}
 //! ```
 
-mod folder;
+mod journal_dir;
 mod line;
 mod reader;
 mod sync;
 mod writer;
 
-pub use folder::{Folder, is_gone, is_name, lock};
-pub use line::{Hash, LONGEST, Line};
-pub use reader::{Fault, Head, Numbered, Reader};
+pub use journal_dir::{JournalDir, is_unlinked, is_valid_name, try_lock};
+pub use line::{Hash, LineWriter, MAX_LINE_BYTES};
+pub use reader::{ChainHead, JournalReader, NumberedRecord, ReadFault};
 pub use sync::Syncer;
-pub use writer::{Writer, now};
+pub use writer::{JournalWriter, now_ms};
 
 use std::{fmt, path::PathBuf};
 
-/// A file that has grown to this is followed by the next.
-pub const LARGEST: u64 = 64 << 20;
+/// The size at which a file is followed by the next.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// How lasting a record must be before what it tells of goes on.
+/// How durable a record must be before the recorded action goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Survives the end of this process, whatever ends it.
+    /// It survives the end of this process, even by `SIGKILL`.
     #[default]
     Process,
-    /// Survives loss of power.
+    /// It survives a power failure.
     Power,
 }
 
-/// Something that is wrong with a journal.
+/// A defect of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Problem {
+pub struct JournalProblem {
+    /// The file.
     pub file: PathBuf,
-    /// 0 if it is the file as a whole.
+    /// The line, counted from 1; 0 for the file as a whole.
     pub line: u64,
+    /// The defect.
     pub what: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for JournalProblem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             0 => write!(out, "`{}`: {}", self.file.display(), self.what),
@@ -52,4 +54,4 @@ impl fmt::Display for Problem {
     }
 }
 
-impl std::error::Error for Problem {}
+impl std::error::Error for JournalProblem {}

@@ -1,27 +1,27 @@
-//! Reads a journal line by line and believes none that does not follow from the one before.
+//! Reads a journal line by line and checks that each line follows the one before.
 
-use crate::line::{self, Hash, LONGEST};
+use crate::line::{self, Hash, MAX_LINE_BYTES};
 use serde::Deserialize;
 use std::io::{self, BufRead, Read};
 
-/// How far a journal was read: what the next line must follow.
+/// The end of the checked part of a journal, which the next line must follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Head {
-    /// Lines before.
+pub struct ChainHead {
+    /// The number of its last line.
     pub n: u64,
+    /// The hash of its last line.
     pub hash: Hash,
-    /// Bytes of this file before.
+    /// Its bytes in this file.
     pub offset: u64,
 }
 
-/// Why a line is not believed.
+/// Why a line is not accepted.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The file ends within it: its writer died, or is about to write the rest.
+pub enum ReadFault {
+    /// The file ends within the line: its writer died, or is about to write the rest.
     #[error("the file ends within it")]
     Torn,
-    /// It is not what was written here.
+    /// The line is not what was written.
     #[error("{0}")]
     Broken(&'static str),
     /// The file cannot be read.
@@ -29,25 +29,25 @@ pub enum Fault {
     Read(#[from] io::Error),
 }
 
-/// What a line says has its number.
-pub trait Numbered {
+/// A record with the number of its line.
+pub trait NumberedRecord {
     /// The number of the line.
     fn n(&self) -> u64;
 }
 
-/// Reads lines from one file of a journal.
+/// Reads and checks the lines of one file of a journal.
 #[derive(Debug)]
-pub struct Reader<R> {
+pub struct JournalReader<R> {
     source: R,
     text: Vec<u8>,
-    head: Head,
+    head: ChainHead,
     line: u64,
 }
 
-impl<R: BufRead> Reader<R> {
-    /// Reads on from `head`; the source stands there.
-    pub fn new(source: R, head: Head) -> Reader<R> {
-        Reader {
+impl<R: BufRead> JournalReader<R> {
+    /// Continues behind `head`, where the source must stand.
+    pub fn new(source: R, head: ChainHead) -> JournalReader<R> {
+        JournalReader {
             source,
             text: Vec::new(),
             head,
@@ -55,23 +55,23 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// What was read and believed.
-    pub fn head(&self) -> Head {
+    /// The end of the checked part.
+    pub fn head(&self) -> ChainHead {
         self.head
     }
 
-    /// The number of the line that was read last, since this reader began.
+    /// The lines that this reader has read.
     pub fn line(&self) -> u64 {
         self.line
     }
 
     /// The next line; none at the end.
-    pub fn next_record<'a, T: Numbered + Deserialize<'a>>(
+    pub fn next_record<'a, T: NumberedRecord + Deserialize<'a>>(
         &'a mut self,
-    ) -> Result<Option<T>, Fault> {
+    ) -> Result<Option<T>, ReadFault> {
         self.text.clear();
         (&mut self.source)
-            .take(LONGEST as u64 + 1)
+            .take(MAX_LINE_BYTES as u64 + 1)
             .read_until(b'\n', &mut self.text)?;
         if self.text.is_empty() {
             return Ok(None);
@@ -81,12 +81,13 @@ impl<R: BufRead> Reader<R> {
             return Err(self.endless()?);
         }
         let text = &self.text[..self.text.len() - 1];
-        let hash = line::check(text, &self.head.hash).map_err(Fault::Broken)?;
-        let row: T = serde_json::from_slice(text).map_err(|_| Fault::Broken("it is no record"))?;
+        let hash = line::check(text, &self.head.hash).map_err(ReadFault::Broken)?;
+        let row: T =
+            serde_json::from_slice(text).map_err(|_| ReadFault::Broken("it is no record"))?;
         if row.n() != self.head.n + 1 {
-            return Err(Fault::Broken("its number does not follow"));
+            return Err(ReadFault::Broken("its number does not follow"));
         }
-        self.head = Head {
+        self.head = ChainHead {
             n: row.n(),
             hash,
             offset: self.head.offset + self.text.len() as u64,
@@ -94,22 +95,23 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(row))
     }
 
-    /// A line without an end is a torn one, unless it is too long for that, or whole but for a byte that was put in
-    /// the place of its end. What a power loss kept from the disk reads as zeros, however many.
-    fn endless(&mut self) -> Result<Fault, io::Error> {
+    /// Classifies a line without a line break. It is torn, unless it is too long, or complete but
+    /// for another byte in place of the line break. Data that a power failure lost reads as zeros,
+    /// of any length.
+    fn endless(&mut self) -> Result<ReadFault, io::Error> {
         let (zeros, whole) = match self.text.split_last() {
             Some((0, _)) => (true, false),
             Some((_, text)) => (false, line::check(text, &self.head.hash).is_ok()),
             None => (false, false),
         };
         if whole {
-            return Ok(Fault::Broken("its end was changed"));
+            return Ok(ReadFault::Broken("its end was changed"));
         }
-        let fits = self.text.len() <= LONGEST || zeros && self.only_zeros_follow()?;
+        let fits = self.text.len() <= MAX_LINE_BYTES || zeros && self.only_zeros_follow()?;
         Ok(if fits {
-            Fault::Torn
+            ReadFault::Torn
         } else {
-            Fault::Broken("it is too long")
+            ReadFault::Broken("it is too long")
         })
     }
 

@@ -1,4 +1,5 @@
-//! Group commit: many wait, one `fdatasync` answers them all. A thread of its own, because it blocks for milliseconds.
+//! Group commit: one `fdatasync` for all records that wait. It runs in a thread of its own, because
+//! it blocks for milliseconds.
 
 use std::{
     fs::File,
@@ -8,86 +9,92 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Makes lines outlast the power.
+/// Makes records durable.
 #[derive(Debug)]
 pub struct Syncer {
-    wanted: Arc<(Mutex<Wanted>, Condvar)>,
-    done: watch::Receiver<Done>,
-    called: &'static str,
+    request: Arc<(Mutex<SyncRequest>, Condvar)>,
+    state: watch::Receiver<SyncState>,
+    label: &'static str,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct SyncRequest {
     n: u64,
     file: Option<Arc<File>>,
-    over: bool,
+    is_closed: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Done {
+enum SyncState {
     UpTo(u64),
-    /// For good: what a failed sync did not write is dropped, and a second one would tell a lie.
+    /// Permanent: the kernel drops pages that it could not write, so that a second `fdatasync`
+    /// would report success.
     Failed(String),
 }
 
 impl Syncer {
-    /// Starts its thread; `called` is what the journal is called in what is said of it.
-    pub fn start(called: &'static str) -> io::Result<Syncer> {
-        let wanted = Arc::new((Mutex::new(Wanted::default()), Condvar::new()));
-        let (tell, done) = watch::channel(Done::UpTo(0));
-        let theirs = Arc::clone(&wanted);
+    /// Starts the thread; `label` names the journal in errors.
+    pub fn start(label: &'static str) -> io::Result<Syncer> {
+        let request = Arc::new((Mutex::new(SyncRequest::default()), Condvar::new()));
+        let (sender, state) = watch::channel(SyncState::UpTo(0));
+        let shared = Arc::clone(&request);
         let thread = std::thread::Builder::new()
-            .name(called.to_owned())
-            .spawn(move || work(called, &theirs, &tell))?;
+            .name(label.to_owned())
+            .spawn(move || sync_loop(label, &shared, &sender))?;
         Ok(Syncer {
-            wanted,
-            done,
-            called,
+            request,
+            state,
+            label,
             thread: Some(thread),
         })
     }
 
-    /// Asks that everything up to record `n` last.
-    pub fn want(&self, n: u64, file: &Arc<File>) {
-        let (wanted, wake) = &*self.wanted;
-        let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        (wanted.n, wanted.file) = (n, Some(Arc::clone(file)));
+    /// Requests that everything up to record `n` becomes durable.
+    pub fn request(&self, n: u64, file: &Arc<File>) {
+        let (request, wake) = &*self.request;
+        let mut request = request.lock().unwrap_or_else(PoisonError::into_inner);
+        request.n = n;
+        request.file = Some(Arc::clone(file));
         wake.notify_one();
     }
 
-    /// Waits until everything up to record `n` lasts.
+    /// Waits until everything up to record `n` is durable.
     pub async fn wait(&self, n: u64) -> io::Result<()> {
-        let mut done = self.done.clone();
-        let reached = |done: &Done| match done {
-            Done::UpTo(last) => *last >= n,
-            Done::Failed(_) => true,
+        let mut state = self.state.clone();
+        let is_reached = |state: &SyncState| match state {
+            SyncState::UpTo(last) => *last >= n,
+            SyncState::Failed(_) => true,
         };
-        match done.wait_for(reached).await.as_deref() {
-            Ok(Done::UpTo(_)) => Ok(()),
-            Ok(Done::Failed(why)) => Err(io::Error::other(why.clone())),
-            Err(_) => Err(io::Error::other(format!("the {} is closed", self.called))),
+        match state.wait_for(is_reached).await.as_deref() {
+            Ok(SyncState::UpTo(_)) => Ok(()),
+            Ok(SyncState::Failed(why)) => Err(io::Error::other(why.clone())),
+            Err(_) => Err(io::Error::other(format!("the {} is closed", self.label))),
         }
     }
 }
 
-fn work(called: &str, wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Done>) {
-    let (wanted, wake) = wanted;
+fn sync_loop(
+    label: &str,
+    request: &(Mutex<SyncRequest>, Condvar),
+    sender: &watch::Sender<SyncState>,
+) {
+    let (request, wake) = request;
     loop {
-        let guard = wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |wanted: &mut Wanted| wanted.file.is_none() && !wanted.over;
+        let guard = request.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = |request: &mut SyncRequest| request.file.is_none() && !request.is_closed;
         let mut guard = wake
-            .wait_while(guard, waits)
+            .wait_while(guard, is_idle)
             .unwrap_or_else(PoisonError::into_inner);
         let (n, Some(file)) = (guard.n, guard.file.take()) else {
             return;
         };
         drop(guard);
         match rustix::fs::fdatasync(&*file) {
-            Ok(()) => tell.send_replace(Done::UpTo(n)),
+            Ok(()) => sender.send_replace(SyncState::UpTo(n)),
             Err(error) => {
-                tell.send_replace(Done::Failed(format!(
-                    "the {called} cannot be made to last: {error}"
+                sender.send_replace(SyncState::Failed(format!(
+                    "the {label} cannot be made to last: {error}"
                 )));
                 return;
             }
@@ -97,12 +104,15 @@ fn work(called: &str, wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Do
 
 impl Drop for Syncer {
     fn drop(&mut self) {
-        let (wanted, wake) = &*self.wanted;
-        wanted.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+        let (request, wake) = &*self.request;
+        request
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_closed = true;
         wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It ends by itself; that it panicked is of no use to anybody here.
-            let _ = thread.join();
+            // The thread ends by itself; a panic of it cannot be reported from here.
+            _ = thread.join();
         }
     }
 }

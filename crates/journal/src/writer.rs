@@ -1,8 +1,8 @@
-//! The end of a journal at which its owner writes: one write a line, unless the line may wait for company.
+//! Appends to a journal: one `write` a line, unless the line may be deferred until the next one.
 
 use crate::{
-    Folder, Head,
-    line::{Hash, Line},
+    ChainHead, JournalDir,
+    line::{Hash, LineWriter},
 };
 use std::{
     fs::File,
@@ -11,46 +11,46 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Bytes of lines that may wait for the next write.
-const MOST_WAITING: usize = 16 << 10;
+/// Bytes of deferred lines.
+const MAX_PENDING_BYTES: usize = 16 << 10;
 
-/// Writes to the last file of a journal, which its maker has locked and read.
+/// Appends to the last file of a journal, which the caller has locked and read.
 #[derive(Debug)]
-pub struct Writer {
-    /// What the journal is called in what is said of it.
-    called: &'static str,
-    /// Where lines go.
+pub struct JournalWriter {
+    /// The name of the journal in errors.
+    label: &'static str,
+    /// The file.
     pub file: Arc<File>,
     part: u32,
     length: u64,
     n: u64,
     hash: Hash,
     line: Vec<u8>,
-    /// Lines that wait for the next write: only such as may be lost.
-    waiting: Vec<u8>,
-    /// Why nothing can be written any more.
+    /// Deferred lines, which a crash may lose.
+    pending: Vec<u8>,
+    /// Why the journal cannot be written any more.
     broken: Option<String>,
 }
 
-impl Writer {
-    /// Goes on in the file `part`, of which everything up to `head` was read and believed.
-    pub fn new(called: &'static str, file: File, part: u32, head: Head) -> Writer {
-        Writer {
-            called,
+impl JournalWriter {
+    /// Continues in the file `part`, which was read and checked up to `head`.
+    pub fn new(label: &'static str, file: File, part: u32, head: ChainHead) -> JournalWriter {
+        JournalWriter {
+            label,
             file: Arc::new(file),
             part,
             length: head.offset,
             n: head.n,
             hash: head.hash,
             line: Vec::new(),
-            waiting: Vec::new(),
+            pending: Vec::new(),
             broken: None,
         }
     }
 
-    /// What the next line will follow.
-    pub fn head(&self) -> Head {
-        Head {
+    /// The end of the journal, which the next line will follow.
+    pub fn head(&self) -> ChainHead {
+        ChainHead {
             n: self.n,
             hash: self.hash,
             offset: self.length,
@@ -62,69 +62,71 @@ impl Writer {
         self.part
     }
 
-    /// Bytes of the file that are written.
+    /// The written bytes of the file.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// One line; its number. If it may wait it is written with one that may not.
+    /// Appends a line and returns its number. A deferred line is written together with the next one
+    /// that is not.
     pub fn write(
         &mut self,
         kind: &str,
-        may_wait: bool,
-        tell: impl FnOnce(&mut Line<'_>),
+        deferred: bool,
+        write_members: impl FnOnce(&mut LineWriter<'_>),
     ) -> io::Result<u64> {
         if let Some(why) = &self.broken {
             return Err(io::Error::other(why.clone()));
         }
-        let mut line = Line::begin(&mut self.line, self.n + 1, now(), kind);
-        tell(&mut line);
+        let mut line = LineWriter::begin(&mut self.line, self.n + 1, now_ms(), kind);
+        write_members(&mut line);
         let hash = line.seal(&self.hash);
-        let before = self.waiting.len();
-        self.waiting.extend_from_slice(&self.line);
-        let is_due = !may_wait || self.waiting.len() > MOST_WAITING;
+        let before = self.pending.len();
+        self.pending.extend_from_slice(&self.line);
+        let is_due = !deferred || self.pending.len() > MAX_PENDING_BYTES;
         if is_due && let Err(error) = self.flush() {
-            self.waiting.truncate(before);
+            self.pending.truncate(before);
             return Err(error);
         }
-        (self.n, self.hash) = (self.n + 1, hash);
+        self.n += 1;
+        self.hash = hash;
         Ok(self.n)
     }
 
-    /// Writes what still waits.
+    /// Writes deferred lines.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.waiting.is_empty() {
+        if self.pending.is_empty() {
             return Ok(());
         }
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.waiting));
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.pending));
         match written {
-            Ok(count) if count == self.waiting.len() => {
+            Ok(count) if count == self.pending.len() => {
                 self.length += count as u64;
-                self.waiting.clear();
+                self.pending.clear();
                 Ok(())
             }
             failed => Err(self.undo(failed.err().map(io::Error::from))),
         }
     }
 
-    /// Half a line must not stay: what is written after it could not be read.
+    /// Removes half a line, behind which no line could be read.
     fn undo(&mut self, cause: Option<io::Error>) -> io::Error {
-        let called = self.called;
+        let label = self.label;
         if let Err(error) = rustix::fs::ftruncate(&*self.file, self.length) {
             self.broken = Some(format!(
-                "the {called} ends in half a line that cannot be taken back: {error}"
+                "the {label} ends in half a line that cannot be taken back: {error}"
             ));
         }
         cause.unwrap_or_else(|| {
             io::Error::other(format!(
-                "the {called} took only half a line: its disk is full"
+                "the {label} took only half a line: its disk is full"
             ))
         })
     }
 
-    /// The chain goes on in the next file: its first line will follow from the last of this one. With `sync` this one
-    /// outlasts the power before the next has a name, and that name does, too.
-    pub fn next_file(&mut self, folder: &Folder, name: &str, sync: bool) -> io::Result<()> {
+    /// Continues the chain in the next file, whose first line follows the last one of this file.
+    /// With `sync`, this file is durable before the next one has a name, and then that name is.
+    pub fn next_file(&mut self, folder: &JournalDir, name: &str, sync: bool) -> io::Result<()> {
         self.flush()?;
         if sync {
             rustix::fs::fdatasync(&*self.file)?;
@@ -133,13 +135,15 @@ impl Writer {
         if sync {
             folder.sync()?;
         }
-        (self.file, self.part, self.length) = (Arc::new(file), self.part + 1, 0);
+        self.file = Arc::new(file);
+        self.part += 1;
+        self.length = 0;
         Ok(())
     }
 }
 
 /// Milliseconds since 1970.
-pub fn now() -> u64 {
+pub fn now_ms() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();

@@ -4,7 +4,7 @@
 use crate::native::SandboxError;
 use init::{plan::PassingPlan, protocol};
 use rustix::net::sockopt;
-use spec::{ErrorCode, NAMES_PORT, PASSING_PORT, Ports, SandboxSpec, WEB_PORTS};
+use spec::{DNS_PORT, ErrorCode, Ports, SandboxSpec, TRANSPARENT_PROXY_PORT, WEB_PORTS};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -91,7 +91,7 @@ pub(crate) enum Power {
 
 /// How it is to be done.
 pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPlan>, SandboxError> {
-    let Some(asked) = &spec.passing else {
+    let Some(asked) = &spec.transparent_ports else {
         return Ok(None);
     };
     let ports = match (asked, power) {
@@ -111,11 +111,11 @@ pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPla
                 .to_owned(),
         });
     }
-    let redirect = (power == Power::Ours && *asked == Ports::Any).then_some(PASSING_PORT);
+    let redirect = (power == Power::Ours && *asked == Ports::Any).then_some(TRANSPARENT_PROXY_PORT);
     Ok(Some(PassingPlan {
         ports,
         redirect,
-        names: NAMES_PORT,
+        names: DNS_PORT,
     }))
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn received(
         },
         made_up: if native { OF_NOBODY } else { OF_LOOPBACK },
     };
-    let more_with = match (&spec.passing, native) {
+    let more_with = match (&spec.transparent_ports, native) {
         (Some(Ports::Any), true) => "nothing",
         (Some(Ports::Any), false) => "--backend native",
         (Some(Ports::These(_)) | None, _) => "--allow-host HOST:PORT",
@@ -196,7 +196,7 @@ fn notes(
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let any = spec.passing == Some(Ports::Any);
+    let any = spec.transparent_ports == Some(Ports::Any);
     let redirected = any && native && no_redirect.is_none();
     let fewer = match no_redirect {
         Some(errno) => Some(format!(

@@ -1,35 +1,37 @@
-//! Which addresses are public, and which give credentials to whoever asks. Decided on the address that is dialled, never
-//! on the name: a name may resolve to anything. Pure functions; an address in another's clothes (mapped, translated,
-//! tunnelled) is what it carries.
+//! Which IP addresses are public, and which belong to a metadata service. The decision is on the
+//! address that is dialled, never on the name, which may resolve to anything. An IPv6 address that
+//! embeds an IPv4 address (mapped, translated, tunnelled) is judged as that address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether anybody on the internet may be reached there: no loopback, private, shared, link-local, multicast, reserved
-/// or documentation address, and no metadata service.
+/// Whether an address is on the public internet: no loopback, private, shared, link-local,
+/// multicast, reserved or documentation address, and no metadata service.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
-        IpAddr::V6(v6) => match carried(v6) {
-            Some((Carrier::Translated, v4)) => is_public_v4(v4),
-            Some((Carrier::Tunnel, _)) => false,
+        IpAddr::V6(v6) => match embedded_v4(v6) {
+            Some((Embedding::Translated, v4)) => is_public_v4(v4),
+            Some((Embedding::Tunnel, _)) => false,
             None => is_public_v6(v6),
         },
     }
 }
 
-/// Whether a cloud's metadata service may answer there: all of link-local, and what providers put elsewhere. Such an
-/// address is never dialled, whatever the operator allows.
+/// Whether the metadata service of a cloud may answer at an address: all of link-local, and the
+/// addresses that providers use elsewhere. Such an address is never dialled, whatever the operator
+/// allows.
 pub fn is_metadata(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_metadata_v4(v4),
-        IpAddr::V6(v6) => match carried(v6) {
+        IpAddr::V6(v6) => match embedded_v4(v6) {
             Some((_, v4)) => is_metadata_v4(v4),
             None => is_metadata_v6(v6),
         },
     }
 }
 
-/// Whether a name is known to lead to a metadata service. Only for a clear word early: [`is_metadata`] decides.
+/// Whether a name is known to lead to a metadata service. It only makes an early error message
+/// clearer: [`is_metadata`] decides.
 pub fn is_metadata_name(host: &str) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     [
@@ -42,8 +44,8 @@ pub fn is_metadata_name(host: &str) -> bool {
     .contains(&host.as_str())
 }
 
-/// The address that a host is, if it is one and no name: every spelling that resolvers take (decimal, octal, hexadecimal,
-/// fewer than four parts, brackets, a zone, dots at the end).
+/// Parses a host that is an address, in every spelling that resolvers take: decimal, octal,
+/// hexadecimal, fewer than four parts, brackets, a zone, dots at the end.
 pub fn literal(host: &str) -> Option<IpAddr> {
     let host = host.trim_end_matches('.');
     let bare = host
@@ -54,22 +56,22 @@ pub fn literal(host: &str) -> Option<IpAddr> {
         let address = bare.split('%').next().unwrap_or_default();
         return address.parse().ok().map(IpAddr::V6);
     }
-    loose_v4(bare).map(IpAddr::V4)
+    inet_aton(bare).map(IpAddr::V4)
 }
 
-/// As `inet_aton` reads: the last part fills all the bytes that the others leave.
-fn loose_v4(host: &str) -> Option<Ipv4Addr> {
+/// Reads an address as `inet_aton` does: the last part fills all bytes that the others leave.
+fn inet_aton(host: &str) -> Option<Ipv4Addr> {
     let parts: Vec<u64> = host.split('.').map(number).collect::<Option<_>>()?;
     let (last, first) = parts.split_last()?;
     if first.len() > 3 || first.iter().any(|part| *part > 255) {
         return None;
     }
-    let room = 8 * (4 - first.len() as u32);
-    if *last >= 1 << room {
+    let bits = 8 * (4 - first.len() as u32);
+    if *last >= 1 << bits {
         return None;
     }
     let high = first.iter().fold(0, |high, part| high << 8 | part);
-    u32::try_from(high << room | last)
+    u32::try_from(high << bits | last)
         .ok()
         .map(Ipv4Addr::from_bits)
 }
@@ -93,13 +95,13 @@ fn number(text: &str) -> Option<u64> {
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
         [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] => true,
-        // Shared by a carrier; a link between machines; benchmarks.
+        // Shared address space of carriers; private; benchmarks.
         [100, second, ..] => second & 0xc0 == 64,
         [172, second, ..] => second & 0xf0 == 16,
         [198, 18 | 19, ..] => true,
-        // Protocols, documentation, old relays.
+        // Protocol assignments, documentation, 6to4 relays.
         [192, 0, 0 | 2, _] | [192, 88, 99, _] | [198, 51, 100, _] | [203, 0, 113, _] => true,
-        // Multicast and what is reserved.
+        // Multicast and reserved.
         [224..=255, ..] => true,
         _ => false,
     };
@@ -134,28 +136,28 @@ fn is_metadata_v6(address: Ipv6Addr) -> bool {
     known || address.is_unicast_link_local()
 }
 
-/// How an IPv6 address carries an IPv4 address.
-enum Carrier {
+/// How an IPv6 address embeds an IPv4 address.
+enum Embedding {
     /// Packets reach that address and no other.
     Translated,
     /// Packets go to a relay.
     Tunnel,
 }
 
-fn carried(address: Ipv6Addr) -> Option<(Carrier, Ipv4Addr)> {
+fn embedded_v4(address: Ipv6Addr) -> Option<(Embedding, Ipv4Addr)> {
     let join = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
     match address.segments() {
-        // The unspecified and the loopback address only look as if.
+        // The unspecified and the loopback address embed none.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] => {
-            Some((Carrier::Translated, join(high, low)))
+            Some((Embedding::Translated, join(high, low)))
         }
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some((Carrier::Translated, join(high, low))),
-        // A translator of the local network's own.
-        [0x64, 0xff9b, 1, .., high, low] => Some((Carrier::Tunnel, join(high, low))),
-        [0x2002, high, low, ..] => Some((Carrier::Tunnel, join(high, low))),
-        [0x2001, 0, .., high, low] => Some((Carrier::Tunnel, join(!high, !low))),
-        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => Some((Carrier::Tunnel, join(high, low))),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some((Embedding::Translated, join(high, low))),
+        // The prefix for translators of a local network.
+        [0x64, 0xff9b, 1, .., high, low] => Some((Embedding::Tunnel, join(high, low))),
+        [0x2002, high, low, ..] => Some((Embedding::Tunnel, join(high, low))),
+        [0x2001, 0, .., high, low] => Some((Embedding::Tunnel, join(!high, !low))),
+        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => Some((Embedding::Tunnel, join(high, low))),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! Barriers: the named protections. A result lists those that the steps themselves reported as up.
+//! Barriers: the named protections. A result lists those that the steps of containment reported.
 
 use std::{fmt, str::FromStr};
 
@@ -17,7 +17,7 @@ macro_rules! barriers {
                 match self { $(Barrier::$variant => $name,)* }
             }
 
-            /// What it protects, in one line.
+            /// The protection, in one line.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Barrier::$variant => $meaning,)* }
             }

@@ -1,23 +1,24 @@
-//! Days and months as bills have them: by the calendar, in UTC.
+//! Calendar days and months in UTC, the periods of bills.
 
 use crate::Timestamp;
 use std::{fmt, str::FromStr};
 
-const MILLISECONDS: u64 = 86_400_000;
+const MS_PER_DAY: u64 = 86_400_000;
 
 /// A day (UTC), counted from 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Day(pub u64);
 
-/// A span of time: from its first moment on, up to and without its last.
+/// A period of time that includes its start and excludes its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Span {
+pub struct Period {
+    /// The start.
     pub since: Timestamp,
+    /// The end.
     pub until: Timestamp,
 }
 
-/// What is no day or month.
+/// A text that is not a day or a month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadDay;
 
@@ -30,24 +31,24 @@ impl fmt::Display for BadDay {
 impl std::error::Error for BadDay {}
 
 impl Day {
-    /// The day of a moment.
+    /// The day of a point in time.
     pub fn of(moment: Timestamp) -> Day {
-        Day(moment.0 / MILLISECONDS)
+        Day(moment.0 / MS_PER_DAY)
     }
 
     /// Its first moment.
     pub fn start(self) -> Timestamp {
-        Timestamp(self.0.saturating_mul(MILLISECONDS))
+        Timestamp(self.0.saturating_mul(MS_PER_DAY))
     }
 
-    /// The one after it.
+    /// The next day.
     pub fn next(self) -> Day {
         Day(self.0.saturating_add(1))
     }
 
-    /// All of it.
-    pub fn span(self) -> Span {
-        Span {
+    /// The whole day.
+    pub fn period(self) -> Period {
+        Period {
             since: self.start(),
             until: self.next().start(),
         }
@@ -58,7 +59,7 @@ impl Day {
         {
             return None;
         }
-        // Years begin in March here, so that the odd day is their last.
+        // Counting years from March puts the leap day at their end.
         let (years, months) = if month > 2 {
             (year, month - 3)
         } else {
@@ -70,16 +71,16 @@ impl Day {
     }
 }
 
-impl Span {
+impl Period {
     /// A whole month, such as 2026-11.
-    pub fn month(text: &str) -> Result<Span, BadDay> {
+    pub fn month(text: &str) -> Result<Period, BadDay> {
         let first: Day = format!("{text}-01").parse()?;
         // Every month has 28 days, and the next begins within 4 more.
         let next = (28..=31)
             .map(|days| Day(first.0 + days))
             .find(|day| day.to_string().ends_with("-01"));
         let next = next.ok_or(BadDay)?;
-        Ok(Span {
+        Ok(Period {
             since: first.start(),
             until: next.start(),
         })
@@ -93,7 +94,7 @@ impl FromStr for Day {
         let mut parts = text.splitn(3, '-').map(|part| part.parse::<u64>().ok());
         let mut next = || parts.next().flatten().ok_or(BadDay);
         let day = Day::of_date(next()?, next()?, next()?).ok_or(BadDay)?;
-        // The 31st of February is written back as another day.
+        // A date such as 31 February converts back to another one.
         if day.to_string() == text {
             Ok(day)
         } else {
@@ -150,8 +151,9 @@ mod tests {
 
     #[test]
     fn a_month_has_the_days_it_has() {
-        let days =
-            |text: &str| Span::month(text).map(|span| (span.until.0 - span.since.0) / MILLISECONDS);
+        let days = |text: &str| {
+            Period::month(text).map(|month| (month.until.0 - month.since.0) / MS_PER_DAY)
+        };
         assert_eq!(
             [
                 days("2026-11"),

@@ -1,69 +1,71 @@
-//! The rules of the egress door: which hosts, how, and with what. Data and its checks; who is asked and dialled is the
-//! door's business.
-//!
-//! A new key of a rule is also read in `app/src/config/egress.rs` and applied in `doors/src/egress/policy.rs`.
+//! The rules of the egress door: which hosts, which requests, which credentials. Resolving and
+//! dialling is up to the door.
 
-use crate::{Destination, Host, HostPattern, PathPattern, RequestPath, Size};
+use crate::{Destination, HostPattern, PathPattern, RequestPath, Size};
 use std::{fmt, str::FromStr};
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressRule {
-    /// What it is called in denials and records, such as `--allow-host pypi.org`.
+    /// Its name in denials and in the audit log, such as `--allow-host pypi.org`.
     pub name: String,
-    /// Which hosts.
+    /// The hosts.
     pub host: HostPattern,
-    /// At which ports.
+    /// Their ports.
     pub ports: Ports,
-    /// What may be done there.
+    /// What the rule allows.
     pub mode: EgressMode,
-    /// Whether the host may be one of the operator's own network. Metadata services never are.
+    /// Whether hosts may have private addresses. A metadata service is never allowed.
     pub allow_private: bool,
-    /// Whether requests may go out unencrypted, with the rule's credential.
+    /// Whether requests may be sent over plain HTTP, with the credential of the rule.
     pub allow_plain_http: bool,
-    /// Whether a tunnel may hide its server's name (Encrypted Client Hello).
+    /// Whether a tunnel may hide the name of its server (Encrypted Client Hello).
     pub allow_hidden_name: bool,
-    /// How much of it.
+    /// The limits of its traffic.
     pub limits: EgressLimits,
 }
 
-/// Ports of a rule.
+/// The ports of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ports {
-    /// Every one.
+    /// Every port.
     Any,
-    /// These.
+    /// The listed ports.
     These(Vec<u16>),
 }
 
-/// What a rule lets happen.
+/// What a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EgressMode {
-    /// Nothing. It wins over every other rule.
+    /// Nothing. It overrides every other rule.
     Deny,
-    /// Bytes pass unread; over TLS only to the host that was named, on port 80 request by request.
+    /// A tunnel. Over TLS only to the server that the client names; on port 80 each request is
+    /// checked.
     Tunnel,
-    /// TLS ends at the door, and each request is looked at.
+    /// TLS ends at the door, and each request is checked.
     Inspect {
-        /// Which requests; all if empty.
+        /// The allowed requests; all if empty.
         allow: Vec<Operation>,
-        /// The credential that is put into them.
+        /// The credential that the door adds.
         credential: Option<String>,
-        /// Whether a connection may become something else (WebSocket), which then is not looked at.
+        /// Whether a connection may be upgraded, such as to WebSocket; it is not checked any more
+        /// then.
         allow_upgrade: bool,
     },
-    /// The same, for git's own requests only.
+    /// The same, for requests of git over HTTP only.
     Git {
-        /// Which repositories.
+        /// The repositories.
         repositories: Vec<Repository>,
     },
 }
 
-/// A method and a path, such as `GET /v1/**`. `GET` has `HEAD` with it; `*` is every method.
+/// A pattern of requests: a method and a path, such as `GET /v1/**`. `GET` includes `HEAD`; `*` is
+/// every method.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Operation {
+    /// The method.
     pub method: String,
+    /// The path.
     pub path: PathPattern,
 }
 
@@ -72,44 +74,44 @@ pub struct Operation {
 pub struct Repository {
     /// Its path without `.git`, such as `acme/app`; a `*` stands for one part.
     pub path: String,
-    /// Whether it may be read.
+    /// Whether it may be fetched.
     pub fetch: bool,
-    /// Which refs may be written, such as `refs/heads/agent/*`; none if empty.
+    /// The refs that may be pushed, such as `refs/heads/agent/*`; none if empty.
     pub push: Vec<RefPattern>,
-    /// Whether refs that are there already may be moved. Whether such a move is a fast-forward cannot be seen from outside.
+    /// Whether existing refs may be updated. The door cannot tell whether an update is a
+    /// fast-forward.
     pub update: bool,
-    /// Whether refs may be removed.
+    /// Whether refs may be deleted.
     pub delete: bool,
-    /// The credential that is put into requests.
+    /// The credential that the door adds.
     pub credential: Option<String>,
 }
 
-/// Names of refs; a `*` stands for anything but nothing, also over slashes, at the end only.
+/// A pattern of ref names. A `*` at the end stands for one or more characters, slashes included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefPattern(String);
 
-/// How much of the outside. What is not said is not limited.
+/// Limits of egress traffic; none where a field is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct EgressLimits {
-    /// Requests and connections begun within a minute.
+    /// New requests and connections within a minute.
     pub per_minute: Option<u32>,
-    /// Bytes that go out.
+    /// Bytes to the outside.
     pub sent: Option<Size>,
-    /// Bytes that come in.
+    /// Bytes from the outside.
     pub received: Option<Size>,
 }
 
 /// The egress door of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EgressGrant {
-    /// Its rules. Nothing is allowed without one.
+    /// Its rules. A host without a rule is denied.
     pub rules: Vec<EgressRule>,
-    /// A host must also be in each of these lists.
+    /// Further lists; a host must be in each of them.
     pub within: Vec<Vec<HostPattern>>,
-    /// How much, by all rules together.
+    /// The limits of all rules together.
     pub limits: EgressLimits,
-    /// Whether what no rule allows passes and is written down instead.
+    /// Whether connections without a rule are allowed and recorded.
     pub learn: bool,
 }
 
@@ -117,17 +119,17 @@ pub struct EgressGrant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRule(String);
 
-/// Where the egress door is, inside.
+/// The port of the egress door, inside.
 pub const EGRESS_PORT: u16 = 3128;
-/// Where connections arrive that were meant for elsewhere, whatever their port.
-pub const PASSING_PORT: u16 = 3129;
-/// Where names are asked for.
-pub const NAMES_PORT: u16 = 53;
-/// Ports of a rule that names none.
+/// The port to which connections to other hosts are redirected (transparent proxying).
+pub const TRANSPARENT_PROXY_PORT: u16 = 3129;
+/// The port of DNS.
+pub const DNS_PORT: u16 = 53;
+/// The ports of a rule that names none.
 pub const WEB_PORTS: [u16; 2] = [80, 443];
 
 impl EgressRule {
-    /// A tunnel to a host by its usual ports.
+    /// A rule that allows a tunnel.
     pub fn tunnel(name: impl Into<String>, host: HostPattern, ports: Ports) -> EgressRule {
         EgressRule {
             name: name.into(),
@@ -141,7 +143,7 @@ impl EgressRule {
         }
     }
 
-    /// `HOST` or `HOST:PORT`, as `--allow-host` has it.
+    /// The rule of `--allow-host HOST` or `HOST:PORT`.
     pub fn from_option(text: &str) -> Result<EgressRule, BadRule> {
         let (host, ports) = host_and_ports(text)?;
         Ok(EgressRule::tunnel(
@@ -151,7 +153,7 @@ impl EgressRule {
         ))
     }
 
-    /// All public hosts, as `--network open` has it.
+    /// The rule of `--network open`: all public hosts.
     pub fn open() -> EgressRule {
         let rule = EgressRule::tunnel("--network open", HostPattern::Any, Ports::Any);
         EgressRule {
@@ -160,12 +162,12 @@ impl EgressRule {
         }
     }
 
-    /// Whether this is about that destination.
+    /// Whether the rule covers a destination.
     pub fn is_about(&self, to: &Destination) -> bool {
         self.host.matches(&to.host) && self.ports.has(to.port)
     }
 
-    /// Whether requests are looked at, so that TLS must end at the door.
+    /// Whether requests are checked, so that TLS must end at the door.
     pub fn looks_inside(&self) -> bool {
         matches!(
             self.mode,
@@ -173,7 +175,7 @@ impl EgressRule {
         )
     }
 
-    /// The credentials that it names.
+    /// The credentials of the rule.
     pub fn credentials(&self) -> Vec<&str> {
         match &self.mode {
             EgressMode::Deny | EgressMode::Tunnel => Vec::new(),
@@ -204,11 +206,8 @@ pub fn host_and_ports(text: &str) -> Result<(HostPattern, Ports), BadRule> {
     };
     let (host, port) = (&text[..colon], &text[colon + 1..]);
     let host: HostPattern = host.parse().map_err(|error| bad(&error))?;
-    let like = Destination {
-        host: Host::Name("x".to_owned()),
-        port: 0,
-    };
-    let checked: Destination = format!("{}:{port}", like.host).parse().map_err(|_| {
+    // A destination has the one parser for ports.
+    let checked: Destination = format!("x:{port}").parse().map_err(|_| {
         BadRule(format!(
             "`{}` has no port behind the colon",
             text.chars().take(80).collect::<String>().escape_debug()
@@ -223,7 +222,7 @@ impl Ports {
         Ports::These(WEB_PORTS.to_vec())
     }
 
-    /// Whether this is one of them.
+    /// Whether a port is included.
     pub fn has(&self, port: u16) -> bool {
         match self {
             Ports::Any => true,
@@ -233,7 +232,7 @@ impl Ports {
 }
 
 impl Operation {
-    /// Whether a request is one of these.
+    /// Whether a request matches.
     pub fn matches(&self, method: &str, path: &RequestPath) -> bool {
         let method_fits =
             self.method == "*" || self.method == method || self.method == "GET" && method == "HEAD";
@@ -272,7 +271,7 @@ impl fmt::Display for Operation {
 }
 
 impl RefPattern {
-    /// Whether this is one of them.
+    /// Whether a name matches.
     pub fn matches(&self, name: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(before) => name.len() > before.len() && name.starts_with(before),
@@ -280,7 +279,7 @@ impl RefPattern {
         }
     }
 
-    /// As it was written.
+    /// The pattern as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -292,23 +291,23 @@ impl FromStr for RefPattern {
     fn from_str(text: &str) -> Result<RefPattern, BadRule> {
         let body = text.strip_suffix('*').unwrap_or(text);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
-        match text.starts_with("refs/") && body.bytes().all(plain) && !body.contains("..") {
-            true => Ok(RefPattern(text.to_owned())),
-            false => Err(BadRule(format!(
+        if !text.starts_with("refs/") || !body.bytes().all(plain) || body.contains("..") {
+            return Err(BadRule(format!(
                 "`{}` is not like refs/heads/agent/*",
                 text.escape_debug()
-            ))),
+            )));
         }
+        Ok(RefPattern(text.to_owned()))
     }
 }
 
 impl Repository {
-    /// Whether this is the repository of that path, which has neither a slash at its ends nor `.git`.
+    /// Whether a path, without slashes at its ends and without `.git`, names this repository.
     pub fn matches(&self, path: &str) -> bool {
         self.compares(path, |own, part| own == part)
     }
 
-    /// The same for servers to which large and small letters are one.
+    /// The same for servers that ignore letter case.
     pub fn matches_in_any_case(&self, path: &str) -> bool {
         self.compares(path, str::eq_ignore_ascii_case)
     }
@@ -325,7 +324,7 @@ impl Repository {
 }
 
 impl BadRule {
-    /// With these words.
+    /// An error with this message.
     pub fn new(why: impl Into<String>) -> BadRule {
         BadRule(why.into())
     }
@@ -340,7 +339,7 @@ impl fmt::Display for BadRule {
 impl std::error::Error for BadRule {}
 
 impl EgressLimits {
-    /// The narrower of both, limit by limit.
+    /// The lower value of each limit.
     #[must_use]
     pub fn within(&self, other: &EgressLimits) -> EgressLimits {
         fn least<T: Ord + Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
@@ -355,14 +354,15 @@ impl EgressLimits {
 }
 
 impl EgressGrant {
-    /// Which ports programs can reach without knowing of the door.
+    /// The ports whose connections are redirected to the door.
     pub fn ports(&self) -> Ports {
-        // What is to be learned must get here first.
+        // A connection must be redirected to be recorded.
         if self.learn {
             return Ports::Any;
         }
         let mut ports = WEB_PORTS.to_vec();
-        // Who dials what is denied is refused without a listener, too.
+        // A connection to a port without a listener is refused as well, so that deny rules need
+        // none.
         for rule in self
             .rules
             .iter()

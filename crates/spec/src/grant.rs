@@ -1,25 +1,25 @@
-//! What a run is granted at its doors: which models, and how much of them.
+//! The grants of a run at its doors: models with a budget, egress, secrets.
 
 use crate::{EGRESS_PORT, EgressGrant, Money};
 use std::{fmt, str::FromStr};
 
-/// How much of models may be used. What is not said is not limited.
+/// A budget for models; no limit where a field is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Budget {
-    /// Of the whole run or session.
+    /// Cost of the whole run or session.
     pub money: Option<Money>,
-    /// Of a single call.
+    /// Cost of a single call.
     pub call: Option<Money>,
-    /// Input and output together.
+    /// Tokens, input and output together.
     pub tokens: Option<u64>,
+    /// Calls.
     pub requests: Option<u64>,
-    /// Calls at the same time.
+    /// Concurrent calls.
     pub concurrent: Option<u32>,
 }
 
 impl Budget {
-    /// What is not said here is taken from there.
+    /// The limits of this budget, and those of the other where this one has none.
     #[must_use]
     pub fn or(&self, other: &Budget) -> Budget {
         Budget {
@@ -31,7 +31,7 @@ impl Budget {
         }
     }
 
-    /// The narrower of both, limit by limit.
+    /// The lower value of each limit.
     #[must_use]
     pub fn within(&self, other: &Budget) -> Budget {
         fn least<T: Ord + Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
@@ -47,18 +47,20 @@ impl Budget {
     }
 }
 
-/// A model's name, or many: `*` stands for any characters, everything else for itself, case and all.
+/// A pattern of model names: `*` stands for any characters, everything else for itself. Letter case
+/// counts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelPattern(String);
 
-/// Why a text is no pattern for models.
+/// A text that is not a pattern of model names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadModelPattern(String);
 
-const LONGEST_PATTERN: usize = 200;
+/// Bytes of a pattern.
+const MAX_PATTERN_BYTES: usize = 200;
 
 impl ModelPattern {
-    /// Whether this is one of them.
+    /// Whether a model matches.
     pub fn matches(&self, model: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or_default();
@@ -77,7 +79,7 @@ impl ModelPattern {
         rest.ends_with(last)
     }
 
-    /// As it was written.
+    /// The pattern as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -88,12 +90,12 @@ impl FromStr for ModelPattern {
 
     fn from_str(text: &str) -> Result<ModelPattern, BadModelPattern> {
         let good = !text.is_empty()
-            && text.len() <= LONGEST_PATTERN
+            && text.len() <= MAX_PATTERN_BYTES
             && text.bytes().all(|byte| byte.is_ascii_graphic());
-        match good {
-            true => Ok(ModelPattern(text.to_owned())),
-            false => Err(BadModelPattern(text.chars().take(40).collect())),
+        if !good {
+            return Err(BadModelPattern(text.chars().take(40).collect()));
         }
+        Ok(ModelPattern(text.to_owned()))
     }
 }
 
@@ -108,34 +110,34 @@ impl std::error::Error for BadModelPattern {}
 /// The LLM door of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LlmGrant {
-    /// The provider by its name in the configuration; the only one there is if none is named.
+    /// The name of a provider in the configuration; without one, the only provider.
     pub provider: Option<String>,
-    /// Which models: one must be in every list; a list that is empty has them all.
+    /// Lists of models; a model must match in each of them. An empty list allows every model.
     pub models: Vec<Vec<ModelPattern>>,
 }
 
-/// What a run is granted beyond its box.
+/// The grants of a run beyond its sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
     /// The LLM door.
     pub llm: Option<LlmGrant>,
-    /// The inference door, for these models, likewise.
+    /// The inference door, with lists of models as for the LLM door.
     pub inference: Option<Vec<Vec<ModelPattern>>>,
     /// The egress door.
     pub egress: Option<EgressGrant>,
-    /// How much of models, at all doors together.
+    /// The budget for models, at all doors together.
     pub budget: Budget,
-    /// Stored secrets and the variables they become inside.
+    /// Stored secrets, with the variables that hold them inside.
     pub secrets: Vec<(String, crate::EnvName)>,
 }
 
-/// Where the LLM door is, inside.
+/// The port of the LLM door, inside.
 pub const LLM_PORT: u16 = 8080;
-/// Where the inference door is, inside.
+/// The port of the inference door, inside.
 pub const INFERENCE_PORT: u16 = 11434;
 
 impl Grants {
-    /// The ports of the doors, in this order.
+    /// The ports of the doors: LLM, inference, egress.
     pub fn ports(&self) -> Vec<u16> {
         let doors = [
             (self.llm.is_some(), LLM_PORT),
@@ -144,7 +146,7 @@ impl Grants {
         ];
         doors
             .into_iter()
-            .filter(|(asked, _)| *asked)
+            .filter(|(is_granted, _)| *is_granted)
             .map(|(_, port)| port)
             .collect()
     }

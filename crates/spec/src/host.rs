@@ -1,19 +1,19 @@
-//! Hosts, in one spelling: whatever decides, resolves, dials, compares or writes down a host has it from here, so that no
-//! two of them can read the same bytes differently.
+//! Hosts in one canonical spelling. Rules, resolver, dialler and audit log all use this parser, so
+//! that no two of them can read the same bytes differently.
 
 use crate::address;
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// A host in its one spelling: a name in lower case without a dot at the end, or an address.
+/// A host in canonical form: a name in lower case without a final dot, or an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// Letters, digits, `-`, `_` and dots.
+    /// A name of letters, digits, `-`, `_` and dots.
     Name(String),
-    /// However it was written; one in IPv6's clothes for IPv4 is that.
+    /// An address; an IPv4 address that is mapped into IPv6 is the IPv4 address.
     Address(IpAddr),
 }
 
-/// Why a text is no host.
+/// A text that is not a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadHost {
     text: String,
@@ -22,28 +22,31 @@ pub struct BadHost {
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Destination {
+    /// The host.
     pub host: Host,
+    /// The port.
     pub port: u16,
 }
 
-/// Which hosts: one, those below a name, or all.
+/// A pattern of hosts: one host, those below a name, or all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HostPattern {
     /// `*`.
     Any,
-    /// `*.example.com`: at any depth, and not `example.com` itself.
+    /// `*.example.com`: names below at any depth, without `example.com` itself.
     Below(String),
-    /// This one.
+    /// One host.
     Exactly(Host),
 }
 
-const LONGEST_NAME: usize = 253;
-const LONGEST_LABEL: usize = 63;
+/// Bytes of a name.
+const MAX_NAME_BYTES: usize = 253;
+/// Bytes between two dots.
+const MAX_LABEL_BYTES: usize = 63;
 
 impl Host {
-    /// Whether it is a name and no address.
+    /// The name, unless the host is an address.
     pub fn name(&self) -> Option<&str> {
         match self {
             Host::Name(name) => Some(name),
@@ -60,14 +63,15 @@ impl FromStr for Host {
             text: text.chars().take(80).collect(),
             why,
         };
-        // `literal` takes more dots at the end than a name may have, and zones, which mean nothing to anybody else.
+        // `literal` accepts more final dots than a name may have, and zones, which other parsers
+        // refuse.
         if !text.contains('%')
             && let Some(address) = address::literal(text.strip_suffix('.').unwrap_or(text))
         {
-            return match text.ends_with("..") {
-                true => Err(bad("it has an empty part between dots")),
-                false => Ok(Host::Address(address.to_canonical())),
-            };
+            if text.ends_with("..") {
+                return Err(bad("it has an empty part between dots"));
+            }
+            return Ok(Host::Address(address.to_canonical()));
         }
         name(text).map(Host::Name).map_err(bad)
     }
@@ -78,7 +82,7 @@ fn name(text: &str) -> Result<String, &'static str> {
     if name.is_empty() {
         return Err("it is empty");
     }
-    if name.len() > LONGEST_NAME {
+    if name.len() > MAX_NAME_BYTES {
         return Err("it is longer than 253 characters");
     }
     if !name.is_ascii() {
@@ -88,7 +92,7 @@ fn name(text: &str) -> Result<String, &'static str> {
     for label in name.split('.') {
         match label.as_bytes() {
             [] => return Err("it has an empty part between dots"),
-            label if label.len() > LONGEST_LABEL => {
+            label if label.len() > MAX_LABEL_BYTES => {
                 return Err("a part of it is longer than 63 characters");
             }
             [b'-', ..] | [.., b'-'] => return Err("a part of it begins or ends with -"),
@@ -98,7 +102,7 @@ fn name(text: &str) -> Result<String, &'static str> {
             _ => {}
         }
     }
-    // To some resolvers such a thing is an address, and `literal` has said that it is none.
+    // Some resolvers take such a name for an address, although `literal` does not.
     let last = name.rsplit('.').next().unwrap_or_default();
     if last.bytes().all(|byte| byte.is_ascii_digit())
         || last.starts_with("0x")
@@ -119,7 +123,7 @@ impl FromStr for Destination {
             why,
         };
         let (host, port) = text.rsplit_once(':').ok_or_else(|| bad("it has no port"))?;
-        // An IPv6 address without brackets would be cut in the middle.
+        // An IPv6 address without brackets would be split in the middle.
         if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
             return Err(bad("an IPv6 address needs brackets"));
         }
@@ -128,13 +132,13 @@ impl FromStr for Destination {
         let port = port.parse().ok().filter(|port| digits && *port != 0);
         Ok(Destination {
             host: host.parse()?,
-            port: port.ok_or_else(|| bad("its port is none"))?,
+            port: port.ok_or_else(|| bad("its port is not a number from 1 to 65535"))?,
         })
     }
 }
 
 impl HostPattern {
-    /// Whether this is one of them.
+    /// Whether a host matches.
     pub fn matches(&self, host: &Host) -> bool {
         match self {
             HostPattern::Any => true,
@@ -146,7 +150,8 @@ impl HostPattern {
         }
     }
 
-    /// How closely it names what it matches; of two that match, the larger one counts.
+    /// How precisely the pattern names a host; of two patterns that match, the more precise one
+    /// counts.
     pub fn precision(&self) -> usize {
         match self {
             HostPattern::Any => 0,
@@ -155,7 +160,7 @@ impl HostPattern {
         }
     }
 
-    /// Whether everything that this matches is matched by the other, too.
+    /// Whether the other pattern matches every host that this one matches.
     pub fn is_within(&self, other: &HostPattern) -> bool {
         match (self, other) {
             (_, HostPattern::Any) => true,

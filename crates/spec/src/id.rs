@@ -1,12 +1,12 @@
-//! Identifiers that come from outside and end up in file, cgroup and host names.
+//! Identifiers from outside, which become names of files, cgroups and hosts.
 
 use std::fmt;
 
-/// A checked identifier: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with a dot.
+/// A checked identifier: 1 to 128 characters of `A-Z a-z 0-9 . _ -`, not starting with a dot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(String);
 
-/// Why a text is no identifier.
+/// A text that is not an identifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadId {
     /// The text as given, shortened.
@@ -21,15 +21,15 @@ impl Id {
             && text
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        match fits {
-            true => Ok(Id(text.to_owned())),
-            false => Err(BadId {
+        if !fits {
+            return Err(BadId {
                 given: text.chars().take(40).collect(),
-            }),
+            });
         }
+        Ok(Id(text.to_owned()))
     }
 
-    /// The identifier itself.
+    /// The identifier as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,16 +1,18 @@
-//! What an image is called, and what it says about itself.
+//! Names of images, and the configuration that an image carries.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-/// The registry of a name that has none.
+/// The registry of a name without one.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
-/// Repositories of that registry whose name has no slash lie here.
+/// The folder of that registry for repositories whose name has no slash.
 const OFFICIAL: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
-const LONGEST_NAME: usize = 255;
-const LONGEST_TAG: usize = 128;
+/// Bytes of registry and repository.
+const MAX_NAME_BYTES: usize = 255;
+/// Bytes of a tag.
+const MAX_TAG_BYTES: usize = 128;
 
-/// The name of an image, complete: `REGISTRY/REPOSITORY[:TAG][@DIGEST]`.
+/// The complete name of an image: `REGISTRY/REPOSITORY[:TAG][@DIGEST]`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageRef {
     registry: String,
@@ -23,33 +25,32 @@ pub struct ImageRef {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(String);
 
-/// Why a text is not the name of an image.
+/// A text that is not the name of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadImageRef {
     text: String,
     why: &'static str,
 }
 
-/// What an image says about how it wants to be run. Nothing of it has been checked.
+/// The part of an OCI image configuration that says how to run the image. It is unchecked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(
-    missing_docs,
-    reason = "the fields are those of the OCI image configuration"
-)]
 pub struct ImageConfig {
-    /// `USER`, `UID`, `USER:GROUP`; empty means that it says nothing.
+    /// `USER`, `UID` or `USER:GROUP`; empty if the image names none.
     pub user: String,
-    /// `NAME=VALUE`
+    /// Variables, `NAME=VALUE`.
     pub env: Vec<String>,
+    /// The first words of the command.
     pub entrypoint: Vec<String>,
+    /// Its further words, which a command of the request replaces.
     pub cmd: Vec<String>,
-    /// Empty means that it says nothing.
+    /// The working directory; empty if the image names none.
     pub working_dir: String,
+    /// The labels.
     pub labels: BTreeMap<String, String>,
 }
 
 impl ImageRef {
-    /// Host, and port if any, of its registry.
+    /// The host and port of its registry.
     pub fn registry(&self) -> &str {
         &self.registry
     }
@@ -59,12 +60,12 @@ impl ImageRef {
         &self.repository
     }
 
-    /// The tag; none only where there is a digest instead.
+    /// The tag; none only where the name has a digest instead.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, if it is named by one.
+    /// The digest, if the name has one.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
@@ -77,7 +78,7 @@ impl ImageRef {
         }
     }
 
-    /// As people write it: without the registry and folder that go without saying.
+    /// The short form that users write, without the default registry and folder.
     pub fn familiar(&self) -> String {
         let complete = self.to_string();
         let short = complete
@@ -120,7 +121,7 @@ impl FromStr for ImageRef {
             None => (text, None),
         };
         let (name, tag) = match name.rsplit_once(':') {
-            // A colon before the last slash is that of a port.
+            // A colon before the last slash belongs to a port.
             Some((before, tag)) if !tag.contains('/') => (before, Some(tag.to_owned())),
             _ => (name, None),
         };
@@ -134,7 +135,7 @@ impl FromStr for ImageRef {
         } else {
             repository
         };
-        if registry.len() + repository.len() > LONGEST_NAME
+        if registry.len() + repository.len() > MAX_NAME_BYTES
             || !repository.split('/').all(is_component)
         {
             return Err(bad(
@@ -159,12 +160,12 @@ impl FromStr for ImageRef {
     }
 }
 
-/// As Docker tells a registry from the first part of a path.
+/// Whether the first part of a name is a registry, by the rule of Docker.
 fn is_host(part: &str) -> bool {
     part == "localhost" || part.contains(['.', ':'])
 }
 
-/// The default registry has a second name.
+/// The default registry under its second name.
 fn canonical(host: &str) -> &str {
     match host {
         "index.docker.io" => DEFAULT_REGISTRY,
@@ -188,7 +189,8 @@ fn is_registry(host: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
-/// Letters and digits, with separators between them: `.`, `_`, `__` or any number of `-`.
+/// Whether a part of a name is letters and digits with separators between them: `.`, `_`, `__` or
+/// any number of `-`.
 fn is_component(part: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = part.as_bytes();
@@ -201,7 +203,9 @@ fn is_component(part: &str) -> bool {
 
 fn is_tag(tag: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    (1..=LONGEST_TAG).contains(&tag.len()) && !tag.starts_with(['.', '-']) && tag.bytes().all(fits)
+    (1..=MAX_TAG_BYTES).contains(&tag.len())
+        && !tag.starts_with(['.', '-'])
+        && tag.bytes().all(fits)
 }
 
 impl Digest {
@@ -212,12 +216,12 @@ impl Digest {
         (hex.len() == 64 && hex.bytes().all(fits)).then(|| Digest(text.to_owned()))
     }
 
-    /// With its algorithm in front.
+    /// The digest with its algorithm.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The digits alone.
+    /// The hexadecimal digits.
     pub fn hex(&self) -> &str {
         &self.0["sha256:".len()..]
     }

@@ -1,20 +1,22 @@
-//! Which images an entry of the allowed images means: one tag, one repository, or all below a path. Nothing cleverer,
-//! so that an operator sees at a glance what an entry lets in.
+//! Patterns of the list of allowed images: one tag, one repository, or all repositories below a
+//! path. There is nothing else, so that an operator sees at a glance which images an entry allows.
 
 use crate::image::ImageRef;
 use std::{fmt, str::FromStr};
 
-/// `REPOSITORY:TAG` (that tag), `REPOSITORY` (any tag or digest) or `PATH/*` (every repository below).
+/// `REPOSITORY:TAG` (that tag), `REPOSITORY` (any tag or digest) or `PATH/*` (every repository
+/// below).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImagePattern {
-    /// In small letters: hosts are the same in both.
+    /// In lower case, because the letter case of hosts does not count.
     registry: String,
-    scope: Scope,
+    scope: PatternScope,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Scope {
-    /// Ends with a slash, so that `a/` is never the beginning of `a-evil/x`; empty for a whole registry.
+enum PatternScope {
+    /// Ends with a slash, so that `a/` is never the beginning of `a-evil/x`; empty for a whole
+    /// registry.
     Below(String),
     Repository(String),
     Tag {
@@ -23,48 +25,50 @@ enum Scope {
     },
 }
 
-/// Why a text means no images.
+/// A text that is not a pattern of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadImagePattern {
     text: String,
     why: String,
 }
 
-/// Stands in where only the name matters: a name with a digest has no tag that was not written.
+/// A placeholder: the parser adds no default tag to a name with a digest.
 const ANY_DIGEST: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
-/// Stands in for a repository below a path; two parts, since a lone one would be completed.
+/// A placeholder for a repository below a path; two parts, because the parser completes a single
+/// one.
 const ANY_BELOW: &str = "x/x";
 
 impl ImagePattern {
-    /// Whether it means this image. A tag beside a digest counts as that tag.
+    /// Whether an image matches. A tag beside a digest counts as that tag.
     pub fn matches(&self, image: &ImageRef) -> bool {
         self.registry.eq_ignore_ascii_case(image.registry())
             && match &self.scope {
-                Scope::Below(path) => image.repository().starts_with(path),
-                Scope::Repository(repository) => image.repository() == repository,
-                Scope::Tag { repository, tag } => {
+                PatternScope::Below(path) => image.repository().starts_with(path),
+                PatternScope::Repository(repository) => image.repository() == repository,
+                PatternScope::Tag { repository, tag } => {
                     image.repository() == repository && image.tag() == Some(tag)
                 }
             }
     }
 
-    /// Greater for what means fewer images: a tag, then a repository, then the longer path.
+    /// The precision: a tag ranks above a repository, that above a path, a longer path above a
+    /// shorter.
     pub(crate) fn rank(&self) -> (u8, usize) {
         match &self.scope {
-            Scope::Below(path) => (0, path.len()),
-            Scope::Repository(_) => (1, 0),
-            Scope::Tag { .. } => (2, 0),
+            PatternScope::Below(path) => (0, path.len()),
+            PatternScope::Repository(_) => (1, 0),
+            PatternScope::Tag { .. } => (2, 0),
         }
     }
 
-    /// Whether it means one tag only.
+    /// Whether the pattern is one tag.
     pub(crate) fn is_tag(&self) -> bool {
-        matches!(self.scope, Scope::Tag { .. })
+        matches!(self.scope, PatternScope::Tag { .. })
     }
 
-    /// Whether it means several repositories: a digest cannot pin those.
+    /// Whether the pattern is several repositories, which one digest cannot pin.
     pub fn is_path(&self) -> bool {
-        matches!(self.scope, Scope::Below(_))
+        matches!(self.scope, PatternScope::Below(_))
     }
 }
 
@@ -100,10 +104,10 @@ impl FromStr for ImagePattern {
         let scope = match (path, image.tag()) {
             (Some(_), _) => {
                 let below = repository.strip_suffix(ANY_BELOW).unwrap_or(repository);
-                Scope::Below(below.to_owned())
+                PatternScope::Below(below.to_owned())
             }
-            (None, None) => Scope::Repository(repository.to_owned()),
-            (None, Some(tag)) => Scope::Tag {
+            (None, None) => PatternScope::Repository(repository.to_owned()),
+            (None, Some(tag)) => PatternScope::Tag {
                 repository: repository.to_owned(),
                 tag: tag.to_owned(),
             },
@@ -119,9 +123,9 @@ impl fmt::Display for ImagePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/", self.registry)?;
         match &self.scope {
-            Scope::Below(path) => write!(f, "{path}*"),
-            Scope::Repository(repository) => f.write_str(repository),
-            Scope::Tag { repository, tag } => write!(f, "{repository}:{tag}"),
+            PatternScope::Below(path) => write!(f, "{path}*"),
+            PatternScope::Repository(repository) => f.write_str(repository),
+            PatternScope::Tag { repository, tag } => write!(f, "{repository}:{tag}"),
         }
     }
 }

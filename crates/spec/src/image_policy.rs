@@ -1,37 +1,41 @@
-//! Which images may be used, and by whom the list of them may be changed. Decides on data alone: who keeps the list
-//! and who knows the image are others.
+//! The image policy: which images may be used, and which users may change the list of them. The
+//! functions decide on values alone; the list and the image are read elsewhere.
 
 use crate::{
     image::{Digest, ImageRef},
     image_pattern::ImagePattern,
-    result::{ErrorCode, ErrorInfo, Timestamp},
+    result::{ErrorCode, ErrorInfo},
+    timestamp::Timestamp,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
-/// The label by which an image says that agents may run in it; its value is `true`.
+/// The label with which an image declares that agents may run in it; its value is `true`.
 pub const AGENT_LABEL: &str = "io.cynodeai.sandbox.agent-compatible";
-/// In the words of one refusal.
-const MOST_PINS_TOLD: usize = 3;
-const LONGEST_CAPABILITY: usize = 64;
+/// Pinned digests that one message lists.
+const MAX_LISTED_PINS: usize = 3;
+/// Bytes of a capability.
+const MAX_CAPABILITY_BYTES: usize = 64;
 
-/// What the operator says about images.
+/// The image policy of an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePolicy {
     /// Which images may be used.
     pub rule: ImageRule,
-    /// For what an image must carry [`AGENT_LABEL`]. Nothing is asked of it while every image may be used.
-    pub mark: RequireMark,
-    /// Users, by name or number, who may change the list; without a list only the owner of the state folder.
+    /// For which uses an image must carry [`AGENT_LABEL`]; without effect while every image may be
+    /// used.
+    pub mark: LabelRequirement,
+    /// Users, by name or number, who may change the list; without it only the owner of the state
+    /// folder.
     pub may_add: Option<Vec<String>>,
-    /// Registries that images may be pulled from; without a list any that is named.
+    /// Registries from which images may be pulled; without it any registry.
     pub registries: Option<Vec<String>>,
 }
 
 impl ImagePolicy {
-    /// Whether an image may be pulled from where it lies.
+    /// Whether an image may be pulled from its registry.
     pub fn may_pull(&self, name: &ImageRef) -> bool {
         self.registries
             .as_ref()
@@ -42,26 +46,26 @@ impl ImagePolicy {
 /// Which images may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageRule {
-    /// Every one.
+    /// All images.
     #[default]
     Open,
-    /// Those on the list.
+    /// Images on the list.
     Allowed,
 }
 
-/// For what an image must be marked.
+/// The uses for which an image must carry [`AGENT_LABEL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RequireMark {
-    /// For sessions of agents.
+pub enum LabelRequirement {
+    /// Sessions of agents.
     #[default]
     Sessions,
-    /// For runs, too.
+    /// Sessions and runs.
     Always,
-    /// For nothing.
+    /// None.
     Never,
 }
 
-/// What an image is wanted for.
+/// The use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageUse {
     /// One command.
@@ -70,82 +74,82 @@ pub enum ImageUse {
     Session,
 }
 
-/// A person, as the system knows him.
+/// A user of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
-    /// His number.
+pub struct LocalUser {
+    /// The user id.
     pub uid: u32,
-    /// His name, if he has one.
+    /// The name, if the id has one.
     pub name: Option<String>,
 }
 
-/// What is known of the image that is asked for. What is not known counts as not said.
+/// The image that a request names. An unknown property counts as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ImageFacts {
-    /// The name it was asked for by; a folder has none.
+pub struct CandidateImage {
+    /// The name in the request; a folder has none.
     pub reference: Option<ImageRef>,
-    /// Its digest, verified by whoever holds the image; never merely what the caller wrote.
+    /// Its digest as the image store verified it, never only as the caller wrote it.
     pub digest: Option<Digest>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// One entry of the list.
+/// An entry of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedImage {
-    /// Which images it means.
+    /// The images that it allows.
     pub pattern: ImagePattern,
-    /// The one digest they may have.
+    /// The only digest that they may have.
     pub pin: Option<Digest>,
-    /// What they are declared to be good for.
+    /// Their declared capabilities.
     pub capabilities: BTreeSet<Capability>,
-    /// Whether the image carried [`AGENT_LABEL`] when it was added, if it was known then. For readers: what decides is
-    /// the label of the image that is run.
+    /// Whether the image carried [`AGENT_LABEL`] when the entry was added, if it was present then.
+    /// It is information only: the label of the image that is run decides.
     pub marked: Option<bool>,
-    /// Why it is there.
+    /// A note.
     pub note: String,
-    /// Who put it there.
+    /// The user who added it.
     pub added_by: String,
-    /// And when.
+    /// When it was added.
     pub added_at: Timestamp,
 }
 
-/// What an image is good for: `python-tools`, or a word of one's own. 1 to 64 of a-z 0-9 and -.
+/// A declared capability of an image, such as `python-tools`: 1 to 64 of a-z 0-9 and -.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Capability(String);
 
 /// Why an image may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admitted {
-    /// Every image may.
+pub enum ImageAdmission {
+    /// The policy allows every image.
     Unrestricted,
-    /// By this entry.
+    /// An entry of the list allows it.
     By(Box<AllowedImage>),
 }
 
 /// Why an image may not be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct ImageRefusal {
     /// What is wrong, on one line.
     pub message: String,
     /// What to do, on one line.
     pub hint: String,
 }
 
-/// Whether an image may be used.
+/// Decides whether an image may be used.
 ///
-/// Of the entries that mean the image only the nearest count: a tag before a repository before the longer path, and of
-/// equal ones those with a pin before those without. So a pin holds although a wider entry has none.
-pub fn decide(
+/// Of the entries that match the image only the most precise count: a tag before a repository
+/// before the longer path, and of equal ones those with a pin before those without. So a pin holds
+/// even where a wider entry has none.
+pub fn admit_image(
     policy: &ImagePolicy,
     entries: &[AllowedImage],
-    image: &ImageFacts,
+    image: &CandidateImage,
     use_: ImageUse,
     needed: &[Capability],
-) -> Result<Admitted, Refused> {
-    match policy.rule {
-        ImageRule::Open => return Ok(Admitted::Unrestricted),
-        ImageRule::Allowed => {}
+) -> Result<ImageAdmission, ImageRefusal> {
+    if policy.rule == ImageRule::Open {
+        return Ok(ImageAdmission::Unrestricted);
     }
     let Some(reference) = &image.reference else {
         return refuse(
@@ -153,8 +157,8 @@ pub fn decide(
             "load it as an image with a name; `airlock image allowed` shows the list",
         );
     };
-    let entry = nearest(entries, reference, image.digest.as_ref())?;
-    check_mark(policy.mark, reference, image, use_)?;
+    let entry = matching_entry(entries, reference, image.digest.as_ref())?;
+    check_label(policy.mark, reference, image, use_)?;
     match needed.iter().find(|one| !entry.capabilities.contains(*one)) {
         Some(lacking) => refuse(
             format!("image `{reference}` is not declared to have `{lacking}`"),
@@ -163,29 +167,29 @@ pub fn decide(
                 entry.pattern
             ),
         ),
-        None => Ok(Admitted::By(Box::new(entry.clone()))),
+        None => Ok(ImageAdmission::By(Box::new(entry.clone()))),
     }
 }
 
-/// The entry that lets the image in.
-fn nearest<'a>(
+/// The entry that allows the image.
+fn matching_entry<'a>(
     entries: &'a [AllowedImage],
     image: &ImageRef,
     digest: Option<&Digest>,
-) -> Result<&'a AllowedImage, Refused> {
-    let meant: Vec<_> = entries
+) -> Result<&'a AllowedImage, ImageRefusal> {
+    let matching: Vec<_> = entries
         .iter()
         .filter(|entry| entry.pattern.matches(image))
         .collect();
-    let certain = |entry: &&AllowedImage| entry.is_about_what_is_run(image);
-    let Some(rank) = meant
+    let is_certain = |entry: &&AllowedImage| entry.names_content_of(image);
+    let Some(rank) = matching
         .iter()
         .copied()
-        .filter(certain)
+        .filter(is_certain)
         .map(AllowedImage::rank)
         .max()
     else {
-        return match meant.first() {
+        return match matching.first() {
             None => refuse(
                 format!("image `{image}` is not on the list of allowed images"),
                 "`airlock image allowed` shows the list, `airlock image allow` adds to it",
@@ -199,16 +203,16 @@ fn nearest<'a>(
             ),
         };
     };
-    let nearest: Vec<_> = meant
+    let most_precise: Vec<_> = matching
         .into_iter()
-        .filter(|entry| certain(entry) && entry.rank() == rank)
+        .filter(|entry| is_certain(entry) && entry.rank() == rank)
         .collect();
     let fits = |entry: &&&AllowedImage| entry.pin.is_none() || entry.pin.as_ref() == digest;
-    match nearest.iter().find(fits) {
+    match most_precise.iter().find(fits) {
         Some(entry) => Ok(entry),
         None => {
             let found = digest.map_or("not known", Digest::as_str);
-            let pins = told(nearest.iter().filter_map(|entry| entry.pin.as_ref()));
+            let pins = list_pins(most_precise.iter().filter_map(|entry| entry.pin.as_ref()));
             refuse(
                 format!("image `{image}` is not allowed: its digest is {found}, allowed is {pins}"),
                 "get the image that was allowed, or allow this one: `airlock image allow REF --digest DIGEST`",
@@ -217,27 +221,27 @@ fn nearest<'a>(
     }
 }
 
-/// The first few, and how many more there are.
-fn told<'a>(pins: impl Iterator<Item = &'a Digest>) -> String {
+/// The first few pins, and the number of further ones.
+fn list_pins<'a>(pins: impl Iterator<Item = &'a Digest>) -> String {
     let mut pins = pins.map(Digest::as_str);
-    let first: Vec<_> = pins.by_ref().take(MOST_PINS_TOLD).collect();
+    let first: Vec<_> = pins.by_ref().take(MAX_LISTED_PINS).collect();
     match pins.count() {
         0 => first.join(" or "),
         more => format!("{} or one of {more} more", first.join(" or ")),
     }
 }
 
-fn check_mark(
-    required: RequireMark,
+fn check_label(
+    required: LabelRequirement,
     reference: &ImageRef,
-    image: &ImageFacts,
+    image: &CandidateImage,
     use_: ImageUse,
-) -> Result<(), Refused> {
+) -> Result<(), ImageRefusal> {
     let needed = match (required, use_) {
-        (RequireMark::Never, _) | (RequireMark::Sessions, ImageUse::Run) => false,
-        (RequireMark::Always, _) | (RequireMark::Sessions, ImageUse::Session) => true,
+        (LabelRequirement::Never, _) | (LabelRequirement::Sessions, ImageUse::Run) => false,
+        (LabelRequirement::Always, _) | (LabelRequirement::Sessions, ImageUse::Session) => true,
     };
-    if !needed || image.is_marked() {
+    if !needed || image.has_agent_label() {
         return Ok(());
     }
     let purpose = match use_ {
@@ -250,16 +254,16 @@ fn check_mark(
     )
 }
 
-fn refuse<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Refused> {
-    Err(Refused {
+fn refuse<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, ImageRefusal> {
+    Err(ImageRefusal {
         message: message.into(),
         hint: hint.into(),
     })
 }
 
-impl ImageFacts {
-    /// Whether it says of itself that agents may run in it.
-    pub fn is_marked(&self) -> bool {
+impl CandidateImage {
+    /// Whether it carries [`AGENT_LABEL`].
+    pub fn has_agent_label(&self) -> bool {
         self.labels
             .get(AGENT_LABEL)
             .is_some_and(|value| value == "true")
@@ -271,15 +275,16 @@ impl AllowedImage {
         (self.pattern.rank(), self.pin.is_some())
     }
 
-    /// A tag beside a digest is decoration: what is run is the digest. Only a pin says something about that.
-    fn is_about_what_is_run(&self, image: &ImageRef) -> bool {
+    /// Whether the entry says anything about the content that is run. Of a name with tag and digest
+    /// the digest is run, so that an entry for the tag needs a pin.
+    fn names_content_of(&self, image: &ImageRef) -> bool {
         !(self.pattern.is_tag() && image.digest().is_some()) || self.pin.is_some()
     }
 }
 
 impl ImagePolicy {
-    /// Whether somebody may change the list that lies in a folder of `owner`.
-    pub fn may_change(&self, who: &Who, owner: u32) -> bool {
+    /// Whether a user may change the list in a state folder of `owner`.
+    pub fn may_change(&self, who: &LocalUser, owner: u32) -> bool {
         match &self.may_add {
             None => who.uid == owner,
             Some(listed) => listed
@@ -290,16 +295,16 @@ impl ImagePolicy {
 }
 
 impl Capability {
-    /// Checks a word.
+    /// Checks a text.
     pub fn new(text: &str) -> Option<Capability> {
         let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        let good = (1..=LONGEST_CAPABILITY).contains(&text.len())
+        let good = (1..=MAX_CAPABILITY_BYTES).contains(&text.len())
             && !text.starts_with('-')
             && text.bytes().all(fits);
         good.then(|| Capability(text.to_owned()))
     }
 
-    /// The word.
+    /// The capability as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -311,7 +316,7 @@ impl fmt::Display for Capability {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for LocalUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
             Some(name) => write!(f, "{name} (uid {})", self.uid),
@@ -320,16 +325,16 @@ impl fmt::Display for Who {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ImageRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for ImageRefusal {}
 
-impl From<Refused> for ErrorInfo {
-    fn from(refused: Refused) -> Self {
+impl From<ImageRefusal> for ErrorInfo {
+    fn from(refused: ImageRefusal) -> Self {
         ErrorInfo {
             code: ErrorCode::ImageRefused,
             message: refused.message,

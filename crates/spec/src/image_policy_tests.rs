@@ -22,23 +22,23 @@ fn entry(pattern: &str, pin: Option<&str>) -> AllowedImage {
     }
 }
 
-fn image(reference: &str, digest: Option<&str>) -> ImageFacts {
-    ImageFacts {
+fn image(reference: &str, digest: Option<&str>) -> CandidateImage {
+    CandidateImage {
         reference: Some(reference.parse().expect(reference)),
         digest: digest.map(|digest| Digest::new(digest).unwrap()),
         labels: BTreeMap::new(),
     }
 }
 
-fn run(entries: &[AllowedImage], image: &ImageFacts) -> Result<Admitted, Refused> {
-    decide(&on(), entries, image, ImageUse::Run, &[])
+fn run(entries: &[AllowedImage], image: &CandidateImage) -> Result<ImageAdmission, ImageRefusal> {
+    admit_image(&on(), entries, image, ImageUse::Run, &[])
 }
 
 /// The pattern by which it came in, or why not.
-fn outcome(entries: &[AllowedImage], image: &ImageFacts) -> Result<String, String> {
+fn outcome(entries: &[AllowedImage], image: &CandidateImage) -> Result<String, String> {
     match run(entries, image) {
-        Ok(Admitted::By(entry)) => Ok(entry.pattern.to_string()),
-        Ok(Admitted::Unrestricted) => Ok("every image".into()),
+        Ok(ImageAdmission::By(entry)) => Ok(entry.pattern.to_string()),
+        Ok(ImageAdmission::Unrestricted) => Ok("every image".into()),
         Err(refused) => Err(refused.message),
     }
 }
@@ -46,14 +46,14 @@ fn outcome(entries: &[AllowedImage], image: &ImageFacts) -> Result<String, Strin
 #[test]
 fn without_the_policy_every_image_may_be_used() {
     let open = ImagePolicy {
-        mark: RequireMark::Always,
+        mark: LabelRequirement::Always,
         ..ImagePolicy::default()
     };
     let need = [Capability::new("python-tools").unwrap()];
-    for image in [image("evil", None), ImageFacts::default()] {
+    for image in [image("evil", None), CandidateImage::default()] {
         assert_eq!(
-            decide(&open, &[], &image, ImageUse::Session, &need),
-            Ok(Admitted::Unrestricted)
+            admit_image(&open, &[], &image, ImageUse::Session, &need),
+            Ok(ImageAdmission::Unrestricted)
         );
     }
 }
@@ -80,7 +80,7 @@ fn an_image_is_let_in_by_its_entry_and_refused_with_the_reason_without() {
 
 #[test]
 fn a_folder_has_no_name_and_is_refused() {
-    let message = run(&[entry("python", None)], &ImageFacts::default())
+    let message = run(&[entry("python", None)], &CandidateImage::default())
         .unwrap_err()
         .message;
     assert_eq!(
@@ -213,18 +213,18 @@ fn an_unmarked_image_is_refused_for_sessions_and_where_asked_for_runs() {
     let plain = image("python", None);
     let labelled = |value: &str| {
         let labels = [(AGENT_LABEL.to_owned(), value.to_owned())].into();
-        ImageFacts {
+        CandidateImage {
             labels,
             ..plain.clone()
         }
     };
-    let may = |mark, image: &ImageFacts, use_| {
-        decide(&ImagePolicy { mark, ..on() }, &list, image, use_, &[]).is_ok()
+    let may = |mark, image: &CandidateImage, use_| {
+        admit_image(&ImagePolicy { mark, ..on() }, &list, image, use_, &[]).is_ok()
     };
     for (mark, run, session) in [
-        (RequireMark::Sessions, true, false),
-        (RequireMark::Always, false, false),
-        (RequireMark::Never, true, true),
+        (LabelRequirement::Sessions, true, false),
+        (LabelRequirement::Always, false, false),
+        (LabelRequirement::Never, true, true),
     ] {
         for unmarked in [
             plain.clone(),
@@ -240,7 +240,7 @@ fn an_unmarked_image_is_refused_for_sessions_and_where_asked_for_runs() {
                 && may(mark, &labelled("true"), ImageUse::Session)
         );
     }
-    let refused = decide(&on(), &list, &plain, ImageUse::Session, &[]).unwrap_err();
+    let refused = admit_image(&on(), &list, &plain, ImageUse::Session, &[]).unwrap_err();
     let why =
         "image `docker.io/library/python:latest` is not marked for agents, which sessions need";
     assert_eq!(refused.message, why);
@@ -254,7 +254,7 @@ fn what_the_list_remembers_of_a_mark_is_not_the_mark() {
         ..entry("python", None)
     }];
     assert!(
-        decide(
+        admit_image(
             &on(),
             &remembered,
             &image("python", None),
@@ -272,8 +272,9 @@ fn a_needed_capability_must_be_declared() {
         capabilities: [word("python-tools")].into(),
         ..entry("python", None)
     }];
-    let need =
-        |needed: &[Capability]| decide(&on(), &list, &image("python", None), ImageUse::Run, needed);
+    let need = |needed: &[Capability]| {
+        admit_image(&on(), &list, &image("python", None), ImageUse::Run, needed)
+    };
     assert!(need(&[word("python-tools")]).is_ok());
     let refused = need(&[word("python-tools"), word("go-tools")]).unwrap_err();
     assert_eq!(
@@ -294,7 +295,7 @@ fn a_capability_is_one_plain_word() {
 
 #[test]
 fn the_list_is_changed_by_those_named_else_by_the_owner() {
-    let who = |uid, name: Option<&str>| Who {
+    let who = |uid, name: Option<&str>| LocalUser {
         uid,
         name: name.map(str::to_owned),
     };

@@ -1,4 +1,4 @@
-//! What a run may use at most.
+//! Limits of a run.
 
 use crate::quantity::{Cpus, Size, Time};
 use std::fmt;
@@ -6,9 +6,9 @@ use std::fmt;
 /// The limits of one run. `None` where a profile sets none.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory of the whole tree, kernel memory and tmpfs included.
+    /// Memory of the whole process tree, kernel memory and tmpfs included.
     pub memory: Size,
-    /// CPU time of the whole tree.
+    /// CPU time of the whole process tree.
     pub cpu_time: Option<Time>,
     /// Share of CPUs.
     pub cpus: Option<Cpus>,
@@ -20,22 +20,24 @@ pub struct Limits {
     pub file_size: Size,
     /// Open files per process.
     pub open_files: u32,
-    /// `/tmp`, `/dev/shm`, the home folder and a fresh workspace, together; see [`Limits::scratch`].
+    /// `/tmp`, `/dev/shm`, the home folder and a fresh workspace, together; see
+    /// [`Limits::scratch`].
     pub disk: Size,
     /// Bytes kept of each output stream.
     pub output: Size,
-    /// The stack of a process; what the caller has unless said. Like all that follow it is only ever lowered: where the host
-    /// gives less, that counts.
+    /// Stack of a process; the limit of the caller without a value. This limit and those below are
+    /// only ever lowered: a lower limit of the host holds.
     pub stack: Option<Size>,
-    /// Memory that a process may keep from being swapped out; [`Limits::LOCKED_MEMORY`] unless said.
+    /// Memory that a process may lock; [`Limits::DEFAULT_LOCKED_MEMORY`] without a value.
     pub locked_memory: Option<Size>,
-    /// Bytes in message queues; [`Limits::MESSAGE_QUEUES`] unless said.
+    /// Bytes in POSIX message queues; [`Limits::DEFAULT_MESSAGE_QUEUES`] without a value.
     pub message_queues: Option<Size>,
-    /// How far it stands back when CPUs are short, from 0 to 19.
+    /// The nice value, from 0 to 19.
     pub nice: Option<u32>,
 }
 
-/// What is not set is not named: digests of what a run may do stay what they were before there were more limits.
+/// Fields without a value are left out, because `policy_hash` is a digest of this output: it must
+/// not change when a limit is added.
 impl fmt::Debug for Limits {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = out.debug_struct("Limits");
@@ -54,87 +56,104 @@ impl fmt::Debug for Limits {
             ("message_queues", self.message_queues),
         ];
         for (name, size) in sizes {
-            size.iter().for_each(|size| _ = out.field(name, size));
+            if let Some(size) = size {
+                out.field(name, &size);
+            }
         }
-        self.nice
-            .iter()
-            .for_each(|nice| _ = out.field("nice", nice));
+        if let Some(nice) = self.nice {
+            out.field("nice", &nice);
+        }
         out.finish()
     }
 }
 
-/// Limits given by name, for one run or as the operator's maximum: only what is said counts.
+/// A set of limits, each of which may be absent: the limits of a request, or the maximum of an
+/// operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of `Limits`")]
-pub struct Maximum {
+pub struct LimitSet {
+    /// Memory of the whole process tree.
     pub memory: Option<Size>,
+    /// CPU time of the whole process tree.
     pub cpu_time: Option<Time>,
+    /// Share of CPUs.
     pub cpus: Option<Cpus>,
+    /// Time on the clock.
     pub wall_time: Option<Time>,
+    /// Processes and threads.
     pub pids: Option<u32>,
+    /// Largest single file.
     pub file_size: Option<Size>,
+    /// Open files per process.
     pub open_files: Option<u32>,
+    /// Writable file systems in memory, together.
     pub disk: Option<Size>,
+    /// Bytes kept of each output stream.
     pub output: Option<Size>,
+    /// Stack of a process.
     pub stack: Option<Size>,
+    /// Memory that a process may lock.
     pub locked_memory: Option<Size>,
+    /// Bytes in POSIX message queues.
     pub message_queues: Option<Size>,
-    /// At least this, as a maximum: those who stand back less take more.
+    /// The nice value. As a maximum it is the lowest value, because a lower one takes more CPU
+    /// time.
     pub nice: Option<u32>,
 }
 
 impl Limits {
-    /// Counted also for whoever made the box: with more, one box could leave its starter none.
-    pub const LOCKED_MEMORY: Size = Size(64 << 10);
-    /// The same is so of these.
-    pub const MESSAGE_QUEUES: Size = Size(819_200);
-    /// No program begins with less; a number without a unit is bytes, and seldom meant so.
-    pub const SMALLEST_MEMORY: Size = Size(1 << 20);
-    /// Programs do not begin with less.
-    pub const SMALLEST_STACK: Size = Size(128 << 10);
-    /// Time on the clock where there is no limit: longer than anybody looks at a terminal.
-    pub const NO_WALL_TIME: Time = Time::LONGEST;
-    /// The kernel knows no more.
-    pub const NICEST: u32 = 19;
+    /// Locked memory without a value. The kernel also counts it for the user who starts the
+    /// sandbox, so that a higher limit would let one sandbox take all of it.
+    pub const DEFAULT_LOCKED_MEMORY: Size = Size(64 << 10);
+    /// Message queues without a value, for the same reason.
+    pub const DEFAULT_MESSAGE_QUEUES: Size = Size(819_200);
+    /// The least memory with which a program starts. It also catches numbers without a unit.
+    pub const MIN_MEMORY: Size = Size(1 << 20);
+    /// The least stack with which a program starts.
+    pub const MIN_STACK: Size = Size(128 << 10);
+    /// The time on the clock of a run without that limit.
+    pub const NO_WALL_TIME: Time = Time::MAX;
+    /// The highest nice value of the kernel.
+    pub const MAX_NICE: u32 = 19;
 
-    /// What the disks in memory hold: no more than the memory, since files there are memory. What programs write there
-    /// counts for `memory`; what is put there from outside does not, and is bounded by this.
+    /// The size of file systems in memory: at most the memory limit, since their files are memory.
+    /// Files of the program count for `memory`; files from outside do not, and are limited by this
+    /// size.
     pub fn scratch(&self) -> Size {
         self.disk.min(self.memory)
     }
 
-    /// These limits with what `said` says instead.
-    pub fn with(self, said: &Maximum) -> Limits {
+    /// These limits, overridden by those that `set` has.
+    pub fn with(self, set: &LimitSet) -> Limits {
         Limits {
-            memory: said.memory.unwrap_or(self.memory),
-            cpu_time: said.cpu_time.or(self.cpu_time),
-            cpus: said.cpus.or(self.cpus),
-            wall_time: said.wall_time.unwrap_or(self.wall_time),
-            pids: said.pids.unwrap_or(self.pids),
-            file_size: said.file_size.unwrap_or(self.file_size),
-            open_files: said.open_files.unwrap_or(self.open_files),
-            disk: said.disk.unwrap_or(self.disk),
-            output: said.output.unwrap_or(self.output),
-            stack: said.stack.or(self.stack),
-            locked_memory: said.locked_memory.or(self.locked_memory),
-            message_queues: said.message_queues.or(self.message_queues),
-            nice: said.nice.or(self.nice),
+            memory: set.memory.unwrap_or(self.memory),
+            cpu_time: set.cpu_time.or(self.cpu_time),
+            cpus: set.cpus.or(self.cpus),
+            wall_time: set.wall_time.unwrap_or(self.wall_time),
+            pids: set.pids.unwrap_or(self.pids),
+            file_size: set.file_size.unwrap_or(self.file_size),
+            open_files: set.open_files.unwrap_or(self.open_files),
+            disk: set.disk.unwrap_or(self.disk),
+            output: set.output.unwrap_or(self.output),
+            stack: set.stack.or(self.stack),
+            locked_memory: set.locked_memory.or(self.locked_memory),
+            message_queues: set.message_queues.or(self.message_queues),
+            nice: set.nice.or(self.nice),
         }
     }
 
-    /// The smaller of each; a maximum also limits what had no limit.
-    pub fn at_most(self, most: &Maximum) -> Limits {
+    /// The lower of each; a maximum also applies where there was no limit.
+    pub fn at_most(self, most: &LimitSet) -> Limits {
         fn least<T: Ord + Copy>(value: T, most: Option<T>) -> T {
             most.map_or(value, |most| most.min(value))
         }
         fn capped<T: Ord + Copy>(value: Option<T>, most: Option<T>) -> Option<T> {
             value.map(|value| least(value, most)).or(most)
         }
-        /// What has a limit without a word is not given more by a maximum.
-        fn lowered(value: Option<Size>, most: Option<Size>, usual: Size) -> Option<Size> {
+        /// A maximum never raises a default limit.
+        fn lowered(value: Option<Size>, most: Option<Size>, default: Size) -> Option<Size> {
             value
                 .map(|value| least(value, most))
-                .or(most.filter(|most| *most < usual))
+                .or(most.filter(|most| *most < default))
         }
         Limits {
             memory: least(self.memory, most.memory),
@@ -150,25 +169,25 @@ impl Limits {
             locked_memory: lowered(
                 self.locked_memory,
                 most.locked_memory,
-                Limits::LOCKED_MEMORY,
+                Limits::DEFAULT_LOCKED_MEMORY,
             ),
             message_queues: lowered(
                 self.message_queues,
                 most.message_queues,
-                Limits::MESSAGE_QUEUES,
+                Limits::DEFAULT_MESSAGE_QUEUES,
             ),
             nice: self.nice.max(most.nice),
         }
     }
 }
 
-impl Maximum {
-    /// What neither of both may exceed.
-    pub fn and(&self, other: &Maximum) -> Maximum {
+impl LimitSet {
+    /// The lower of each limit.
+    pub fn and(&self, other: &LimitSet) -> LimitSet {
         fn least<T: Ord + Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
             one.into_iter().chain(other).min()
         }
-        Maximum {
+        LimitSet {
             memory: least(self.memory, other.memory),
             cpu_time: least(self.cpu_time, other.cpu_time),
             cpus: least(self.cpus, other.cpus),
@@ -185,9 +204,9 @@ impl Maximum {
         }
     }
 
-    /// What is said here, and where nothing is said what is said there.
-    pub fn or(&self, other: &Maximum) -> Maximum {
-        Maximum {
+    /// The limits of this set, and those of the other where this one has none.
+    pub fn or(&self, other: &LimitSet) -> LimitSet {
+        LimitSet {
             memory: self.memory.or(other.memory),
             cpu_time: self.cpu_time.or(other.cpu_time),
             cpus: self.cpus.or(other.cpus),
@@ -204,51 +223,68 @@ impl Maximum {
         }
     }
 
-    /// The first value of `asked` that is over this maximum: its name, what was asked, what is allowed.
-    pub fn exceeded_by(&self, asked: &Maximum) -> Option<(&'static str, String, String)> {
+    /// The first limit in `requested` that exceeds this maximum: its name, its value, the maximum.
+    pub fn exceeded_by(&self, requested: &LimitSet) -> Option<(&'static str, String, String)> {
         fn over<T: Ord + fmt::Display>(
             name: &'static str,
-            asked: Option<T>,
+            requested: Option<T>,
             most: Option<T>,
         ) -> Option<(&'static str, String, String)> {
-            let (asked, most) = (asked?, most?);
-            (asked > most).then(|| (name, asked.to_string(), most.to_string()))
+            let requested = requested?;
+            let most = most?;
+            (requested > most).then(|| (name, requested.to_string(), most.to_string()))
         }
-        over("memory", asked.memory, self.memory)
-            .or_else(|| over("cpu_time", asked.cpu_time, self.cpu_time))
-            .or_else(|| over("cpus", asked.cpus, self.cpus))
-            .or_else(|| over("wall_time", asked.wall_time, self.wall_time))
-            .or_else(|| over("pids", asked.pids, self.pids))
-            .or_else(|| over("file_size", asked.file_size, self.file_size))
-            .or_else(|| over("open_files", asked.open_files, self.open_files))
-            .or_else(|| over("disk", asked.disk, self.disk))
-            .or_else(|| over("output", asked.output, self.output))
-            .or_else(|| over("stack", asked.stack, self.stack))
-            .or_else(|| over("locked_memory", asked.locked_memory, self.locked_memory))
-            .or_else(|| over("message_queues", asked.message_queues, self.message_queues))
-            // The less, the more.
+        over("memory", requested.memory, self.memory)
+            .or_else(|| over("cpu_time", requested.cpu_time, self.cpu_time))
+            .or_else(|| over("cpus", requested.cpus, self.cpus))
+            .or_else(|| over("wall_time", requested.wall_time, self.wall_time))
+            .or_else(|| over("pids", requested.pids, self.pids))
+            .or_else(|| over("file_size", requested.file_size, self.file_size))
+            .or_else(|| over("open_files", requested.open_files, self.open_files))
+            .or_else(|| over("disk", requested.disk, self.disk))
+            .or_else(|| over("output", requested.output, self.output))
+            .or_else(|| over("stack", requested.stack, self.stack))
+            .or_else(|| over("locked_memory", requested.locked_memory, self.locked_memory))
             .or_else(|| {
-                over("nice", self.nice, asked.nice).map(|(name, most, asked)| (name, asked, most))
+                over(
+                    "message_queues",
+                    requested.message_queues,
+                    self.message_queues,
+                )
+            })
+            // A lower nice value takes more CPU time.
+            .or_else(|| {
+                over("nice", self.nice, requested.nice)
+                    .map(|(name, most, requested)| (name, requested, most))
             })
     }
 }
 
-/// A limit that was reached, as listed in `limits_hit`.
+/// The name of a limit that was reached, as in `limits_hit`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names are those of `Limits`")]
 pub enum LimitName {
+    /// Memory.
     Memory,
+    /// Processes and threads.
     Pids,
+    /// CPU time.
     CpuTime,
+    /// Time on the clock.
     WallTime,
+    /// Size of a file.
     FileSize,
+    /// Open files.
     OpenFiles,
+    /// Space for writing.
     Disk,
+    /// Output.
     Output,
+    /// The budget for models.
     Budget,
+    /// Egress traffic.
     Egress,
 }
 
@@ -261,10 +297,10 @@ mod tests {
     fn a_maximum_also_limits_what_had_no_limit() {
         let agent = Policy::default().profile("agent").unwrap().limits.clone();
         assert_eq!(agent.cpu_time, None);
-        let most = Maximum {
+        let most = LimitSet {
             cpu_time: "5s".parse().ok(),
             memory: "1T".parse().ok(),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let limited = agent.clone().at_most(&most);
         assert_eq!(
@@ -279,10 +315,10 @@ mod tests {
     #[test]
     fn a_disk_in_memory_holds_no_more_than_the_memory() {
         let limits = |memory: &str, disk: &str| {
-            let said = Maximum {
+            let said = LimitSet {
                 memory: memory.parse().ok(),
                 disk: disk.parse().ok(),
-                ..Maximum::default()
+                ..LimitSet::default()
             };
             let usual = Policy::default().profile("standard").unwrap().clone();
             usual.limits.with(&said).scratch()
@@ -318,11 +354,11 @@ mod tests {
             .unwrap()
             .limits
             .clone();
-        let most = |locked: &str, nice| Maximum {
+        let most = |locked: &str, nice| LimitSet {
             locked_memory: locked.parse().ok(),
             stack: "8M".parse().ok(),
             nice,
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let high = limits.clone().at_most(&most("1M", Some(5)));
         assert_eq!(
@@ -338,9 +374,9 @@ mod tests {
             ..limits
         };
         assert_eq!(nicer.at_most(&most("1M", Some(5))).nice, Some(10));
-        let asked = Maximum {
+        let asked = LimitSet {
             nice: Some(3),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let over = most("1M", Some(5)).exceeded_by(&asked);
         assert_eq!(over, Some(("nice", "3".into(), "5".into())));
@@ -348,11 +384,11 @@ mod tests {
 
     #[test]
     fn of_two_maxima_the_lower_counts_or_the_first_that_says_something() {
-        let most = |memory: &str, pids, nice| Maximum {
+        let most = |memory: &str, pids, nice| LimitSet {
             memory: memory.parse().ok(),
             pids,
             nice,
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let (one, other) = (most("1G", None, Some(5)), most("2G", Some(7), Some(9)));
         assert_eq!(one.and(&other), most("1G", Some(7), Some(9)));
@@ -362,20 +398,20 @@ mod tests {
 
     #[test]
     fn the_first_value_over_the_maximum_is_named() {
-        let most = Maximum {
+        let most = LimitSet {
             pids: Some(10),
             memory: "1G".parse().ok(),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
-        let asked = Maximum {
+        let asked = LimitSet {
             pids: Some(11),
             memory: "1G".parse().ok(),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         assert_eq!(
             most.exceeded_by(&asked),
             Some(("pids", "11".into(), "10".into()))
         );
-        assert_eq!(most.exceeded_by(&Maximum::default()), None);
+        assert_eq!(most.exceeded_by(&LimitSet::default()), None);
     }
 }

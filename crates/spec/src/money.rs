@@ -1,4 +1,4 @@
-//! Money: whole billionths of a dollar. No floating point anywhere but where a result is printed.
+//! Money in whole billionths of a dollar. Floating point occurs only where a result is printed.
 
 use std::{fmt, iter::Sum, str::FromStr};
 
@@ -19,37 +19,38 @@ use std::{fmt, iter::Sum, str::FromStr};
 #[serde(transparent)]
 pub struct Money(pub u64);
 
-/// Why a text is not an amount.
+/// A text that is not an amount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadMoney(String);
 
-/// No call of a model has more tokens of one kind. See [`Money::MOST_OF_CALL`].
-pub const MOST_TOKENS_OF_CALL: u64 = 1_000_000_000;
+/// Tokens of one kind in one call; see [`Money::MAX_PER_CALL`].
+pub const MAX_TOKENS_PER_CALL: u64 = 1_000_000_000;
 
 const NANOS: u64 = 1_000_000_000;
 const DIGITS: usize = 9;
 
 impl Money {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Money = Money(0);
-    /// No call of a model costs ten thousand dollars: a provider that lies, however often, must not break the sums.
-    pub const MOST_OF_CALL: Money = Money(10_000 * NANOS);
-    /// More than anybody has.
+    /// The highest cost of one call. It keeps sums from overflowing when a provider reports absurd
+    /// numbers.
+    pub const MAX_PER_CALL: Money = Money(10_000 * NANOS);
+    /// The highest amount.
     pub const MAX: Money = Money(u64::MAX);
 
-    /// The sum; what does not fit stays at the most there is, so that a bill never wraps to a small one.
+    /// The sum, saturating, so that a bill never wraps around to a small amount.
     #[must_use]
     pub fn plus(self, other: Money) -> Money {
         Money(self.0.saturating_add(other.0))
     }
 
-    /// What is left; nothing if there was less.
+    /// The difference, not below zero.
     #[must_use]
     pub fn minus(self, other: Money) -> Money {
         Money(self.0.saturating_sub(other.0))
     }
 
-    /// For a result that is printed; exact to 15 digits.
+    /// Dollars for a printed result, exact to 15 digits.
     pub fn dollars(self) -> f64 {
         self.0 as f64 / NANOS as f64
     }
@@ -85,7 +86,8 @@ impl std::error::Error for BadMoney {}
 impl FromStr for Money {
     type Err = BadMoney;
 
-    /// Decimal dollars with up to nine decimals, such as `0.50`. Exact, or refused.
+    /// Reads decimal dollars with up to nine decimals, such as `0.50`. An amount that is not exact
+    /// is refused.
     fn from_str(text: &str) -> Result<Money, BadMoney> {
         let bad = || BadMoney(text.chars().take(40).collect());
         let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));

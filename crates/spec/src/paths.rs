@@ -1,11 +1,11 @@
-//! Paths as the sandbox sees them: checked for shape here, resolved by handle elsewhere.
+//! Paths inside the sandbox. Their form is checked here; they are resolved by handle elsewhere.
 
 use std::{
     fmt,
     path::{Component, Path, PathBuf},
 };
 
-/// An absolute, normalised path inside at which something is mounted.
+/// A mount point: an absolute, normalised path inside.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InsidePath(PathBuf);
 
@@ -16,13 +16,13 @@ pub struct WorkspacePath(PathBuf);
 /// Why a path cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPath {
-    /// The path as given, made printable.
+    /// The path as text.
     pub given: String,
-    /// What is wrong with it.
+    /// The reason.
     pub why: &'static str,
 }
 
-/// Airlock's own places: a mount there would undo what it puts up.
+/// Paths that Airlock mounts itself: a mount there would replace one of its protections.
 const RESERVED: [&str; 7] = [
     "/proc",
     "/sys",
@@ -32,8 +32,8 @@ const RESERVED: [&str; 7] = [
     "/etc/passwd",
     "/etc/group",
 ];
-/// Deeper than any sane tree, and small enough that a walk cannot be made to cost much.
-const DEEPEST: usize = 64;
+/// Components of a path: more than a real tree has, and few enough that a walk stays cheap.
+const MAX_DEPTH: usize = 64;
 
 impl InsidePath {
     /// Checks a mount point.
@@ -42,7 +42,7 @@ impl InsidePath {
             given: path.display().to_string(),
             why,
         };
-        let clean = normal(path, true).map_err(bad)?;
+        let clean = normalize(path, true).map_err(bad)?;
         if clean == Path::new("/") || clean == Path::new("/workspace") {
             return Err(bad(
                 "the root and /workspace are mounted by --image and --workspace",
@@ -54,7 +54,7 @@ impl InsidePath {
         Ok(InsidePath(clean))
     }
 
-    /// The path itself.
+    /// The path.
     pub fn as_path(&self) -> &Path {
         &self.0
     }
@@ -68,32 +68,35 @@ impl WorkspacePath {
             given: path.display().to_string(),
             why,
         };
-        let clean = normal(relative, false).map_err(bad)?;
-        match clean.as_os_str().is_empty() {
-            true => Err(bad("it names the whole workspace")),
-            false => Ok(WorkspacePath(clean)),
+        let clean = normalize(relative, false).map_err(bad)?;
+        if clean.as_os_str().is_empty() {
+            return Err(bad("it names the whole workspace"));
         }
+        Ok(WorkspacePath(clean))
     }
 
-    /// The path itself, relative.
+    /// The path, relative to `/workspace`.
     pub fn as_path(&self) -> &Path {
         &self.0
     }
 }
 
-/// A folder inside, absolute; a relative one lies below `/workspace`. Nothing is mounted there, so it may be anybody's.
+/// An absolute folder inside; a relative path lies below `/workspace`. It is no mount point, so
+/// that paths of Airlock are allowed.
 pub(crate) fn folder_inside(path: &Path) -> Result<PathBuf, BadPath> {
     let bad = |why| BadPath {
         given: path.display().to_string(),
         why,
     };
-    match path.is_absolute() {
-        true => normal(path, true).map_err(bad),
-        false => Ok(Path::new(crate::WORKSPACE).join(normal(path, false).map_err(bad)?)),
+    if path.is_absolute() {
+        return normalize(path, true).map_err(bad);
     }
+    let relative = normalize(path, false).map_err(bad)?;
+    Ok(Path::new(crate::WORKSPACE).join(relative))
 }
 
-fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
+/// Removes `.` and repeated slashes. A path that could lead elsewhere is an error.
+fn normalize(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
     use std::os::unix::ffi::OsStrExt;
     if path.is_absolute() != absolute {
         return Err(if absolute {
@@ -105,7 +108,7 @@ fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
     if path.as_os_str().as_bytes().contains(&0) {
         return Err("it contains a NUL byte");
     }
-    if path.as_os_str().len() > 4000 || path.components().count() > DEEPEST {
+    if path.as_os_str().len() > 4000 || path.components().count() > MAX_DEPTH {
         return Err("it is too long");
     }
     let mut clean = PathBuf::new();

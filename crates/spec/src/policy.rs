@@ -1,71 +1,71 @@
-//! Profiles (named policies) and the operator's maximum: what a request is measured against.
+//! The policy of an operator: profiles by name, and a maximum for every run.
 
 use crate::{
     egress::{EgressLimits, EgressRule},
     grant::{Budget, ModelPattern},
     host::HostPattern,
     image_policy::ImagePolicy,
-    limits::{Limits, Maximum},
+    limits::{LimitSet, Limits},
+    protected_names::ProtectedNames,
     quantity::{Size, Time},
     run::Network,
-    workspace::ProtectedNames,
 };
 use std::{collections::BTreeMap, time::Duration};
 
-/// What the operator allows: profiles by name and a maximum for every run.
+/// The policy against which a request is checked.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// Profiles by name; the four built-in ones are always there.
     pub profiles: BTreeMap<String, Profile>,
-    /// What no run may exceed.
-    pub maximum: Maximum,
-    /// What those of a server's keys without `admin` may not exceed, either.
-    pub key_maximum: Maximum,
-    /// What no run may spend more of.
+    /// The highest limits of any run.
+    pub maximum: LimitSet,
+    /// The highest limits of API keys without the scope `admin`.
+    pub key_maximum: LimitSet,
+    /// The highest budget of any run.
     pub maximum_budget: Budget,
-    /// Which hosts a run may be granted at most; every one if none is said.
+    /// The hosts that a run may be granted; all without a list.
     pub maximum_hosts: Option<Vec<HostPattern>>,
     /// The profile of a request that names none.
     pub default_profile: String,
     /// Which images may be used.
     pub images: ImagePolicy,
-    /// What holds in workspaces.
+    /// The policy for workspaces.
     pub workspace: WorkspacePolicy,
 }
 
-/// What an operator or a project says of workspaces.
+/// The policy of an operator or a project for workspaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkspacePolicy {
-    /// Names that are protected beyond the usual, and those that are not.
+    /// Changes to the built-in list of protected names.
     pub protected: ProtectedNames,
-    /// Patterns of files that no program sees, beyond the usual.
+    /// Patterns of hidden files, beyond the default list.
     pub hide: Vec<String>,
-    /// Up to which size a folder is copied for its layer, rather than laid over. Unless it is
-    /// said, as far as a copy is fast, and up to the default where no overlay can be laid.
-    pub copy: Option<CopyBounds>,
+    /// The largest folder that is copied for its layer; a larger one gets an overlay. None:
+    /// [`LayerCopyLimits::FAST`], and the default where no overlay can be mounted.
+    pub copy: Option<LayerCopyLimits>,
 }
 
-/// Up to which size a folder is copied for the layer that takes a program's changes.
+/// The size up to which a folder is copied for its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyBounds {
+pub struct LayerCopyLimits {
     /// Names in it.
     pub names: u32,
     /// Bytes of all its files.
     pub bytes: u64,
 }
 
-impl CopyBounds {
-    /// What is copied about as fast as an overlay is laid. File systems look for a place for each
-    /// file among those that were removed lately, like the last copy.
-    pub const FAST: CopyBounds = CopyBounds {
+impl LayerCopyLimits {
+    /// A folder that is copied about as fast as an overlay is mounted. The time of larger copies
+    /// grows, because file systems search for a free place for each file.
+    pub const FAST: LayerCopyLimits = LayerCopyLimits {
         names: 200,
         bytes: 32 << 20,
     };
 }
 
-impl Default for CopyBounds {
-    fn default() -> CopyBounds {
-        CopyBounds {
+impl Default for LayerCopyLimits {
+    fn default() -> LayerCopyLimits {
+        LayerCopyLimits {
             names: 5_000,
             bytes: 256 << 20,
         }
@@ -79,32 +79,34 @@ pub struct Profile {
     pub network: Network,
     /// Its limits.
     pub limits: Limits,
-    /// Whether its time on the clock was said, and so holds for terminals, too: the built-in ones are for what runs unattended.
+    /// Whether the limit of time on the clock holds for terminals, too: only where the operator
+    /// sets it, because the built-in limits are for unattended runs.
     pub limits_terminals: bool,
-    /// Names of the caller's variables that pass.
+    /// Variables of the caller that pass.
     pub env_inherit: Vec<String>,
-    /// What of the host is shown beyond the usual.
+    /// Host folders that are shown beyond the default ones.
     pub extra_mounts: ExtraMounts,
-    /// Whether stored secrets may be put into its environment, where the program can read them.
+    /// Whether stored secrets may be put into the environment of a program.
     pub allow_secrets: bool,
-    /// Which models may be asked for at its doors; every one if empty.
+    /// Patterns of models at its doors; every model if empty.
     pub allow_models: Vec<ModelPattern>,
-    /// Those of a project's own file: a model must be in both. Every one if empty.
+    /// Patterns of the project's own file; a model must match in both lists. Every model if empty.
     pub local_models: Vec<ModelPattern>,
-    /// How much of them.
+    /// The budget for models.
     pub budget: Budget,
-    /// The rules of the egress door, which lets nothing out without one; no such door if there is no list.
+    /// The rules of the egress door, which denies everything without one; no egress door without a
+    /// list.
     pub egress: Option<Vec<EgressRule>>,
-    /// How much may pass there.
+    /// The limits of egress traffic.
     pub egress_limits: EgressLimits,
-    /// Hosts of a project's own file: one must be in it, too, if there is one.
+    /// Hosts of the project's own file; if there is a list, a host must be in it, too.
     pub local_hosts: Option<Vec<HostPattern>>,
 }
 
-/// What of the host a profile shows beyond the usual.
+/// Host folders that a profile shows beyond the default ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtraMounts {
-    /// Nothing.
+    /// None.
     None,
     /// `/etc` and `/var`, read-only, without shadow files, sockets and Airlock's own state.
     SystemReadOnly,
@@ -116,7 +118,7 @@ impl Policy {
         self.profiles.get(name)
     }
 
-    /// The policy of a server's keys without `admin`.
+    /// The policy for API keys without the scope `admin`.
     pub fn of_keys(&self) -> Policy {
         Policy {
             maximum: self.maximum.and(&self.key_maximum),
@@ -139,8 +141,8 @@ impl Default for Policy {
                 .into_iter()
                 .map(|(name, profile)| (name.to_owned(), profile))
                 .collect(),
-            maximum: Maximum::default(),
-            key_maximum: Maximum::default(),
+            maximum: LimitSet::default(),
+            key_maximum: LimitSet::default(),
             maximum_budget: Budget::default(),
             maximum_hosts: None,
             default_profile: "restrictive".to_owned(),
@@ -228,7 +230,8 @@ fn agent() -> Profile {
     let base = permissive();
     Profile {
         network: Network::Doors,
-        // So that a program is told why it cannot get out, and can be let out while it runs.
+        // An egress door without rules tells the program why it cannot get out, and rules can be
+        // added while the run is in progress.
         egress: Some(Vec::new()),
         limits: Limits {
             cpu_time: None,

@@ -1,41 +1,41 @@
-//! Sizes, times and CPU shares as people write them.
+//! Sizes, durations and CPU shares, with the texts in which users write them.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// A number of bytes. Written `64M`, `2G`, `512KiB`, `1000`: binary multiples always.
+/// A number of bytes, written `64M`, `2G`, `512KiB` or `1000`. All multiples are binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-/// A span of time. Written `30s`, `500ms`, `1m30s`, `2h`, `7d`; a bare number is seconds.
+/// A duration, written `30s`, `500ms`, `1m30s`, `2h` or `7d`. A number without a unit is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub Duration);
 
-/// A share of CPUs in thousandths. Written `1.5`.
+/// A share of CPUs in thousandths, written `1.5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(pub u32);
 
-/// Why a text is no quantity.
+/// A text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadQuantity {
-    /// The text as given, shortened.
+    /// The text, shortened.
     pub given: String,
-    /// What was wanted, with examples.
-    pub wanted: &'static str,
+    /// The expected form, with examples.
+    pub expected: &'static str,
 }
 
 const SIZE: &str = "a size such as 64M, 2G or 4096";
 const TIME: &str = "a time such as 30s, 500ms, 1m30s, 2h or 7d";
 const CPUS: &str = "a number of CPUs from 0.01 to 1024, such as 1.5";
-const SHORTER: &str = "a time of ten years (87600h) at most";
+const AT_MOST_TEN_YEARS: &str = "a time of ten years (87600h) at most";
 
-fn bad(given: &str, wanted: &'static str) -> BadQuantity {
+fn bad(given: &str, expected: &'static str) -> BadQuantity {
     BadQuantity {
         given: given.chars().take(40).collect(),
-        wanted,
+        expected,
     }
 }
 
-/// Splits leading ASCII digits off.
+/// Splits off leading ASCII digits.
 fn digits(text: &str) -> Option<(u64, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit())
@@ -80,8 +80,8 @@ impl fmt::Display for Size {
 }
 
 impl Time {
-    /// Ten years; anything longer is a typing error, and sums of two stay far from overflow.
-    pub const LONGEST: Time = Time(Duration::from_secs(315_360_000));
+    /// Ten years. A longer duration is a typing error, and sums of two stay far from overflow.
+    pub const MAX: Time = Time(Duration::from_secs(315_360_000));
 }
 
 impl FromStr for Time {
@@ -89,7 +89,8 @@ impl FromStr for Time {
 
     fn from_str(text: &str) -> Result<Self, BadQuantity> {
         let parse = || {
-            let (mut total, mut rest) = (Duration::ZERO, text);
+            let mut total = Duration::ZERO;
+            let mut rest = text;
             loop {
                 let (number, tail) = digits(rest)?;
                 let end = tail
@@ -112,7 +113,7 @@ impl FromStr for Time {
             }
         };
         match parse() {
-            Some(time) if time > Time::LONGEST => Err(bad(text, SHORTER)),
+            Some(time) if time > Time::MAX => Err(bad(text, AT_MOST_TEN_YEARS)),
             Some(time) => Ok(time),
             None => Err(bad(text, TIME)),
         }
@@ -163,7 +164,12 @@ impl fmt::Display for Cpus {
 
 impl fmt::Display for BadQuantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not {}", self.given.escape_debug(), self.wanted)
+        write!(
+            f,
+            "`{}` is not {}",
+            self.given.escape_debug(),
+            self.expected
+        )
     }
 }
 

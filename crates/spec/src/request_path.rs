@@ -1,27 +1,31 @@
-//! Paths of requests, in one spelling, and patterns over them. The spelling that is judged is the one that is forwarded.
+//! Paths of HTTP requests in one canonical spelling, and patterns over them. The door forwards the
+//! spelling that it has checked.
 
 use std::{fmt, str::FromStr};
 
-/// The path of a request: begins with a slash, no dot segments, nothing escaped that need not be, escapes in upper case.
+/// The path of a request: it begins with a slash, has no dot segments and no needless escapes, and
+/// its escapes are in upper case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestPath(String);
 
-/// Why a text is no path.
+/// A text that is not the path of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadRequestPath(&'static str);
 
-/// Which paths: segments that stand for themselves, `*` for one segment or a part of one, `**` at the end for any number.
+/// A pattern of paths: segments stand for themselves, `*` for one segment or a part of one, `**` at
+/// the end for any number of segments.
 ///
-/// A segment in which a server might see more than one (`%2F`, `;`, a backslash, …) is matched only by a pattern that has
-/// the very same, or by `/**` alone.
+/// A segment that a server might split (`%2F`, `;`, a backslash, …) is matched only by a pattern
+/// with the same segment, or by `/**` alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern(String);
 
-const LONGEST: usize = 8 << 10;
-const MOST_SEGMENTS: usize = 256;
+/// Bytes of a path.
+const MAX_BYTES: usize = 8 << 10;
+const MAX_SEGMENTS: usize = 256;
 
 impl RequestPath {
-    /// The text of it.
+    /// The path as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -31,7 +35,7 @@ impl FromStr for RequestPath {
     type Err = BadRequestPath;
 
     fn from_str(text: &str) -> Result<RequestPath, BadRequestPath> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_BYTES {
             return Err(BadRequestPath("it is longer than 8 KiB"));
         }
         let rest = text
@@ -50,7 +54,7 @@ impl FromStr for RequestPath {
                     if part == ".." && segments.pop().is_none() {
                         return Err(BadRequestPath("it leads above the root"));
                     }
-                    // As RFC 3986 has it, what remains is a folder.
+                    // By RFC 3986 a final dot segment leaves a folder.
                     if last {
                         segments.push("");
                     }
@@ -58,14 +62,14 @@ impl FromStr for RequestPath {
                 part => segments.push(part),
             }
         }
-        match segments.len() > MOST_SEGMENTS {
-            true => Err(BadRequestPath("it has more than 256 parts")),
-            false => Ok(RequestPath(format!("/{}", segments.join("/")))),
+        if segments.len() > MAX_SEGMENTS {
+            return Err(BadRequestPath("it has more than 256 parts"));
         }
+        Ok(RequestPath(format!("/{}", segments.join("/"))))
     }
 }
 
-/// What need not be escaped is not; what is escaped is in upper case.
+/// Decodes needless escapes and writes the others in upper case.
 fn unescape(text: &str) -> Result<String, BadRequestPath> {
     let mut plain = String::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -73,7 +77,8 @@ fn unescape(text: &str) -> Result<String, BadRequestPath> {
         match byte {
             b'%' => {
                 let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-                let (high, low) = (digit(bytes.next()), digit(bytes.next()));
+                let high = digit(bytes.next());
+                let low = digit(bytes.next());
                 let (Some(high), Some(low)) = (high, low) else {
                     return Err(BadRequestPath("a % in it begins no escape"));
                 };
@@ -96,7 +101,8 @@ fn unescape(text: &str) -> Result<String, BadRequestPath> {
     Ok(plain)
 }
 
-/// Whether the escapes of a path stand for UTF-8. Some servers decode overlong forms, too: to them `%C0%AF` is a slash.
+/// Whether the escapes of a path decode to UTF-8. Some servers also decode overlong forms, so that
+/// `%C0%AF` is a slash to them.
 fn is_utf8(plain: &str) -> bool {
     let mut decoded = Vec::with_capacity(plain.len());
     let mut bytes = plain.bytes();
@@ -112,8 +118,8 @@ fn is_utf8(plain: &str) -> bool {
     str::from_utf8(&decoded).is_ok()
 }
 
-/// Whether a server could see something else in this segment than we do.
-fn is_odd(segment: &str) -> bool {
+/// Whether a server could read a segment differently than this parser.
+fn is_ambiguous(segment: &str) -> bool {
     segment.contains(';')
         || ["%2F", "%5C", "%25", "%3B", "%3F", "%23"]
             .iter()
@@ -121,7 +127,7 @@ fn is_odd(segment: &str) -> bool {
 }
 
 impl PathPattern {
-    /// Whether this is one of them.
+    /// Whether a path matches.
     pub fn matches(&self, path: &RequestPath) -> bool {
         if self.0 == "/**" {
             return true;
@@ -131,14 +137,16 @@ impl PathPattern {
         loop {
             match (own.next(), parts.next()) {
                 (Some("**"), first) => {
-                    // At least one segment, and none that is odd or empty before the last.
+                    // At least one segment, none of them ambiguous, and only the last may be empty.
                     let rest: Vec<_> = first.into_iter().chain(parts).collect();
                     let (Some(last), rest) = (rest.last(), &rest[..rest.len().saturating_sub(1)])
                     else {
                         return false;
                     };
-                    return !is_odd(last)
-                        && rest.iter().all(|part| !part.is_empty() && !is_odd(part));
+                    return !is_ambiguous(last)
+                        && rest
+                            .iter()
+                            .all(|part| !part.is_empty() && !is_ambiguous(part));
                 }
                 (Some(pattern), Some(part)) if segment_matches(pattern, part) => {}
                 (None, None) => return true,
@@ -147,7 +155,7 @@ impl PathPattern {
         }
     }
 
-    /// As it was written.
+    /// The pattern as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -158,7 +166,7 @@ fn segment_matches(pattern: &str, part: &str) -> bool {
         None => pattern == part,
         Some((before, after)) => {
             !part.is_empty()
-                && !is_odd(part)
+                && !is_ambiguous(part)
                 && part.len() >= before.len() + after.len()
                 && part.starts_with(before)
                 && part.ends_with(after)
@@ -242,7 +250,8 @@ mod tests {
             "/a b",
             "/ü",
             "*",
-            // A slash and a dot in overlong forms, a character cut in two, one of Latin-1, half a pair.
+            // A slash and a dot in overlong forms, a character cut in two, one of Latin-1, half a
+            // pair.
             "/v1/..%C0%AFadmin",
             "/%E0%80%AF",
             "/%c0%ae%c0%ae/",

@@ -1,25 +1,31 @@
-//! What came of a run: the one result object of every front.
+//! The result of a run. The command line, the server and the library return the same object.
 
-use crate::{Barrier, Host, Id, Json, LimitName};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    str::FromStr,
-};
+mod wire;
 
-/// How a run stands or ended.
+use crate::{Barrier, GitImport, Host, Id, Json, LimitName, Timestamp, WorkspaceChanges};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The state of a run, or how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum Status {
+    /// The job waits for its turn.
     Queued,
+    /// The program runs.
     Running,
+    /// The program exited with 0, and its output kept the contract.
     Succeeded,
+    /// The program exited with another status or by a signal, or its output broke the contract.
     Failed,
+    /// A time limit ended the program.
     TimedOut,
+    /// The kernel killed the program at its memory limit.
     OomKilled,
+    /// The caller cancelled the run.
     Cancelled,
+    /// The program was never started.
     NotStarted,
+    /// The server ended before the run did, so that its end is unknown.
     Lost,
 }
 
@@ -56,24 +62,40 @@ impl Status {
 /// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum ErrorCode {
+    /// The request is wrong in itself.
     InvalidSpec,
+    /// The image is not present and cannot be pulled.
     ImageMissing,
+    /// The image policy refuses the image.
     ImageRefused,
+    /// The backend is not part of this build, or not present on this host.
     BackendUnavailable,
+    /// This host cannot enforce a required barrier.
     BarrierMissing,
+    /// The sandbox or the program could not be started.
     StartFailed,
+    /// A time limit was reached.
     Timeout,
+    /// The memory limit was reached.
     OomKilled,
+    /// The caller cancelled the run.
     Cancelled,
+    /// The operator or the profile does not allow it.
     PolicyDenied,
+    /// The budget for models is used up.
     BudgetExceeded,
+    /// A quota of the tenant is used up.
     QuotaExceeded,
+    /// Standard output is not what the contract asks for.
     ContractViolated,
+    /// The workspace is not in the state that the request needs.
     WorkspaceConflict,
+    /// The state of the object does not allow it.
     Conflict,
+    /// The server ended before the run did.
     Lost,
+    /// An error of Airlock itself.
     Internal,
 }
 
@@ -88,28 +110,31 @@ pub struct ErrorInfo {
     pub hint: Option<String>,
 }
 
-/// What a run used.
+/// Resources that a run used.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct Usage {
+    /// CPU time of all processes.
     pub cpu_ms: u64,
+    /// The largest use of memory of all processes together.
     pub memory_peak_bytes: u64,
-    /// `None` where nothing on this host counts it.
+    /// The largest number of processes and threads; `None` where nothing on this host counts them.
     pub pids_peak: Option<u64>,
+    /// Use of models.
     pub llm: LlmUsage,
+    /// Traffic at the egress door.
     pub egress: EgressUsage,
 }
 
-/// What of a run passed the egress door, or did not.
+/// Traffic of a run at the egress door.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct EgressUsage {
-    /// Connections, and requests where they are looked at, that were let out.
+    /// Allowed connections, and allowed requests where TLS ends at the door.
     pub passed: u64,
-    /// What was refused, each time.
+    /// Denied connections, requests and name lookups, each attempt counted.
     pub denied: u64,
-    /// Bytes that went out.
+    /// Bytes to the outside.
     pub bytes_sent: u64,
-    /// Bytes that came in.
+    /// Bytes from the outside.
     pub bytes_received: u64,
 }
 
@@ -118,381 +143,185 @@ pub struct EgressUsage {
 pub struct LearnedRule {
     /// The host.
     pub host: Host,
-    /// At these ports.
+    /// Its ports.
     pub ports: BTreeSet<u16>,
-    /// How often it was used.
+    /// Number of connections.
     pub uses: u64,
 }
 
-/// What a run used of models.
+/// Use of models by a run.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct LlmUsage {
+    /// Calls that reached a provider.
     pub calls: u64,
+    /// Tokens of the requests.
     pub input_tokens: u64,
+    /// Tokens of the responses.
     pub output_tokens: u64,
+    /// Input tokens that the provider read from its cache.
     pub cached_tokens: u64,
+    /// The cost in dollars by the price book.
     pub cost_usd: f64,
 }
 
-/// Something the program tried and was refused. Each is listed once, however often it was tried.
+/// An attempt of the program that was denied. It is listed once, however often it was repeated.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Denial {
     /// `connect`, `write`, the name of a system call, or the type of a step.
     pub what: String,
-    /// What it was about, where that is known: an address, a path inside, arguments. The program's own words.
+    /// The target, where it is known: an address, a path inside, arguments. The program chose the
+    /// text.
     pub target: String,
-    /// What denied it: `network`, `protected`, `mount`, `read_only_root`, `workspace_layer` or `syscall_filter`; of a
-    /// step `workspace`, too.
+    /// The rule that denied it: `network`, `protected`, `mount`, `read_only_root`,
+    /// `workspace_layer` or `syscall_filter`; for a step also `workspace`.
     pub rule: String,
     /// The option that would have allowed it, or `nothing`.
     pub allow_with: String,
 }
 
-/// A kept file.
+/// A stored artifact.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct ArtifactRef {
+    /// Its name.
     pub name: String,
+    /// Its version, counted from 1.
     pub version: u64,
+    /// Its size.
     pub size_bytes: u64,
+    /// The digest of its bytes, in hexadecimal.
     pub sha256: String,
 }
 
-/// Which streams were longer than what was kept.
+/// Which streams were longer than the output limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-#[allow(missing_docs, reason = "the names are those of the contract")]
-pub struct Truncated {
+pub struct Truncation {
+    /// Standard output was cut.
     pub stdout: bool,
+    /// Standard error was cut.
     pub stderr: bool,
 }
 
-/// What holds a limit on this host.
+/// The mechanism that enforces a limit on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Enforcer {
-    /// A cgroup of the unified tree.
+    /// A cgroup of version 2.
     CgroupV2,
-    /// A cgroup of a version 1 tree.
+    /// A cgroup of version 1.
     CgroupV1,
-    /// Resource limits of each process: weaker.
+    /// Resource limits of each process, which count no sums.
     Rlimit,
-    /// Nothing at all.
+    /// None.
     Nothing,
 }
 
 /// One of the two output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Stream {
+pub enum StdStream {
+    /// Standard output.
     Stdout,
+    /// Standard error.
     Stderr,
 }
 
-/// What happens while a run goes on.
+/// An event of a run in progress.
 #[derive(Clone, Debug)]
-pub enum Event {
-    /// The program is about to run, behind these barriers.
+pub enum RunEvent {
+    /// The program is about to start.
     Started {
-        /// What the steps reported as up.
+        /// The barriers that are in place, as the steps of containment reported.
         barriers: Vec<Barrier>,
     },
-    /// Bytes it wrote, in order within a stream.
+    /// Output of the program, in order within a stream.
     Output {
-        /// Where it wrote them.
-        stream: Stream,
+        /// The stream.
+        stream: StdStream,
         /// The bytes, unchanged.
         data: Vec<u8>,
     },
-    /// It was denied something, for the first time.
+    /// A denial, reported the first time only.
     Denied(Denial),
 }
 
-/// A point in time, in milliseconds since 1970, shown as RFC 3339.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Timestamp(pub u64);
-
-/// When a run came how far, in microseconds since 1970: for whoever traces it, and in no result that is shown. Zero where it
-/// did not come so far.
+/// When each phase of a run was reached, in microseconds since 1970; zero for a phase that was not.
+/// Traces use it; the serialised result has none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moments {
-    /// The driver began.
+pub struct PhaseTimes {
+    /// The engine took the run up.
     pub begun: u64,
-    /// The program runs.
+    /// The program was started.
     pub started: u64,
-    /// It has ended, by itself or not, and everything in its box with it.
+    /// All processes of the sandbox have ended.
     pub over: u64,
-    /// What it left is kept.
+    /// Artifacts and changes are stored.
     pub kept: u64,
-    /// Nothing is left to do.
+    /// The sandbox is removed.
     pub ended: u64,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the fields are those of the contract")]
 pub struct RunResult {
+    /// The identifier of the run.
     pub run_id: Id,
+    /// The caller's task.
     pub task_id: Option<Id>,
+    /// The caller's job.
     pub job_id: Option<Id>,
+    /// How it ended.
     pub status: Status,
+    /// The exit status of the program, if it exited.
     pub exit_code: Option<i32>,
+    /// The signal that killed the program, if one did.
     pub signal: Option<i32>,
-    /// What `airlock run` exits with.
+    /// The exit status of `airlock run`.
     pub exit_status: u8,
+    /// The kept part of standard output.
     pub stdout: Vec<u8>,
+    /// The kept part of standard error.
     pub stderr: Vec<u8>,
-    pub truncated: Truncated,
-    /// What the program printed, where a contract says what that is and it was kept.
+    /// Which streams are cut.
+    pub truncated: Truncation,
+    /// The parsed standard output, where the contract names a format and the output keeps it.
     pub output: Option<Json>,
+    /// Why the run did not succeed.
     pub error: Option<ErrorInfo>,
+    /// When the run began.
     pub started_at: Timestamp,
+    /// When it ended.
     pub ended_at: Timestamp,
+    /// The time between both.
     pub duration_ms: u64,
+    /// Resources that it used.
     pub usage: Usage,
+    /// Limits that it reached.
     pub limits_hit: BTreeSet<LimitName>,
+    /// Attempts that were denied.
     pub denials: Vec<Denial>,
+    /// Artifacts that were stored.
     pub artifacts: Vec<ArtifactRef>,
+    /// The backend that ran it.
     pub backend: &'static str,
+    /// The profile that applied.
     pub profile: String,
+    /// The barriers that were in place.
     pub barriers: Vec<Barrier>,
-    /// What holds each limit on this host: `memory`, `pids`, `cpu`.
+    /// The mechanism that enforces each limit on this host: `memory`, `pids`, `cpu`.
     pub enforced_by: BTreeMap<&'static str, Enforcer>,
-    /// What a reader should know: where something is weaker or was done another way.
+    /// Remarks for the reader: weaker limits, fallbacks, anything that was left out.
     pub notes: Vec<String>,
-    /// The rules that were missing, if the run was to find that out.
+    /// The egress rules that were missing, for a run with `--learn`.
     pub learned: Vec<LearnedRule>,
-    /// What the program changed in a workspace with a layer, if it was one, or what was taken out of one that it shared.
+    /// Changes in a layer over the workspace, or files that were removed from a shared workspace.
     pub workspace: Option<WorkspaceChanges>,
-    /// What arrived in the repositories of a workspace that is mounted as it is, or did not.
+    /// Commits that were imported into the repositories of a mounted workspace.
     pub git: Vec<GitImport>,
-    /// Not shown.
-    pub moments: Moments,
-}
-
-/// What a program changed in the folder of its workspace.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct WorkspaceChanges {
-    /// By which they can be looked at, committed or discarded.
-    pub id: Id,
-    /// How the folder was shared.
-    pub mode: WorkspaceMode,
-    /// New names.
-    pub added: u64,
-    /// Names with other contents, permissions, or of another kind.
-    pub changed: u64,
-    /// Names that are gone.
-    pub removed: u64,
-    /// Changes that were applied to the folder when the program had ended.
-    pub applied: u64,
-    /// What was taken out of the folder, or is not taken over; at most [`MAX_LISTED_CHANGES`].
-    pub held_back: Vec<HeldBack>,
-    /// How many there are.
-    pub held_back_total: u64,
-    /// What was not applied, because the folder has changed there, too; at most [`MAX_LISTED_CHANGES`].
-    pub conflicts: Vec<Conflict>,
-    /// How many there are.
-    pub conflicts_total: u64,
-    /// Commits that the program made, each with the beginning of its name and its subject.
-    pub commits: Vec<String>,
-    /// How the layer with the changes was made, if there was one, and what it takes on the disk.
-    #[serde(flatten)]
-    pub layer: Option<LayerUse>,
-}
-
-/// Names that a result lists.
-pub const MAX_LISTED_CHANGES: usize = 100;
-
-impl WorkspaceChanges {
-    /// Nothing was changed.
-    pub fn none(id: Id, mode: WorkspaceMode) -> WorkspaceChanges {
-        WorkspaceChanges {
-            id,
-            mode,
-            added: 0,
-            changed: 0,
-            removed: 0,
-            applied: 0,
-            held_back: Vec::new(),
-            held_back_total: 0,
-            conflicts: Vec::new(),
-            conflicts_total: 0,
-            commits: Vec::new(),
-            layer: None,
-        }
-    }
-
-    /// Adds what was held back; what is beyond the bound is counted.
-    pub fn hold_back(&mut self, held_back: impl IntoIterator<Item = HeldBack>) {
-        for held in held_back {
-            self.held_back_total += 1;
-            if self.held_back.len() < MAX_LISTED_CHANGES {
-                self.held_back.push(held);
-            }
-        }
-    }
-}
-
-/// How a program gets the folder of its workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WorkspaceMode {
-    /// It writes to the folder at once.
-    Live,
-    /// Its changes are applied when it has ended.
-    Staged,
-    /// Its changes are kept until somebody applies or discards them.
-    CopyOnWrite,
-}
-
-/// A change that was not applied, because the folder has changed there, too.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Conflict {
-    /// Relative to the workspace; what is no text is replaced.
-    pub path: String,
-    /// What stands against it.
-    pub why: String,
-}
-
-/// What a layer with a program's changes is and takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct LayerUse {
-    /// How it was made.
-    #[serde(rename = "layer")]
-    pub kind: LayerKind,
-    /// Bytes on the disk.
-    #[serde(rename = "layer_bytes")]
-    pub bytes: u64,
-}
-
-/// How the layer of a workspace is made that takes a program's changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LayerKind {
-    /// A copy that shares its blocks with the folder until either is written.
-    Reflink,
-    /// A copy.
-    #[default]
-    Copy,
-    /// The kernel lays it over the folder and copies a file when it is written.
-    Overlay,
-}
-
-/// Something that was taken out of a mounted workspace when the program ended.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct HeldBack {
-    /// Relative to the workspace; what is no text is replaced.
-    pub path: String,
-    /// Why it does not stay there.
-    pub why: HoldReason,
-}
-
-/// Why something does not stay in a mounted workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HoldReason {
-    /// Tools of the host obey what has this name.
-    ProtectedName,
-    /// A link that leads out of the folder.
-    LinkOut,
-    /// A link that leads to a protected name.
-    LinkToProtected,
-    /// A device, a socket or a whiteout.
-    SpecialFile,
-    /// A folder that could not be looked into.
-    Unreadable,
-    /// The folder for artifacts, of which not all was kept.
-    Artifacts,
-}
-
-impl HoldReason {
-    /// The reason in words.
-    pub fn words(self) -> &'static str {
-        match self {
-            HoldReason::ProtectedName => "tools of the host obey files of this name",
-            HoldReason::LinkOut => "it is a link that leads out of the folder",
-            HoldReason::LinkToProtected => "it is a link to a protected name",
-            HoldReason::SpecialFile => "it is a device, a socket or a whiteout",
-            HoldReason::Unreadable => "it could not be looked into",
-            HoldReason::Artifacts => "what lies there was not kept as artifacts",
-        }
-    }
-}
-
-/// What a program committed in one repository of its workspace. Of the user's only moves what nothing stands against: the
-/// rest arrives beside it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct GitImport {
-    /// `.git`, or that of a submodule below it.
-    pub path: String,
-    /// Objects that are new.
-    pub objects: u64,
-    /// What they take.
-    pub bytes: u64,
-    /// Branches and tags that are new or other than before.
-    pub refs: Vec<GitRef>,
-    /// What git or other tools would obey, or write through, once these are taken over: protected names that they change,
-    /// symbolic links, and places at which another repository is to lie.
-    pub touches: Vec<String>,
-    /// New commits, the newest first: the beginning of each name, and the subject. At most [`MAX_LISTED_CHANGES`].
-    pub commits: Vec<String>,
-    /// Where `HEAD` is, inside and here, if the program's changes were applied to the folder.
-    pub head: Option<GitHead>,
-    /// What became of the index.
-    pub index: GitIndex,
-    /// What did not arrive.
-    pub not_brought: Vec<GitLeft>,
-}
-
-/// Where `HEAD` is: the full name of a branch, or a commit.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct GitHead {
-    /// When the program had ended, in its repository.
-    pub inside: String,
-    /// Now, in the user's.
-    pub host: String,
-}
-
-/// What became of the index of a user's repository.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GitIndex {
-    /// It is as it was.
-    #[default]
-    Kept,
-    /// It went with the branch; what the user had staged is staged still.
-    Moved,
-    /// It went with the branch; of what the user had staged the program committed something newer.
-    Superseded,
-}
-
-/// A reference that arrived.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct GitRef {
-    /// What the program called it.
-    pub name: String,
-    /// The object that it named before.
-    pub old: Option<String>,
-    /// The object that it names.
-    pub new: String,
-    /// What it is called on the host.
-    pub placed: String,
-    /// Whether that is its own name.
-    pub moved: bool,
-    /// Why not, where it could have been.
-    pub why: Option<String>,
-}
-
-/// What did not arrive, and why.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct GitLeft {
-    pub what: String,
-    pub why: String,
+    /// Not serialised.
+    pub phase_times: PhaseTimes,
 }
 
 impl RunResult {
-    /// The result of a run of which nothing has happened yet.
+    /// The result of a run before its first phase.
     pub fn blank(run_id: Id, profile: String, now: Timestamp) -> RunResult {
         RunResult {
             run_id,
@@ -504,7 +333,7 @@ impl RunResult {
             exit_status: 125,
             stdout: Vec::new(),
             stderr: Vec::new(),
-            truncated: Truncated::default(),
+            truncated: Truncation::default(),
             output: None,
             error: None,
             started_at: now,
@@ -522,274 +351,7 @@ impl RunResult {
             learned: Vec::new(),
             workspace: None,
             git: Vec::new(),
-            moments: Moments::default(),
-        }
-    }
-}
-
-impl fmt::Display for Timestamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (days, ms) = ((self.0 / 86_400_000) as i64, self.0 % 86_400_000);
-        let (year, month, day) = civil(days);
-        let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
-            ms % 1000
-        )
-    }
-}
-
-/// Why a text is no moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadTimestamp;
-
-impl fmt::Display for BadTimestamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it is not a moment such as 2030-01-31T23:59:59Z, in UTC")
-    }
-}
-
-/// RFC 3339 in UTC, from 1970 on; parts of a second finer than thousandths are left away.
-impl FromStr for Timestamp {
-    type Err = BadTimestamp;
-
-    fn from_str(text: &str) -> Result<Timestamp, BadTimestamp> {
-        moment(text).ok_or(BadTimestamp)
-    }
-}
-
-fn moment(text: &str) -> Option<Timestamp> {
-    let (body, fraction) = match text.strip_suffix('Z')?.split_once('.') {
-        Some((body, fraction)) if (1..=9).contains(&fraction.len()) => (body, fraction),
-        Some(_) => return None,
-        None => (text.strip_suffix('Z')?, "0"),
-    };
-    let signs = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
-    let bytes = body.as_bytes();
-    let is_digit = |(at, byte): (usize, &u8)| {
-        signs.iter().any(|(sign, _)| *sign == at) || byte.is_ascii_digit()
-    };
-    let is_shaped = bytes.len() == 19
-        && bytes.iter().enumerate().all(is_digit)
-        && signs.iter().all(|(at, sign)| bytes[*at] == *sign)
-        && fraction.bytes().all(|byte| byte.is_ascii_digit());
-    let number = |from: usize, to: usize| body.get(from..to)?.parse::<u64>().ok();
-    if !is_shaped {
-        return None;
-    }
-    let [hour, minute, second] = [number(11, 13)?, number(14, 16)?, number(17, 19)?];
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let days = days_of(year as i64, month as i64, day as i64);
-    // A day that there is not would come back as another.
-    let is_real = civil(days) == (year as i64, month as i64, day as i64)
-        && hour < 24
-        && minute < 60
-        && second < 60;
-    let thousandths: u64 = format!("{fraction:0<3}")[..3].parse().ok()?;
-    let seconds = u64::try_from(days).ok()? * 86_400 + hour * 3600 + minute * 60 + second;
-    is_real.then_some(Timestamp(seconds * 1000 + thousandths))
-}
-
-/// The other way round of [`civil`].
-fn days_of(year: i64, month: i64, day: i64) -> i64 {
-    let year = year - i64::from(month <= 2);
-    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
-}
-
-/// Days since 1970 to year, month, day (proleptic Gregorian, counted in 400-year eras that start on 1 March).
-fn civil(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
-    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
-}
-
-pub use wire::base64;
-
-mod wire {
-    use super::{GitImport, LearnedRule, RunResult, Timestamp, WorkspaceChanges};
-    use serde::{
-        Serialize, Serializer,
-        ser::{SerializeMap, SerializeStruct},
-    };
-
-    impl Serialize for LearnedRule {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut rule = serializer.serialize_struct("LearnedRule", 3)?;
-            rule.serialize_field("host", &self.host.to_string())?;
-            rule.serialize_field("ports", &self.ports)?;
-            rule.serialize_field("uses", &self.uses)?;
-            rule.end()
-        }
-    }
-
-    impl Serialize for Timestamp {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_str(self)
-        }
-    }
-
-    impl Serialize for RunResult {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut map = serializer.serialize_map(None)?;
-            map.serialize_entry("run_id", &self.run_id)?;
-            map.serialize_entry("task_id", &self.task_id)?;
-            map.serialize_entry("job_id", &self.job_id)?;
-            map.serialize_entry("status", &self.status)?;
-            map.serialize_entry("exit_code", &self.exit_code)?;
-            map.serialize_entry("signal", &self.signal)?;
-            map.serialize_entry("exit_status", &self.exit_status)?;
-            output(&mut map, ["stdout", "stdout_base64"], &self.stdout)?;
-            output(&mut map, ["stderr", "stderr_base64"], &self.stderr)?;
-            map.serialize_entry("truncated", &self.truncated)?;
-            map.serialize_entry("output", &self.output)?;
-            map.serialize_entry("error", &self.error)?;
-            map.serialize_entry("started_at", &self.started_at)?;
-            map.serialize_entry("ended_at", &self.ended_at)?;
-            map.serialize_entry("duration_ms", &self.duration_ms)?;
-            map.serialize_entry("usage", &self.usage)?;
-            map.serialize_entry("limits_hit", &self.limits_hit)?;
-            map.serialize_entry("denials", &self.denials)?;
-            map.serialize_entry("artifacts", &self.artifacts)?;
-            map.serialize_entry("backend", &self.backend)?;
-            map.serialize_entry("profile", &self.profile)?;
-            map.serialize_entry("barriers", &self.barriers)?;
-            map.serialize_entry("enforced_by", &self.enforced_by)?;
-            map.serialize_entry("notes", &self.notes)?;
-            map.serialize_entry("learned", &self.learned)?;
-            if self.workspace.is_some() || !self.git.is_empty() {
-                let (changes, git) = (self.workspace.as_ref(), self.git.as_slice());
-                map.serialize_entry("workspace", &Workspace { changes, git })?;
-            }
-            map.end()
-        }
-    }
-
-    /// What became of a workspace that is the host's.
-    #[derive(serde::Serialize)]
-    struct Workspace<'a> {
-        #[serde(flatten)]
-        changes: Option<&'a WorkspaceChanges>,
-        #[serde(skip_serializing_if = "<[_]>::is_empty")]
-        git: &'a [GitImport],
-    }
-
-    /// Timestamp where it is UTF-8, base64 under the other name where it is not.
-    fn output<M: SerializeMap>(
-        map: &mut M,
-        names: [&str; 2],
-        bytes: &[u8],
-    ) -> Result<(), M::Error> {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => map.serialize_entry(names[0], text),
-            Err(_) => map.serialize_entry(names[1], &base64(bytes)),
-        }
-    }
-
-    /// As RFC 4648 has it, with padding.
-    pub fn base64(bytes: &[u8]) -> String {
-        const DIGITS: &[u8; 64] =
-            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-        for chunk in bytes.chunks(3) {
-            let word = chunk
-                .iter()
-                .fold(0u32, |word, byte| word << 8 | u32::from(*byte))
-                << (8 * (3 - chunk.len()));
-            for place in 0..4 {
-                let digit = DIGITS[(word >> (18 - 6 * place) & 63) as usize];
-                text.push(if place > chunk.len() {
-                    '='
-                } else {
-                    char::from(digit)
-                });
-            }
-        }
-        text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_shown_as_rfc_3339() {
-        for (ms, text) in [
-            (0, "1970-01-01T00:00:00.000Z"),
-            (951_782_400_001, "2000-02-29T00:00:00.001Z"),
-            (1_794_668_399_999, "2026-11-14T14:59:59.999Z"),
-            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
-        ] {
-            assert_eq!(Timestamp(ms).to_string(), text);
-            assert_eq!(text.parse(), Ok(Timestamp(ms)));
-        }
-    }
-
-    #[test]
-    fn what_is_no_moment_is_not_taken_for_one() {
-        assert_eq!(
-            "2030-01-02T03:04:05Z".parse(),
-            Ok(Timestamp(1_893_553_445_000))
-        );
-        assert_eq!(
-            "2030-01-02T03:04:05.6789Z".parse(),
-            Ok(Timestamp(1_893_553_445_678))
-        );
-        for text in [
-            "",
-            "Z",
-            "2030-01-02",
-            "2030-01-02T03:04:05",
-            "2030-01-02T03:04:05+00:00",
-            "2030-02-30T00:00:00Z",
-            "2030-13-01T00:00:00Z",
-            "2030-00-01T00:00:00Z",
-            "2030-01-01T24:00:00Z",
-            "2030-01-01T00:00:60Z",
-            "1969-12-31T23:59:59Z",
-            "2030-01-01T00:00:00.Z",
-            "2030-01-01T00:00:00.1234567890Z",
-            "+030-01-01T00:00:00Z",
-            "2030-01-01t00:00:00Z",
-            "20３0-01-01T00:00:0Z",
-        ] {
-            assert_eq!(text.parse::<Timestamp>(), Err(BadTimestamp), "{text}");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn a_moment_is_read_as_it_is_shown(ms in 0u64..253_402_300_800_000, text in ".{0,40}") {
-            proptest::prop_assert_eq!(Timestamp(ms).to_string().parse(), Ok(Timestamp(ms)));
-            // No text panics.
-            _ = text.parse::<Timestamp>();
-        }
-    }
-
-    #[test]
-    fn bytes_that_are_no_text_come_as_base64() {
-        // The vectors of RFC 4648, section 10.
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(wire::base64(bytes.as_bytes()), text);
+            phase_times: PhaseTimes::default(),
         }
     }
 }

@@ -1,76 +1,71 @@
-//! A session: a box that outlives its programs. What a front asks for, and what has been checked.
+//! A session: a sandbox that outlives its programs. The request, its checks, and what has passed
+//! them.
 
 use crate::{
-    ErrorCode, Policy, RunRequest, RunSpec, SpecError, TerminalSize,
+    Policy, RunRequest, RunSpec, SpecError, TerminalSize,
     paths::folder_inside,
-    run::{check_command, environment},
+    run::{check_command, environment, invalid},
 };
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
 
-/// What is waited for without anybody using a session, unless it says otherwise.
-pub const DEFAULT_IDLE: Duration = Duration::from_secs(15 * 60);
-/// How long a session lives, unless it says otherwise.
-pub const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
-/// How long one can live at most.
-pub const LONGEST_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The idle timeout of a session that names none.
+pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// The lifetime of a session that names none.
+pub const DEFAULT_SESSION_LIFETIME: Duration = Duration::from_secs(3600);
+/// The longest lifetime of a session.
+pub const MAX_SESSION_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a front asks for, as it came.
+/// A session as a caller asks for it, unchecked.
 #[derive(Clone, Debug, Default)]
 pub struct SessionRequest {
-    /// The box, as for a run, without a command.
+    /// The sandbox, as for a run, without a command.
     pub run: RunRequest,
-    /// It ends when nobody has used it for so long.
+    /// The idle timeout: the session ends when it was unused for so long.
     pub idle: Option<Duration>,
-    /// It ends after so long in any case.
+    /// The lifetime, after which the session ends in any case.
     pub lifetime: Option<Duration>,
 }
 
-/// A checked session. Made only by [`Policy::admit_session`].
+/// A checked session. Only [`Policy::admit_session`] makes one.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SessionSpec {
-    /// The box. Its command is empty; its limit of time on the clock is that of each program.
+    /// The sandbox. Its command is empty; its limit of time on the clock applies to each program.
     pub run: RunSpec,
-    /// It ends when nobody has used it for so long.
+    /// The idle timeout: the session ends when it was unused for so long.
     pub idle: Duration,
-    /// It ends after so long in any case.
+    /// The lifetime, after which the session ends in any case.
     pub lifetime: Duration,
 }
 
-/// A program to be run in a session.
+/// A program that is started in a session.
 #[derive(Clone, Debug, Default)]
 pub struct ExecRequest {
-    /// Exact arguments.
+    /// The argument list.
     pub command: Vec<OsString>,
     /// Variables beyond those of the session.
     pub env: Vec<(OsString, OsString)>,
-    /// Where it starts, inside; the session's own place if none.
+    /// The working directory inside; that of the session without one.
     pub directory: Option<PathBuf>,
-    /// Whether something will be typed; otherwise standard input is empty, or the terminal.
+    /// Whether standard input is sent; otherwise it is empty, or the terminal.
     pub stdin: bool,
-    /// A terminal of this size on all three streams.
+    /// The size of a terminal on all three streams.
     pub tty: Option<TerminalSize>,
-    /// Its time on the clock; the session's own limit if none. Never more than that.
+    /// The limit of time on the clock, at most that of the session, which also is the default.
     pub timeout: Option<Duration>,
-    /// Runs for as long as the session does, and does not keep it from being idle.
+    /// Whether it runs as long as the session, and does not count as its use.
     pub background: bool,
-    /// So much of the beginning of each stream is kept beside the newest, until it is taken.
+    /// Bytes from the start of each stream that are kept beside the newest output, until they are
+    /// taken.
     pub beginning: usize,
 }
 
-/// The most and least of a terminal's rows and columns.
-const TERMINAL: std::ops::RangeInclusive<u16> = 1..=4096;
-
-fn wrong(message: impl ToString, hint: &str) -> SpecError {
-    SpecError {
-        code: ErrorCode::InvalidSpec,
-        message: message.to_string(),
-        hint: hint.to_owned(),
-    }
-}
+/// Rows and columns of a terminal.
+const TERMINAL_RANGE: std::ops::RangeInclusive<u16> = 1..=4096;
 
 impl ExecRequest {
-    /// Checks everything about it that can be checked without looking at the machine. Its folder comes out absolute.
+    /// Checks everything that needs no access to the machine. The working directory becomes
+    /// absolute.
     pub fn checked(self) -> Result<ExecRequest, SpecError> {
         let command = check_command(self.command, false).map_err(|bad| SpecError {
             hint: "give the program and its arguments as a list of words".to_owned(),
@@ -79,30 +74,29 @@ impl ExecRequest {
         environment(&self.env, &BTreeMap::new(), &[])?;
         let directory = self.directory.as_deref().map(folder_inside).transpose();
         let directory = directory
-            .map_err(|bad| wrong(bad, "give a folder inside, as in /workspace/src or src"))?;
-        if self
-            .tty
-            .is_some_and(|size| !TERMINAL.contains(&size.rows) || !TERMINAL.contains(&size.columns))
-        {
-            return Err(wrong(
+            .map_err(|bad| invalid(bad, "give a folder inside, as in /workspace/src or src"))?;
+        if self.tty.is_some_and(|size| {
+            !TERMINAL_RANGE.contains(&size.rows) || !TERMINAL_RANGE.contains(&size.columns)
+        }) {
+            return Err(invalid(
                 "a terminal has from 1 to 4096 rows and columns",
                 "choose another size",
             ));
         }
         if self.timeout.is_some_and(|time| time.is_zero()) {
-            return Err(wrong(
+            return Err(invalid(
                 "a program without any time cannot run",
                 "choose another time limit",
             ));
         }
         if self.background && self.timeout.is_some() {
             let message = "a program in the background runs for as long as its session";
-            return Err(wrong(
+            return Err(invalid(
                 message,
                 "leave the time limit away, or do not put it into the background",
             ));
         }
-        // What is typed goes to the terminal anyway.
+        // Input for a terminal is standard input.
         let stdin = self.stdin || self.tty.is_some();
         Ok(ExecRequest {
             command,
@@ -114,45 +108,45 @@ impl ExecRequest {
 }
 
 impl Policy {
-    /// Checks everything about a session that can be checked without looking at the machine.
+    /// Checks everything about a session that needs no access to the machine.
     pub fn admit_session(&self, request: SessionRequest) -> Result<SessionSpec, SpecError> {
         let SessionRequest {
             mut run,
             idle,
             lifetime,
         } = request;
-        let of_one_program = !run.command.is_empty()
+        let has_program = !run.command.is_empty()
             || run.stdin
             || run.tty.is_some()
             || !run.artifacts.is_empty()
             || run.entrypoint.is_some();
-        if of_one_program {
+        if has_program {
             let message =
                 "a session has no command, standard input, terminal or artifacts of its own";
-            return Err(wrong(
+            return Err(invalid(
                 message,
                 "give them to the programs that you start in it",
             ));
         }
-        let lifetime = lifetime.unwrap_or(DEFAULT_LIFETIME);
-        if lifetime.is_zero() || lifetime > LONGEST_LIFETIME {
-            return Err(wrong(
+        let lifetime = lifetime.unwrap_or(DEFAULT_SESSION_LIFETIME);
+        if lifetime.is_zero() || lifetime > MAX_SESSION_LIFETIME {
+            return Err(invalid(
                 "a session lives from a moment to seven days",
                 "choose another lifetime",
             ));
         }
-        let idle = idle.unwrap_or(DEFAULT_IDLE).min(lifetime);
+        let idle = idle.unwrap_or(DEFAULT_IDLE_TIMEOUT).min(lifetime);
         if idle.is_zero() {
-            return Err(wrong(
+            return Err(invalid(
                 "a session that may never be idle cannot be used",
                 "choose another idle time",
             ));
         }
-        // What is checked is a command; which one does not matter.
+        // The checks of a run need a command; which one does not matter.
         run.command = vec!["session".into()];
         let mut run = self.admit(run)?;
         run.command.clear();
-        run.sandbox.stays = true;
+        run.sandbox.outlives_programs = true;
         Ok(SessionSpec {
             run,
             idle,
@@ -164,6 +158,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ErrorCode;
     use std::path::Path;
 
     fn program() -> ExecRequest {
@@ -276,11 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_a_box_and_no_program() {
+    fn a_session_has_a_sandbox_and_no_program() {
         let policy = Policy::default();
         let spec = policy.admit_session(SessionRequest::default()).unwrap();
-        assert!(spec.run.command.is_empty() && spec.run.sandbox.stays);
-        assert_eq!((spec.idle, spec.lifetime), (DEFAULT_IDLE, DEFAULT_LIFETIME));
+        assert!(spec.run.command.is_empty() && spec.run.sandbox.outlives_programs);
+        assert_eq!(
+            (spec.idle, spec.lifetime),
+            (DEFAULT_IDLE_TIMEOUT, DEFAULT_SESSION_LIFETIME)
+        );
         let run = RunRequest {
             command: vec!["true".into()],
             ..RunRequest::default()
@@ -293,7 +291,10 @@ mod tests {
                 })
                 .is_err()
         );
-        for lifetime in [Duration::ZERO, LONGEST_LIFETIME + Duration::from_secs(1)] {
+        for lifetime in [
+            Duration::ZERO,
+            MAX_SESSION_LIFETIME + Duration::from_secs(1),
+        ] {
             let request = SessionRequest {
                 lifetime: Some(lifetime),
                 ..SessionRequest::default()

@@ -1,26 +1,25 @@
-//! What one tenant may have at a time and in a day, so that a node can serve many who do not know each other.
-//!
-//! Read in `app/src/config/doors.rs`, enforced in `gateway/src/tenants.rs`, shown in `gateway/src/tenants/quota.rs`.
+//! Quotas of tenants, which let one node serve many users who do not know each other.
 
 use crate::{Size, Time};
 use std::collections::BTreeMap;
 
-/// What a tenant may have. What is left away is bounded by what all have together.
+/// The quota of a tenant. Where a field is empty, only the limits of the whole node apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Runs at once, those of jobs among them.
+    /// Concurrent runs, those of jobs included.
     pub runs: Option<usize>,
-    /// Sandboxes at once.
+    /// Concurrent sandboxes.
     pub sandboxes: Option<usize>,
-    /// Jobs that wait or run.
+    /// Waiting and running jobs.
     pub jobs: Option<u64>,
-    /// CPU time of a day (UTC).
+    /// CPU time a day (UTC).
     pub cpu_day: Option<Time>,
-    /// Bytes of artifacts and of layers of workspaces.
+    /// Bytes of artifacts and of layers over workspaces.
     pub storage: Option<Size>,
-    /// What its runs and sandboxes may use of the machine's memory together, by their limits.
+    /// Memory of its runs and sandboxes together, by their limits.
     pub memory: Option<Size>,
-    /// How much of a busy node is its, beside others: twice the weight, twice the turns.
+    /// The share of a busy node in proportion to other tenants: twice the weight starts twice the
+    /// jobs.
     pub weight: u32,
 }
 
@@ -38,26 +37,26 @@ impl Default for Quota {
     }
 }
 
-/// The quotas of all tenants. Money is counted at the doors.
+/// The quotas of all tenants. The doors account for money.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tenants {
-    /// By name.
+pub struct TenantQuotas {
+    /// Quotas by the name of the tenant.
     pub named: BTreeMap<String, Quota>,
-    /// For each of those that are not named.
+    /// The quota of each other tenant.
     pub other: Quota,
-    /// The memory of those whose quota does not say it.
-    pub usual_memory: Option<Size>,
+    /// The memory of tenants whose quota has none.
+    pub default_memory: Option<Size>,
 }
 
-impl Tenants {
-    /// What this tenant may have.
+impl TenantQuotas {
+    /// The quota of a tenant.
     pub fn quota(&self, tenant: &str) -> &Quota {
         self.named.get(tenant).unwrap_or(&self.other)
     }
 
-    /// What its runs and sandboxes may use of the machine's memory together.
+    /// The memory of its runs and sandboxes together.
     pub fn memory(&self, tenant: &str) -> Option<Size> {
-        self.quota(tenant).memory.or(self.usual_memory)
+        self.quota(tenant).memory.or(self.default_memory)
     }
 }
 
@@ -76,10 +75,10 @@ mod tests {
             runs: Some(1),
             ..Quota::default()
         };
-        let tenants = Tenants {
+        let tenants = TenantQuotas {
             named: [("acme".to_owned(), acme.clone())].into(),
             other: other.clone(),
-            usual_memory: "1G".parse().ok(),
+            default_memory: "1G".parse().ok(),
         };
         assert_eq!(
             (tenants.quota("acme"), tenants.quota("else")),

@@ -1,38 +1,38 @@
-//! The words of W3C Trace Context: who called us, in a header that anybody may have written.
+//! W3C Trace Context: the headers `traceparent` and `tracestate`, which any client can forge.
 
-/// More than this is no `tracestate` of any use.
-const LONGEST_STATE: usize = 512;
-const MOST_MEMBERS: usize = 32;
+/// Bytes of a `tracestate`.
+const MAX_STATE_BYTES: usize = 512;
+/// Members of a `tracestate`.
+const MAX_MEMBERS: usize = 32;
 
-/// Of which trace a caller is part, and where in it.
+/// The trace and the span of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceParent {
-    /// The trace.
+    /// The trace id.
     pub trace: [u8; 16],
-    /// The caller's span.
+    /// The id of the caller's span.
     pub span: [u8; 8],
-    /// Bit 0: it is recorded.
+    /// Bit 0 says that the trace is recorded.
     pub flags: u8,
-    /// What others keep with it; passed on, never read.
+    /// The `tracestate`, which is forwarded and never read.
     pub state: Option<String>,
 }
 
 impl TraceParent {
-    /// Reads a `traceparent`; nothing if it is none.
+    /// Parses a `traceparent`.
     pub fn read(text: &str) -> Option<TraceParent> {
         let bytes = text.as_bytes();
-        let (version, flags) = (
-            hex::<1>(bytes.get(..2)?)?[0],
-            hex::<1>(bytes.get(53..55)?)?[0],
-        );
+        let version = hex::<1>(bytes.get(..2)?)?[0];
+        let flags = hex::<1>(bytes.get(53..55)?)?[0];
         let dashes = [2, 35, 52].iter().all(|at| bytes.get(*at) == Some(&b'-'));
-        // A later version may have more behind, and this one has not.
+        // A later version may have further fields; version 0 has none.
         let ends = match version {
             0 => bytes.len() == 55,
             0xff => false,
             _ => matches!(bytes.get(55), None | Some(b'-')),
         };
-        let (trace, span) = (hex::<16>(bytes.get(3..35)?)?, hex::<8>(bytes.get(36..52)?)?);
+        let trace = hex::<16>(bytes.get(3..35)?)?;
+        let span = hex::<8>(bytes.get(36..52)?)?;
         let good = dashes && ends && trace != [0; 16] && span != [0; 8];
         good.then_some(TraceParent {
             trace,
@@ -42,7 +42,7 @@ impl TraceParent {
         })
     }
 
-    /// As it is passed on.
+    /// The `traceparent` that is forwarded.
     pub fn written(trace: &[u8; 16], span: &[u8; 8], flags: u8) -> String {
         format!(
             "00-{}-{}-{flags:02x}",
@@ -51,12 +51,12 @@ impl TraceParent {
         )
     }
 
-    /// Bytes as these words write them.
+    /// Bytes in lower-case hexadecimal.
     pub fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Whether this is a `tracestate`: a list of members `name=value`, a few of them, each name once.
+    /// Whether a text is a `tracestate`: a short list of members `name=value`, each name once.
     pub fn is_state(text: &str) -> bool {
         is_state(text)
     }
@@ -83,14 +83,14 @@ fn is_state(text: &str) -> bool {
     let good = all_named && names.iter().all(name);
     names.sort_unstable();
     names.dedup();
-    text.len() <= LONGEST_STATE
+    text.len() <= MAX_STATE_BYTES
         && text.bytes().all(plain)
-        && (1..=MOST_MEMBERS).contains(&members.len())
+        && (1..=MAX_MEMBERS).contains(&members.len())
         && good
         && names.len() == members.len()
 }
 
-/// In lower case, as the words demand.
+/// Parses hexadecimal digits, which must be in lower case.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,11 +1,11 @@
 //! The list of images that may be used, and the trail of who changed it and what was refused. What the list means is
-//! decided by [`spec::decide`]; here it is kept.
+//! decided by [`spec::admit_image`]; here it is kept.
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use spec::{
-    Admitted, AllowedImage, Capability, Digest, ImageFacts, ImagePattern, ImagePolicy, ImageRule,
-    ImageUse, Refused, Timestamp, Who,
+    AllowedImage, CandidateImage, Capability, Digest, ImageAdmission, ImagePattern, ImagePolicy,
+    ImageRefusal, ImageRule, ImageUse, LocalUser, Timestamp,
 };
 use std::{
     collections::BTreeSet,
@@ -68,7 +68,7 @@ pub enum AllowedImagesError {
     #[error("{who} may not change the list of allowed images")]
     NotYours {
         /// Who tried.
-        who: Who,
+        who: LocalUser,
     },
     /// The entry is not one.
     #[error("cannot allow `{pattern}`: {why}")]
@@ -123,7 +123,7 @@ impl AllowedImages {
         &self,
         policy: &ImagePolicy,
         new: &NewEntry,
-        who: &Who,
+        who: &LocalUser,
     ) -> Result<(), AllowedImagesError> {
         self.check_who(policy, who)?;
         check_entry(new)?;
@@ -159,7 +159,7 @@ impl AllowedImages {
         policy: &ImagePolicy,
         pattern: &ImagePattern,
         pin: Option<&Digest>,
-        who: &Who,
+        who: &LocalUser,
     ) -> Result<usize, AllowedImagesError> {
         self.check_who(policy, who)?;
         let removed = self.database.write(|transaction| {
@@ -203,9 +203,9 @@ impl AllowedImages {
     pub fn check(
         &self,
         policy: &ImagePolicy,
-        image: &ImageFacts,
+        image: &CandidateImage,
         use_: ImageUse,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ImageRefusal> {
         self.admit(policy, image, use_, &[])
             .map(drop)
             .inspect_err(|refused| {
@@ -213,7 +213,7 @@ impl AllowedImages {
                     .reference
                     .as_ref()
                     .map_or("a folder".to_owned(), ToString::to_string);
-                let who = Who {
+                let who = LocalUser {
                     uid: rustix::process::getuid().as_raw(),
                     name: None,
                 };
@@ -228,18 +228,18 @@ impl AllowedImages {
     pub fn admit(
         &self,
         policy: &ImagePolicy,
-        image: &ImageFacts,
+        image: &CandidateImage,
         use_: ImageUse,
         needed: &[Capability],
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<ImageAdmission, ImageRefusal> {
         let entries = match policy.rule {
             ImageRule::Open => Vec::new(),
-            ImageRule::Allowed => self.list().map_err(|error| Refused {
+            ImageRule::Allowed => self.list().map_err(|error| ImageRefusal {
                 message: format!("cannot tell which images are allowed: {error}"),
                 hint: error.hint().to_owned(),
             })?,
         };
-        spec::decide(policy, &entries, image, use_, needed)
+        spec::admit_image(policy, &entries, image, use_, needed)
     }
 
     /// The last lines of the trail, the newest first.
@@ -264,7 +264,7 @@ impl AllowedImages {
         Ok(lines)
     }
 
-    fn check_who(&self, policy: &ImagePolicy, who: &Who) -> Result<(), AllowedImagesError> {
+    fn check_who(&self, policy: &ImagePolicy, who: &LocalUser) -> Result<(), AllowedImagesError> {
         match policy.may_change(who, self.database.owner()) {
             true => Ok(()),
             false => Err(AllowedImagesError::NotYours { who: who.clone() }),
@@ -302,7 +302,7 @@ fn wrong(new: &NewEntry, why: String) -> AllowedImagesError {
     }
 }
 
-fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Result<usize> {
+fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &LocalUser) -> rusqlite::Result<usize> {
     let words: Vec<_> = new.capabilities.iter().map(Capability::as_str).collect();
     let (pattern, pin) = key(new);
     transaction.execute(
@@ -367,7 +367,7 @@ fn note(
 /// The last one there is room for says so.
 fn note_refusal(
     transaction: &Transaction<'_>,
-    who: &Who,
+    who: &LocalUser,
     image: &str,
     why: &str,
 ) -> rusqlite::Result<()> {

@@ -33,8 +33,8 @@ impl Drop for Place {
     }
 }
 
-fn me() -> Who {
-    Who {
+fn me() -> LocalUser {
+    LocalUser {
         uid: rustix::process::geteuid().as_raw(),
         name: Some("me".into()),
     }
@@ -68,10 +68,10 @@ fn allow(images: &AllowedImages, entry: &NewEntry) {
     images.allow(&on(), entry, &me()).unwrap();
 }
 
-fn facts(reference: &str) -> ImageFacts {
-    ImageFacts {
+fn facts(reference: &str) -> CandidateImage {
+    CandidateImage {
         reference: Some(reference.parse().unwrap()),
-        ..ImageFacts::default()
+        ..CandidateImage::default()
     }
 }
 
@@ -252,7 +252,7 @@ fn a_full_list_takes_no_more_but_lets_entries_be_changed() {
 fn the_list_is_changed_only_by_those_who_may() {
     let place = Place::new();
     let images = place.images();
-    let stranger = Who {
+    let stranger = LocalUser {
         uid: me().uid + 1,
         name: None,
     };
@@ -300,7 +300,7 @@ fn an_image_is_checked_against_the_list_as_it_is_now() {
     );
     assert!(
         images
-            .check(&on(), &ImageFacts::default(), ImageUse::Run)
+            .check(&on(), &CandidateImage::default(), ImageUse::Run)
             .is_err()
     );
     let told: Vec<_> = trail(&images)

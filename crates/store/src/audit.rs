@@ -15,7 +15,7 @@ mod tidy;
 mod verify;
 
 pub use file::{AuditSettings, Note, set_aside};
-pub use journal::{Durability, Problem};
+pub use journal::{Durability, JournalProblem};
 pub use page::{Asked, Page, Row, WrongPlace, page};
 pub use verify::{Verified, Wrong, head, parsed as hash, verify};
 

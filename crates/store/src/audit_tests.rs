@@ -573,9 +573,9 @@ fn what_the_database_does_not_know_of_a_file_is_found_again() {
 #[test]
 fn whoever_looks_whether_it_is_written_keeps_nobody_from_it() {
     let scratch = filled("looked");
-    let folder = journal::Folder::open(&scratch.0.join(FOLDER)).unwrap();
+    let folder = journal::JournalDir::open(&scratch.0.join(FOLDER)).unwrap();
     let lock = folder.lock_file(NAME).unwrap();
-    assert!(journal::lock(&lock).unwrap());
+    assert!(journal::try_lock(&lock).unwrap());
     let opened = std::thread::scope(|scope| {
         let opening = scope.spawn(|| Audit::open(&scratch.0));
         std::thread::sleep(Duration::from_millis(100));

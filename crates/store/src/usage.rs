@@ -15,8 +15,8 @@ use std::{
 };
 
 /// The sums end at 2^63. Doors write no more than this; what an older one wrote may be more.
-const MOST_TOKENS: u64 = spec::MOST_TOKENS_OF_CALL;
-const MOST_MONEY: u64 = spec::Money::MOST_OF_CALL.0;
+const MOST_TOKENS: u64 = spec::MAX_TOKENS_PER_CALL;
+const MOST_MONEY: u64 = spec::Money::MAX_PER_CALL.0;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
 const RESERVED: &str = "

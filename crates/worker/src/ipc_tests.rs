@@ -776,7 +776,7 @@ async fn a_tool_in_a_box_has_a_model_and_no_key() {
         .await
         .unwrap();
     let ended = exec.wait().await;
-    let said = String::from_utf8_lossy(&exec.take_beginning(spec::Stream::Stderr)).into_owned();
+    let said = String::from_utf8_lossy(&exec.take_beginning(spec::StdStream::Stderr)).into_owned();
     let result = fs::read_to_string(place.join("result.json"))
         .unwrap_or_else(|error| panic!("{error}: {ended:?} {said}"));
     let result: Value = serde_json::from_str(&result).unwrap();

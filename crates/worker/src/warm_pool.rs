@@ -16,7 +16,7 @@ use crate::{
     tools::{EntryPoint, ToolCode},
 };
 use engine::Exec;
-use spec::Stream;
+use spec::StdStream;
 use std::{
     path::PathBuf,
     sync::{
@@ -591,7 +591,7 @@ impl PoolState {
 async fn is_ready(exec: &Exec) -> bool {
     loop {
         let lengths = exec.output().lengths();
-        if exec.output().read(Stream::Stdout, 0, READY.len()).bytes == READY {
+        if exec.output().read(StdStream::Stdout, 0, READY.len()).bytes == READY {
             return true;
         }
         if !exec.output().wait_for_more(lengths).await {

@@ -1,7 +1,7 @@
 //! The one place that knows how the engine is opened, how its pool is asked for and waited for.
 
 use super::Reason;
-use engine::{Engine, Hosts, Pool, Settings};
+use engine::{Engine, Hosts, PoolSettings, Settings};
 use spec::{RunSpec, Size};
 use std::path::PathBuf;
 
@@ -24,15 +24,15 @@ pub(crate) fn open(state: PathBuf, ahead: Ahead) -> Result<Engine, Reason> {
 /// The same, with container engines that it may ask.
 pub(crate) fn open_with(state: PathBuf, ahead: Ahead, containers: Hosts) -> Result<Engine, Reason> {
     let pool = match ahead {
-        Ahead::Nothing => Pool::OFF,
-        Ahead::Berths(berths) => Pool {
-            parked: 0,
-            berths,
+        Ahead::Nothing => PoolSettings::OFF,
+        Ahead::Berths(berths) => PoolSettings {
+            warm_sandboxes: 0,
+            prepared_namespaces: berths,
             memory: memory(berths),
         },
-        Ahead::Parked(parked) => Pool {
-            parked,
-            berths: 0,
+        Ahead::Parked(parked) => PoolSettings {
+            warm_sandboxes: parked,
+            prepared_namespaces: 0,
             memory: memory(parked),
         },
     };
@@ -45,7 +45,7 @@ pub(crate) fn open_with(state: PathBuf, ahead: Ahead, containers: Hosts) -> Resu
 }
 
 fn memory(count: usize) -> Size {
-    Size(Pool::PARKED_BYTES.0 * count as u64)
+    Size(PoolSettings::WARM_SANDBOX_BYTES.0 * count as u64)
 }
 
 /// Returns when nothing goes on behind finished runs any more, and the pool is full for runs of this kind.

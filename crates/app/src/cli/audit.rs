@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
 use std::{io, path::Path};
-use store::audit::{self, Asked, Problem, Row, Verified};
+use store::audit::{self, Asked, JournalProblem, Row, Verified};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -193,7 +193,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     let verified = match audit::verify(state, head) {
         Ok(verified) => verified,
         Err(error) => {
-            problems.push(Problem {
+            problems.push(JournalProblem {
                 file: state.join("audit"),
                 line: 0,
                 what: error.to_string(),
@@ -210,7 +210,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
         }
         false => {
             let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
-            problems.push(Problem {
+            problems.push(JournalProblem {
                 file: state.join("airlock.db"),
                 line: 0,
                 what,
@@ -246,7 +246,7 @@ fn sound(verified: &Verified, ledgers: usize) -> String {
     format!("{lines}\n{ledgers} ledgers read, nothing is wrong\n")
 }
 
-fn say(problems: &[Problem]) {
+fn say(problems: &[JournalProblem]) {
     let mut lines: Vec<_> = problems
         .iter()
         .map(|problem| Line::Error(problem.to_string()))

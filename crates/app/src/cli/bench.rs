@@ -91,8 +91,8 @@ fn order(options: Options, global: &Global, surroundings: &Surroundings) -> Resu
     let clock = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos() as u64);
-    let pool = if config.pool.parked > 0 {
-        config.pool.parked
+    let pool = if config.pool.warm_sandboxes > 0 {
+        config.pool.warm_sandboxes
     } else {
         POOL
     };

@@ -82,7 +82,7 @@ fn is_whole(books: &UsageProjection, today: Day) -> Result<(), Failure> {
 }
 
 fn what_to_do(error: &io::Error) -> String {
-    match error.get_ref().is_some_and(|cause| cause.is::<ledger::Problem>()) {
+    match error.get_ref().is_some_and(|cause| cause.is::<ledger::JournalProblem>()) {
         true => "`airlock usage --verify` names the damaged lines; once `airlock usage --set-aside` has set the ledger aside it starts, and counts what tenants spent today from nothing again"
             .into(),
         false => "one process owns it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or give this one its own with --state"

@@ -9,7 +9,7 @@ use crate::config::{Config, Place, Surroundings};
 use clap::Args;
 use gateway::{ApiToken, Gateway, HttpListener, ServerTls};
 use serde::Serialize;
-use spec::{ErrorCode, Pool};
+use spec::{ErrorCode, PoolSettings};
 use std::{
     fs, io,
     net::SocketAddr,
@@ -273,7 +273,7 @@ fn open(
     let mut tenants = config.doors.quotas.clone();
     let machine = machine::Machine::look();
     policy.key_maximum = maximum.or(&policy.maximum).or(&machine.maximum());
-    tenants.usual_memory = Some(machine.memory_of_tenant());
+    tenants.default_memory = Some(machine.memory_of_tenant());
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
     let crate::config::Webhooks { attempts, courier } = config.webhooks.clone();
@@ -553,18 +553,21 @@ impl Options {
         }
     }
 
-    fn pool(&self, config: &Config) -> Pool {
-        let said = match config.pool == Pool::OFF {
-            true => Pool {
-                parked: 4,
-                berths: 4,
-                ..Pool::OFF
+    fn pool(&self, config: &Config) -> PoolSettings {
+        let said = match config.pool == PoolSettings::OFF {
+            true => PoolSettings {
+                warm_sandboxes: 4,
+                prepared_namespaces: 4,
+                ..PoolSettings::OFF
             },
             false => config.pool,
         };
         match self.pool {
-            Some(0) => Pool::OFF,
-            Some(parked) => Pool { parked, ..said },
+            Some(0) => PoolSettings::OFF,
+            Some(warm_sandboxes) => PoolSettings {
+                warm_sandboxes,
+                ..said
+            },
             None => said,
         }
     }

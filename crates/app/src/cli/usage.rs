@@ -10,7 +10,7 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{By, DayUse, Filter, Problem, Total, UsageError, UsageProjection};
+use engine::usage::{By, DayUse, Filter, JournalProblem, Total, UsageError, UsageProjection};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -129,7 +129,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(tell(&problems, options.json))
 }
 
-fn show(options: &Options, totals: &[Total], problems: &[Problem]) -> Result<(), Failure> {
+fn show(options: &Options, totals: &[Total], problems: &[JournalProblem]) -> Result<(), Failure> {
     match (options.json, options.csv) {
         (true, _) => print_json(&object(options.by, totals, problems)),
         (false, true) => print(&engine::usage::csv(options.by.by(), totals)),
@@ -260,7 +260,7 @@ fn set_aside(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
 }
 
 /// Says what is wrong; the exit status.
-fn tell(problems: &[Problem], json: bool) -> u8 {
+fn tell(problems: &[JournalProblem], json: bool) -> u8 {
     if problems.is_empty() {
         return 0;
     }
@@ -277,8 +277,8 @@ fn tell(problems: &[Problem], json: bool) -> u8 {
     1
 }
 
-pub(super) fn listed(problems: &[Problem]) -> Vec<Value> {
-    let one = |problem: &Problem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
+pub(super) fn listed(problems: &[JournalProblem]) -> Vec<Value> {
+    let one = |problem: &JournalProblem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
     problems.iter().map(one).collect()
 }
 
@@ -372,7 +372,7 @@ fn shown(key: &str) -> String {
     }
 }
 
-fn object(by: Column, totals: &[Total], problems: &[Problem]) -> Value {
+fn object(by: Column, totals: &[Total], problems: &[JournalProblem]) -> Value {
     json!({
         "by": by.name(),
         "rows": totals.iter().map(row).collect::<Vec<_>>(),

@@ -14,7 +14,7 @@ use doors::{
     price::{PriceBook, UnknownPricePolicy},
     secrets::KeySource,
 };
-use spec::{Budget, Id, ModelPattern, Money, Quota, Size, Tenants, Time};
+use spec::{Budget, Id, ModelPattern, Money, Quota, Size, TenantQuotas, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::{Table, Value};
 
@@ -50,7 +50,7 @@ pub(crate) struct Doors {
     /// What each tenant may spend, by name; `*` is for all others.
     pub(crate) tenants: BTreeMap<String, AccountLimits>,
     /// What else each tenant may have.
-    pub(crate) quotas: Tenants,
+    pub(crate) quotas: TenantQuotas,
     /// What the egress door puts into requests, and whom it believes.
     pub(crate) egress: doors::egress::EgressSettings,
 }
@@ -67,7 +67,7 @@ impl Default for Doors {
             durability: Durability::default(),
             keep_ledger: None,
             tenants: BTreeMap::new(),
-            quotas: Tenants::default(),
+            quotas: TenantQuotas::default(),
             egress: Default::default(),
         };
         doors.serve(Inference::default());
@@ -287,12 +287,12 @@ const LARGEST_WEIGHT: u64 = 1000;
 fn tenants(
     table: &Table,
     path: &Path,
-) -> Result<(BTreeMap<String, AccountLimits>, Tenants), ConfigError> {
+) -> Result<(BTreeMap<String, AccountLimits>, TenantQuotas), ConfigError> {
     let all = Section {
         path,
         name: "tenant",
     };
-    let (mut terms, mut quotas) = (BTreeMap::new(), Tenants::default());
+    let (mut terms, mut quotas) = (BTreeMap::new(), TenantQuotas::default());
     for (name, value) in table {
         if name != DEFAULT_TENANT && Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";

@@ -5,7 +5,7 @@ use rustix::{
     fs::{FileType, Mode, OFlags, fstat, open},
     io::Errno,
 };
-use spec::{Maximum, Network, nearest};
+use spec::{LimitSet, Network, closest_name};
 use std::{
     fmt,
     fs::File,
@@ -138,9 +138,9 @@ impl Section<'_> {
         )
     }
 
-    /// A key that nobody knows, with the nearest one that somebody does.
+    /// A key that nobody knows, with the closest_name one that somebody does.
     pub(super) fn unknown(&self, key: &str, known: &[&str]) -> ConfigError {
-        let hint = match nearest(key, known) {
+        let hint = match closest_name(key, known) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("the keys here are {}", known.join(", ")),
         };
@@ -272,7 +272,7 @@ impl Section<'_> {
     /// Sets a limit by its name. The name must be one of [`LIMITS`].
     pub(super) fn limit(
         &self,
-        limits: &mut Maximum,
+        limits: &mut LimitSet,
         key: &str,
         value: &Value,
     ) -> Result<(), ConfigError> {

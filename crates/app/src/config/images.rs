@@ -2,7 +2,7 @@
 //! a local file may only switch the list on.
 
 use super::{ConfigError, file::Section, local::NARROW};
-use spec::{ImagePolicy, ImageRef, ImageRule, RequireMark};
+use spec::{ImagePolicy, ImageRef, ImageRule, LabelRequirement};
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -64,11 +64,11 @@ fn rule(section: &Section<'_>, key: &str, value: &Value) -> Result<ImageRule, Co
     }
 }
 
-fn mark(section: &Section<'_>, key: &str, value: &Value) -> Result<RequireMark, ConfigError> {
+fn mark(section: &Section<'_>, key: &str, value: &Value) -> Result<LabelRequirement, ConfigError> {
     match section.text(key, value)? {
-        "sessions" => Ok(RequireMark::Sessions),
-        "always" => Ok(RequireMark::Always),
-        "never" => Ok(RequireMark::Never),
+        "sessions" => Ok(LabelRequirement::Sessions),
+        "always" => Ok(LabelRequirement::Always),
+        "never" => Ok(LabelRequirement::Never),
         _ => {
             let hint = "write \"sessions\", \"always\" or \"never\"";
             Err(section.error(key, "is neither `sessions`, `always` nor `never`", hint))
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(ImagePolicy::default().rule, ImageRule::Open);
         let said = ImagePolicy {
             rule: ImageRule::Allowed,
-            mark: RequireMark::Always,
+            mark: LabelRequirement::Always,
             may_add: Some(vec!["root".into(), "alice".into(), "1000".into()]),
             registries: None,
         };

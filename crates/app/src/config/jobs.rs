@@ -1,7 +1,7 @@
 //! `[jobs]`: how many jobs run and wait, and how long they are remembered.
 
 use super::{ConfigError, file::Section};
-use spec::{JobBounds, Time};
+use spec::{JobQueueLimits, Time};
 use std::path::Path;
 use toml::Table;
 
@@ -14,9 +14,9 @@ const KEYS: [&str; 5] = [
 ];
 
 /// Reads the table.
-pub(super) fn read(table: &Table, path: &Path) -> Result<JobBounds, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<JobQueueLimits, ConfigError> {
     let section = Section { path, name: "jobs" };
-    let mut bounds = JobBounds::default();
+    let mut bounds = JobQueueLimits::default();
     for (key, value) in table {
         match key.as_str() {
             "slots" => bounds.slots = Some(section.count(key, value)? as usize),
@@ -34,7 +34,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<JobBounds, ConfigError>
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<JobBounds, ConfigError> {
+    fn read(text: &str) -> Result<JobQueueLimits, ConfigError> {
         super::read(&text.parse().unwrap(), Path::new("/c.toml"))
     }
 
@@ -45,7 +45,7 @@ mod tests {
         let keep_for = std::time::Duration::from_secs(5);
         assert_eq!(
             said,
-            Ok(JobBounds {
+            Ok(JobQueueLimits {
                 slots: Some(1),
                 queued: 2,
                 queued_per_tenant: 3,
@@ -53,7 +53,7 @@ mod tests {
                 keep_for
             })
         );
-        assert_eq!(read(""), Ok(JobBounds::default()));
+        assert_eq!(read(""), Ok(JobQueueLimits::default()));
         assert_eq!(read("slot = 1").unwrap_err().hint, "did you mean `slots`?");
         assert!(
             read("slots = 0")

@@ -7,7 +7,7 @@ use super::{
     images, provider, workspace,
 };
 use spec::{
-    Budget, ExtraMounts, HostPattern, Limits, Maximum, ModelPattern, Network, Policy, Profile,
+    Budget, ExtraMounts, HostPattern, LimitSet, Limits, ModelPattern, Network, Policy, Profile,
 };
 use std::path::Path;
 use toml::Table;
@@ -27,7 +27,7 @@ pub(super) const NARROW: &str =
 /// What a local file says of a profile.
 #[derive(Debug, Default)]
 struct Said {
-    limits: Maximum,
+    limits: LimitSet,
     network: Option<Network>,
     models: Vec<ModelPattern>,
     budget: Budget,
@@ -233,8 +233,8 @@ fn said_or(budget: &Budget, otherwise: &Budget) -> Budget {
     }
 }
 
-fn everything(limits: &Limits) -> Maximum {
-    Maximum {
+fn everything(limits: &Limits) -> LimitSet {
+    LimitSet {
         memory: Some(limits.memory),
         cpu_time: limits.cpu_time,
         cpus: limits.cpus,
@@ -245,8 +245,16 @@ fn everything(limits: &Limits) -> Maximum {
         disk: Some(limits.disk),
         output: Some(limits.output),
         stack: limits.stack,
-        locked_memory: Some(limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY)),
-        message_queues: Some(limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES)),
+        locked_memory: Some(
+            limits
+                .locked_memory
+                .unwrap_or(Limits::DEFAULT_LOCKED_MEMORY),
+        ),
+        message_queues: Some(
+            limits
+                .message_queues
+                .unwrap_or(Limits::DEFAULT_MESSAGE_QUEUES),
+        ),
         nice: Some(limits.nice.unwrap_or(0)),
     }
 }

@@ -36,7 +36,7 @@ use ::doors::{
     secrets::{KeySource, MasterKey, Secrets},
 };
 use rustix::process::geteuid;
-use spec::{Policy, Pool};
+use spec::{Policy, PoolSettings};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -77,13 +77,13 @@ pub(crate) struct Config {
     /// Profiles and the operator's maximum.
     pub(crate) policy: Policy,
     /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
-    pub(crate) pool: Pool,
+    pub(crate) pool: PoolSettings,
     /// What a server is told.
     pub(crate) serve: Serve,
     /// Where its notices may go.
     pub(crate) webhooks: webhooks::Webhooks,
     /// How many jobs.
-    pub(crate) jobs: spec::JobBounds,
+    pub(crate) jobs: spec::JobQueueLimits,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
     /// Where Docker may listen, best first.

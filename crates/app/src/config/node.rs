@@ -3,7 +3,7 @@
 
 use super::{ConfigError, Surroundings, file};
 use serde_json::{Map, Value};
-use spec::{Cpus, ImagePattern, ImageRef, Size, nearest};
+use spec::{Cpus, ImagePattern, ImageRef, Size, closest_name};
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -677,7 +677,7 @@ impl<'a> At<'a> {
     }
 
     fn unknown(&self, key: &str, known: &[&str]) -> ConfigError {
-        let hint = match nearest(key, known) {
+        let hint = match closest_name(key, known) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("the keys are {}", known.join(", ")),
         };
@@ -832,7 +832,7 @@ impl<'a> At<'a> {
             .copied()
             .find(|word| *word == text)
             .ok_or_else(|| {
-                let hint = match nearest(text, known) {
+                let hint = match closest_name(text, known) {
                     Some(near) => format!("did you mean `{near}`?"),
                     None => format!("write one of {}", known.join(", ")),
                 };

@@ -14,8 +14,8 @@ use super::{
     webhooks, workspace,
 };
 use spec::{
-    Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network,
-    Policy, Pool, Profile,
+    Budget, EgressLimits, EgressRule, EnvName, Id, JobQueueLimits, LimitSet, ModelPattern, Network,
+    Policy, PoolSettings, Profile,
 };
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
@@ -27,10 +27,10 @@ const DEEPEST: usize = 16;
 #[derive(Debug)]
 pub(super) struct Said {
     pub(super) policy: Policy,
-    pub(super) pool: Pool,
+    pub(super) pool: PoolSettings,
     pub(super) serve: Serve,
     pub(super) webhooks: webhooks::Webhooks,
-    pub(super) jobs: JobBounds,
+    pub(super) jobs: JobQueueLimits,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
@@ -44,9 +44,9 @@ impl Default for Said {
         let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
         Said {
             policy,
-            pool: Pool::OFF,
+            pool: PoolSettings::OFF,
             serve: Serve::default(),
-            jobs: JobBounds::default(),
+            jobs: JobQueueLimits::default(),
             webhooks: webhooks::Webhooks::default(),
             doors,
             secrets,
@@ -62,7 +62,7 @@ impl Default for Said {
 struct OfProfile {
     base: Option<String>,
     network: Option<Network>,
-    limits: Maximum,
+    limits: LimitSet,
     inherit: Option<Vec<String>>,
     allow_secrets: Option<bool>,
     allow_models: Option<Vec<ModelPattern>>,
@@ -82,7 +82,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         mut audit,
         ..
     } = Said::default();
-    let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
+    let (mut ahead, mut served, mut jobbed) = (
+        PoolSettings::OFF,
+        Serve::default(),
+        JobQueueLimits::default(),
+    );
     let (mut told, mut noticed) = (Telemetry::default(), webhooks::Webhooks::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
@@ -160,13 +164,13 @@ fn known() -> Vec<&'static str> {
 }
 
 /// What servers make ahead of runs.
-fn pool(table: &Table, path: &Path) -> Result<Pool, ConfigError> {
+fn pool(table: &Table, path: &Path) -> Result<PoolSettings, ConfigError> {
     let section = Section { path, name: "pool" };
-    let mut pool = Pool::OFF;
+    let mut pool = PoolSettings::OFF;
     for (key, value) in table {
         match key.as_str() {
-            "parked" => pool.parked = section.count(key, value)? as usize,
-            "berths" => pool.berths = section.count(key, value)? as usize,
+            "parked" => pool.warm_sandboxes = section.count(key, value)? as usize,
+            "berths" => pool.prepared_namespaces = section.count(key, value)? as usize,
             "memory" => pool.memory = section.quantity(key, value)?,
             other => return Err(section.unknown(other, &["parked", "berths", "memory"])),
         }
@@ -390,10 +394,10 @@ mod tests {
         let pool = |text: &str| {
             super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.pool)
         };
-        assert_eq!(pool(""), Ok(Pool::OFF));
-        let said = Pool {
-            parked: 8,
-            berths: 2,
+        assert_eq!(pool(""), Ok(PoolSettings::OFF));
+        let said = PoolSettings {
+            warm_sandboxes: 8,
+            prepared_namespaces: 2,
             memory: "64M".parse().unwrap(),
         };
         assert_eq!(
@@ -402,9 +406,9 @@ mod tests {
         );
         assert_eq!(
             pool("[pool]\nparked = 3"),
-            Ok(Pool {
-                parked: 3,
-                ..Pool::OFF
+            Ok(PoolSettings {
+                warm_sandboxes: 3,
+                ..PoolSettings::OFF
             })
         );
         let wrong = pool("[pool]\nparkd = 3").unwrap_err();
@@ -435,10 +439,10 @@ mod tests {
         let mut tiny = builtin.profile("restrictive").unwrap().clone();
         (tiny.limits.pids, tiny.limits.disk) = (4, "1M".parse().unwrap());
         assert_eq!(policy.profile("tiny"), Some(&tiny));
-        let maximum = Maximum {
+        let maximum = LimitSet {
             memory: "8G".parse().ok(),
             wall_time: "1h".parse().ok(),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         assert_eq!(policy.maximum, maximum);
         assert_eq!(

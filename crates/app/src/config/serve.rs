@@ -4,7 +4,7 @@ use super::{
     ConfigError,
     file::{LIMITS, Section},
 };
-use spec::{Bounds, Maximum, Size, Time};
+use spec::{LimitSet, ServerLimits, Size, Time};
 use std::{
     fmt,
     net::SocketAddr,
@@ -25,9 +25,9 @@ pub(crate) struct Serve {
     /// Profiles that every key may use; unless said, those that show nothing of this machine.
     pub(crate) profiles: Option<Vec<String>>,
     /// How much of everything.
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: ServerLimits,
     /// What a run or sandbox of a key without `admin` may not exceed.
-    pub(crate) maximum: Maximum,
+    pub(crate) maximum: LimitSet,
 }
 
 /// Where to listen.
@@ -109,8 +109,8 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
             "maximum" => serve.maximum = maximum(section.table(key, value)?, path)?,
             "connections" => bounds.connections = section.count(key, value)? as usize,
             "body" => bounds.body = section.quantity::<Size>(key, value)?.0 as usize,
-            "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
-            "write_time" => bounds.write_time = section.quantity::<Time>(key, value)?.0,
+            "header_time" => bounds.header_timeout = section.quantity::<Time>(key, value)?.0,
+            "write_time" => bounds.write_timeout = section.quantity::<Time>(key, value)?.0,
             "runs_per_key" => bounds.runs_per_key = section.count(key, value)? as usize,
             "runs" => bounds.runs = section.count(key, value)? as usize,
             "keep_runs" => bounds.keep_runs = section.count(key, value)?,
@@ -122,12 +122,12 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
     Ok(serve)
 }
 
-fn maximum(table: &Table, path: &Path) -> Result<Maximum, ConfigError> {
+fn maximum(table: &Table, path: &Path) -> Result<LimitSet, ConfigError> {
     let section = Section {
         path,
         name: "serve.maximum",
     };
-    let mut maximum = Maximum::default();
+    let mut maximum = LimitSet::default();
     for (key, value) in table {
         if !LIMITS.contains(&key.as_str()) {
             return Err(section.unknown(key, &LIMITS));
@@ -165,11 +165,11 @@ mod tests {
              [maximum]\nmemory = \"9G\"\npids = 10",
         );
         let seconds = std::time::Duration::from_secs;
-        let bounds = Bounds {
+        let bounds = ServerLimits {
             connections: 2,
             body: 1 << 20,
-            header_time: seconds(3),
-            write_time: seconds(9),
+            header_timeout: seconds(3),
+            write_timeout: seconds(9),
             runs_per_key: 4,
             runs: 5,
             keep_runs: 6,
@@ -188,10 +188,10 @@ mod tests {
             folders,
             profiles,
             bounds,
-            maximum: Maximum {
+            maximum: LimitSet {
                 memory: "9G".parse().ok(),
                 pids: Some(10),
-                ..Maximum::default()
+                ..LimitSet::default()
             },
         };
         assert_eq!(said, Ok(wanted));

@@ -2,7 +2,7 @@
 //! A local file only adds to both.
 
 use super::{ConfigError, file::Section, local::NARROW};
-use spec::{Hide, ProtectedNames, Size, WorkspacePolicy, nearest};
+use spec::{HiddenFiles, ProtectedNames, Size, WorkspacePolicy, closest_name};
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -101,7 +101,7 @@ fn unprotect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Stri
     match names.iter().find(|name| !is_known(name)) {
         Some(unknown) => {
             let what = format!("has `{}`, which is not protected", unknown.escape_debug());
-            let near = nearest(unknown, &known).map(|near| format!("did you mean `{near}`?"));
+            let near = closest_name(unknown, &known).map(|near| format!("did you mean `{near}`?"));
             let hint = near.unwrap_or_else(|| "remove it".to_owned());
             Err(section.error(key, what, hint))
         }
@@ -111,7 +111,7 @@ fn unprotect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Stri
 
 fn hide(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
     let patterns = texts(section, key, value)?;
-    match Hide::new(patterns.iter().map(String::as_str)) {
+    match HiddenFiles::new(patterns.iter().map(String::as_str)) {
         Ok(_) => Ok(patterns),
         Err(error) => Err(section.error(
             key,

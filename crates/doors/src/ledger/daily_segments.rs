@@ -10,7 +10,7 @@ use super::{
     recovery::{self, PastUsage, RecoveredUsage},
     segment_lock,
 };
-use journal::Folder;
+use journal::JournalDir;
 use spec::{Day, Money};
 use std::{io, path::Path};
 
@@ -44,7 +44,7 @@ pub fn may_hold_usage_of(folder: &Path, name: &str, today: Day) -> io::Result<bo
 }
 
 fn segment_may_hold_usage_of(
-    folder: &Folder,
+    folder: &JournalDir,
     name: &str,
     parts: &[u32],
     today: Day,
@@ -83,7 +83,7 @@ pub fn recover_past_usage(
         } else {
             // Closed when it is dropped, so that it is not recovered again.
             let lock = segment_lock(&opened, name)?;
-            let mut ledger = recovery::take_over(Folder::open(folder)?, name, lock)?;
+            let mut ledger = recovery::take_over(JournalDir::open(folder)?, name, lock)?;
             std::mem::take(&mut ledger.recovered)
         };
         past.join(recovered, today);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ledger::{Durability, Ledger, ModelCall};
-use journal::Line;
+use journal::LineWriter;
 use std::{
     fs,
     path::PathBuf,
@@ -17,17 +17,17 @@ impl Scratch {
     fn new(name: &str) -> Scratch {
         let path = std::env::temp_dir().join(format!("airlock-days-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
-        drop(Folder::make(&path).unwrap());
+        drop(JournalDir::make(&path).unwrap());
         Scratch(path)
     }
 
     /// The segment of a day in which the tenant `t` spent so much at each of these times, and when it was written last.
     fn write(&self, day: Day, spent: &[(u64, u64)], changed_ms: u64) {
         let (name, mut text, mut hash, mut n) = (daily_segment(day), Vec::new(), [0; 32], 0);
-        let mut put = |at, kind: &str, write_fields: &dyn Fn(&mut Line<'_>)| {
+        let mut put = |at, kind: &str, write_fields: &dyn Fn(&mut LineWriter<'_>)| {
             let mut one = Vec::new();
             n += 1;
-            let mut line = Line::begin(&mut one, n, at, kind);
+            let mut line = LineWriter::begin(&mut one, n, at, kind);
             write_fields(&mut line);
             hash = line.seal(&hash);
             text.extend(one);
@@ -167,7 +167,7 @@ fn a_day_that_is_over_is_not_read_and_one_that_may_not_be_is() {
 fn calls_that_a_dead_owner_left_open_are_lost_once() {
     let (scratch, today) = (
         Scratch::new("dead"),
-        Day::of(spec::Timestamp(journal::now())),
+        Day::of(spec::Timestamp(journal::now_ms())),
     );
     for day in [Day(today.0 - 3), today] {
         let ledger = Ledger::open(&scratch.0, &daily_segment(day), Durability::Process).unwrap();

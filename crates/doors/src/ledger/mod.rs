@@ -15,7 +15,7 @@ mod recovery;
 pub use daily_segments::{
     OWNER_SEGMENT, daily_segment, is_daily_segment, may_hold_usage_of, recover_past_usage,
 };
-pub use journal::{Durability, Fault, Head, Problem};
+pub use journal::{ChainHead, Durability, JournalProblem, ReadFault};
 pub use reader::LedgerReader;
 pub use record::{LedgerRecord, RecordKind};
 pub use recovery::{
@@ -24,7 +24,7 @@ pub use recovery::{
 };
 
 use crate::usage::{TokenUsage, UsageSource};
-use journal::{Folder, LARGEST, Line, Syncer, Writer};
+use journal::{JournalDir, JournalWriter, LineWriter, MAX_FILE_BYTES, Syncer};
 use spec::{Day, Money};
 use std::{
     fs::File,
@@ -107,8 +107,8 @@ impl CallOutcome {
     #[must_use]
     pub(crate) fn within_bounds(self) -> CallOutcome {
         CallOutcome {
-            usage: self.usage.within(spec::MOST_TOKENS_OF_CALL),
-            money: self.money.min(Money::MOST_OF_CALL),
+            usage: self.usage.within(spec::MAX_TOKENS_PER_CALL),
+            money: self.money.min(Money::MAX_PER_CALL),
             ..self
         }
     }
@@ -137,7 +137,7 @@ pub(crate) struct EgressRecord<'a> {
 /// A ledger segment that this process owns.
 #[derive(Debug)]
 pub struct Ledger {
-    folder: Folder,
+    folder: JournalDir,
     name: String,
     largest: u64,
     state: Mutex<SegmentState>,
@@ -152,7 +152,7 @@ pub struct Ledger {
 #[derive(Debug)]
 struct SegmentState {
     /// Settlements may be buffered: losing one counts more, never less.
-    writer: Writer,
+    writer: JournalWriter,
     /// Number of open reservations.
     open: u64,
 }
@@ -161,7 +161,7 @@ impl Ledger {
     /// Opens a segment in a folder, which is created if absent (mode 0700); an existing segment is
     /// recovered and continued.
     pub fn open(folder: &Path, name: &str, durability: Durability) -> io::Result<Ledger> {
-        Ledger::open_with(folder, name, durability, LARGEST)
+        Ledger::open_with(folder, name, durability, MAX_FILE_BYTES)
     }
 
     fn open_with(
@@ -170,13 +170,13 @@ impl Ledger {
         durability: Durability,
         largest: u64,
     ) -> io::Result<Ledger> {
-        if !journal::is_name(name) {
+        if !journal::is_valid_name(name) {
             return Err(io::Error::other(format!(
                 "`{}` is no name for a ledger",
                 name.escape_debug()
             )));
         }
-        let folder = Folder::make(folder)?;
+        let folder = JournalDir::make(folder)?;
         let lock = segment_lock(&folder, name)?;
         let mut ledger = recovery::take_over(folder, name, lock)?;
         ledger.largest = largest;
@@ -338,7 +338,7 @@ impl Ledger {
         &self,
         kind: &str,
         open: i64,
-        write_fields: impl FnOnce(&mut Line<'_>),
+        write_fields: impl FnOnce(&mut LineWriter<'_>),
     ) -> io::Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.writer.length() >= self.largest && kind != "open" {
@@ -348,7 +348,7 @@ impl Ledger {
         let n = state.writer.write(kind, may_wait, write_fields)?;
         state.open = state.open.saturating_add_signed(open);
         if let Some(syncer) = &self.syncer {
-            syncer.want(n, &state.writer.file);
+            syncer.request(n, &state.writer.file);
         }
         Ok(n)
     }
@@ -368,11 +368,11 @@ impl Ledger {
 }
 
 /// Takes the lock of a segment, which is created if absent.
-fn segment_lock(folder: &Folder, name: &str) -> io::Result<File> {
+fn segment_lock(folder: &JournalDir, name: &str) -> io::Result<File> {
     let mut lock = folder.make_file(name, 1)?;
     let patience = Instant::now() + LOCK_TIMEOUT;
     loop {
-        match (journal::lock(&lock)?, journal::is_gone(&lock)?) {
+        match (journal::try_lock(&lock)?, journal::is_unlinked(&lock)?) {
             (true, false) => return Ok(lock),
             // The old file was removed while we waited for its lock.
             (_, true) => lock = folder.make_file(name, 1)?,

@@ -105,7 +105,7 @@ pub struct LedgerRecord<'a> {
     pub variable: Cow<'a, str>,
 }
 
-impl journal::Numbered for LedgerRecord<'_> {
+impl journal::NumberedRecord for LedgerRecord<'_> {
     fn n(&self) -> u64 {
         self.n
     }
@@ -113,9 +113,9 @@ impl journal::Numbered for LedgerRecord<'_> {
 
 /// Writes the token usage of a call.
 pub(super) fn write_usage<'l, 'a>(
-    line: &'l mut journal::Line<'a>,
+    line: &'l mut journal::LineWriter<'a>,
     usage: &TokenUsage,
-) -> &'l mut journal::Line<'a> {
+) -> &'l mut journal::LineWriter<'a> {
     line.numbers(
         "usage",
         [
@@ -135,7 +135,7 @@ pub(super) fn write_usage<'l, 'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use journal::{Head, Line, Reader};
+    use journal::{ChainHead, JournalReader, LineWriter};
 
     #[test]
     fn what_is_written_is_read_as_the_same() {
@@ -145,7 +145,7 @@ mod tests {
             audio_out: u64::MAX,
             ..TokenUsage::default()
         };
-        let mut line = Line::begin(&mut buffer, 7, 8, "settle");
+        let mut line = LineWriter::begin(&mut buffer, 7, 8, "settle");
         let hostile = "a\"b\\c\n\u{0}\u{7f}ü😀";
         line.text("model", hostile)
             .number("money", 9)
@@ -153,9 +153,9 @@ mod tests {
         write_usage(&mut line, &usage).text("run", "");
         line.seal(&[1; 32]);
         let follows = |hash| {
-            Reader::new(
+            JournalReader::new(
                 &buffer[..],
-                Head {
+                ChainHead {
                     n: 6,
                     hash,
                     offset: 0,

@@ -7,7 +7,7 @@ use super::{
     record::{LedgerRecord, RecordKind},
 };
 use crate::usage::UsageSource;
-use journal::{Fault, Folder, Head, Problem, Writer};
+use journal::{ChainHead, JournalDir, JournalProblem, JournalWriter, ReadFault};
 use spec::Money;
 use std::{
     collections::HashMap,
@@ -70,7 +70,7 @@ pub struct RecoveryReport {
     /// Their total.
     pub lost_money: Money,
     /// Segments that failed verification; they are unchanged.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<JournalProblem>,
 }
 
 /// Segment names and the paths of their files, in order.
@@ -113,11 +113,14 @@ pub fn recover(folder: &Path) -> io::Result<RecoveryReport> {
                 report.lost_money = report.lost_money.plus(recovered.1);
             }
             Err(error) => {
-                let problem = error.downcast::<Problem>().unwrap_or_else(|error| Problem {
-                    file: opened.path(&name, 1),
-                    line: 0,
-                    what: error.to_string(),
-                });
+                let problem =
+                    error
+                        .downcast::<JournalProblem>()
+                        .unwrap_or_else(|error| JournalProblem {
+                            file: opened.path(&name, 1),
+                            line: 0,
+                            what: error.to_string(),
+                        });
                 report.problems.push(problem);
             }
         }
@@ -127,9 +130,9 @@ pub fn recover(folder: &Path) -> io::Result<RecoveryReport> {
 
 /// `None` if the segment has a live owner. Dropping the ledger closes it.
 fn recover_segment(folder: &Path, name: &str) -> io::Result<Option<(u64, Money)>> {
-    let folder = Folder::open(folder)?;
+    let folder = JournalDir::open(folder)?;
     let lock = folder.append(name, 1)?;
-    if !journal::lock(&lock)? {
+    if !journal::try_lock(&lock)? {
         return Ok(None);
     }
     let ledger = take_over(folder, name, lock)?;
@@ -141,7 +144,7 @@ fn recover_segment(folder: &Path, name: &str) -> io::Result<Option<(u64, Money)>
 pub fn lock_if_retirable(
     folder: &Path,
     name: &str,
-    end: &Head,
+    end: &ChainHead,
     before_ms: u64,
 ) -> io::Result<Option<RetirableSegment>> {
     let Some(folder) = open_existing(folder)? else {
@@ -156,7 +159,7 @@ pub fn lock_if_retirable(
         return Ok(None);
     }
     let lock = folder.append(name, 1)?;
-    if !journal::lock(&lock)? {
+    if !journal::try_lock(&lock)? {
         return Ok(None);
     }
     let replay = replay(&folder, name, &parts).map_err(io::Error::other)?;
@@ -173,7 +176,7 @@ pub fn lock_if_retirable(
 /// A locked segment that may be removed.
 #[derive(Debug)]
 pub struct RetirableSegment {
-    folder: Folder,
+    folder: JournalDir,
     name: String,
     parts: Vec<u32>,
     _lock: File,
@@ -215,7 +218,7 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
     }
     // Held until all files are moved, so that nobody takes a part of the segment.
     let lock = folder.make_file(name, 1)?;
-    if !journal::lock(&lock)? {
+    if !journal::try_lock(&lock)? {
         return Err(io::Error::other(format!(
             "the ledger `{name}` belongs to another process"
         )));
@@ -240,7 +243,7 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
 
 /// Verifies one segment and returns its first problem. A torn last line is none: the next owner
 /// truncates it.
-pub fn verify_segment(folder: &Path, name: &str) -> io::Result<Option<Problem>> {
+pub fn verify_segment(folder: &Path, name: &str) -> io::Result<Option<JournalProblem>> {
     let Some(folder) = open_existing(folder)? else {
         return Ok(None);
     };
@@ -249,7 +252,7 @@ pub fn verify_segment(folder: &Path, name: &str) -> io::Result<Option<Problem>> 
 }
 
 /// Verifies every segment and returns their problems.
-pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
+pub fn verify(folder: &Path) -> io::Result<Vec<JournalProblem>> {
     let Some(folder) = open_existing(folder)? else {
         return Ok(Vec::new());
     };
@@ -258,16 +261,16 @@ pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
         let live = || {
             folder
                 .append(&name, 1)
-                .and_then(|file| journal::lock(&file))
+                .and_then(|file| journal::try_lock(&file))
                 .is_ok_and(|free| !free)
         };
         let before = live();
         match replay(&folder, &name, &parts) {
             // A live owner may be in the middle of a line.
-            Ok(replay) if replay.torn && !before && !live() => problems.push(Problem {
+            Ok(replay) if replay.torn && !before && !live() => problems.push(JournalProblem {
                 file: folder.path(&name, *parts.last().unwrap_or(&1)),
                 line: replay.line,
-                what: Fault::Torn.to_string(),
+                what: ReadFault::Torn.to_string(),
             }),
             Ok(_) => {}
             Err(problem) => problems.push(problem),
@@ -276,15 +279,15 @@ pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     Ok(problems)
 }
 
-pub(super) fn open_existing(folder: &Path) -> io::Result<Option<Folder>> {
-    match Folder::open(folder) {
+pub(super) fn open_existing(folder: &Path) -> io::Result<Option<JournalDir>> {
+    match JournalDir::open(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }
 }
 
 /// Takes over a locked segment: replays it, truncates a torn line, and settles open reservations.
-pub(super) fn take_over(folder: Folder, name: &str, lock: File) -> io::Result<Ledger> {
+pub(super) fn take_over(folder: JournalDir, name: &str, lock: File) -> io::Result<Ledger> {
     let parts = folder.segments()?.remove(name).unwrap_or_default();
     let replay = replay(&folder, name, &parts).map_err(io::Error::other)?;
     let part = parts.last().copied().unwrap_or(1);
@@ -293,13 +296,13 @@ pub(super) fn take_over(folder: Folder, name: &str, lock: File) -> io::Result<Le
         rustix::fs::ftruncate(&file, replay.head.offset)?;
     }
     let state = SegmentState {
-        writer: Writer::new(super::JOURNAL_NAME, file, part, replay.head),
+        writer: JournalWriter::new(super::JOURNAL_NAME, file, part, replay.head),
         open: replay.open.len() as u64,
     };
     let mut ledger = Ledger {
         folder,
         name: name.to_owned(),
-        largest: super::LARGEST,
+        largest: super::MAX_FILE_BYTES,
         state: Mutex::new(state),
         syncer: None,
         recovered: RecoveredUsage::default(),
@@ -313,7 +316,7 @@ pub(super) fn take_over(folder: Folder, name: &str, lock: File) -> io::Result<Le
 fn settle_lost(ledger: &Ledger, mut replay: SegmentReplay) -> io::Result<RecoveredUsage> {
     let mut open: Vec<(u64, OpenReservation)> = replay.open.drain().collect();
     open.sort_unstable_by_key(|(n, _)| *n);
-    let today = journal::now() / MS_PER_DAY;
+    let today = journal::now_ms() / MS_PER_DAY;
     for (n, mut reserved) in open {
         reserved.spent.day = today;
         ledger.settle(n, &CallOutcome::unknown(reserved.spent.money, "lost"))?;
@@ -335,7 +338,7 @@ struct OpenReservation {
 
 pub(super) struct SegmentReplay {
     segment: String,
-    head: Head,
+    head: ChainHead,
     line: u64,
     /// Time of the last record.
     last_ms: u64,
@@ -345,10 +348,14 @@ pub(super) struct SegmentReplay {
 }
 
 /// Replays a segment from its start; stops at the first problem.
-pub(super) fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<SegmentReplay, Problem> {
+pub(super) fn replay(
+    folder: &JournalDir,
+    name: &str,
+    parts: &[u32],
+) -> Result<SegmentReplay, JournalProblem> {
     let mut replay = SegmentReplay {
         segment: name.to_owned(),
-        head: Head::default(),
+        head: ChainHead::default(),
         line: 0,
         last_ms: 0,
         torn: false,
@@ -356,7 +363,7 @@ pub(super) fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Segme
         recovered: RecoveredUsage::default(),
     };
     for (index, &part) in parts.iter().enumerate() {
-        let problem = |line, what| Problem {
+        let problem = |line, what| JournalProblem {
             file: folder.path(name, part),
             line,
             what,
@@ -377,7 +384,7 @@ pub(super) fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Segme
 
 impl SegmentReplay {
     fn file(&mut self, file: File, last: bool) -> Result<(), String> {
-        let head = Head {
+        let head = ChainHead {
             offset: 0,
             ..self.head
         };
@@ -387,7 +394,7 @@ impl SegmentReplay {
             match read {
                 Ok(Some(record)) => self.record(&record)?,
                 Ok(None) => break,
-                Err(Fault::Torn) if last => {
+                Err(ReadFault::Torn) if last => {
                     self.torn = true;
                     break;
                 }
@@ -508,7 +515,11 @@ impl PastUsage {
 }
 
 /// Whether the last record is a close record; then nothing is open. Only `verify` reads the rest.
-pub(super) fn is_cleanly_closed(folder: &Folder, name: &str, parts: &[u32]) -> io::Result<bool> {
+pub(super) fn is_cleanly_closed(
+    folder: &JournalDir,
+    name: &str,
+    parts: &[u32],
+) -> io::Result<bool> {
     const TAIL_BYTES: u64 = 512;
     let Some(&part) = parts.last() else {
         return Ok(true);

@@ -24,7 +24,7 @@ impl Scratch {
         verify(&self.0)
             .unwrap()
             .iter()
-            .map(Problem::to_string)
+            .map(JournalProblem::to_string)
             .collect()
     }
 }
@@ -93,7 +93,7 @@ fn what_was_spent_is_found_again_and_goes_on() {
 fn rows<T>(file: &Path, mut see: impl FnMut(&LedgerRecord<'_>) -> T) -> Vec<T> {
     let mut reader = LedgerReader::new(
         io::BufReader::new(File::open(file).unwrap()),
-        Head::default(),
+        ChainHead::default(),
     );
     let mut seen = Vec::new();
     while let Some(record) = reader.next_record().unwrap() {
@@ -199,7 +199,7 @@ fn a_change_of_any_byte_is_found() {
 }
 
 fn believed(text: &[u8]) -> bool {
-    let mut reader = LedgerReader::new(text, Head::default());
+    let mut reader = LedgerReader::new(text, ChainHead::default());
     loop {
         match reader.next_record() {
             Ok(Some(_)) => {}
@@ -418,9 +418,9 @@ fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
     drop(scratch.open());
     let (mut text, mut hash) = (Vec::new(), [0; 32]);
     let midnight = 20_000 * 86_400_000;
-    let mut put = |n, at, kind: &str, write_fields: &dyn Fn(&mut Line<'_>)| {
+    let mut put = |n, at, kind: &str, write_fields: &dyn Fn(&mut LineWriter<'_>)| {
         let mut one = Vec::new();
-        let mut line = Line::begin(&mut one, n, at, kind);
+        let mut line = LineWriter::begin(&mut one, n, at, kind);
         write_fields(&mut line);
         hash = line.seal(&hash);
         text.extend(one);
@@ -465,7 +465,7 @@ fn a_reservation_that_nobody_settled_is_of_the_day_on_which_it_was_found() {
     let scratch = Scratch::new("lost-today");
     drop(scratch.open());
     let mut text = Vec::new();
-    let mut line = Line::begin(&mut text, 1, 5, "reserve");
+    let mut line = LineWriter::begin(&mut text, 1, 5, "reserve");
     line.text("run", "r")
         .text("tenant", "t")
         .number("money", 100);

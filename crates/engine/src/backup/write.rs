@@ -6,7 +6,7 @@ use super::{
 };
 use crate::files;
 use ::fs::Dir;
-use doors::ledger::{self, Fault, Head, LedgerReader};
+use doors::ledger::{self, ChainHead, LedgerReader, ReadFault};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::{
@@ -381,17 +381,17 @@ impl<W: Write> Archive<'_, W> {
         paths: Vec<PathBuf>,
         files: &mut BTreeMap<String, (PathBuf, u64)>,
     ) -> Result<(), BackupError> {
-        let mut head = Head::default();
+        let mut head = ChainHead::default();
         for path in paths {
             let file = File::open(&path).map_err(BackupError::file("open", &path))?;
             let mut reader = LedgerReader::new(
                 BufReader::with_capacity(BUFFER, &file),
-                Head { offset: 0, ..head },
+                ChainHead { offset: 0, ..head },
             );
             let fault = loop {
                 match reader.next_record() {
                     Ok(Some(_)) => {}
-                    Ok(None) | Err(Fault::Torn) => break None,
+                    Ok(None) | Err(ReadFault::Torn) => break None,
                     Err(fault) => break Some(fault),
                 }
             };

@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{Inner, provision::internal};
 use ::git::{
-    Bounds, GitError, Head, Listing, ObjectId, Pack, Plan, RefMap,
-    import::{self, Placed},
+    GitError, Head, ImportPlan, ObjectId, Pack, PackLimits, RefListing, RefMap,
+    import::{self, ImportedRefs},
     refs,
 };
-use spec::{GitImport, GitLeft, Id};
+use spec::{GitImport, GitOmission, Id};
 use std::{
     io,
     os::fd::AsFd,
@@ -45,7 +45,7 @@ pub(crate) async fn import_commits(
                 }
                 Err(why) => {
                     let what = path_of(repository);
-                    let left = GitLeft { what, why };
+                    let left = GitOmission { what, why };
                     failed.get_or_insert(left.clone());
                     imports.push(GitImport {
                         path: left.what.clone(),
@@ -60,7 +60,7 @@ pub(crate) async fn import_commits(
     (imports, notes)
 }
 
-fn release_folder(shadow: ShadowRepository, failed: Option<&GitLeft>) -> Vec<String> {
+fn release_folder(shadow: ShadowRepository, failed: Option<&GitOmission>) -> Vec<String> {
     let (folder, mut notes) = (shadow.folder, Vec::new());
     let given_back = match failed {
         None => folder.remove(),
@@ -81,8 +81,8 @@ fn release_folder(shadow: ShadowRepository, failed: Option<&GitLeft>) -> Vec<Str
 
 /// The program's references and objects, checked as far as that is possible without git.
 pub(super) struct CheckedExport {
-    listing: Listing,
-    pub(super) plan: Plan,
+    listing: RefListing,
+    pub(super) plan: ImportPlan,
     pack: Pack,
     /// The output of task A, and the offset of the pack in it.
     output: Vec<u8>,
@@ -199,7 +199,7 @@ async fn import_repository(
 async fn place_and_update(
     import: Import<'_>,
     files: FilesLocation<'_>,
-) -> Result<(Placed, Option<RefUpdateResult>), String> {
+) -> Result<(ImportedRefs, Option<RefUpdateResult>), String> {
     let (shadow, repository) = (import.shadow, import.repository);
     let decision = match files {
         FilesLocation::Applied(is_applied) => Some(import.decide(is_applied)?),
@@ -230,7 +230,7 @@ async fn place_and_update(
         return placed.map(|placed| (placed, moved));
     }
     // From here on the references keep the objects; without them `git gc` may remove them.
-    let let_go = || Ok(import::let_go(common, &pack));
+    let let_go = || Ok(import::release_pack(common, &pack));
     let let_go = shadow.rights.act(let_go).map_err(|error| error.to_string());
     let closed = let_go.and_then(|let_go| let_go.map_err(|error| describe(&error)));
     let closed = closed.and_then(|()| journal.close().map_err(|error| error.to_string()));
@@ -267,9 +267,9 @@ async fn check(repository: &Repository, output: Vec<u8>) -> Result<CheckedExport
     let format = snapshot.format;
     let (head, before): (Head, RefMap) = (snapshot.head.clone(), snapshot.refs.clone());
     let read = move || -> Result<CheckedExport, GitError> {
-        let (listing, rest) = Listing::parse(&output, format)?;
+        let (listing, rest) = RefListing::parse(&output, format)?;
         let plan = listing.plan(&head, &before)?;
-        let pack = Pack::check(rest, format, &Bounds::DEFAULT)?;
+        let pack = Pack::check(rest, format, &PackLimits::DEFAULT)?;
         plan.check(&pack)?;
         let at = output.len() - rest.len();
         Ok(CheckedExport {
@@ -289,7 +289,11 @@ async fn check(repository: &Repository, output: Vec<u8>) -> Result<CheckedExport
 
 /// Places the pack as the owner of the folder, if the repository is still the one that was
 /// shadowed.
-fn place(import: &Import<'_>, before: &[RewrittenRef], draft: &str) -> Result<Placed, String> {
+fn place(
+    import: &Import<'_>,
+    before: &[RewrittenRef],
+    draft: &str,
+) -> Result<ImportedRefs, String> {
     let (repository, arrival) = (import.repository, import.arrival);
     let common = repository.host.common.as_fd();
     let planned = arrival.plan.refs.iter();
@@ -297,7 +301,7 @@ fn place(import: &Import<'_>, before: &[RewrittenRef], draft: &str) -> Result<Pl
         .map(|planned| (planned.below.clone(), planned.new.clone()))
         .collect();
     refs.extend(before.iter().map(|one| (one.below.clone(), one.id.clone())));
-    let put = || -> io::Result<Result<Placed, GitError>> {
+    let put = || -> io::Result<Result<ImportedRefs, GitError>> {
         let here = rustix::fs::fstat(common)?;
         let there = rustix::fs::stat(&repository.host.path)?;
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino) {

@@ -212,7 +212,7 @@ impl JournalEntry {
     fn end(&self, folders: &GitFolders, is_decided: bool) -> Result<(), GitError> {
         if let Some(transaction) = &self.transaction {
             if is_decided {
-                match transaction.carry_out(folders) {
+                match transaction.apply(folders) {
                     // The user continued from there: the user's state stays.
                     Ok(()) | Err(GitError::Refused(_)) => {}
                     Err(error) => return Err(error),

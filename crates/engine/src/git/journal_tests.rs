@@ -1,7 +1,7 @@
 use super::*;
 use ::git::{
     ObjectFormat, ObjectId,
-    transaction::{IndexFile, LogLine, Step, Target, name_of},
+    transaction::{IndexFile, ReflogLine, TransactionStep, TransactionTarget, index_checksum},
 };
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -41,8 +41,8 @@ impl World {
 
     /// Simulates a process that is killed after its locks, or after its decision.
     fn crash(&self, decided: bool) {
-        let step = Step {
-            target: Target::Ref("refs/heads/main".to_owned()),
+        let step = TransactionStep {
+            target: TransactionTarget::Ref("refs/heads/main".to_owned()),
             old: Some(OLD.to_owned()),
             new: Some(NEW.to_owned()),
         };
@@ -51,7 +51,7 @@ impl World {
             format: ObjectFormat::Sha1,
             steps: vec![step],
             logs: Vec::new(),
-            aside: Vec::new(),
+            airlock_refs: Vec::new(),
             pack: None,
         };
         let journal =
@@ -145,34 +145,38 @@ impl Move {
         }
         let index = IndexFile::read(&world.host).unwrap().unwrap();
         let sha1 = ObjectFormat::Sha1;
-        let step = |target, old: Option<&str>, new: Option<&str>| Step {
+        let step = |target, old: Option<&str>, new: Option<&str>| TransactionStep {
             target,
             old: old.map(str::to_owned),
             new: new.map(str::to_owned),
         };
-        let branch = |name: &str| Target::Ref(format!("refs/heads/{name}"));
-        let log = |target| LogLine {
+        let branch = |name: &str| TransactionTarget::Ref(format!("refs/heads/{name}"));
+        let log = |target| ReflogLine {
             target,
             begin: true,
             line: LOG.to_owned(),
         };
-        let new = name_of(INDEX.as_bytes(), sha1);
+        let new = index_checksum(INDEX.as_bytes(), sha1);
         let transaction = Transaction {
             drafts: "airlock-x".to_owned(),
             format: sha1,
             steps: vec![
-                step(Target::Index, Some(&index.name(sha1)), Some(&new)),
+                step(
+                    TransactionTarget::Index,
+                    Some(&index.checksum(sha1)),
+                    Some(&new),
+                ),
                 step(branch("main"), Some(OLD), Some(NEW)),
                 step(branch("packed"), Some(OLD), None),
                 step(branch("new/one"), None, Some(NEW)),
                 step(
-                    Target::Head,
+                    TransactionTarget::Head,
                     Some("ref: refs/heads/main"),
                     Some("ref: refs/heads/new/one"),
                 ),
             ],
-            logs: vec![log(Target::Head), log(branch("main"))],
-            aside: vec![(
+            logs: vec![log(TransactionTarget::Head), log(branch("main"))],
+            airlock_refs: vec![(
                 "refs/airlock/r/heads/main".to_owned(),
                 ObjectId::parse(NEW, sha1).unwrap(),
             )],
@@ -182,10 +186,10 @@ impl Move {
     }
 
     fn targets(&self) -> Vec<String> {
-        let name = |step: &Step| match &step.target {
-            Target::Index => "git/index".to_owned(),
-            Target::Head => "git/HEAD".to_owned(),
-            Target::Ref(name) => format!("git/{name}"),
+        let name = |step: &TransactionStep| match &step.target {
+            TransactionTarget::Index => "git/index".to_owned(),
+            TransactionTarget::Head => "git/HEAD".to_owned(),
+            TransactionTarget::Ref(name) => format!("git/{name}"),
         };
         self.transaction.steps.iter().map(name).collect()
     }
@@ -222,7 +226,7 @@ impl Move {
         let targets = self.targets();
         for (number, step) in self.transaction.steps.iter().enumerate() {
             let text = match (&step.target, &step.new) {
-                (Target::Index, _) => INDEX.to_owned(),
+                (TransactionTarget::Index, _) => INDEX.to_owned(),
                 (_, Some(new)) => format!("{new}\n"),
                 (_, None) => String::new(),
             };
@@ -321,7 +325,7 @@ fn killed_between_any_two_steps_it_is_ended_or_taken_back() {
     transaction.lock(host, Duration::ZERO).unwrap();
     transaction.compare(host).unwrap();
     journal.decide().unwrap();
-    transaction.carry_out(host).unwrap();
+    transaction.apply(host).unwrap();
     transaction.release(host).unwrap();
     journal.close().unwrap();
     assert_eq!(real.seen(), after);

@@ -33,7 +33,7 @@ pub(crate) use resume::{bring, discard, kept};
 use crate::{FileAccess, provision::open_regular};
 use ::git::{
     Config, GitError, ObjectFolder,
-    snapshot::{self, DotGit, GitFolders, Snapshot, lent},
+    snapshot::{self, DotGit, GitFolders, Snapshot, host_objects_dir},
 };
 use folder::GitFolder;
 use rustix::fs::{Mode, OFlags};
@@ -130,7 +130,7 @@ pub(crate) async fn prepare(
         }
     };
     for VerifiedMount { mount, id } in mounts {
-        sandbox.add_own(&mount.host, id);
+        sandbox.allow_own_path(&mount.host, id);
         sandbox.git.insert(mount.host.clone(), id);
         sandbox.mounts.push(mount);
     }
@@ -286,7 +286,9 @@ fn shadow_mounts(
     let mut mounts = vec![mount(folder.shown(), base, access)?];
     for repository in repositories {
         for (number, objects) in repository.snapshot.objects.iter().enumerate() {
-            let inside = Path::new(base).join(&repository.place).join(lent(number));
+            let inside = Path::new(base)
+                .join(&repository.place)
+                .join(host_objects_dir(number));
             let has_info = has_info(&objects.path);
             mounts.push(mount_objects(objects, &inside)?);
             if number == 0 && repository.snapshot.objects.len() > 1 && has_info {

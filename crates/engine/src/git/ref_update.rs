@@ -13,11 +13,14 @@ use super::{
 };
 use crate::{Inner, record};
 use ::git::{
-    GitError, GitFolders, Head, HostState, Listing, ObjectId, Plan, PlannedRef, RefMap,
+    GitError, GitFolders, Head, HostState, ImportPlan, ObjectId, PlannedRef, RefListing, RefMap,
     Transaction, check_index,
-    import::Placed,
-    moves::{self, MOST_MOVED, Surroundings, may_move},
-    transaction::{IndexFile, LogLine, Step, Target, drop_aside, name_of},
+    import::ImportedRefs,
+    ref_updates::{self, MAX_UPDATED_REFS, RefUpdateContext, check_ref_update},
+    transaction::{
+        IndexFile, ReflogLine, TransactionStep, TransactionTarget, index_checksum,
+        remove_airlock_ref,
+    },
 };
 use spec::{GitIndex, Id};
 use std::{collections::BTreeSet, io, os::fd::AsFd, sync::Arc, time::Duration};
@@ -82,7 +85,11 @@ pub(super) struct UpdateCandidates {
 }
 
 impl UpdateCandidates {
-    pub(super) fn new(repository: &Repository, listing: &Listing, plan: &Plan) -> UpdateCandidates {
+    pub(super) fn new(
+        repository: &Repository,
+        listing: &RefListing,
+        plan: &ImportPlan,
+    ) -> UpdateCandidates {
         let snapshot = &repository.snapshot;
         let is_open = |planned: &PlannedRef| {
             let is = |head: &Head| matches!(head, Head::Branch(name) if *name == planned.name);
@@ -90,7 +97,7 @@ impl UpdateCandidates {
         };
         let mut refs: Vec<_> = (0..plan.refs.len()).collect();
         refs.sort_by_key(|number| !is_open(&plan.refs[*number]));
-        refs.truncate(MOST_MOVED);
+        refs.truncate(MAX_UPDATED_REFS);
         let pair = |number: &usize| {
             let planned = &plan.refs[*number];
             let old = planned.old.clone();
@@ -121,7 +128,7 @@ impl UpdateCandidates {
 
 /// The new `HEAD`: none if it stays, an error if it cannot follow. A detached `HEAD` of the
 /// workspace's own repository never moves.
-fn head_move(repository: &Repository, listing: &Listing) -> Option<Result<HeadMove, String>> {
+fn head_move(repository: &Repository, listing: &RefListing) -> Option<Result<HeadMove, String>> {
     let snapshot = &repository.snapshot;
     let is_top = repository.place.is_empty();
     let Some(inside) = &listing.head else {
@@ -164,7 +171,7 @@ pub(super) struct Import<'a> {
 }
 
 impl Import<'_> {
-    fn plan(&self) -> &Plan {
+    fn plan(&self) -> &ImportPlan {
         &self.arrival.plan
     }
 
@@ -183,7 +190,7 @@ impl Import<'_> {
         let (candidates, now) = (&self.arrival.candidates, self.read_host()?);
         let brought = self.names();
         let surroundings = self.surroundings(&now, &brought);
-        let too_many = || Err(format!("more than {MOST_MOVED} references are new"));
+        let too_many = || Err(format!("more than {MAX_UPDATED_REFS} references are new"));
         let judge = |(number, planned): (usize, &PlannedRef)| {
             if planned.name == "HEAD" {
                 return Err("a detached HEAD stays where it is".to_owned());
@@ -192,7 +199,7 @@ impl Import<'_> {
                 .pair_of(number)
                 .and_then(|asked| self.facts.pairs.get(asked));
             facts.map_or_else(too_many, PairVerification::check_risk)?;
-            may_move(planned, &surroundings)
+            check_ref_update(planned, &surroundings)
         };
         let refs: Vec<_> = self.plan().refs.iter().enumerate().map(judge).collect();
         let mut decision = UpdateDecision {
@@ -230,12 +237,12 @@ impl Import<'_> {
         &'a self,
         now: &'a HostState,
         brought: &'a BTreeSet<String>,
-    ) -> Surroundings<'a> {
+    ) -> RefUpdateContext<'a> {
         let remotes = &self.repository.snapshot.settings.remotes;
-        Surroundings {
+        RefUpdateContext {
             now,
             remotes,
-            brought,
+            imported: brought,
         }
     }
 
@@ -346,12 +353,17 @@ impl Import<'_> {
     }
 
     /// Removes the `before/` references of branches that stay.
-    fn drop_before(&self, before: &[RewrittenRef], moved: &[Result<(), String>], placed: &Placed) {
+    fn drop_before(
+        &self,
+        before: &[RewrittenRef],
+        moved: &[Result<(), String>],
+        placed: &ImportedRefs,
+    ) {
         let placed = placed.refs.iter().skip(moved.len());
         for (before, name) in before.iter().zip(placed) {
             if moved[before.number].is_err() {
                 // A reference that stays is harmless.
-                _ = self.act(|host| drop_aside(host, name, &before.id));
+                _ = self.act(|host| remove_airlock_ref(host, name, &before.id));
             }
         }
     }
@@ -361,7 +373,7 @@ impl Import<'_> {
     pub(super) async fn carry_out(
         &self,
         mut decision: UpdateDecision,
-        (placed, before): (&Placed, &[RewrittenRef]),
+        (placed, before): (&ImportedRefs, &[RewrittenRef]),
         journal: &Journal<'_>,
     ) -> RefUpdateResult {
         let mut index = GitIndex::Kept;
@@ -447,7 +459,7 @@ impl Import<'_> {
     fn update_refs(
         &self,
         decision: &UpdateDecision,
-        placed: &Placed,
+        placed: &ImportedRefs,
         index: Option<&(Option<IndexFile>, Vec<u8>)>,
         journal: &Journal<'_>,
     ) -> Result<(), UpdateError> {
@@ -475,7 +487,7 @@ impl Import<'_> {
             return Err(released.map_or_else(UpdateError::HalfDone, |()| failed));
         }
         let done = self.act(|host| {
-            transaction.carry_out(host)?;
+            transaction.apply(host)?;
             transaction.release(host)
         });
         done.map_err(UpdateError::HalfDone)
@@ -500,7 +512,7 @@ impl Import<'_> {
         let moving = self.plan().refs.iter().zip(&decision.refs);
         let moving = moving.filter(|(planned, verdict)| verdict.is_ok() && planned.name != "HEAD");
         for (planned, _) in moving {
-            may_move(planned, &surroundings).map_err(UpdateError::NothingDone)?;
+            check_ref_update(planned, &surroundings).map_err(UpdateError::NothingDone)?;
         }
         if let Some(HeadMove {
             to: Head::Branch(name),
@@ -520,24 +532,24 @@ impl Import<'_> {
     fn transaction(
         &self,
         decision: &UpdateDecision,
-        placed: &Placed,
+        placed: &ImportedRefs,
         index: Option<&(Option<IndexFile>, Vec<u8>)>,
     ) -> Transaction {
         let snapshot = &self.repository.snapshot;
         let format = snapshot.format;
         let mut steps = Vec::new();
         if let Some((before, bytes)) = index {
-            steps.push(Step {
-                target: Target::Index,
-                old: before.as_ref().map(|before| before.name(format)),
-                new: Some(name_of(bytes, format)),
+            steps.push(TransactionStep {
+                target: TransactionTarget::Index,
+                old: before.as_ref().map(|before| before.checksum(format)),
+                new: Some(index_checksum(bytes, format)),
             });
         }
         let (mut logs, mut aside) = (Vec::new(), Vec::new());
-        let line = |target, old: Option<&ObjectId>, new: &ObjectId, begin| LogLine {
+        let line = |target, old: Option<&ObjectId>, new: &ObjectId, begin| ReflogLine {
             target,
             begin,
-            line: moves::log_line(
+            line: ref_updates::reflog_line(
                 (old, new),
                 &snapshot.settings.who,
                 record::now().0 / 1000,
@@ -554,8 +566,8 @@ impl Import<'_> {
             if planned.name == "HEAD" {
                 continue;
             }
-            let target = Target::Ref(planned.name.clone());
-            steps.push(Step {
+            let target = TransactionTarget::Ref(planned.name.clone());
+            steps.push(TransactionStep {
                 target: target.clone(),
                 old: planned.old.as_ref().map(ToString::to_string),
                 new: Some(planned.new.to_string()),
@@ -576,15 +588,15 @@ impl Import<'_> {
                 steps.push(unchanged_step(name, &head.pair.new));
             }
             logs.push(line(
-                Target::Head,
+                TransactionTarget::Head,
                 snapshot.commit(),
                 &head.pair.new,
                 begins,
             ));
         }
         // Locked in any case: a branch must not be checked out while it moves without its index.
-        steps.push(Step {
-            target: Target::Head,
+        steps.push(TransactionStep {
+            target: TransactionTarget::Head,
             new: new.filter(|new| *new != old),
             old: Some(old),
         });
@@ -593,7 +605,7 @@ impl Import<'_> {
             format,
             steps,
             logs,
-            aside,
+            airlock_refs: aside,
             pack: None,
         }
     }
@@ -610,9 +622,9 @@ fn is_free(name: &str, now: &HostState) -> Result<(), String> {
 }
 
 /// A step that locks a branch without changing it.
-fn unchanged_step(name: &str, at: &ObjectId) -> Step {
-    Step {
-        target: Target::Ref(name.to_owned()),
+fn unchanged_step(name: &str, at: &ObjectId) -> TransactionStep {
+    TransactionStep {
+        target: TransactionTarget::Ref(name.to_owned()),
         old: Some(at.to_string()),
         new: None,
     }

@@ -5,8 +5,8 @@ use super::{
     ref_update::{NOT_IN_FOLDER, RefUpdateResult, UpdateCandidates, head_words},
     verification::{PairVerification, Verification},
 };
-use ::git::{Head, Plan, RefMap, escape, import::Placed};
-use spec::{GitHead, GitImport, GitIndex, GitLeft, GitRef, Id, MAX_LISTED_CHANGES};
+use ::git::{Head, ImportPlan, RefMap, escape, import::ImportedRefs};
+use spec::{GitHead, GitImport, GitIndex, GitOmission, GitRef, Id, MAX_LISTED_CHANGES};
 
 /// The most commands in one note.
 const MAX_COMMANDS: usize = 3;
@@ -16,12 +16,12 @@ const MAX_NAMED: usize = 5;
 /// The outcome of importing one repository.
 pub(super) struct ImportOutcome<'a> {
     pub(super) repository: &'a Repository,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a ImportPlan,
     pub(super) candidates: &'a UpdateCandidates,
     pub(super) facts: &'a Verification,
     /// Numbers of objects and bytes.
     pub(super) size: (usize, usize),
-    pub(super) placed: Placed,
+    pub(super) placed: ImportedRefs,
     /// None where nothing was to move.
     pub(super) moved: Option<RefUpdateResult>,
     /// The run whose layer has the files, if the folder does not have them.
@@ -58,7 +58,7 @@ pub(super) fn report(outcome: &ImportOutcome<'_>) -> GitImport {
         }
     });
     let left = plan.left.iter().take(MAX_LISTED_CHANGES);
-    let left = left.map(|(what, why)| GitLeft {
+    let left = left.map(|(what, why)| GitOmission {
         what: what.clone(),
         why: why.clone(),
     });

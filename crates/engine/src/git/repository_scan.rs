@@ -9,10 +9,10 @@ use crate::{
 };
 use ::git::{
     Config, GitFolders, ObjectFormat,
-    named::{Named, named},
+    config_references::{ConfigReference, config_references},
     snapshot::DotGit,
 };
-use spec::{ErrorCode, ErrorInfo, Hidden, SandboxSpec, WorkspacePath};
+use spec::{ErrorCode, ErrorInfo, HideDecision, SandboxSpec, WorkspacePath};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -52,8 +52,8 @@ pub(crate) async fn protect_repository_paths(
     };
     let (hide, writable) = (spec.hide.clone(), !spec.read_only_workspace);
     let looked = tokio::task::spawn_blocking(move || {
-        let is_hidden = |path: &Path| hide.judge(path) != Hidden::No;
-        let wanted = |path: &Path| hide.has_usual() && is_hidden(path);
+        let is_hidden = |path: &Path| hide.decide(path) != HideDecision::No;
+        let wanted = |path: &Path| hide.has_default_list() && is_hidden(path);
         scan_repository(&workspace, writable, &wanted)
     });
     let cannot = |error: io::Error| internal(format!("cannot look at the repository: {error}"));
@@ -71,7 +71,7 @@ pub(crate) async fn protect_repository_paths(
     let named = found.named.iter();
     let named = named.filter_map(|path| WorkspacePath::new(path).ok());
     spec.protected.paths.extend(named);
-    spec.hide.except_tracked(found.tracked);
+    spec.hide.show_tracked(found.tracked);
     notes.extend(found.notes);
     Ok(())
 }
@@ -111,7 +111,7 @@ impl RepositoryFacts {
         };
         let wanted = |path: &[u8]| wanted(Path::new(OsStr::from_bytes(path)));
         // Without the index more files are hidden, and not fewer.
-        self.tracked = ::git::tracked(host, format, wanted).unwrap_or_default();
+        self.tracked = ::git::tracked_paths(host, format, wanted).unwrap_or_default();
     }
 
     /// Reads the configuration of the repository that contains the workspace, and of its user.
@@ -173,11 +173,11 @@ impl RepositoryFacts {
                     continue;
                 }
             };
-            for named in named(&config) {
+            for named in config_references(&config) {
                 let (text, base) = match &named {
-                    Named::Settings(text) => (text, file.parent().unwrap_or(scope.top)),
-                    Named::Path(text) => (text, scope.top),
-                    Named::Word { word, first } => {
+                    ConfigReference::ConfigFile(text) => (text, file.parent().unwrap_or(scope.top)),
+                    ConfigReference::Path(text) => (text, scope.top),
+                    ConfigReference::Word { word, first } => {
                         if !word.contains('/') && (*first || !scope.top.join(word).is_file()) {
                             continue;
                         }
@@ -185,7 +185,7 @@ impl RepositoryFacts {
                     }
                 };
                 let path = scope.resolve(text, base);
-                if let Named::Settings(_) = named {
+                if let ConfigReference::ConfigFile(_) = named {
                     files.push(path.clone());
                 }
                 self.add(scope.workspace, &path);

@@ -2,7 +2,7 @@
 //! through it, as soon as the commit is checked out.
 
 use crate::files;
-use ::git::import::Change;
+use ::git::import::ChangedPath;
 use rustix::fs::OFlags;
 use sandbox::native::protect;
 use spec::ProtectedNames;
@@ -96,7 +96,7 @@ impl<'a> RiskCheck<'a> {
 
     /// Whether a change is a risk. Without a tree the targets of links are not known, and every
     /// link is a risk.
-    pub(super) fn is_risky(&self, change: &Change<'_>, tip: Option<&RefTree>) -> bool {
+    pub(super) fn is_risky(&self, change: &ChangedPath<'_>, tip: Option<&RefTree>) -> bool {
         let path = Path::new(OsStr::from_bytes(change.path));
         let is_plain_link =
             |id: &[u8]| tip.is_some_and(|tip| self.leads_to_plain(path, id, tip) == Some(true));
@@ -173,7 +173,7 @@ mod tests {
         let workspace = File::open(&top).unwrap();
         let risk = RiskCheck::new(names, Path::new(worktree), workspace.as_fd());
         let tip = RefTree::parse(LISTED, TARGETS).unwrap();
-        let change = Change {
+        let change = ChangedPath {
             path: path.as_bytes(),
             is_new_gitlink: false,
             link: link.map(str::as_bytes),

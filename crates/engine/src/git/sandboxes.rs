@@ -4,8 +4,11 @@
 
 use super::{Repository, VerifiedMount, folder::GitFolder, mount, mount_objects, shadow_mounts};
 use crate::{Inner, driver::Driver, provision::Provisioner, record::fresh_id};
-use ::git::{Head, ObjectFormat, ObjectId, Plan, import, snapshot::lent, transaction::IndexFile};
-use spec::{Access, Maximum, Network, Policy, RunRequest, RunResult, Size, Status, Time};
+use ::git::{
+    Head, ImportPlan, ObjectFormat, ObjectId, import, snapshot::host_objects_dir,
+    transaction::IndexFile,
+};
+use spec::{Access, LimitSet, Network, Policy, RunRequest, RunResult, Size, Status, Time};
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -240,7 +243,7 @@ fn host_objects(number: usize) -> String {
 /// The input of task A.
 pub(super) fn export_input(repository: &Repository) -> InputFiles {
     let place = place(repository);
-    let lent_at = |number| format!("/workspace/src/{place}/{}\n", lent(number));
+    let lent_at = |number| format!("/workspace/src/{place}/{}\n", host_objects_dir(number));
     let mut input = input(
         repository,
         &lent_at,
@@ -254,7 +257,7 @@ pub(super) fn export_input(repository: &Repository) -> InputFiles {
 /// The input of task B.
 pub(super) fn verify_input(
     repository: &Repository,
-    plan: &Plan,
+    plan: &ImportPlan,
     pairs: &[CommitPair],
 ) -> InputFiles {
     let mut input = input(repository, &host_objects, "");
@@ -378,7 +381,7 @@ impl GitTask<'_> {
             "sh".to_owned(),
             ObjectFormat::name(format).to_owned(),
             place(self.repository).to_owned(),
-            import::MOST_PATHS.to_string(),
+            import::MAX_PATHS.to_string(),
         ];
         let step = step.name();
         let result = run_in_sandbox(
@@ -424,7 +427,7 @@ fn run_in_sandbox(
     command: Vec<OsString>,
     mounts: Vec<VerifiedMount>,
 ) -> io::Result<Pin<Box<dyn Future<Output = RunResult> + Send>>> {
-    let limits = Maximum {
+    let limits = LimitSet {
         memory: Some(Size(MEMORY_LIMIT)),
         cpu_time: Some(Time(TIME_LIMIT)),
         wall_time: Some(Time(TIME_LIMIT)),
@@ -432,7 +435,7 @@ fn run_in_sandbox(
         disk: Some(Size(SCRATCH_LIMIT)),
         file_size: Some(Size(SCRATCH_LIMIT)),
         output: Some(Size(MAX_OUTPUT_BYTES)),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let request = RunRequest {
         command,
@@ -442,7 +445,7 @@ fn run_in_sandbox(
     };
     let admitted = Policy::default().admit(request);
     let mut spec = admitted.map_err(|error| io::Error::other(error.to_string()))?;
-    spec.keep = false;
+    spec.keep_artifacts = false;
     let mut own_mounts = Vec::new();
     for VerifiedMount { mount, id } in mounts {
         spec.sandbox.git.insert(mount.host.clone(), id);

@@ -6,7 +6,7 @@ use super::{
 };
 use ::git::{
     GitError, ObjectFormat, ObjectId, escape,
-    import::{self, MOST_PATHS},
+    import::{self, MAX_PATHS},
 };
 use spec::MAX_LISTED_CHANGES;
 use std::{collections::BTreeSet, ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf};
@@ -49,7 +49,7 @@ impl PairVerification {
             Some(path) => Err(format!(
                 "it changes what git or your tools obey, or a link: `{path}`"
             )),
-            None if self.is_too_large => Err(format!("it has more than {MOST_PATHS} paths")),
+            None if self.is_too_large => Err(format!("it has more than {MAX_PATHS} paths")),
             None => Ok(()),
         }
     }
@@ -126,7 +126,7 @@ fn pair(
     let mut facts = PairVerification {
         is_forward: *forward == "yes",
         commits: number(commits)?,
-        is_too_large: number(paths)? > MOST_PATHS,
+        is_too_large: number(paths)? > MAX_PATHS,
         touches: risky_paths(changes, risk, Some(&tip))?
             .into_iter()
             .chain(risky_paths(diff, risk, Some(&tip))?)

@@ -18,8 +18,8 @@ use crate::{
 };
 use sandbox::{Ended, Process, SandboxError};
 use spec::{
-    Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, Stream, TerminalSize, Time,
-    Timestamp, Truncated,
+    Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, StdStream, TerminalSize, Time,
+    Timestamp, Truncation,
 };
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -80,7 +80,7 @@ pub struct ExecResult {
     /// The CPU time.
     pub cpu_ms: u64,
     /// Whether the log has dropped bytes of a stream.
-    pub truncated: Truncated,
+    pub truncated: Truncation,
     /// The limits that the program hit.
     pub limits_hit: BTreeSet<LimitName>,
     /// What the program was denied.
@@ -174,18 +174,18 @@ impl Exec {
     }
 
     /// Takes the first bytes of a stream that were kept.
-    pub fn take_beginning(&self, stream: Stream) -> Vec<u8> {
+    pub fn take_beginning(&self, stream: StdStream) -> Vec<u8> {
         std::mem::take(&mut *self.started(stream))
     }
 
-    fn started(&self, stream: Stream) -> MutexGuard<'_, Vec<u8>> {
-        let place = if stream == Stream::Stdout { 0 } else { 1 };
+    fn started(&self, stream: StdStream) -> MutexGuard<'_, Vec<u8>> {
+        let place = if stream == StdStream::Stdout { 0 } else { 1 };
         self.shared.beginnings[place]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep_beginning(&self, stream: Stream, bytes: &[u8]) {
+    fn keep_beginning(&self, stream: StdStream, bytes: &[u8]) {
         let mut kept = self.started(stream);
         let room = self.shared.request.beginning.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -453,7 +453,10 @@ pub(super) fn monitor(
         shared: Arc::new(exec_shared),
     };
     let (ended, has_ended) = watch::channel(false);
-    let streams = [(Stream::Stdout, Some(stdout)), (Stream::Stderr, stderr)];
+    let streams = [
+        (StdStream::Stdout, Some(stdout)),
+        (StdStream::Stderr, stderr),
+    ];
     let outputs = streams.into_iter().filter_map(|(stream, pipe)| {
         let reader = OutputReader::new(pipe?, has_ended.clone());
         let (read, is_read) = oneshot::channel();
@@ -485,7 +488,7 @@ pub(super) fn monitor(
 /// session allows.
 async fn read_into(
     exec: Exec,
-    stream: Stream,
+    stream: StdStream,
     mut reader: OutputReader,
     read: oneshot::Sender<()>,
     session: Option<Arc<Shared>>,
@@ -677,7 +680,7 @@ impl ProgramMonitor {
             ended_at: record::now(),
             duration_ms: self.began.elapsed().as_millis() as u64,
             cpu_ms: end.cpu_us / 1000,
-            truncated: Truncated { stdout, stderr },
+            truncated: Truncation { stdout, stderr },
             limits_hit: result.limits_hit,
             denials: denials.list,
             notes: denials.note.into_iter().collect(),
@@ -763,7 +766,7 @@ fn lost_result(at: Timestamp) -> ExecResult {
         ended_at: at,
         duration_ms: 0,
         cpu_ms: 0,
-        truncated: Truncated::default(),
+        truncated: Truncation::default(),
         limits_hit: BTreeSet::new(),
         denials: Vec::new(),
         notes: Vec::new(),

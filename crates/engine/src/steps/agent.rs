@@ -10,8 +10,8 @@ use super::{
 use crate::{Exec, contract};
 use serde_json::{Value, json};
 use spec::{
-    Contract, ErrorInfo, ExecRequest, ExecutionMode, Json, Status, StepAction, StepJob, StepStatus,
-    StepsResult, Stream,
+    Contract, ErrorInfo, ExecRequest, ExecutionMode, Json, Status, StdStream, StepAction, StepJob,
+    StepJobResult, StepStatus,
 };
 use std::{ffi::OsString, time::Duration};
 
@@ -25,7 +25,7 @@ const LAST_STDERR_BYTES: u64 = 400;
 impl JobExecution<'_> {
     fn fail(&mut self, code: &str, message: impl Into<String>) {
         self.result =
-            std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, message);
+            std::mem::replace(&mut self.result, StepJobResult::of("")).failed(code, message);
     }
 
     fn fail_by_timeout(&mut self) {
@@ -79,7 +79,7 @@ pub(super) async fn run_agent(execution: &mut JobExecution<'_>) {
     };
     let (_, printed) = tokio::join!(
         typing,
-        command::follow(&exec, &[Stream::Stdout], MAX_ANSWER_BYTES)
+        command::follow(&exec, &[StdStream::Stdout], MAX_ANSWER_BYTES)
     );
     let ended = exec.wait().await;
     execution.program_output = ProgramOutput::of(&exec, ended.exit_code);
@@ -142,7 +142,7 @@ fn last_stderr(exec: &Exec) -> String {
     let log = exec.output();
     let from = log.lengths()[1].saturating_sub(LAST_STDERR_BYTES);
     let bytes = log
-        .read(Stream::Stderr, from, LAST_STDERR_BYTES as usize)
+        .read(StdStream::Stderr, from, LAST_STDERR_BYTES as usize)
         .bytes;
     match String::from_utf8_lossy(&bytes).trim() {
         "" => String::new(),
@@ -290,9 +290,9 @@ impl ProgramOutput {
             bytes
         };
         let lengths = log.lengths();
-        let stdout = first(Stream::Stdout);
-        let stderr = first(Stream::Stderr);
-        let truncated = spec::Truncated {
+        let stdout = first(StdStream::Stdout);
+        let stderr = first(StdStream::Stderr);
+        let truncated = spec::Truncation {
             stdout: lengths[0] > stdout.len() as u64,
             stderr: lengths[1] > stderr.len() as u64,
         };
@@ -311,16 +311,16 @@ pub(super) fn read_result(
     folder: &JobFolder,
     job: &StepJob,
     program_output: &ProgramOutput,
-    known: StepsResult,
-) -> StepsResult {
+    known: StepJobResult,
+) -> StepJobResult {
     let read = folder.result().and_then(|bytes| {
         let unread = "/job/result.json is not one JSON object, or a name stands twice in it";
         let document: Json = serde_json::from_slice(&bytes).map_err(|_| unread.to_owned())?;
-        StepsResult::read(&document, job)
+        StepJobResult::read(&document, job)
             .map_err(|bad| format!("/job/result.json is not taken: {bad}"))
     });
     match (read, &known.failure_code) {
-        (Ok(read), Some(_)) => StepsResult {
+        (Ok(read), Some(_)) => StepJobResult {
             status: known.status,
             failure_code: known.failure_code,
             failure_message: known.failure_message,

@@ -5,7 +5,7 @@ use super::{
     files::{self, FileStepError, check_path},
 };
 use crate::{Exec, tree::EntryKind};
-use spec::{ExecRequest, Status, Stream};
+use spec::{ExecRequest, Status, StdStream};
 use std::{path::Path, time::Duration};
 
 /// The grace between SIGTERM and SIGKILL.
@@ -46,8 +46,12 @@ pub(super) async fn run(
             };
         }
     };
-    let FollowedOutput { bytes, too_much } =
-        follow(&exec, &[Stream::Stdout, Stream::Stderr], execution.room).await;
+    let FollowedOutput { bytes, too_much } = follow(
+        &exec,
+        &[StdStream::Stdout, StdStream::Stderr],
+        execution.room,
+    )
+    .await;
     let ended = exec.wait().await;
     let failure = match ended.status {
         _ if too_much => Some(StepFailure::TooMuch),
@@ -122,14 +126,14 @@ async fn check_working_folder(
 }
 
 /// Collects the output of a program until it ends; stops it if it writes more than `room` bytes.
-pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> FollowedOutput {
+pub(super) async fn follow(exec: &Exec, streams: &[StdStream], room: usize) -> FollowedOutput {
     let log = exec.output();
     let mut bytes = Vec::new();
     let mut seen = [0; 2];
     loop {
         let more = log.wait_for_more(seen).await;
         for stream in streams {
-            let place = usize::from(*stream == Stream::Stderr);
+            let place = usize::from(*stream == StdStream::Stderr);
             loop {
                 let piece = log.read(*stream, seen[place], 64 << 10);
                 // A gap means more output than the log keeps, which is more than any limit.
@@ -158,7 +162,7 @@ pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> Foll
         }
         // For a stream that is not collected, only its length is tracked.
         let lengths = log.lengths();
-        for (place, stream) in [Stream::Stdout, Stream::Stderr].iter().enumerate() {
+        for (place, stream) in [StdStream::Stdout, StdStream::Stderr].iter().enumerate() {
             if !streams.contains(stream) {
                 seen[place] = lengths[place];
             }

@@ -10,8 +10,8 @@ use super::{
 use crate::{Session, SessionEnd, SessionState, outcome::ACCOUNTING_INTERVAL, tree::Tree};
 use rustix::time::ClockId;
 use spec::{
-    Denial, LimitName, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus,
-    StepsResult,
+    Denial, LimitName, MAX_STEP_OUTPUT, Step, StepAction, StepJob, StepJobResult, StepResult,
+    StepStatus,
 };
 use std::{
     cell::Cell,
@@ -27,7 +27,7 @@ pub(super) const TIME_IS_OVER: &str = "the time of the job is over";
 pub(super) struct JobExecution<'a> {
     pub(super) session: Session,
     pub(super) job: &'a StepJob,
-    pub(super) result: StepsResult,
+    pub(super) result: StepJobResult,
     /// The output of the program that carries out the job, if there is one.
     pub(super) program_output: ProgramOutput,
     pub(super) denial_list: DenialList,
@@ -94,12 +94,12 @@ impl<'a> JobExecution<'a> {
     pub(super) fn new(
         session: Session,
         job: &'a StepJob,
-        result: StepsResult,
+        result: StepJobResult,
         control: JobControl,
     ) -> JobExecution<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
-        let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
+        let room = job.constraints.max_output_bytes.min(MAX_STEP_OUTPUT) as usize;
         let (program_output, denial_list) = Default::default();
         JobExecution {
             session,
@@ -281,10 +281,10 @@ impl<'a> JobExecution<'a> {
                 let first = self.result.failure_code.is_none();
                 let hard = code != "step_failed";
                 if first || hard {
-                    self.result =
-                        std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, text);
+                    self.result = std::mem::replace(&mut self.result, StepJobResult::of(""))
+                        .failed(code, text);
                 }
-                (status, Some(message), hard || !step.goes_on)
+                (status, Some(message), hard || !step.continues_on_failure)
             }
         };
         let StepOutcome {
@@ -308,7 +308,7 @@ impl<'a> JobExecution<'a> {
             StepFailure::Lost(why) => (StepStatus::Failure, "lost", why.clone()),
             StepFailure::TimedOut => (StepStatus::Timeout, "timeout", self.timeout_message()),
             StepFailure::TooMuch => {
-                let most = self.job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT);
+                let most = self.job.constraints.max_output_bytes.min(MAX_STEP_OUTPUT);
                 let message =
                     format!("the steps wrote more than the {most} bytes of max_output_bytes");
                 (StepStatus::Failure, "constraint_violation", message)

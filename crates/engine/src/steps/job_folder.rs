@@ -7,7 +7,7 @@ use rustix::{
     fs::{CWD, FlockOperation, Mode, OFlags},
     io::Errno,
 };
-use spec::{Access, Backend, Id, InsidePath, MOST_JOB_BYTES, Mount, RunSpec};
+use spec::{Access, Backend, Id, InsidePath, MAX_JOB_BYTES, Mount, RunSpec};
 use std::{
     fs::File,
     io::{self, Read, Write},
@@ -112,12 +112,12 @@ impl JobFolder {
             return Err("/job/result.json is not a regular file".to_owned());
         }
         let mut bytes = Vec::new();
-        file.take(MOST_JOB_BYTES as u64 + 1)
+        file.take(MAX_JOB_BYTES as u64 + 1)
             .read_to_end(&mut bytes)
             .map_err(unread)?;
-        if bytes.len() > MOST_JOB_BYTES {
+        if bytes.len() > MAX_JOB_BYTES {
             Err(format!(
-                "/job/result.json is longer than {MOST_JOB_BYTES} bytes"
+                "/job/result.json is longer than {MAX_JOB_BYTES} bytes"
             ))
         } else {
             Ok(bytes)

@@ -32,8 +32,8 @@ use execution::JobExecution;
 use job_folder::JobFolder;
 use spec::{
     ArtifactRef, BadJob, Barrier, Denial, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource,
-    Json, LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction,
-    StepArtifact, StepJob, StepStatus, StepsResult, Time, Truncated, Usage, WorkspaceChanges,
+    Json, LimitName, MAX_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction,
+    StepArtifact, StepJob, StepJobResult, StepStatus, Time, Truncation, Usage, WorkspaceChanges,
     WorkspacePath,
 };
 use std::{
@@ -68,17 +68,17 @@ pub enum JobRunner {
 
 /// Parses and validates a job. The error is the result of a refused job. `mode` overrides how it is
 /// executed. Compiles patterns, which takes time.
-pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Box<StepsResult>> {
+pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Box<StepJobResult>> {
     let refused = |job_id: String, why: String| {
         Box::new(
-            StepsResult::of(job_id)
+            StepJobResult::of(job_id)
                 .failed("schema_validation", format!("the job is not taken: {why}")),
         )
     };
-    if bytes.len() > MOST_JOB_BYTES {
+    if bytes.len() > MAX_JOB_BYTES {
         return Err(refused(
             String::new(),
-            format!("it is longer than {MOST_JOB_BYTES} bytes"),
+            format!("it is longer than {MAX_JOB_BYTES} bytes"),
         ));
     }
     let document: Json = serde_json::from_slice(bytes).map_err(|error| {
@@ -144,9 +144,9 @@ pub fn admit(
     policy: &Policy,
     mut request: RunRequest,
     job: &StepJob,
-) -> Result<SessionSpec, Box<StepsResult>> {
+) -> Result<SessionSpec, Box<StepJobResult>> {
     let refused = |code: &str, message: String| {
-        Box::new(StepsResult::of(job.job_id.as_str()).failed(code, message))
+        Box::new(StepJobResult::of(job.job_id.as_str()).failed(code, message))
     };
     let asked = job.constraints.max_runtime;
     let limits = [request.limits.wall_time, policy.maximum.wall_time];
@@ -242,7 +242,7 @@ fn message_with_hint(error: &ErrorInfo) -> String {
 #[derive(Clone, Debug)]
 pub struct JobOutcome {
     /// The result.
-    pub result: StepsResult,
+    pub result: StepJobResult,
     /// The output of the program that executed the job.
     pub program_output: ProgramOutput,
     /// The barriers that were in force; none if it never started.
@@ -269,13 +269,13 @@ pub struct ProgramOutput {
     /// The first bytes of standard error.
     pub stderr: Vec<u8>,
     /// Which streams were longer.
-    pub truncated: Truncated,
+    pub truncated: Truncation,
     /// The exit code, if the program exited by itself.
     pub exit_code: Option<i32>,
 }
 
-impl From<StepsResult> for JobOutcome {
-    fn from(result: StepsResult) -> JobOutcome {
+impl From<StepJobResult> for JobOutcome {
+    fn from(result: StepJobResult) -> JobOutcome {
         let (program_output, barriers, usage, limits_hit, denials) = Default::default();
         let (workspace, not_applied, notes) = Default::default();
         JobOutcome {
@@ -320,7 +320,7 @@ impl Engine {
         control: JobControl,
         begun: impl FnOnce(&Session),
     ) -> JobOutcome {
-        let blank = StepsResult::of(job.job_id.as_str());
+        let blank = StepJobResult::of(job.job_id.as_str());
         if runner == JobRunner::BuiltIn && job.mode == ExecutionMode::DirectSteps {
             return self
                 .run_job_in(spec, job, None, runner, control, begun)
@@ -377,7 +377,7 @@ impl Engine {
     ) -> JobOutcome {
         let mut cancelled = control.cancelled.clone();
         let terminated = control.terminated.clone();
-        let result = StepsResult::of(job.job_id.as_str());
+        let result = StepJobResult::of(job.job_id.as_str());
         let mounts = match folder.map(JobFolder::mount).transpose() {
             Ok(mount) => mount.into_iter().collect(),
             Err(error) => return result.failed("internal", error.to_string()).into(),
@@ -436,7 +436,7 @@ impl Engine {
         if is_cut_short {
             result = result.failed("cancelled", "the job was cancelled");
         }
-        let keep = session.spec().run.keep;
+        let keep = session.spec().run.keep_artifacts;
         let kept = if keep {
             self.keep_session_artifacts(session, Vec::new())
                 .await
@@ -540,7 +540,7 @@ fn has_ended_by_disk(ended: &SessionState) -> bool {
 }
 
 /// Adds stored artifacts to the result, or their reference to an artifact that it names already.
-fn name_artifacts(result: &mut StepsResult, kept: Vec<ArtifactRef>, place: &str) {
+fn name_artifacts(result: &mut StepJobResult, kept: Vec<ArtifactRef>, place: &str) {
     for kept in kept.into_iter().take(MAX_ARTIFACTS) {
         let path = format!("{place}{}", kept.name);
         let reference = Some(format!("{}@{}", kept.name, kept.version));

@@ -1,10 +1,10 @@
 //! The ledger of a server or of `airlock proxy`: daily segments, what was spent today, and damaged
 //! segments that are set aside.
 
-use super::{LEDGER, Problem, UsageError, UsageProjection, open_at};
+use super::{JournalProblem, LEDGER, UsageError, UsageProjection, open_at};
 use doors::{
     budget::BudgetManager,
-    ledger::{self, Durability, Head, Ledger, OWNER_SEGMENT, RecoveredUsage},
+    ledger::{self, ChainHead, Durability, Ledger, OWNER_SEGMENT, RecoveredUsage},
 };
 use spec::Day;
 use std::{
@@ -67,7 +67,7 @@ pub struct SetAsideReport {
 impl UsageProjection {
     /// The first problem of a server segment that has fewer or other lines than were copied. Of
     /// past days only the length is compared. Damaged lines are reported when the ledger is opened.
-    pub fn check(&self, today: Day) -> Result<Option<Problem>, UsageError> {
+    pub fn check(&self, today: Day) -> Result<Option<JournalProblem>, UsageError> {
         let failed = |source| self.failed(source);
         let there = ledger::segments(&self.folder).map_err(failed)?;
         for (name, progress) in self.server_segments()? {
@@ -99,15 +99,15 @@ impl UsageProjection {
         name: &str,
         files: &[PathBuf],
         progress: Progress,
-    ) -> Result<Option<Problem>, UsageError> {
+    ) -> Result<Option<JournalProblem>, UsageError> {
         let Some(file) = files.get(progress.part as usize - 1) else {
             return self.find_missing(name, files, progress);
         };
         Ok(open_at(
             file,
-            Head {
+            ChainHead {
                 offset: progress.offset,
-                ..Head::default()
+                ..ChainHead::default()
             },
         )
         .err())

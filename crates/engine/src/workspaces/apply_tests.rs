@@ -544,9 +544,9 @@ fn overlaid(by_root: bool, fill: impl FnOnce(&Path)) -> Place {
         fs::write(place.folder(name), name).unwrap();
     }
     let mut spec = place.spec(&[]);
-    spec.copy = Some(CopyBounds {
+    spec.copy = Some(LayerCopyLimits {
         names: 1,
-        ..CopyBounds::default()
+        ..LayerCopyLimits::default()
     });
     let folder = place.root.join("folder");
     let handle = make(&place.state(), &id(), &spec, &folder, None, &|| false).unwrap();

@@ -13,7 +13,7 @@ use super::tree::{self, FileKind, FileState, MAX_DEPTH, MAX_PATH_BYTES, Version}
 use ::fs::{Dir, WalkBounds, WalkError};
 use rustix::fs::{FileType, OFlags};
 use sandbox::native::protect;
-use spec::{Hidden, Hide};
+use spec::{HiddenFiles, HideDecision};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
@@ -257,7 +257,7 @@ impl Survey {
 /// Scans a folder, except for what is below `covered`, where the program sees something else.
 pub(super) fn survey(
     folder: impl AsFd,
-    hide: &Hide,
+    hide: &HiddenFiles,
     covered: &BTreeSet<PathBuf>,
     goes_on: &dyn Fn() -> Result<(), CreateError>,
 ) -> Result<Survey, CreateError> {
@@ -297,17 +297,17 @@ pub(super) fn survey(
             survey.foreign = Some(entry.path.clone());
         }
         let mut seen = FileState::of(&entry.stat, None);
-        let hides = match hide.judge(&entry.path) {
-            Hidden::Yes => true,
-            Hidden::No => false,
-            Hidden::IfPrivateKey => {
+        let hides = match hide.decide(&entry.path) {
+            HideDecision::Yes => true,
+            HideDecision::No => false,
+            HideDecision::IfPrivateKey => {
                 seen.kind == FileKind::File
                     && walk
                         .parent()
                         .and_then(|parent| protect::holds_key(parent.as_fd(), entry.name()))
                         .unwrap_or(true)
             }
-            Hidden::IfCredentials => {
+            HideDecision::IfCredentials => {
                 seen.kind == FileKind::File
                     && walk
                         .parent()

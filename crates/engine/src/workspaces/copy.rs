@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 use sandbox::native::protect;
-use spec::{Hidden, Hide};
+use spec::{HiddenFiles, HideDecision};
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
@@ -47,7 +47,7 @@ pub(super) struct FolderCopy {
 pub(super) fn copy(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
-    hide: &Hide,
+    hide: &HiddenFiles,
     covered: &BTreeSet<PathBuf>,
     watch: ProgressCheck<'_>,
 ) -> Result<FolderCopy, CreateError> {
@@ -74,7 +74,7 @@ struct FolderCopier<'a> {
     bytes: u64,
     name_bytes: usize,
     disk_bytes: u64,
-    hide: &'a Hide,
+    hide: &'a HiddenFiles,
     /// Folders in which the program sees something else: they are copied empty.
     covered: &'a BTreeSet<PathBuf>,
     hidden: Vec<PathBuf>,
@@ -248,13 +248,13 @@ impl FolderCopier<'_> {
     }
 
     fn hides(&self, from: BorrowedFd<'_>, name: &OsStr, path: &Path, kind: FileKind) -> bool {
-        match self.hide.judge(path) {
-            Hidden::Yes => true,
-            Hidden::No => false,
-            Hidden::IfPrivateKey => {
+        match self.hide.decide(path) {
+            HideDecision::Yes => true,
+            HideDecision::No => false,
+            HideDecision::IfPrivateKey => {
                 kind == FileKind::File && protect::holds_key(from, name).unwrap_or(true)
             }
-            Hidden::IfCredentials => {
+            HideDecision::IfCredentials => {
                 kind == FileKind::File && protect::holds_credentials(from, name).unwrap_or(true)
             }
         }

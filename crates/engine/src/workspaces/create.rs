@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 use sandbox::native::{UPPER, WORK, protect};
-use spec::{Backend, CopyBounds, FileId, Id, LayerKind, SandboxSpec, WorkspaceOverlay};
+use spec::{Backend, LayerCopyLimits, FileId, Id, LayerKind, SandboxSpec, WorkspaceOverlay};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -298,12 +298,12 @@ fn choose(
     spec: &SandboxSpec,
 ) -> Result<LayerKind, LayerError> {
     let names = survey.base.len();
-    let fits = |bounds: &CopyBounds| names as u64 <= u64::from(bounds.names);
-    let is_copied = |bounds: &CopyBounds| fits(bounds) && survey.bytes <= bounds.bytes;
+    let fits = |bounds: &LayerCopyLimits| names as u64 <= u64::from(bounds.names);
+    let is_copied = |bounds: &LayerCopyLimits| fits(bounds) && survey.bytes <= bounds.bytes;
     let shares = shares_blocks(survey, from, tree);
     let (fast, most) = match spec.copy {
         Some(bounds) => (bounds, bounds),
-        None => (CopyBounds::FAST, CopyBounds::default()),
+        None => (LayerCopyLimits::FAST, LayerCopyLimits::default()),
     };
     if shares && fits(&fast) {
         return Ok(LayerKind::Reflink);

@@ -8,8 +8,8 @@ use super::{
 use crate::provision::internal;
 use sandbox::native::protect;
 use spec::{
-    Conflict, ErrorCode, ErrorInfo, HeldBack, HoldReason, Id, MAX_LISTED_CHANGES, ProtectedNames,
-    RunSpec, WorkspaceChanges, WorkspaceMode,
+    Conflict, ErrorCode, ErrorInfo, HeldBackPath, HoldReason, Id, MAX_LISTED_CHANGES,
+    ProtectedNames, RunSpec, WorkspaceChanges, WorkspaceMode,
 };
 use std::{
     collections::BTreeSet,
@@ -227,7 +227,7 @@ fn apply_now(handle: LayerHandle, mut changes: WorkspaceChanges, plan: ApplyPlan
         !left.conflict && (left.why.is_some() || plan.never.contains(&left.path))
     };
     let (held, conflicts): (Vec<_>, Vec<_>) = committed.left.into_iter().partition(is_held);
-    changes.hold_back(held.iter().map(|left| HeldBack {
+    changes.hold_back(held.iter().map(|left| HeldBackPath {
         path: lossy_path(left),
         why: left.why.unwrap_or(HoldReason::Unreadable),
     }));

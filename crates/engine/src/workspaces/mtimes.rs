@@ -118,7 +118,7 @@ fn tracked(folder: &Path, user: u32, asked: &BTreeSet<&Path>) -> io::Result<Trac
             path.strip_prefix(inside).ok().map(Path::to_owned)
         };
         let wanted = |path: &[u8]| below(path).is_some_and(|path| asked.contains(path.as_path()));
-        let found = ::git::tracked(&host, format_of(&host)?, wanted)?;
+        let found = ::git::tracked_paths(&host, format_of(&host)?, wanted)?;
         let found = found
             .iter()
             .filter_map(|path| below(path.as_os_str().as_bytes()));

@@ -25,7 +25,7 @@ const ARTIFACTS: &str = ".artifacts";
 
 /// The inputs that do not stay in the workspace, for the layer's description; names of any bytes.
 pub(super) fn inputs(spec: &SandboxSpec) -> Vec<Vec<u8>> {
-    let names = spec.passing_inputs.iter();
+    let names = spec.transient_inputs.iter();
     let bytes = names.map(|name| name.as_path().as_os_str().as_bytes().to_vec());
     bytes.collect()
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::FileAccess;
 use rustix::fs::{FlockOperation, OFlags};
-use spec::{Id, LayerUse};
+use spec::{Id, LayerUsage};
 use std::{
     fs::File,
     io::{self, Read, Write},
@@ -86,14 +86,14 @@ impl Review {
 
 /// The facts of a layer without its changes.
 pub(super) struct LayerSummary {
-    layer: LayerUse,
+    layer: LayerUsage,
     commits: Vec<String>,
 }
 
 impl LayerSummary {
     pub(super) fn of(opened: &OpenLayer) -> LayerSummary {
         LayerSummary {
-            layer: LayerUse {
+            layer: LayerUsage {
                 kind: opened.info.kind,
                 bytes: quota::read_size(&opened.layer),
             },

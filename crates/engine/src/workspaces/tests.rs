@@ -2,7 +2,7 @@
 
 use super::{create::make, *};
 use proptest::prelude::*;
-use spec::{CopyBounds, ErrorCode, FileId, SandboxSpec};
+use spec::{LayerCopyLimits, ErrorCode, FileId, SandboxSpec};
 use std::{
     collections::BTreeMap,
     fs,
@@ -85,12 +85,12 @@ impl Place {
         };
         let mut policy = spec::Policy::default();
         // Also of the larger folders: an overlay has its own tests.
-        policy.workspace.copy = Some(CopyBounds::default());
+        policy.workspace.copy = Some(LayerCopyLimits::default());
         policy.admit(request).unwrap().sandbox
     }
 
     /// How the layer is made of the folder.
-    fn kind(&self, copy: Option<CopyBounds>) -> Result<LayerKind, LayerError> {
+    fn kind(&self, copy: Option<LayerCopyLimits>) -> Result<LayerKind, LayerError> {
         let spec = SandboxSpec {
             copy,
             ..self.spec(&[])
@@ -919,7 +919,7 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
     };
     let create_layer = |name: &str| {
         let mut spec = place.spec(&[]);
-        spec.exact = Some([(folder.clone(), admitted)].into());
+        spec.allowed_paths = Some([(folder.clone(), admitted)].into());
         create_layer(
             &place.state(),
             &Id::new(name).unwrap(),
@@ -955,23 +955,23 @@ fn names(folder: &Path, count: u32) {
 
 #[test]
 fn a_folder_is_copied_as_far_as_that_is_fast_or_as_it_is_said() {
-    let most = CopyBounds::FAST.names;
+    let most = LayerCopyLimits::FAST.names;
     let small = Place::filled(|folder| names(folder, most));
     let large = Place::filled(|folder| names(folder, most + 1));
     let heavy = Place::filled(|folder| {
         let file = fs::File::create(folder.join("heavy")).unwrap();
-        file.set_len(CopyBounds::FAST.bytes + 1).unwrap();
+        file.set_len(LayerCopyLimits::FAST.bytes + 1).unwrap();
     });
     let is_copied = |place: &Place, copy| place.kind(copy).unwrap() != LayerKind::Overlay;
     assert!(is_copied(&small, None));
     assert!(!is_copied(&large, None));
     assert_eq!(is_copied(&heavy, None), shares_blocks(&heavy));
     for place in [&small, &large, &heavy] {
-        assert!(is_copied(place, Some(CopyBounds::default())));
+        assert!(is_copied(place, Some(LayerCopyLimits::default())));
     }
-    let names = CopyBounds {
+    let names = LayerCopyLimits {
         names: 1,
-        ..CopyBounds::default()
+        ..LayerCopyLimits::default()
     };
     assert!(!is_copied(&small, Some(names)));
 }
@@ -994,12 +994,12 @@ fn a_folder_over_which_nothing_can_be_laid_is_copied_up_to_more() {
         return println!("NOT TESTED: only root can give a file away");
     }
     let place = Place::filled(|folder| {
-        names(folder, CopyBounds::FAST.names + 1);
+        names(folder, LayerCopyLimits::FAST.names + 1);
         std::os::unix::fs::chown(folder.join("0"), Some(23_458), None).unwrap();
     });
     assert_ne!(place.kind(None).unwrap(), LayerKind::Overlay);
     // The control: what is said is said of both.
-    let refused = place.kind(Some(CopyBounds::FAST));
+    let refused = place.kind(Some(LayerCopyLimits::FAST));
     let is_refused = matches!(refused, Err(LayerError::TooMuch { .. }));
     assert!(is_refused || refused.is_ok_and(|kind| kind == LayerKind::Reflink));
 }

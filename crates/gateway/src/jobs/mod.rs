@@ -36,7 +36,7 @@ use crate::{
     wire::{Quantity, RunOrder},
 };
 use serde::{Deserialize, Serialize};
-use spec::JobBounds;
+use spec::JobQueueLimits;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
@@ -57,7 +57,7 @@ const PRUNE_EVERY: u64 = 256;
 /// In-memory state of jobs; queued jobs are only in the database.
 #[derive(Debug)]
 pub(crate) struct Jobs {
-    bounds: JobBounds,
+    bounds: JobQueueLimits,
     /// Maximum number of concurrently running jobs.
     slots: usize,
     /// Names this server in the leases of jobs.
@@ -79,7 +79,7 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    pub(crate) fn new(bounds: JobBounds) -> Jobs {
+    pub(crate) fn new(bounds: JobQueueLimits) -> Jobs {
         let cores = || std::thread::available_parallelism().map_or(1, |count| count.get());
         let slots = bounds.slots.unwrap_or_else(|| (2 * cores()).max(4));
         Jobs {

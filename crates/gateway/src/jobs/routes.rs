@@ -24,7 +24,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use spec::{Id, Status, Stream};
+use spec::{Id, Status, StdStream};
 use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
@@ -583,8 +583,8 @@ async fn logs(
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
     let stream = match parse_query(query)?.stream.as_deref() {
-        None | Some("stdout") => Stream::Stdout,
-        Some("stderr") => Stream::Stderr,
+        None | Some("stdout") => StdStream::Stdout,
+        Some("stderr") => StdStream::Stderr,
         Some(_) => {
             return Err(Problem::invalid(
                 "there is no such stream",
@@ -625,12 +625,12 @@ async fn logs(
 }
 
 /// The output so far; does not wait for more.
-fn live_output(feed: &engine::OutputLog, stream: Stream) -> (Vec<u8>, bool) {
+fn live_output(feed: &engine::OutputLog, stream: StdStream) -> (Vec<u8>, bool) {
     let mut bytes = Vec::new();
     let mut from = 0;
     let mut truncated = false;
     let [stdout, stderr] = feed.lengths();
-    let end = if stream == Stream::Stdout {
+    let end = if stream == StdStream::Stdout {
         stdout
     } else {
         stderr
@@ -647,13 +647,13 @@ fn live_output(feed: &engine::OutputLog, stream: Stream) -> (Vec<u8>, bool) {
 }
 
 /// The stored output.
-fn stored_output(result: Option<String>, stream: Stream) -> (Vec<u8>, bool) {
+fn stored_output(result: Option<String>, stream: StdStream) -> (Vec<u8>, bool) {
     let result: Value = result
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
     let name = match stream {
-        Stream::Stdout => "stdout",
-        Stream::Stderr => "stderr",
+        StdStream::Stdout => "stdout",
+        StdStream::Stderr => "stderr",
     };
     let text = result[name].as_str().map(|text| text.as_bytes().to_vec());
     let bytes =

@@ -5,7 +5,7 @@
 use super::{JobOrder, OnLost, RetryOrder, webhook::StoredWebhook};
 use crate::{Caller, Gateway, Problem, problem::Answer, runs};
 use http::StatusCode;
-use spec::{Id, JobBounds, RunSpec, Time, Timestamp};
+use spec::{Id, JobQueueLimits, RunSpec, Time, Timestamp};
 use std::{collections::BTreeMap, time::Duration};
 
 const MAX_NAME: usize = 100;
@@ -40,7 +40,7 @@ pub(super) struct JobTerms {
 
 impl JobTerms {
     /// Validates an order at this time.
-    pub(super) fn of(order: &JobOrder, bounds: &JobBounds, now_ms: u64) -> Answer<JobTerms> {
+    pub(super) fn of(order: &JobOrder, bounds: &JobQueueLimits, now_ms: u64) -> Answer<JobTerms> {
         let (most_attempts, retry_on, pause_ms) = retries(order.retries.as_ref())?;
         let webhook: Option<StoredWebhook> = order
             .webhook
@@ -192,7 +192,7 @@ pub(super) fn unknown_job(id: &str) -> Problem {
     )
 }
 
-fn keep(order: &JobOrder, bounds: &JobBounds) -> Answer<u64> {
+fn keep(order: &JobOrder, bounds: &JobQueueLimits) -> Answer<u64> {
     let asked = order
         .keep_for
         .as_ref()
@@ -245,7 +245,7 @@ mod tests {
 
     fn terms(text: &str) -> Result<JobTerms, u16> {
         let order: JobOrder = serde_json::from_str(text).map_err(|_| 0u16)?;
-        JobTerms::of(&order, &JobBounds::default(), 1_893_456_000_000)
+        JobTerms::of(&order, &JobQueueLimits::default(), 1_893_456_000_000)
             .map_err(|problem| problem.status().as_u16())
     }
 

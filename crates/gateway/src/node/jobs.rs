@@ -26,7 +26,7 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use spec::{Id, MOST_JOB_BYTES, Maximum, Network, RunRequest, RunSpec, Size, Time};
+use spec::{Id, LimitSet, MAX_JOB_BYTES, Network, RunRequest, RunSpec, Size, Time};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
     audit::{Decision, Entry},
@@ -120,10 +120,10 @@ impl WorkerJob {
 
 /// Checks the size only; the content is parsed on a blocking thread.
 fn check_spec_size(text: &str) -> Answer<()> {
-    if text.len() > MOST_JOB_BYTES {
+    if text.len() > MAX_JOB_BYTES {
         Err(Problem::invalid(
             "`sandbox.job_spec_json` is too large",
-            format!("send one JSON object as a text of at most {MOST_JOB_BYTES} bytes"),
+            format!("send one JSON object as a text of at most {MAX_JOB_BYTES} bytes"),
         ))
     } else {
         Ok(())
@@ -137,7 +137,7 @@ pub(crate) fn run_id(job: &Uuid, tenant: &str) -> Answer<Id> {
 
 /// Limits of a job: its timeout, the node's resources, and twice the reported output, of which the
 /// first half is kept.
-pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<Maximum> {
+pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<LimitSet> {
     let node = gateway.node();
     if timeout_seconds == Some(0) {
         return Err(Problem::invalid(
@@ -154,14 +154,14 @@ pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<
 }
 
 /// Limits of a sandbox whose programs take at most `of_one`, and which lasts at most `of_all`.
-pub(crate) fn limits_for(gateway: &Gateway, of_one: Duration, of_all: Duration) -> Maximum {
+pub(crate) fn limits_for(gateway: &Gateway, of_one: Duration, of_all: Duration) -> LimitSet {
     let node = gateway.node();
     let maximum = &gateway.policy_of_keys().maximum;
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
     // The wall clock is the limit: all CPUs may be busy for that time.
     let cpu_time = capped(Time(of_all.saturating_mul(cpus)), maximum.cpu_time);
     let output = capped(Size(2 * MAX_OUTPUT as u64), maximum.output);
-    Maximum {
+    LimitSet {
         wall_time: Some(capped(Time(of_one), maximum.wall_time)),
         cpu_time: Some(cpu_time),
         output: Some(output),
@@ -171,7 +171,7 @@ pub(crate) fn limits_for(gateway: &Gateway, of_one: Duration, of_all: Duration) 
             .map(|memory| capped(memory, maximum.memory)),
         cpus: node.resources.cpus.map(|cpus| capped(cpus, maximum.cpus)),
         pids: node.resources.pids.map(|pids| capped(pids, maximum.pids)),
-        ..Maximum::default()
+        ..LimitSet::default()
     }
 }
 
@@ -265,7 +265,7 @@ fn admitted(
     gateway.node().check_grants(&spec.grants)?;
     spec.run_id = Some(order.run_id(caller)?);
     spec.owner = Some(caller.owner()?);
-    spec.keep = caller.require(Scope::Artifacts).is_ok();
+    spec.keep_artifacts = caller.require(Scope::Artifacts).is_ok();
     let meta = RunMeta::of(caller, &spec);
     let runtime = Some(spec.sandbox.backend.name().to_owned());
     let mut new_run = NewRunRequest {

@@ -16,7 +16,7 @@ use axum::{Json, extract::State};
 use engine::Exec;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use spec::{ExecRequest, Stream, TerminalSize};
+use spec::{ExecRequest, StdStream, TerminalSize};
 use std::{collections::BTreeMap, time::Duration};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -257,11 +257,13 @@ async fn recv(
     // After the timeout the answer is empty.
     _ = tokio::time::timeout(
         wait,
-        sandboxes::wait_for_output(&exec, Stream::Stdout, part.after),
+        sandboxes::wait_for_output(&exec, StdStream::Stdout, part.after),
     )
     .await;
     let over = exec.output().has_ended();
-    let piece = exec.output().read(Stream::Stdout, part.after, MAX_RECEIVED);
+    let piece = exec
+        .output()
+        .read(StdStream::Stdout, part.after, MAX_RECEIVED);
     let next = piece.from + piece.bytes.len() as u64;
     let ended = over && next >= exec.output().lengths()[0];
     let result = exec.result().filter(|_| ended);

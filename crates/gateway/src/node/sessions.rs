@@ -22,8 +22,8 @@ use engine::Session;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use spec::{
-    DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status,
-    Stream,
+    DEFAULT_SESSION_LIFETIME, ExecRequest, MAX_SESSION_LIFETIME, Network, RunRequest,
+    SessionRequest, Status, StdStream,
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
@@ -177,7 +177,7 @@ impl SessionOrder {
     fn request(&self, gateway: &Gateway) -> RunRequest {
         let lifetime = self
             .lifetime_seconds
-            .map_or(DEFAULT_LIFETIME, Duration::from_secs);
+            .map_or(DEFAULT_SESSION_LIFETIME, Duration::from_secs);
         RunRequest {
             image: self.image.as_ref().map(Into::into),
             env: variables(&self.env),
@@ -186,7 +186,7 @@ impl SessionOrder {
             limits: jobs::limits_for(
                 gateway,
                 gateway.node().max_timeout,
-                lifetime.min(LONGEST_LIFETIME),
+                lifetime.min(MAX_SESSION_LIFETIME),
             ),
             network: Some(Network::None),
             task_id: Some(self.task_id.to_string()),
@@ -428,7 +428,7 @@ async fn exec(
             .map_err(Problem::already_allowed)?;
         let result = exec.wait().await;
         let [stdout, stderr] =
-            [Stream::Stdout, Stream::Stderr].map(|stream| exec.take_beginning(stream));
+            [StdStream::Stdout, StdStream::Stderr].map(|stream| exec.take_beginning(stream));
         drop(reserved);
         Ok((exec, result, stdout, stderr))
     })

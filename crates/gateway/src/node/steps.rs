@@ -22,8 +22,8 @@ use engine::{
     steps::{JobOutcome, JobRunner, admit, read_job},
 };
 use spec::{
-    ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus,
-    StepsResult, Stream, Timestamp,
+    ErrorCode, ErrorInfo, PhaseTimes, RunResult, SessionSpec, Status, StdStream, StepJob,
+    StepJobResult, StepStatus, Timestamp,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ struct AdmittedSteps {
     document: String,
     carrier: JobRunner,
     /// Its sandbox, or its result if it cannot have one.
-    spec: Result<SessionSpec, Box<StepsResult>>,
+    spec: Result<SessionSpec, Box<StepJobResult>>,
     profile: String,
 }
 
@@ -156,7 +156,7 @@ fn admit_steps(
         gateway.node().check_grants(&spec.run.grants)?;
         spec.run.run_id = Some(order.run_id(caller)?);
         spec.run.owner = Some(caller.owner()?);
-        spec.run.keep = caller.require(Scope::Artifacts).is_ok();
+        spec.run.keep_artifacts = caller.require(Scope::Artifacts).is_ok();
     }
     let runtime = spec
         .as_ref()
@@ -230,13 +230,13 @@ fn record_output(gateway: &Gateway, live: &ActiveRun, carried: &JobOutcome) {
         .steps
         .iter()
         .filter_map(|step| step.output.as_deref());
-    outputs.for_each(|output| wrote(Stream::Stdout, output.as_bytes()));
-    wrote(Stream::Stdout, &carried.program_output.stdout);
-    wrote(Stream::Stderr, &carried.program_output.stderr);
+    outputs.for_each(|output| wrote(StdStream::Stdout, output.as_bytes()));
+    wrote(StdStream::Stdout, &carried.program_output.stdout);
+    wrote(StdStream::Stderr, &carried.program_output.stderr);
 }
 
 /// The error of a job that did not start.
-fn not_started_error(result: &StepsResult) -> ErrorInfo {
+fn not_started_error(result: &StepJobResult) -> ErrorInfo {
     let code = result.failure_code.as_deref().unwrap_or_default();
     let message = result.failure_message.clone().unwrap_or_default();
     // Step error codes without an equivalent become `start_failed`.
@@ -294,7 +294,7 @@ fn run_result(
     let ended_at = engine::now();
     let begun = started_at.0 * 1000;
     let ended = ended_at.0 * 1000;
-    let moments = Moments {
+    let moments = PhaseTimes {
         begun,
         started: if never { 0 } else { begun },
         over: ended,

@@ -398,7 +398,7 @@ async fn logs(
             )
         };
         text.map(|text| {
-            Timestamp::read(text)
+            Timestamp::from_rfc3339(text)
                 .map(|moment| moment.0)
                 .ok_or_else(unknown)
         })

@@ -19,7 +19,7 @@ use engine::{OutputLog, Run, Session, steps::JobControl};
 use http::StatusCode;
 use serde::Deserialize;
 use spec::{
-    Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status,
+    Barrier, Day, Denial, ErrorCode, ErrorInfo, Id, Root, RunEvent, RunResult, RunSpec, Status,
 };
 use std::{
     collections::HashMap,
@@ -555,7 +555,7 @@ impl ActiveRun {
     /// The sandbox of a step job is ready; its CPU time counts from now on.
     pub(crate) fn sandbox_started(&self, gateway: &Gateway, session: &Session) {
         _ = self.cpu_ms.set(session.cpu_ms());
-        let event = Event::Started {
+        let event = RunEvent::Started {
             barriers: session.state().barriers,
         };
         gateway.audit_run_event(&self.run_ref(), &event, &mut 0);
@@ -667,7 +667,7 @@ pub(crate) fn audit_late_denials(
 ) {
     let reported = live.progress.borrow().denied.clone();
     for denial in all.iter().filter(|denial| !reported.contains(denial)) {
-        let event = Event::Denied(denial.clone());
+        let event = RunEvent::Denied(denial.clone());
         gateway.audit_run_event(&live.run_ref(), &event, denials);
         apply_event(gateway, live, event);
     }
@@ -686,18 +686,18 @@ pub(crate) async fn abort_start(gateway: &Gateway, live: &Arc<ActiveRun>, profil
     finish(gateway, live, result).await;
 }
 
-fn apply_event(gateway: &Gateway, live: &ActiveRun, event: Event) {
+fn apply_event(gateway: &Gateway, live: &ActiveRun, event: RunEvent) {
     match event {
-        Event::Started { barriers } => {
+        RunEvent::Started { barriers } => {
             gateway.recorder().started(live.id.as_str());
             live.progress
                 .send_modify(|progress| progress.started = Some(barriers))
         }
-        Event::Output { stream, data } => {
+        RunEvent::Output { stream, data } => {
             gateway.recorder().wrote(&live.output, stream, &data);
             live.feed.append(stream, &data);
         }
-        Event::Denied(denial) => live
+        RunEvent::Denied(denial) => live
             .progress
             .send_modify(|progress| progress.denied.push(denial)),
     }
@@ -772,7 +772,13 @@ fn report_end(gateway: &Gateway, live: &ActiveRun, result: &RunResult) {
         let id = |id: &Option<Id>| id.as_ref().map(ToString::to_string).unwrap_or_default();
         let fields = LogFields {
             status: result.status.name().to_owned(),
-            ms: Some((result.moments.ended.saturating_sub(result.moments.begun)) as f64 / 1000.0),
+            ms: Some(
+                (result
+                    .phase_times
+                    .ended
+                    .saturating_sub(result.phase_times.begun)) as f64
+                    / 1000.0,
+            ),
             key: live.meta.key.clone(),
             tenant: live.owner.clone(),
             run: live.id.to_string(),
@@ -820,7 +826,7 @@ impl RunEndRecord {
 
 fn container_end(result: &RunResult) -> ContainerEnd<'static> {
     let ms = |us: u64| us / 1000;
-    let moments = &result.moments;
+    let moments = &result.phase_times;
     let status = match result.status {
         Status::NotStarted => "failed",
         Status::Lost => "lost",
@@ -1090,7 +1096,7 @@ mod tests {
             OutputLog::new(FEED_BYTES),
         ));
         live.feed.append(
-            spec::Stream::Stdout,
+            spec::StdStream::Stdout,
             &vec![b'x'; FEED_BYTES as usize / 2 + 1],
         );
         let hold = super::super::slow_reader::SlowReaderGuard::new(&live, [0, 0]);
@@ -1109,7 +1115,7 @@ mod tests {
             .await
             .expect("nor for one whose task failed");
         assert_eq!(
-            live.feed.read(spec::Stream::Stdout, 0, 1).from,
+            live.feed.read(spec::StdStream::Stdout, 0, 1).from,
             0,
             "he can still read all of it"
         );

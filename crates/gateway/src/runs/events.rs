@@ -11,7 +11,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use serde_json::{Value, json};
-use spec::Stream;
+use spec::StdStream;
 use std::{str::FromStr, sync::Arc, time::Duration};
 use store::served::RunRow;
 use tokio::sync::mpsc;
@@ -195,7 +195,7 @@ impl EventWriter {
 
     async fn output(
         &mut self,
-        stream: Stream,
+        stream: StdStream,
         from: u64,
         bytes: &[u8],
     ) -> Result<(), Disconnected> {
@@ -229,10 +229,10 @@ impl EventWriter {
     }
 }
 
-fn stream_index(stream: Stream) -> (usize, &'static str) {
+fn stream_index(stream: StdStream) -> (usize, &'static str) {
     match stream {
-        Stream::Stdout => (0, "stdout"),
-        Stream::Stderr => (1, "stderr"),
+        StdStream::Stdout => (0, "stdout"),
+        StdStream::Stderr => (1, "stderr"),
     }
 }
 
@@ -267,7 +267,7 @@ pub(crate) async fn stream_until_ended(
             writer.position.denied += 1;
             writer.send("denied", &json!(denial)).await?;
         }
-        for stream in [Stream::Stdout, Stream::Stderr] {
+        for stream in [StdStream::Stdout, StdStream::Stderr] {
             send_output(live, &mut writer, stream, now.ended.is_some()).await?;
         }
         if let Some(ended) = now.ended {
@@ -291,7 +291,7 @@ pub(crate) async fn stream_until_ended(
 async fn send_output(
     live: &ActiveRun,
     writer: &mut EventWriter,
-    stream: Stream,
+    stream: StdStream,
     ended: bool,
 ) -> Result<(), Disconnected> {
     loop {
@@ -360,7 +360,7 @@ pub(crate) async fn replay_result(
         writer.position.denied += 1;
         writer.send("denied", denial).await?;
     }
-    for stream in [Stream::Stdout, Stream::Stderr] {
+    for stream in [StdStream::Stdout, StdStream::Stderr] {
         let (index, name) = stream_index(stream);
         let text = result_json[name]
             .as_str()

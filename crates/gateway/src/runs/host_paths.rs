@@ -10,7 +10,7 @@ use rustix::{
     fs::{CWD, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
-use spec::{Cpus, Exact, ExtraMounts, FileId, Network, RunRequest};
+use spec::{Cpus, ExtraMounts, FileId, Network, PinnedPaths, RunRequest};
 use std::{
     ffi::{OsStr, OsString},
     fs,
@@ -59,10 +59,10 @@ pub(crate) fn admit(
         ));
     }
     // Artifacts are shared by a tenant, and need their own scope.
-    if !request.inputs_kept.is_empty() || !request.artifacts.is_empty() {
+    if !request.artifact_inputs.is_empty() || !request.artifacts.is_empty() {
         caller.require(Scope::Artifacts)?;
     }
-    let mut exact = Exact::new();
+    let mut exact = PinnedPaths::new();
     if let Some(image) = request.image.as_mut().filter(|image| is_folder(image)) {
         *image = resolve_shared(gateway, image, &mut exact)?;
     }
@@ -74,7 +74,7 @@ pub(crate) fn admit(
     }
     // A program in a shared folder may replace a path at any time: the file that was checked here
     // is pinned.
-    request.exact = (!exact.is_empty()).then_some(exact);
+    request.allowed_paths = (!exact.is_empty()).then_some(exact);
     Ok(request)
 }
 
@@ -130,7 +130,7 @@ fn is_folder(image: &Path) -> bool {
 }
 
 /// Resolves the host path of `HOST:INSIDE[:ro|rw]`.
-fn resolve_mount(gateway: &Gateway, text: &OsStr, exact: &mut Exact) -> Answer<OsString> {
+fn resolve_mount(gateway: &Gateway, text: &OsStr, exact: &mut PinnedPaths) -> Answer<OsString> {
     let bytes = text.as_bytes();
     let body = bytes
         .strip_suffix(b":rw")
@@ -151,13 +151,13 @@ pub(crate) fn check_still_shared(gateway: &Gateway, caller: &Caller, folder: &Pa
     if caller.is_admin() {
         Ok(())
     } else {
-        resolve_shared(gateway, folder, &mut Exact::new()).map(drop)
+        resolve_shared(gateway, folder, &mut PinnedPaths::new()).map(drop)
     }
 }
 
 /// Resolves a path below a shared folder, and pins its file id. The answer does not tell whether
 /// another path exists.
-fn resolve_shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> {
+fn resolve_shared(gateway: &Gateway, path: &Path, exact: &mut PinnedPaths) -> Answer<PathBuf> {
     let found = gateway
         .folders()
         .iter()

@@ -18,7 +18,7 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 use serde::{Deserialize, Serialize};
-use spec::Stream;
+use spec::StdStream;
 use std::time::Duration;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -153,7 +153,7 @@ impl EventStreamer {
         let mut cursor = OutputCursor::new(
             exec.output(),
             self.at,
-            &[Stream::Stdout, Stream::Stderr],
+            &[StdStream::Stdout, StdStream::Stderr],
             MAX_EVENT_BYTES,
         );
         loop {
@@ -171,7 +171,7 @@ impl EventStreamer {
                 OutputItem::End => break,
             }
         }
-        for stream in [Stream::Stdout, Stream::Stderr] {
+        for stream in [StdStream::Stdout, StdStream::Stderr] {
             self.flush(stream).await?;
         }
         exec.wait().await;
@@ -180,7 +180,7 @@ impl EventStreamer {
     }
 
     /// Sends complete characters, and keeps the start of an incomplete one.
-    async fn piece(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Disconnected> {
+    async fn piece(&mut self, stream: StdStream, bytes: Vec<u8>) -> Result<(), Disconnected> {
         let incomplete = &mut self.incomplete[stream_index(stream)];
         incomplete.extend_from_slice(&bytes);
         let rest = incomplete.split_off(incomplete.len() - incomplete_suffix(incomplete));
@@ -188,7 +188,7 @@ impl EventStreamer {
         self.written(stream, whole).await
     }
 
-    async fn gap(&mut self, stream: Stream, from: u64, to: u64) -> Result<(), Disconnected> {
+    async fn gap(&mut self, stream: StdStream, from: u64, to: u64) -> Result<(), Disconnected> {
         self.flush(stream).await?;
         self.at[stream_index(stream)] = to;
         self.send(
@@ -203,12 +203,12 @@ impl EventStreamer {
         .await
     }
 
-    async fn flush(&mut self, stream: Stream) -> Result<(), Disconnected> {
+    async fn flush(&mut self, stream: StdStream) -> Result<(), Disconnected> {
         let rest = std::mem::take(&mut self.incomplete[stream_index(stream)]);
         self.written(stream, rest).await
     }
 
-    async fn written(&mut self, stream: Stream, bytes: Vec<u8>) -> Result<(), Disconnected> {
+    async fn written(&mut self, stream: StdStream, bytes: Vec<u8>) -> Result<(), Disconnected> {
         if bytes.is_empty() {
             return Ok(());
         }

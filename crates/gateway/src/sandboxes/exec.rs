@@ -26,7 +26,7 @@ use http::{
     header::{ACCEPT, LOCATION},
 };
 use serde::Deserialize;
-use spec::{ErrorCode, ErrorInfo, Status, Stream};
+use spec::{ErrorCode, ErrorInfo, Status, StdStream};
 use std::time::Duration;
 use store::audit::{Decision, Entry};
 use utoipa::IntoParams;
@@ -155,7 +155,10 @@ async fn follow_to_end(context: ExecContext, sandbox: String, exec: Exec) {
     let mut seen = [0, 0];
     loop {
         let more = feed.wait_for_more(seen).await;
-        for (index, stream) in [Stream::Stdout, Stream::Stderr].into_iter().enumerate() {
+        for (index, stream) in [StdStream::Stdout, StdStream::Stderr]
+            .into_iter()
+            .enumerate()
+        {
             loop {
                 let piece = feed.read(stream, seen[index], CHUNK);
                 if piece.bytes.is_empty() {

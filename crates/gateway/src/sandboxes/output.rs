@@ -13,7 +13,7 @@ use axum::{
 use engine::{Exec, OutputChunk, Session};
 use http::header::CONTENT_TYPE;
 use serde::Deserialize;
-use spec::Stream;
+use spec::StdStream;
 use std::{io, time::Duration};
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -114,7 +114,13 @@ async fn output_piece(exec: &Exec, query: &OutputQuery) -> Answer<Response> {
 
 /// Reads at the client's pace: a large request of a client that reads nothing costs only a few
 /// chunks.
-async fn send(exec: Exec, stream: Stream, mut piece: OutputChunk, end: u64, outgoing: ChunkSender) {
+async fn send(
+    exec: Exec,
+    stream: StdStream,
+    mut piece: OutputChunk,
+    end: u64,
+    outgoing: ChunkSender,
+) {
     // If output was discarded meanwhile, the connection is cut; the next request continues after
     // the gap.
     while !piece.bytes.is_empty() {
@@ -130,7 +136,7 @@ async fn send(exec: Exec, stream: Stream, mut piece: OutputChunk, end: u64, outg
 }
 
 /// Reads one chunk on a blocking thread: most output is on disk.
-async fn read(exec: &Exec, stream: Stream, from: u64, limit: u64) -> OutputChunk {
+async fn read(exec: &Exec, stream: StdStream, from: u64, limit: u64) -> OutputChunk {
     let exec = exec.clone();
     let limit = limit.min(CHUNK as u64) as usize;
     let chunk = move || exec.output().read(stream, from, limit);
@@ -143,7 +149,7 @@ async fn read(exec: &Exec, stream: Stream, from: u64, limit: u64) -> OutputChunk
 }
 
 /// Waits until a stream is longer than this, or has ended.
-pub(crate) async fn wait_for_output(exec: &Exec, stream: Stream, than: u64) {
+pub(crate) async fn wait_for_output(exec: &Exec, stream: StdStream, than: u64) {
     loop {
         let seen = exec.output().lengths();
         if seen[stream_index(stream)] > than {
@@ -241,7 +247,7 @@ fn find_exec(session: &Session, named: Option<&str>) -> Answer<Exec> {
 }
 
 fn follow_response(session: Session, exec: &Exec, query: OutputQuery) -> Response {
-    let stream: Stream = query.stream.into();
+    let stream: StdStream = query.stream.into();
     let total = exec.output().lengths()[stream_index(stream)];
     // The offset header tells what was already discarded.
     let from = exec

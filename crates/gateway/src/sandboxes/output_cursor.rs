@@ -2,15 +2,15 @@
 //! discarded output is reported as a gap.
 
 use engine::OutputLog;
-use spec::Stream;
+use spec::StdStream;
 
 /// The next item for the reader.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OutputItem {
     /// Bytes of a stream, and their offset.
-    Chunk(Stream, u64, Vec<u8>),
+    Chunk(StdStream, u64, Vec<u8>),
     /// Discarded bytes of a stream: start, and end (exclusive).
-    Gap(Stream, u64, u64),
+    Gap(StdStream, u64, u64),
     /// The output has ended.
     End,
 }
@@ -20,15 +20,15 @@ pub(super) enum OutputItem {
 pub(super) struct OutputCursor {
     feed: OutputLog,
     at: [u64; 2],
-    streams: Vec<Stream>,
+    streams: Vec<StdStream>,
     /// Maximum bytes of a chunk.
     max: usize,
 }
 
-pub(super) fn stream_index(stream: Stream) -> usize {
+pub(super) fn stream_index(stream: StdStream) -> usize {
     match stream {
-        Stream::Stdout => 0,
-        Stream::Stderr => 1,
+        StdStream::Stdout => 0,
+        StdStream::Stderr => 1,
     }
 }
 
@@ -36,7 +36,7 @@ impl OutputCursor {
     pub(super) fn new(
         feed: &OutputLog,
         at: [u64; 2],
-        streams: &[Stream],
+        streams: &[StdStream],
         max: usize,
     ) -> OutputCursor {
         OutputCursor {
@@ -52,7 +52,7 @@ impl OutputCursor {
         let lengths = self.feed.lengths();
         // A position beyond the end waits for the output at it.
         let waiting =
-            |stream: &&Stream| lengths[stream_index(**stream)] > self.at[stream_index(**stream)];
+            |stream: &&StdStream| lengths[stream_index(**stream)] > self.at[stream_index(**stream)];
         let stream = *self.streams.iter().find(waiting)?;
         let at = &mut self.at[stream_index(stream)];
         let piece = self.feed.read(stream, *at, self.max);

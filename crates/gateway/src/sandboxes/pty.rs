@@ -28,7 +28,7 @@ use bytes::Bytes;
 use engine::{Exec, Session};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use spec::{ExecRequest, Stream};
+use spec::{ExecRequest, StdStream};
 use std::{
     collections::HashMap,
     ffi::OsString,
@@ -341,8 +341,12 @@ impl PtySocket {
         })
         .await?;
         self.send_frame(&ServerFrame::Offset(offset)).await?;
-        let mut cursor =
-            OutputCursor::new(exec.output(), [offset, 0], &[Stream::Stdout], OUTPUT_CHUNK);
+        let mut cursor = OutputCursor::new(
+            exec.output(),
+            [offset, 0],
+            &[StdStream::Stdout],
+            OUTPUT_CHUNK,
+        );
         let mut ping = tokio::time::interval(PING_INTERVAL);
         loop {
             tokio::select! {

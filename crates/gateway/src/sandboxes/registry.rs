@@ -327,8 +327,8 @@ impl RegistryState {
 /// Inputs are in the workspace by now; they may be as large as a body and are not kept in memory.
 fn without_inputs(mut request: SessionRequest) -> SessionRequest {
     request.run.inputs = Vec::new();
-    request.run.inputs_given = Vec::new();
-    request.run.inputs_kept = Vec::new();
+    request.run.inline_inputs = Vec::new();
+    request.run.artifact_inputs = Vec::new();
     request
 }
 

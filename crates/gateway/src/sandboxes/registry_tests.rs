@@ -100,9 +100,9 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         hosts: Vec::new(),
         folders: Vec::new(),
         profiles: None,
-        bounds: spec::Bounds::default(),
-        jobs: spec::JobBounds::default(),
-        tenants: spec::Tenants::default(),
+        bounds: spec::ServerLimits::default(),
+        jobs: spec::JobQueueLimits::default(),
+        tenants: spec::TenantQuotas::default(),
         node: crate::NodeSettings::default(),
         audit: Default::default(),
         webhooks: crate::WebhookSettings {

@@ -9,7 +9,7 @@ use crate::{
 use engine::{Exec, ExecResult, OutputLog, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
 use spec::{
-    Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage,
+    Barrier, Denial, ErrorInfo, LimitName, Status, StdStream, TerminalSize, Timestamp, Usage,
     WorkspaceChanges,
 };
 use std::{
@@ -444,7 +444,7 @@ pub(crate) struct ExecOutput {
 impl ExecOutput {
     fn of(feed: &OutputLog) -> ExecOutput {
         let [(stdout_from, stdout), (stderr_from, stderr)] =
-            [Stream::Stdout, Stream::Stderr].map(|stream| output_tail(feed, stream));
+            [StdStream::Stdout, StdStream::Stderr].map(|stream| output_tail(feed, stream));
         let truncated = TruncatedStart {
             stdout: stdout_from > 0,
             stderr: stderr_from > 0,
@@ -466,7 +466,7 @@ impl ExecOutput {
 }
 
 /// The end of a stream and its offset, cut at a character boundary.
-fn output_tail(feed: &OutputLog, stream: Stream) -> (u64, Vec<u8>) {
+fn output_tail(feed: &OutputLog, stream: StdStream) -> (u64, Vec<u8>) {
     let from = feed.lengths()[stream_index(stream)].saturating_sub(MAX_INLINE_OUTPUT as u64);
     let piece = feed.read(stream, from, MAX_INLINE_OUTPUT);
     let mut from = piece.from;
@@ -569,17 +569,17 @@ pub(crate) enum StreamName {
     Stderr,
 }
 
-impl From<StreamName> for Stream {
-    fn from(name: StreamName) -> Stream {
+impl From<StreamName> for StdStream {
+    fn from(name: StreamName) -> StdStream {
         match name {
-            StreamName::Stdout => Stream::Stdout,
-            StreamName::Stderr => Stream::Stderr,
+            StreamName::Stdout => StdStream::Stdout,
+            StreamName::Stderr => StdStream::Stderr,
         }
     }
 }
 
-impl From<Stream> for StreamName {
-    fn from(stream: Stream) -> StreamName {
+impl From<StdStream> for StreamName {
+    fn from(stream: StdStream) -> StreamName {
         [StreamName::Stdout, StreamName::Stderr][stream_index(stream)]
     }
 }
@@ -652,8 +652,8 @@ mod tests {
     #[test]
     fn an_answer_has_the_end_of_a_long_stream_and_says_where_the_rest_is() {
         let feed = OutputLog::new(8 << 20);
-        feed.append(Stream::Stdout, "xä".repeat(1 << 20).as_bytes());
-        feed.append(Stream::Stderr, b"short");
+        feed.append(StdStream::Stdout, "xä".repeat(1 << 20).as_bytes());
+        feed.append(StdStream::Stderr, b"short");
         let output = ExecOutput::of(&feed);
         let text = output.stdout.unwrap();
         assert!(

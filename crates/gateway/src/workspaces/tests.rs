@@ -4,7 +4,7 @@ use super::*;
 use axum::{Extension, Router};
 use engine::{Engine, Settings};
 use serde_json::{Value, json};
-use spec::{LayerKind, LayerUse, Policy, RunRequest};
+use spec::{LayerKind, LayerUsage, Policy, RunRequest};
 use std::fs;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -93,8 +93,8 @@ impl Fixture {
             folders,
             profiles: None,
             bounds: crate::Bounds::default(),
-            jobs: spec::JobBounds::default(),
-            tenants: spec::Tenants::default(),
+            jobs: spec::JobQueueLimits::default(),
+            tenants: spec::TenantQuotas::default(),
             node: crate::NodeSettings::default(),
             audit: Default::default(),
             webhooks: crate::WebhookSettings {
@@ -279,7 +279,7 @@ fn what_is_told_of_hostile_changes_is_bounded() {
             changes: changes(count),
             unknown: Vec::new(),
             compared: true,
-            layer: LayerUse {
+            layer: LayerUsage {
                 kind: LayerKind::Copy,
                 bytes: 0,
             },

@@ -388,7 +388,7 @@ impl ContainerBox {
     /// taken by a process that runs nothing, so that it is known before the first program.
     pub(super) async fn checked(mut self) -> Result<ContainerBox, SandboxError> {
         let checked = match self.check_required() {
-            Ok(()) if self.spec.stays => self.rehearse().await,
+            Ok(()) if self.spec.outlives_programs => self.rehearse().await,
             checked => checked,
         };
         match checked {

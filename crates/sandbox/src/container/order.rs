@@ -178,7 +178,7 @@ impl Order<'_> {
         if self.daemon.holds.pids {
             set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
         }
-        if self.spec.passing.is_some() {
+        if self.spec.transparent_ports.is_some() {
             // Our first process, which has no rights, is to listen at the ports that programs dial. Of its own network only.
             set(
                 "Sysctls",
@@ -231,7 +231,7 @@ impl Order<'_> {
         let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
         let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
         // It has a few for each program; those lower the limit for themselves.
-        let programs = if self.spec.stays {
+        let programs = if self.spec.outlives_programs {
             4 * init::protocol::MOST_PROGRAMS as u32
         } else {
             0
@@ -336,7 +336,7 @@ impl Order<'_> {
                 Access::ReadOnly,
             )?);
         }
-        if self.spec.passing.is_some() {
+        if self.spec.transparent_ports.is_some() {
             all.push(self.bind(
                 &self.ours.join(RESOLVER),
                 "/etc/resolv.conf".as_ref(),

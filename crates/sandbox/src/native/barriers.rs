@@ -30,9 +30,9 @@ pub(crate) fn standing(
         Barrier::OwnIpc => joined(Step::IpcNamespace),
         Barrier::OwnUts => joined(Step::UtsNamespace),
         Barrier::OwnCgroup => joined(Step::CgroupNamespace),
-        Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.passing.is_none(),
+        Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.transparent_ports.is_none(),
         // What leads to every public host is a way out, whoever holds it.
-        Barrier::DoorsOnly => alone && spec.network == Network::Doors && !spec.leads_everywhere,
+        Barrier::DoorsOnly => alone && spec.network == Network::Doors && !spec.reaches_any_host,
         Barrier::ReadOnlyRoot => {
             done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root
         }
@@ -87,7 +87,7 @@ pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
             all.push(Barrier::OwnNet)
         }
         Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
-        Network::Doors if !spec.leads_everywhere => {
+        Network::Doors if !spec.reaches_any_host => {
             all.extend([Barrier::OwnNet, Barrier::DoorsOnly])
         }
         Network::Doors | Network::Open => all.push(Barrier::OwnNet),

@@ -19,7 +19,7 @@ use init::{
     protocol::{self, Command, Report},
     step::{Step, Steps},
 };
-use spec::{Barrier, Enforcer, HeldBack, SandboxSpec};
+use spec::{Barrier, Enforcer, HeldBackPath, SandboxSpec};
 use std::{
     collections::BTreeMap,
     io::ErrorKind,
@@ -605,7 +605,7 @@ pub struct Released {
     /// What a reader of the result should know.
     pub notes: Vec<String>,
     /// What was taken out of a mounted workspace.
-    pub held_back: Vec<HeldBack>,
+    pub held_back: Vec<HeldBackPath>,
     /// Whether something is left for the sweep.
     pub left_over: bool,
 }

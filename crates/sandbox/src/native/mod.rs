@@ -156,7 +156,7 @@ impl Native {
 
     fn group(&self, name: &Id, spec: &SandboxSpec) -> Result<Group, SandboxError> {
         let host = self.own_cgroups()?;
-        let made = if spec.stays {
+        let made = if spec.outlives_programs {
             host.make_to_stay(name, &spec.limits)
         } else {
             host.make(name, &spec.limits)
@@ -215,7 +215,7 @@ impl Native {
     ) -> Result<NativeBox, SandboxError> {
         let mut held = berth.map_or_else(Held::default, |Berth(held)| held);
         match self.furnish(name, spec, &mut held).await {
-            Ok(made) if spec.stays => NativeBox { held, ..made }.rehearsed().await,
+            Ok(made) if spec.outlives_programs => NativeBox { held, ..made }.rehearsed().await,
             Ok(made) => Ok(NativeBox { held, ..made }),
             Err(error) => {
                 // What could not be given back, the sweep finds by the run's record.
@@ -282,7 +282,7 @@ impl Native {
 
     /// The plan of a root. One that was made a moment ago will do: the root itself lives longer than that.
     fn template(&self, spec: &SandboxSpec) -> Result<Arc<TemplatePlan>, SandboxError> {
-        let spec = spec.kind();
+        let spec = spec.pool_key();
         let mut planned = self.planned.lock().expect("no panic while held");
         planned.retain(|(when, _, _)| when.elapsed() < PLAN_AGE);
         if let Some((_, _, plan)) = planned.iter().find(|(_, of, _)| *of == spec) {

@@ -127,7 +127,7 @@ pub(super) fn of_box(
         doors: spec.doors.clone(),
         passing: passing::plan(spec, Power::Ours)?,
         terminal: spec.tty.is_some(),
-        stays: spec.stays,
+        stays: spec.outlives_programs,
         scratch_bytes: spec.limits.scratch().0,
         scratch_files: (spec.limits.scratch().0 / BYTES_PER_FILE).max(1024),
         copies: copies(spec)?
@@ -507,7 +507,7 @@ fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
 }
 
 fn fellows(spec: &SandboxSpec) -> Fellows {
-    match (spec.stays, spec.network) {
+    match (spec.outlives_programs, spec.network) {
         (false, _) => Fellows::None,
         (true, Network::Host) => Fellows::Signalled,
         (true, Network::None | Network::Doors | Network::Open) => Fellows::Reached,
@@ -551,7 +551,7 @@ const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
 /// What a box must not have of its caller. The kernel counts some of them also for whoever made the box's user
-/// namespace: with the usual limits one box could leave its starter none, see [`Limits::LOCKED_MEMORY`]. The others are a
+/// namespace: with the usual limits one box could leave its starter none, see [`Limits::DEFAULT_LOCKED_MEMORY`]. The others are a
 /// right that some callers have.
 const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
@@ -569,11 +569,17 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         exact(PROCESSES, processes(limits, enforcers)),
         exact(
             LOCKED_MEMORY,
-            limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY).0,
+            limits
+                .locked_memory
+                .unwrap_or(Limits::DEFAULT_LOCKED_MEMORY)
+                .0,
         ),
         exact(
             MESSAGE_QUEUES,
-            limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES).0,
+            limits
+                .message_queues
+                .unwrap_or(Limits::DEFAULT_MESSAGE_QUEUES)
+                .0,
         ),
     ];
     all.extend(limits.stack.map(|stack| exact(STACK, stack.0)));
@@ -611,7 +617,7 @@ pub(super) fn check_stays(
     spec: &SandboxSpec,
     can_be_looked_into: bool,
 ) -> Result<(), SandboxError> {
-    match spec.stays && can_be_looked_into {
+    match spec.outlives_programs && can_be_looked_into {
         true => Err(Missing::new(
             "own_user",
             "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
@@ -665,10 +671,10 @@ mod tests {
             inode: found.ino(),
         };
         let spec = |change: &dyn Fn(&mut RunRequest)| {
-            let exact = Some([(folder.clone(), id)].into());
+            let allowed_paths = Some([(folder.clone(), id)].into());
             let mut request = RunRequest {
                 command: vec!["true".into()],
-                exact,
+                allowed_paths,
                 ..RunRequest::default()
             };
             change(&mut request);

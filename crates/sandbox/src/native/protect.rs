@@ -34,7 +34,7 @@ use hide::Hiding;
 use hold::HoldFolder;
 use init::protocol::Remounted;
 use rustix::fs::{FileType, FlockOperation, OFlags};
-use spec::{HeldBack, Hide, Id, ProtectedNames, SandboxSpec};
+use spec::{HeldBackPath, HiddenFiles, Id, ProtectedNames, SandboxSpec};
 use start::Start;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -139,7 +139,7 @@ impl FileState {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenDown {
     /// What was taken out of the workspace.
-    pub held_back: Vec<HeldBack>,
+    pub held_back: Vec<HeldBackPath>,
     /// The run as whose it is kept: its own id may have been another's, of which something is kept still.
     pub held_as: Option<String>,
     /// What a reader of the result should know.
@@ -236,7 +236,7 @@ impl Protection {
         let mut hiding = Hiding::new(&spec.hide);
         let mut start =
             Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
-        start.expect(workspace.as_fd(), &spec.passing_inputs);
+        start.expect(workspace.as_fd(), &spec.transient_inputs);
         let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
         let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
         let hidden = [&hiding.found[..], &sockets].concat();
@@ -358,7 +358,7 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
             allowed: Vec::new(),
             ..names.clone()
         };
-        let nothing = Hide::nothing();
+        let nothing = HiddenFiles::none();
         let start = Start::look(folder.as_fd(), &everywhere, &mut Hiding::new(&nothing))?;
         let mut found = start.protected.keys().map(|name| inside.join(name));
         io::Result::Ok(!start.unread.is_empty() || found.any(|name| !names.allows(&name)))

@@ -163,7 +163,7 @@ pub(super) fn plan(
         // cost more than all its mounts.
         places.list.extend(machine::places(&spec.limits)?);
     }
-    if spec.tty.is_some() || spec.stays {
+    if spec.tty.is_some() || spec.outlives_programs {
         terminal(&mut places)?;
     }
     names(&mut places, spec)?;
@@ -292,7 +292,7 @@ fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
         return Ok(());
     }
     places.add("etc/hosts", PlaceKind::File, HOSTS)?;
-    let resolver = match spec.passing {
+    let resolver = match spec.transparent_ports {
         Some(_) => RESOLVER,
         None => "# no name server: this sandbox has no network\n",
     };

@@ -1,6 +1,6 @@
-//! What a run asks for at doors, and the network that follows from it.
+//! The grants of a run at its doors, and the network mode that follows from them.
 
-use super::{EnvName, Network, RunRequest, SpecError, invalid, shown};
+use super::{EnvName, Network, RunRequest, SpecError, error::shown, invalid};
 use crate::{
     Budget, EgressGrant, EgressRule, ErrorCode, Grants, HostPattern, Id, LlmGrant, ModelPattern,
     Policy, Profile,
@@ -10,35 +10,40 @@ use std::{
     ffi::{OsStr, OsString},
 };
 
-const MOST_SECRETS: usize = 32;
-const MOST_HOSTS: usize = 256;
+/// Secrets of one request.
+const MAX_SECRETS: usize = 32;
+/// Hosts of one request.
+const MAX_HOSTS: usize = 256;
+/// Doors of one run, of every kind.
+const MAX_DOORS: usize = 8;
 
-/// What is granted, and the network for it. A door is a hole in a network of one's own: asking for one asks for that.
+/// The grants, and the network mode for them. A door needs a network namespace of its own, so that
+/// a request for a door is a request for one.
 pub(super) fn granted(
     policy: &Policy,
     request: &RunRequest,
     profile: &Profile,
 ) -> Result<(Grants, Network), SpecError> {
     let grants = grants_of(request, profile, &policy.maximum_budget)?;
-    let asks_egress = !request.allow_hosts.is_empty() || request.learn;
+    let requests_egress = !request.allow_hosts.is_empty() || request.learn;
     let network = match request.network {
         Some(network) => network,
-        // Who names hosts means these, and no others.
-        None if asks_egress => Network::Doors,
+        // A request that names hosts allows these and no others, also where the profile is open.
+        None if requests_egress => Network::Doors,
         None if grants.ports().is_empty() || profile.network == Network::Open => profile.network,
         None => Network::Doors,
     };
-    // Rules of a profile without a network wait for somebody who asks; doors to models do not.
+    // The egress rules of a profile without a network apply only where the request names a mode.
     let has_egress = profile.egress.is_some()
         && (profile.network != Network::None || request.network.is_some())
-        || asks_egress;
-    // There names and neighbours are that network's, which a door would stand before.
+        || requests_egress;
     let has_rules = has_egress
         && profile
             .egress
             .as_ref()
             .is_some_and(|rules| !rules.is_empty());
-    let has_egress = !joins_instead(request, network, asks_egress || has_rules)? && has_egress;
+    let joins_network = joins_internal_network(request, network, requests_egress || has_rules)?;
+    let has_egress = has_egress && !joins_network;
     let needs_doors = |option: &str, hint: &str| {
         Err(invalid(
             format!("{option} needs the network mode `doors`"),
@@ -46,7 +51,7 @@ pub(super) fn granted(
         ))
     };
     match network {
-        Network::None | Network::Host if asks_egress => needs_doors(
+        Network::None | Network::Host if requests_egress => needs_doors(
             "a host that may be reached",
             "leave --network away, or say --network doors",
         ),
@@ -63,25 +68,27 @@ pub(super) fn granted(
     }
 }
 
-/// Whether the run joins a network of a container engine instead of having an egress door. Of a door that lets nothing out
-/// nobody would miss anything; any other must be chosen against the network.
-fn joins_instead(
+/// Whether the run joins an internal network of a container engine, which takes the place of the
+/// egress door: there, DNS and neighbours are those of the network. A door without rules is dropped
+/// silently, because it lets nothing out; any other is refused together with the network.
+fn joins_internal_network(
     request: &RunRequest,
     network: Network,
-    lets_out: bool,
+    door_has_rules: bool,
 ) -> Result<bool, SpecError> {
     let would_open = match network {
         Network::None | Network::Host => false,
-        Network::Doors => lets_out,
+        Network::Doors => door_has_rules,
         Network::Open => true,
     };
-    match request.internal_network.is_some() {
-        true if would_open => Err(invalid(
+    let joins = request.internal_network.is_some();
+    if joins && would_open {
+        return Err(invalid(
             "--internal-network and an egress door do not go together",
             "choose one: leave --internal-network away, or say --network none and name no hosts",
-        )),
-        joins => Ok(joins),
+        ));
     }
+    Ok(joins)
 }
 
 /// The rules of the profile, then those of the request.
@@ -91,22 +98,23 @@ fn egress_of(
     profile: &Profile,
     network: Network,
 ) -> Result<EgressGrant, SpecError> {
-    if request.allow_hosts.len() > MOST_HOSTS {
+    if request.allow_hosts.len() > MAX_HOSTS {
         return Err(invalid(
-            format!("more than {MOST_HOSTS} hosts"),
+            format!("more than {MAX_HOSTS} hosts"),
             "use patterns: --allow-host '*.example.com'",
         ));
     }
     let hint = "write --allow-host pypi.org, '*.pythonhosted.org' or db.example.com:5432";
-    let asked = request
+    let requested = request
         .allow_hosts
         .iter()
-        .map(|text| EgressRule::from_option(text));
-    let asked: Vec<EgressRule> = asked
-        .collect::<Result<_, _>>()
+        .map(|text| EgressRule::from_option(text))
+        .collect::<Result<Vec<_>, _>>()
         .map_err(|bad| invalid(bad, hint))?;
-    if let Some(most) = &policy.maximum_hosts
-        && let Some(beyond) = asked.iter().find(|rule| !is_among(&rule.host, most))
+    if let Some(allowed) = &policy.maximum_hosts
+        && let Some(beyond) = requested
+            .iter()
+            .find(|rule| !is_within_any(&rule.host, allowed))
     {
         return Err(SpecError {
             code: ErrorCode::PolicyDenied,
@@ -116,7 +124,7 @@ fn egress_of(
         });
     }
     let mut rules = profile.egress.clone().unwrap_or_default();
-    rules.extend(asked);
+    rules.extend(requested);
     if network == Network::Open {
         rules.push(EgressRule::open());
     }
@@ -134,11 +142,11 @@ fn egress_of(
     })
 }
 
-fn is_among(pattern: &HostPattern, others: &[HostPattern]) -> bool {
+fn is_within_any(pattern: &HostPattern, others: &[HostPattern]) -> bool {
     others.iter().any(|other| pattern.is_within(other))
 }
 
-/// What is asked for at doors.
+/// The grants at the doors to models.
 fn grants_of(
     request: &RunRequest,
     profile: &Profile,
@@ -149,13 +157,13 @@ fn grants_of(
     let models: Vec<ModelPattern> = models
         .collect::<Result<_, crate::BadModelPattern>>()
         .map_err(|bad| invalid(bad, hint))?;
-    let asked = request.llm.is_some() || request.inference;
-    if !asked && (!models.is_empty() || request.budget != Budget::default()) {
+    let has_model_door = request.llm.is_some() || request.inference;
+    if !has_model_door && (!models.is_empty() || request.budget != Budget::default()) {
         let message = "a budget or a list of models needs a door";
         return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
     }
-    let asked_for = request.budget.or(maximum);
-    if asked_for.within(maximum) != asked_for {
+    let requested = request.budget.or(maximum);
+    if requested.within(maximum) != requested {
         let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
         return Err(invalid("the budget is over the operator's maximum", hint));
     }
@@ -178,7 +186,8 @@ fn grants_of(
     })
 }
 
-/// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
+/// Secrets that the program gets as variables: each variable once, and only where the profile
+/// allows secrets.
 pub(super) fn secrets(
     texts: &[OsString],
     env: &BTreeMap<EnvName, OsString>,
@@ -193,9 +202,9 @@ pub(super) fn secrets(
                 .to_owned(),
         });
     }
-    if texts.len() > MOST_SECRETS {
+    if texts.len() > MAX_SECRETS {
         return Err(invalid(
-            format!("more than {MOST_SECRETS} secrets"),
+            format!("more than {MAX_SECRETS} secrets"),
             "let fewer in",
         ));
     }
@@ -204,16 +213,16 @@ pub(super) fn secrets(
         .iter()
         .map(|text| {
             let (secret, variable) = secret(text)?;
-            match seen.insert(variable.clone()) {
-                true => Ok((secret, variable)),
-                false => Err(invalid(
+            if !seen.insert(variable.clone()) {
+                return Err(invalid(
                     format!(
                         "the variable `{}` is set twice",
                         shown(variable.as_os_str())
                     ),
                     "give each --secret and --env its own variable",
-                )),
+                ));
             }
+            Ok((secret, variable))
         })
         .collect()
 }
@@ -236,19 +245,20 @@ fn secret(text: &OsStr) -> Result<(String, EnvName), SpecError> {
 /// The ports of all doors.
 pub(super) fn ports(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
     let mut seen = BTreeSet::new();
-    if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
+    if ports.len() > MAX_DOORS || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
         return Err(invalid(
             "doors need up to eight different ports, none of them 0",
             "give each door its own port",
         ));
     }
-    match (ports.is_empty(), network) {
-        (false, Network::None | Network::Host) => Err(invalid(
+    let has_doors = matches!(network, Network::Doors | Network::Open);
+    if !ports.is_empty() && !has_doors {
+        return Err(invalid(
             "a door needs the network mode `doors`",
             "add --network doors",
-        )),
-        _ => Ok(ports.to_vec()),
+        ));
     }
+    Ok(ports.to_vec())
 }
 
 #[cfg(test)]
@@ -272,14 +282,14 @@ mod tests {
         (
             spec.sandbox.network,
             spec.grants.egress,
-            spec.sandbox.passing,
+            spec.sandbox.transparent_ports,
         )
     }
 
     #[test]
     fn who_names_hosts_gets_these_and_no_others() {
         for profile in ["restrictive", "standard", "agent"] {
-            let (network, egress, passing) = admitted(|r| {
+            let (network, egress, transparent_ports) = admitted(|r| {
                 r.profile = Some(profile.to_owned());
                 r.allow_hosts = vec!["pypi.org".to_owned(), "db.example.com:5432".to_owned()];
             });
@@ -295,7 +305,7 @@ mod tests {
                 "{profile}"
             );
             assert_eq!(
-                (network, passing),
+                (network, transparent_ports),
                 (Network::Doors, Some(Ports::These(vec![80, 443, 5432])))
             );
         }
@@ -304,9 +314,13 @@ mod tests {
     #[test]
     fn open_is_a_rule_for_all_hosts_and_none_has_no_door() {
         for profile in ["standard", "permissive"] {
-            let (network, egress, passing) = admitted(|r| r.profile = Some(profile.to_owned()));
+            let (network, egress, transparent_ports) =
+                admitted(|r| r.profile = Some(profile.to_owned()));
             assert_eq!(egress.unwrap().rules, [EgressRule::open()]);
-            assert_eq!((network, passing), (Network::Open, Some(Ports::Any)));
+            assert_eq!(
+                (network, transparent_ports),
+                (Network::Open, Some(Ports::Any))
+            );
         }
         assert_eq!(admitted(|_| {}), (Network::None, None, None));
         let (network, egress, _) = admitted(|r| r.profile = Some("agent".to_owned()));
@@ -328,7 +342,7 @@ mod tests {
         };
         let spec = ask(|_| {}).unwrap();
         assert_eq!(
-            (spec.grants.egress, spec.sandbox.passing),
+            (spec.grants.egress, spec.sandbox.transparent_ports),
             (None, None),
             "its rules allow nothing"
         );

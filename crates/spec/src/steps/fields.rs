@@ -1,4 +1,5 @@
-//! An object of JSON, read field by field: what is wrong is told with its place, and what nobody knows is refused.
+//! A JSON object, read field by field. An error names the place of the field; an unknown field is
+//! refused.
 
 use super::BadJob;
 use crate::Json;
@@ -18,7 +19,7 @@ fn bad(place: String, why: impl Into<String>) -> BadJob {
 }
 
 impl<'a> Fields<'a> {
-    /// The object itself, with these fields and no others.
+    /// An object that may have these fields and no others.
     pub(super) fn of(value: &'a Json, place: String, known: &[&str]) -> Result<Fields<'a>, BadJob> {
         let Json::Object(fields) = value else {
             return Err(bad(place, "is not an object"));
@@ -34,9 +35,10 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn place(&self, name: &str) -> String {
-        match self.place.is_empty() {
-            true => name.to_owned(),
-            false => format!("{}.{name}", self.place),
+        if self.place.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.place)
         }
     }
 
@@ -44,7 +46,7 @@ impl<'a> Fields<'a> {
         bad(self.place(name), why)
     }
 
-    /// What stands there; null stands for nothing.
+    /// The value of a field; `null` counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<&'a Json> {
         self.fields
             .get(name)

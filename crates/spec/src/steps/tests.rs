@@ -1,4 +1,6 @@
 use super::*;
+use crate::Json;
+use std::time::Duration;
 
 const PLAIN: &str = r#"{"protocol_version":"1.0","job_id":"j-1","task_id":"t-1",
     "constraints":{"max_runtime_seconds":10,"max_output_bytes":1000},
@@ -154,14 +156,14 @@ fn each_type_of_step_has_its_own_arguments() {
             step(text).unwrap(),
             Step {
                 action,
-                goes_on: false
+                continues_on_failure: false
             }
         );
     }
     assert!(
         step(r#"{"type":"list_tree","on_failure":"continue"}"#)
             .unwrap()
-            .goes_on
+            .continues_on_failure
     );
     for (text, named) in [
         (
@@ -199,7 +201,7 @@ fn a_job_without_steps_is_an_agents() {
         "steps",
         "nothing to do is no success"
     );
-    let many = vec![r#"{"type":"list_tree"}"#; MOST_STEPS + 1].join(",");
+    let many = vec![r#"{"type":"list_tree"}"#; MAX_STEPS + 1].join(",");
     assert_eq!(
         field(&PLAIN.replace(r#"{"type":"run_command","args":{"argv":["true"]}}"#, &many)),
         "steps"
@@ -241,7 +243,7 @@ fn a_result_is_believed_only_if_it_is_whole_and_of_this_job() {
     let job = read(PLAIN).unwrap();
     let good = r#"{"protocol_version":"1.0","job_id":"j-1","status":"failure","failure_code":"mine","artifacts":[{"path":"a"}],
         "steps":[{"index":0,"type":"run_command","status":"failure","exit_code":-1,"output":"x","error":"y"}]}"#;
-    let result = StepsResult::read(&json(good), &job).unwrap();
+    let result = StepJobResult::read(&json(good), &job).unwrap();
     assert_eq!(
         (result.status, result.steps[0].exit_code),
         (StepStatus::Failure, Some(-1))
@@ -268,7 +270,7 @@ fn a_result_is_believed_only_if_it_is_whole_and_of_this_job() {
         ("\"1.0\"", "\"3.0\"", "protocol_version"),
     ] {
         assert_eq!(
-            StepsResult::read(&json(&good.replace(from, to)), &job)
+            StepJobResult::read(&json(&good.replace(from, to)), &job)
                 .unwrap_err()
                 .field,
             named,

@@ -212,7 +212,7 @@ impl Folder {
             }
         };
         for name in names {
-            let swept = name.and_then(|entry: ::fs::Entry| {
+            let swept = name.and_then(|entry: ::fs::DirEntry| {
                 draft::sweep(&self.drafts, &entry.name.to_string_lossy())
             });
             match swept {

@@ -28,7 +28,7 @@ pub use read::{Part, Reading};
 use bucket::ABANDONED;
 use kept::Spot;
 use place::Shelf;
-use spec::{ArtifactLimits, Retention, Tenants, Timestamp, WorkspacePath};
+use spec::{ArtifactLimits, Retention, TenantQuotas, Timestamp, WorkspacePath};
 use std::{
     io,
     path::PathBuf,
@@ -45,7 +45,7 @@ pub struct ArtifactSettings {
     /// At most.
     pub limits: ArtifactLimits,
     /// What some owners may have instead of what each may have.
-    pub tenants: Tenants,
+    pub tenants: TenantQuotas,
     /// For how long.
     pub retention: Retention,
 }
@@ -57,7 +57,7 @@ impl ArtifactSettings {
         ArtifactSettings {
             place,
             limits: ArtifactLimits::default(),
-            tenants: Tenants::default(),
+            tenants: TenantQuotas::default(),
             retention: Retention::default(),
         }
     }
@@ -71,7 +71,7 @@ pub struct Artifacts(Arc<Inner>);
 struct Inner {
     shelf: Shelf,
     limits: ArtifactLimits,
-    tenants: Tenants,
+    tenants: TenantQuotas,
     retention: Retention,
     weight: Mutex<Weight>,
     /// One look at everything is enough at a time.

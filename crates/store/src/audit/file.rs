@@ -6,7 +6,7 @@ use super::{
     verify::{self, Check},
 };
 use crate::Upkeep;
-use journal::{Durability, Folder, Hash, LARGEST, Problem, Writer};
+use journal::{Durability, Hash, JournalDir, JournalProblem, JournalWriter, MAX_FILE_BYTES};
 use std::{
     collections::VecDeque,
     fs::File,
@@ -43,7 +43,7 @@ impl Default for AuditSettings {
             durability: Durability::Process,
             keep_for: Duration::from_secs(90 * 24 * 3600),
             keep_bytes: 16 << 30,
-            file_bytes: LARGEST,
+            file_bytes: MAX_FILE_BYTES,
         }
     }
 }
@@ -102,7 +102,7 @@ impl From<&Entry<'_>> for Note {
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) folder: Folder,
+    pub(super) folder: JournalDir,
     pub(super) marks: Marks,
     pub(super) settings: AuditSettings,
     pub(super) state: Mutex<State>,
@@ -120,7 +120,7 @@ pub(super) struct Shared {
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) writer: Writer,
+    pub(super) writer: JournalWriter,
     /// The day of the file, since 1970.
     day: u64,
     /// Up to which line everything is surely on the disk; or why a sync has failed, after which nothing is sure until the
@@ -149,7 +149,7 @@ pub(super) struct Opened {
 
 impl Shared {
     pub(super) fn open(state: &Path, settings: AuditSettings) -> io::Result<Shared> {
-        let folder = Folder::make(&state.join(FOLDER))?;
+        let folder = JournalDir::make(&state.join(FOLDER))?;
         let lock = take_lock(&folder)?;
         let marks = Marks::open(state)?;
         let parts = folder.segments()?.remove(NAME).unwrap_or_default();
@@ -175,7 +175,7 @@ impl Shared {
             part,
             n: 0,
             hash: Hash::default(),
-            began_ms: journal::now(),
+            began_ms: journal::now_ms(),
             removed: false,
         };
         for beginning in end
@@ -188,10 +188,10 @@ impl Shared {
         let began = end
             .beginnings
             .last()
-            .map_or_else(journal::now, |beginning| beginning.began_ms);
+            .map_or_else(journal::now_ms, |beginning| beginning.began_ms);
         let synced = Ok(mark.map_or(0, |mark| mark.n));
         let state = State {
-            writer: Writer::new(CALLED, file, part, end.head),
+            writer: JournalWriter::new(CALLED, file, part, end.head),
             day: began / DAY_MS,
             synced,
             waiting: VecDeque::new(),
@@ -325,7 +325,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self, state: &mut State, entry: &Entry<'_>) -> io::Result<u64> {
-        let today = journal::now() / DAY_MS;
+        let today = journal::now_ms() / DAY_MS;
         if state.writer.length() >= self.settings.file_bytes
             || today > state.day && state.writer.length() > 0
         {
@@ -355,7 +355,7 @@ impl Shared {
     fn next_file(&self, state: &mut State) -> io::Result<()> {
         let (head, before) = (state.writer.head(), Arc::clone(&state.writer.file));
         state.writer.next_file(&self.folder, NAME, false)?;
-        let (part, began_ms) = (state.writer.part(), journal::now());
+        let (part, began_ms) = (state.writer.part(), journal::now_ms());
         let beginning = Beginning {
             part,
             n: head.n,
@@ -372,10 +372,10 @@ impl Shared {
     }
 }
 
-fn take_lock(folder: &Folder) -> io::Result<File> {
+fn take_lock(folder: &JournalDir) -> io::Result<File> {
     let lock = folder.lock_file(NAME)?;
     let until = Instant::now() + PATIENCE;
-    while !journal::lock(&lock)? {
+    while !journal::try_lock(&lock)? {
         if Instant::now() > until {
             return Err(io::Error::other("the audit belongs to another process"));
         }
@@ -385,10 +385,10 @@ fn take_lock(folder: &Folder) -> io::Result<File> {
 }
 
 /// Whether somebody writes it now.
-pub(super) fn is_live(folder: &Folder) -> bool {
+pub(super) fn is_live(folder: &JournalDir) -> bool {
     folder
         .lock_file(NAME)
-        .and_then(|file| journal::lock(&file))
+        .and_then(|file| journal::try_lock(&file))
         .is_ok_and(|free| !free)
 }
 
@@ -402,7 +402,7 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
     let Some(_alone) = Upkeep::alone(state)? else {
         return Err(io::Error::other("the state folder is being copied"));
     };
-    let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
+    let place = state.join(format!("{FOLDER}-aside-{}", journal::now_ms()));
     std::fs::rename(state.join(FOLDER), &place)?;
     Marks::open(state)?.forget(NAME)?;
     let audit = super::Audit::open(state)?;
@@ -418,8 +418,8 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(place))
 }
 
-impl From<Problem> for super::verify::Wrong {
-    fn from(problem: Problem) -> Self {
+impl From<JournalProblem> for super::verify::Wrong {
+    fn from(problem: JournalProblem) -> Self {
         super::verify::Wrong::Problem(problem)
     }
 }

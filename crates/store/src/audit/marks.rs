@@ -2,7 +2,7 @@
 //! the disk.
 
 use crate::database::Database;
-use journal::{Hash, Head};
+use journal::{ChainHead, Hash};
 use rusqlite::{OptionalExtension, Row, params};
 use std::{io, path::Path, time::Duration};
 
@@ -33,8 +33,8 @@ pub(super) struct Mark {
 }
 
 impl Beginning {
-    pub(super) fn head(&self) -> Head {
-        Head {
+    pub(super) fn head(&self) -> ChainHead {
+        ChainHead {
             n: self.n,
             hash: self.hash,
             offset: 0,

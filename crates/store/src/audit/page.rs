@@ -2,7 +2,7 @@
 //! shown as they stand there; whether they can be believed is `verify`'s to say.
 
 use super::{FOLDER, NAME, marks::Marks, verify::existing};
-use journal::{Folder, LONGEST, Numbered};
+use journal::{JournalDir, MAX_LINE_BYTES, NumberedRecord};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fs::File, io, os::unix::fs::FileExt, path::Path};
 
@@ -39,7 +39,7 @@ pub(super) struct Line<'a> {
     hash: Cow<'a, str>,
 }
 
-impl Numbered for Line<'_> {
+impl NumberedRecord for Line<'_> {
     fn n(&self) -> u64 {
         self.n
     }
@@ -203,7 +203,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     /// Backwards from `end`, or from the end of the file.
-    fn part(&mut self, folder: &Folder, part: u32, end: Option<u64>) -> io::Result<()> {
+    fn part(&mut self, folder: &JournalDir, part: u32, end: Option<u64>) -> io::Result<()> {
         // Its owner may remove an old one at any time.
         let Ok(file) = folder.read(NAME, part) else {
             return Ok(());
@@ -235,7 +235,7 @@ impl Reading<'_> {
             };
             if first >= whole && from > 0 {
                 // Longer than any line of ours, unless it is the last, which has no end yet.
-                end = match block.len() > LONGEST {
+                end = match block.len() > MAX_LINE_BYTES {
                     true => return Ok(()),
                     false => from,
                 };

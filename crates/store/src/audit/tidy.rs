@@ -89,7 +89,7 @@ pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
             .opened
             .retain(|opened| opened.beginning.part != beginning.part);
     }
-    shared.marks.mark(NAME, &mark, journal::now())
+    shared.marks.mark(NAME, &mark, journal::now_ms())
 }
 
 /// Makes sure of what was written until now; none if that has failed, after which nothing is sure.
@@ -170,7 +170,7 @@ pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
         .collect();
     let mut bytes: u64 = sizes.iter().sum();
     let keep_ms = u64::try_from(shared.settings.keep_for.as_millis()).unwrap_or(u64::MAX);
-    let oldest = journal::now().saturating_sub(keep_ms);
+    let oldest = journal::now_ms().saturating_sub(keep_ms);
     // The last is never removed.
     for (index, pair) in parts.windows(2).enumerate() {
         let [this, next] = [pair[0], pair[1]].map(|part| {
@@ -204,7 +204,7 @@ fn remove(shared: &Shared, this: &Beginning, next: &Beginning, rule: &str) -> io
     // Without them nobody would believe that it was removed by us, or what follows.
     shared.marks.begin(NAME, this)?;
     shared.marks.begin(NAME, next)?;
-    shared.marks.remove(NAME, this.part, journal::now())?;
+    shared.marks.remove(NAME, this.part, journal::now_ms())?;
     shared.folder.remove(NAME, this.part)
 }
 

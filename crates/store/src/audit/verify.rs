@@ -8,7 +8,7 @@ use super::{
     page::Line,
 };
 use crate::names::hexadecimal;
-use journal::{Fault, Folder, Hash, Head, Problem, Reader};
+use journal::{ChainHead, Hash, JournalDir, JournalProblem, JournalReader, ReadFault};
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read},
     path::Path,
@@ -36,7 +36,7 @@ pub struct Verified {
 pub enum Wrong {
     /// It is not as it was written.
     #[error(transparent)]
-    Problem(Problem),
+    Problem(JournalProblem),
     /// It cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
@@ -54,7 +54,7 @@ pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
 
 fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     let place = state.join(FOLDER);
-    let whole = |what: &str| Problem {
+    let whole = |what: &str| JournalProblem {
         file: place.clone(),
         line: 0,
         what: what.to_owned(),
@@ -85,10 +85,10 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     let end = check.read(0, wanted)?;
     if end.torn && !before && !is_live(&folder) {
         let file = folder.path(NAME, end.part);
-        return Err(Problem {
+        return Err(JournalProblem {
             file,
             line: end.line,
-            what: Fault::Torn.to_string(),
+            what: ReadFault::Torn.to_string(),
         }
         .into());
     }
@@ -131,15 +131,15 @@ pub fn parsed(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
-pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
-    match Folder::open(folder) {
+pub(super) fn existing(folder: &Path) -> io::Result<Option<JournalDir>> {
+    match JournalDir::open(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }
 }
 
 /// Where a file begins of which the database knows nothing, as its own first line says.
-pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beginning> {
+pub(super) fn first_of(folder: &JournalDir, name: &str, part: u32) -> io::Result<Beginning> {
     #[derive(serde::Deserialize)]
     struct First {
         n: u64,
@@ -148,7 +148,7 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
     }
     let mut text = Vec::new();
     let file = BufReader::new(folder.read(name, part)?);
-    file.take(journal::LONGEST as u64)
+    file.take(journal::MAX_LINE_BYTES as u64)
         .read_until(b'\n', &mut text)?;
     let first: First = serde_json::from_slice(&text)?;
     match (first.n, parsed(&first.prev)) {
@@ -165,7 +165,7 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
 
 /// The files of a journal, and what is known of them beside.
 pub(super) struct Check<'a> {
-    pub(super) folder: &'a Folder,
+    pub(super) folder: &'a JournalDir,
     pub(super) name: &'a str,
     pub(super) parts: &'a [u32],
     pub(super) beginnings: &'a [Beginning],
@@ -175,7 +175,7 @@ pub(super) struct Check<'a> {
 /// How far they were read and believed.
 #[derive(Debug, Default)]
 pub(super) struct End {
-    pub(super) head: Head,
+    pub(super) head: ChainHead,
     pub(super) torn: bool,
     /// The last file that was read.
     pub(super) part: u32,
@@ -192,8 +192,8 @@ pub(super) struct End {
 }
 
 impl Check<'_> {
-    fn problem(&self, part: u32, line: u64, what: impl Into<String>) -> Problem {
-        Problem {
+    fn problem(&self, part: u32, line: u64, what: impl Into<String>) -> JournalProblem {
+        JournalProblem {
             file: self.folder.path(self.name, part),
             line,
             what: what.into(),
@@ -207,7 +207,7 @@ impl Check<'_> {
     }
 
     /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
-    pub(super) fn newest(&self) -> Result<End, Problem> {
+    pub(super) fn newest(&self) -> Result<End, JournalProblem> {
         let marked = self.mark.map_or(0, |mark| mark.part);
         // One of which nothing is known is read from the one before, so that it is known from then on.
         let known = self
@@ -220,7 +220,7 @@ impl Check<'_> {
     }
 
     /// Reads them from this one on, and looks for a line of this hash.
-    fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
+    fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, JournalProblem> {
         let mut end = End {
             wanted,
             ..End::default()
@@ -263,7 +263,7 @@ impl Check<'_> {
     }
 
     /// What the first file must follow.
-    fn beginning(&self, part: u32) -> Result<Beginning, Problem> {
+    fn beginning(&self, part: u32) -> Result<Beginning, JournalProblem> {
         let before_was_removed = || self.known(part - 1).is_some_and(|before| before.removed);
         match (part, self.known(part)) {
             (0, _) => Err(self.problem(part, 0, "no file has this number")),
@@ -285,7 +285,7 @@ impl Check<'_> {
         }
     }
 
-    fn beginning_as_read(&self, part: u32, head: &Head) -> Result<Beginning, Problem> {
+    fn beginning_as_read(&self, part: u32, head: &ChainHead) -> Result<Beginning, JournalProblem> {
         match self.known(part) {
             Some(known) if (known.n, known.hash) != (head.n, head.hash) => {
                 Err(self.problem(part, 0, "it does not begin where the database says"))
@@ -295,26 +295,26 @@ impl Check<'_> {
                 part,
                 n: head.n,
                 hash: head.hash,
-                began_ms: journal::now(),
+                began_ms: journal::now_ms(),
                 removed: false,
             }),
         }
     }
 
-    fn file(&self, part: u32, is_last: bool, end: &mut End) -> Result<(), Problem> {
+    fn file(&self, part: u32, is_last: bool, end: &mut End) -> Result<(), JournalProblem> {
         let file = self.folder.read(self.name, part);
         let file = file.map_err(|error| self.problem(part, 0, error.to_string()))?;
-        let head = Head {
+        let head = ChainHead {
             offset: 0,
             ..end.head
         };
-        let mut reader = Reader::new(BufReader::with_capacity(BUFFER, file), head);
+        let mut reader = JournalReader::new(BufReader::with_capacity(BUFFER, file), head);
         let mut first = true;
         loop {
             let at = match reader.next_record::<Line<'_>>() {
                 Ok(Some(line)) => line.at,
                 Ok(None) => break,
-                Err(Fault::Torn) if is_last => {
+                Err(ReadFault::Torn) if is_last => {
                     end.torn = true;
                     break;
                 }
@@ -347,7 +347,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn reaches_the_mark(&self, end: &End) -> Result<(), Problem> {
+    fn reaches_the_mark(&self, end: &End) -> Result<(), JournalProblem> {
         let Some(mark) = self.mark else {
             return match end.lines > 0 && self.beginnings.is_empty() {
                 true => Err(self.problem(end.part, 0, "the database knows nothing of it")),

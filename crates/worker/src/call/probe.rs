@@ -11,7 +11,7 @@ use crate::{
     tools::{EntryPoint, ToolCode},
     wire::code::{self, CallRefusal},
 };
-use spec::{Status, Stream};
+use spec::{Status, StdStream};
 use std::{
     ffi::OsString,
     os::fd::AsFd,
@@ -182,7 +182,10 @@ async fn run_and_read(
         )));
     };
     if result.status != Status::Succeeded {
-        let stderr = stderr_summary(&read_output(&exec, Stream::Stderr), &inner.settings.hidden);
+        let stderr = stderr_summary(
+            &read_output(&exec, StdStream::Stderr),
+            &inner.settings.hidden,
+        );
         let why = result.error.map(|error| error.message);
         let why = why.unwrap_or_else(|| format!("it ended with status {}", result.exit_status));
         return Err(bad(if stderr.is_empty() { why } else { stderr }));
@@ -197,7 +200,7 @@ async fn run_and_read(
     while (answer.len() as u64) < total {
         let piece = exec
             .output()
-            .read(Stream::Stdout, answer.len() as u64, 1 << 20);
+            .read(StdStream::Stdout, answer.len() as u64, 1 << 20);
         if piece.from != answer.len() as u64 || piece.bytes.is_empty() {
             return Err(bad("some of the answer is lost".to_owned()));
         }

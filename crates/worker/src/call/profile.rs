@@ -15,7 +15,7 @@
 //! | network | none | public addresses, through the egress door | the same |
 
 use crate::tools;
-use spec::{ExtraMounts, Limits, Maximum, Policy, Size, Time};
+use spec::{ExtraMounts, LimitSet, Limits, Policy, Size, Time};
 
 /// How strictly a tool is confined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,7 +71,7 @@ struct ProcessLimits {
 fn process_limits(profile: ToolProfile) -> ProcessLimits {
     let kib = 1 << 10;
     let mib = 1 << 20;
-    let queues = Limits::MESSAGE_QUEUES.0;
+    let queues = Limits::DEFAULT_MESSAGE_QUEUES.0;
     let (stack, locked_memory, message_queues, nice) = match profile {
         ToolProfile::Restrictive => (8 * mib, 64 * kib, queues, 15),
         ToolProfile::Standard => (16 * mib, 256 * kib, queues, 10),
@@ -86,12 +86,12 @@ fn process_limits(profile: ToolProfile) -> ProcessLimits {
 }
 
 /// The profile's limits, lowered by those of the tool.
-pub(crate) fn limits(policy: &Policy, profile: ToolProfile, own: &tools::ToolLimits) -> Maximum {
+pub(crate) fn limits(policy: &Policy, profile: ToolProfile, own: &tools::ToolLimits) -> LimitSet {
     let Some(usual) = policy
         .profile(profile.name())
         .map(|profile| &profile.limits)
     else {
-        return Maximum::default();
+        return LimitSet::default();
     };
     let narrower = |own: Option<u32>, usual: u32| own.map_or(usual, |own| own.clamp(1, usual));
     let cpu_time = usual
@@ -107,9 +107,9 @@ pub(crate) fn limits(policy: &Policy, profile: ToolProfile, own: &tools::ToolLim
         nice,
     } = process_limits(profile);
     let stack = own.stack_bytes.map_or(stack, |own| {
-        own.clamp(Limits::SMALLEST_STACK.0.min(stack), stack)
+        own.clamp(Limits::MIN_STACK.0.min(stack), stack)
     });
-    Maximum {
+    LimitSet {
         stack: Some(Size(stack)),
         locked_memory: Some(Size(locked_memory)),
         message_queues: Some(Size(message_queues)),
@@ -118,7 +118,7 @@ pub(crate) fn limits(policy: &Policy, profile: ToolProfile, own: &tools::ToolLim
         file_size: Some(file_size),
         open_files: Some(narrower(own.open_files, usual.open_files)),
         pids: Some(narrower(own.processes, usual.pids)),
-        ..Maximum::default()
+        ..LimitSet::default()
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!((limits.open_files, limits.pids), (Some(1), Some(7)));
         assert_eq!(
             (limits.stack, limits.nice),
-            (Some(Limits::SMALLEST_STACK), Some(10))
+            (Some(Limits::MIN_STACK), Some(10))
         );
     }
 }

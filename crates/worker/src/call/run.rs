@@ -24,7 +24,7 @@ use crate::{
 };
 use engine::{Exec, ExecResult, SessionState, UnreadInput};
 use serde_json::{Map, Value};
-use spec::{LimitName, Status, Stream};
+use spec::{LimitName, Status, StdStream};
 use std::{
     collections::BTreeSet,
     path::PathBuf,
@@ -470,14 +470,14 @@ impl Call<'_> {
 
     /// Keeps the output for the log.
     fn capture_output(&mut self, exec: &Exec) {
-        let stdout = read_output(exec, Stream::Stdout);
+        let stdout = read_output(exec, StdStream::Stdout);
         let own = if self.done.was_warm {
             READY.len().min(stdout.len())
         } else {
             0
         };
         self.done.stdout = stdout[own..].to_vec();
-        self.done.stderr = read_output(exec, Stream::Stderr);
+        self.done.stderr = read_output(exec, StdStream::Stderr);
     }
 
     /// Collects the result and saves the files, which have their own timeouts.
@@ -593,9 +593,9 @@ async fn is_cancelled(mut cancelled: watch::Receiver<bool>) {
 }
 
 /// Beginning and end of a program's output.
-pub(super) fn read_output(exec: &Exec, stream: Stream) -> Vec<u8> {
+pub(super) fn read_output(exec: &Exec, stream: StdStream) -> Vec<u8> {
     let mut kept = exec.take_beginning(stream);
-    let place = if stream == Stream::Stdout { 0 } else { 1 };
+    let place = if stream == StdStream::Stdout { 0 } else { 1 };
     let begun = kept.len() as u64;
     let total = exec.output().lengths()[place];
     if total > begun {

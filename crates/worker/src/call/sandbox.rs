@@ -198,7 +198,7 @@ impl SandboxFactory {
             ..RunRequest::default()
         };
         // Calls have their own timeouts, and sandboxes end with this process.
-        let life = Some(spec::LONGEST_LIFETIME);
+        let life = Some(spec::MAX_SESSION_LIFETIME);
         SessionRequest {
             run,
             idle: life,

@@ -229,7 +229,7 @@ pub fn unknown_variables<N: AsRef<OsStr>>(
         let Some(name) = name.as_ref().to_str().filter(is_strange) else {
             continue;
         };
-        let message = match spec::nearest(name, &known) {
+        let message = match spec::closest_name(name, &known) {
             Some(near) => format!("nobody knows it; was `{near}` meant?"),
             None => "nobody knows it".to_owned(),
         };

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{call::profile::ToolProfile, wire::topic::TopicBase};
 use serde_json::Value;
-use spec::nearest;
+use spec::closest_name;
 use std::{
     ops::RangeInclusive,
     path::{Component, Path, PathBuf},

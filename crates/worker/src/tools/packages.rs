@@ -22,8 +22,8 @@ use engine::{
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use spec::{
-    ErrorInfo, ExecRequest, Maximum, Network, Policy, RunRequest, SessionRequest, Size, Status,
-    Stream, Time,
+    ErrorInfo, ExecRequest, LimitSet, Network, Policy, RunRequest, SessionRequest, Size, Status,
+    StdStream, Time,
 };
 use std::{
     collections::BTreeSet,
@@ -277,12 +277,12 @@ impl Installer {
         } else {
             Network::None
         };
-        let limits = Maximum {
+        let limits = LimitSet {
             memory: Some(Size(SANDBOX_BYTES)),
             disk: Some(Size(SANDBOX_BYTES)),
             file_size: Some(Size(LAYER_LIMITS.bytes)),
             wall_time: Some(Time(INSTALL_TIMEOUT)),
-            ..Maximum::default()
+            ..LimitSet::default()
         };
         let PackageIndex { url, trusted_host } = &self.0.index;
         let variables = [("PIP_INDEX_URL", url), ("PIP_TRUSTED_HOST", trusted_host)].into_iter();
@@ -475,7 +475,7 @@ async fn check_install(exec: &Exec, what: &InstallRequest<'_>) -> Result<(), Too
     }
     let output = exec.output();
     let from = output.lengths()[1].saturating_sub(64 << 10);
-    let stderr = output.read(Stream::Stderr, from, 64 << 10).bytes;
+    let stderr = output.read(StdStream::Stderr, from, 64 << 10).bytes;
     let stderr = String::from_utf8_lossy(&stderr);
     let errors: Vec<&str> = stderr
         .lines()

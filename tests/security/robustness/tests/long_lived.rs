@@ -1,7 +1,7 @@
 //! One engine that lives on while its helpers are killed, as in a server: each run ends with a result, the next one
 //! works, and nothing piles up. Everything below this process is looked at, so the tests here take turns.
 
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, PoolSettings, Settings};
 use robustness::{Bench, eventually, host, orphans, random::SeededRandom};
 use spec::{Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{fs, path::PathBuf};
@@ -114,10 +114,10 @@ async fn kill_busy_helpers() {
 }
 
 fn pooled(bench: &Bench) -> Engine {
-    let pool = Pool {
-        parked: 3,
-        berths: 0,
-        ..Pool::OFF
+    let pool = PoolSettings {
+        warm_sandboxes: 3,
+        prepared_namespaces: 0,
+        ..PoolSettings::OFF
     };
     Engine::open(Settings {
         pool,
@@ -201,7 +201,7 @@ async fn kill_under_programs() {
         let mut run = engine.start(busy.clone());
         while !matches!(
             run.next_event().await,
-            Some(spec::Event::Output { .. }) | None
+            Some(spec::RunEvent::Output { .. }) | None
         ) {}
         let all = helpers();
         kill(all[chance.below(all.len() as u64) as usize]);

@@ -3,7 +3,7 @@
 //!
 //! `AIRLOCK_KILLS` says how many kills (a quarter of it; 60 unless said), `AIRLOCK_SEED` repeats a storm.
 
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, PoolSettings, Settings};
 use robustness::{Bench, PATIENCE, eventually, host, orphans, random::SeededRandom};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{
@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
-const POOL: Pool = Pool {
-    parked: 3,
-    berths: 2,
-    ..Pool::OFF
+const POOL: PoolSettings = PoolSettings {
+    warm_sandboxes: 3,
+    prepared_namespaces: 2,
+    ..PoolSettings::OFF
 };
 const STATE: &str = "AIRLOCK_POOLS_STATE";
 

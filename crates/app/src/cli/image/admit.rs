@@ -11,7 +11,7 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use spec::{Admitted, Digest, ImageFacts, ImageRef, ImageUse, Refused};
+use spec::{CandidateImage, Digest, ImageAdmission, ImageRef, ImageRefusal, ImageUse};
 
 /// The answer is no.
 const NOT_ADMITTED: u8 = 1;
@@ -68,7 +68,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         .digest
         .or_else(|| options.reference.digest().cloned());
     let labels = options.labels.into_iter().collect();
-    let facts = ImageFacts {
+    let facts = CandidateImage {
         reference: Some(options.reference),
         digest,
         labels,
@@ -79,20 +79,22 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
 /// Without the policy nobody needs a list, nor a folder to keep it in.
 fn decision(
     config: &Config,
-    facts: &ImageFacts,
+    facts: &CandidateImage,
     use_: ImageUse,
-) -> Result<Result<Admitted, Refused>, Failure> {
+) -> Result<Result<ImageAdmission, ImageRefusal>, Failure> {
     let policy = &config.policy.images;
     match entry::is_open(config) {
-        true => Ok(spec::decide(policy, &[], facts, use_, &[])),
+        true => Ok(spec::admit_image(policy, &[], facts, use_, &[])),
         false => Ok(entry::open(config)?.admit(policy, facts, use_, &[])),
     }
 }
 
-fn tell(decision: Result<Admitted, Refused>, json: bool) -> Result<u8, Failure> {
+fn tell(decision: Result<ImageAdmission, ImageRefusal>, json: bool) -> Result<u8, Failure> {
     let (allowed, by, reason, hint) = match decision {
-        Ok(Admitted::Unrestricted) => (true, None, "every image may be used here".to_owned(), None),
-        Ok(Admitted::By(entry)) => {
+        Ok(ImageAdmission::Unrestricted) => {
+            (true, None, "every image may be used here".to_owned(), None)
+        }
+        Ok(ImageAdmission::By(entry)) => {
             let name = entry::name(&entry.pattern, entry.pin.as_ref());
             (
                 true,

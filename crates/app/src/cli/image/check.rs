@@ -18,7 +18,7 @@ use image::{
     secrets::Search,
 };
 use spec::{
-    ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User,
+    ImageConfig, ImagePolicy, LimitSet, Network, RunRequest, RunResult, Size, Status, Time, User,
 };
 use std::{
     ffi::OsString,
@@ -221,8 +221,8 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
         network: Some(Network::None),
         user: subject.user,
         limits: match effort {
-            Effort::Small => Maximum::default(),
-            Effort::Large => Maximum {
+            Effort::Small => LimitSet::default(),
+            Effort::Large => LimitSet {
                 memory: Some(Size(2 << 30)),
                 cpu_time: Some(Time(Duration::from_secs(300))),
                 wall_time: Some(Time(Duration::from_secs(600))),
@@ -230,7 +230,7 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
                 file_size: Some(Size(512 << 20)),
                 open_files: Some(1024),
                 disk: Some(Size(1 << 30)),
-                ..Maximum::default()
+                ..LimitSet::default()
             },
         },
         ..RunRequest::default()

@@ -2,7 +2,7 @@
 
 use crate::{cli::message::Failure, config::Config};
 use rustix::process::getuid;
-use spec::{Digest, ErrorCode, ImagePattern, ImageRule, Who};
+use spec::{Digest, ErrorCode, ImagePattern, ImageRule, LocalUser};
 use std::{
     fs::File,
     io::{self, Read},
@@ -73,11 +73,11 @@ pub(super) fn is_open(config: &Config) -> bool {
 }
 
 /// Whoever started this command.
-pub(super) fn who() -> Who {
+pub(super) fn who() -> LocalUser {
     let uid = getuid().as_raw();
     // Without a name he is known by his number.
     let name = users().ok().and_then(|users| name_in(&users, uid));
-    Who { uid, name }
+    LocalUser { uid, name }
 }
 
 fn users() -> io::Result<String> {

@@ -13,7 +13,7 @@ use crate::{
 };
 use http::HeaderName;
 use serde_json::{Value, json};
-use spec::Stream;
+use spec::StdStream;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -198,9 +198,9 @@ impl Seen {
     fn output(&mut self, data: &str) -> Result<Piece, String> {
         let piece = run::Output::read(data)?;
         let stream = piece.stream();
-        let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == Stream::Stderr)]);
+        let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == StdStream::Stderr)]);
         self.lost = self.lost.saturating_add(lost);
-        if stream == Stream::Stderr {
+        if stream == StdStream::Stderr {
             self.last = bytes
                 .last()
                 .copied()

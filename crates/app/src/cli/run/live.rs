@@ -10,7 +10,7 @@ use super::{
     terminal,
 };
 use engine::Run;
-use spec::{Event, RunResult, Stream};
+use spec::{RunEvent, RunResult, StdStream};
 use std::{
     io::{self, IsTerminal},
     time::Duration,
@@ -57,7 +57,7 @@ pub(in crate::cli) enum Show {
 }
 
 /// A piece of output on its way.
-pub(in crate::cli) type Piece = (Stream, Vec<u8>);
+pub(in crate::cli) type Piece = (StdStream, Vec<u8>);
 
 /// What came of waiting for the next event.
 pub(in crate::cli) enum Step {
@@ -95,7 +95,7 @@ pub(super) async fn follow(
             words = &mut remind, if !has_reminded => {
                 has_reminded = true;
                 // A queue that is full belongs to a terminal that stands still: nobody would read it.
-                _ = outlet.as_ref().map(|outlet| outlet.try_send((Stream::Stdout, words.into_bytes())));
+                _ = outlet.as_ref().map(|outlet| outlet.try_send((StdStream::Stdout, words.into_bytes())));
             }
             step = next(&mut run, outlet.as_ref()) => match step {
                 Step::More => {}
@@ -155,12 +155,14 @@ async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<Piece>>) -> Step {
         },
     };
     match (run.next_event().await, room) {
-        (Some(Event::Output { stream, data }), Some(room)) => {
+        (Some(RunEvent::Output { stream, data }), Some(room)) => {
             room.send((stream, data));
             Step::More
         }
         // What was denied is said at the end, where it does not break into the program's output.
-        (Some(Event::Output { .. } | Event::Started { .. } | Event::Denied(_)), _) => Step::More,
+        (Some(RunEvent::Output { .. } | RunEvent::Started { .. } | RunEvent::Denied(_)), _) => {
+            Step::More
+        }
         (None, _) => Step::Over,
     }
 }
@@ -230,8 +232,8 @@ async fn deliver(
 ) -> io::Result<()> {
     while let Some((stream, data)) = pieces.recv().await {
         match stream {
-            Stream::Stdout => stdout.write(&data).await?,
-            Stream::Stderr => stderr.write(&data).await?,
+            StdStream::Stdout => stdout.write(&data).await?,
+            StdStream::Stderr => stderr.write(&data).await?,
         }
     }
     stdout.finish().await?;
@@ -280,9 +282,9 @@ mod tests {
     fn bytes_arrive_unchanged_and_in_order_on_their_own_stream() {
         let (sender, receiver) = mpsc::channel(8);
         for (stream, data) in [
-            (Stream::Stdout, &b"a\0\xff\r\n"[..]),
-            (Stream::Stderr, b"problem\n"),
-            (Stream::Stdout, b"\x1b[31mb"),
+            (StdStream::Stdout, &b"a\0\xff\r\n"[..]),
+            (StdStream::Stderr, b"problem\n"),
+            (StdStream::Stdout, b"\x1b[31mb"),
         ] {
             sender.try_send((stream, data.to_vec())).unwrap();
         }
@@ -297,7 +299,7 @@ mod tests {
     fn a_terminal_gets_only_what_is_fit_for_it_however_it_is_cut() {
         let (sender, receiver) = mpsc::channel(8);
         for data in [&b"a\x1b[3"[..], b"1mred\x1b]52;c;eA==\x07", b"\x1b["] {
-            sender.try_send((Stream::Stdout, data.to_vec())).unwrap();
+            sender.try_send((StdStream::Stdout, data.to_vec())).unwrap();
         }
         drop(sender);
         let mut stdout = Vec::new();
@@ -317,7 +319,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel(8);
         let (ours, theirs) = tokio::io::duplex(64);
         drop(theirs);
-        sender.try_send((Stream::Stdout, b"x".to_vec())).unwrap();
+        sender.try_send((StdStream::Stdout, b"x".to_vec())).unwrap();
         let delivery = block_on(async {
             let writer = tokio::spawn(deliver(receiver, plain(ours), plain(Vec::new())));
             delivered(Some(writer)).await
@@ -329,7 +331,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_a_failure_of_delivery() {
         let (sender, receiver) = mpsc::channel(8);
-        sender.try_send((Stream::Stdout, b"x".to_vec())).unwrap();
+        sender.try_send((StdStream::Stdout, b"x".to_vec())).unwrap();
         let delivery = block_on(async {
             let full = std::fs::OpenOptions::new()
                 .write(true)

@@ -4,8 +4,8 @@ use super::{super::message::Failure, Identity};
 use crate::config::Surroundings;
 use clap::Args;
 use spec::{
-    Backend, Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest,
-    Size, Time, User,
+    Backend, Barrier, Budget, Contract, Cpus, LimitSet, Money, Network, Policy, Profile,
+    RunRequest, Size, Time, User,
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -346,7 +346,7 @@ impl Options {
             read_only_workspace: sharing == Some(Sharing::ReadOnly),
             env: environment(&self.env_from, &self.env, surroundings)?,
             limits: self.limits(),
-            exact: None,
+            allowed_paths: None,
             command: self.command,
             profile: self.profile,
             backend: self.backend,
@@ -378,8 +378,8 @@ impl Options {
             },
             secrets: self.secret,
             inputs: self.input,
-            inputs_given: Vec::new(),
-            inputs_kept: Vec::new(),
+            inline_inputs: Vec::new(),
+            artifact_inputs: Vec::new(),
             artifacts: self.artifact,
             allow_protected: self.allow_protected,
             hide: self.hide,
@@ -394,8 +394,8 @@ impl Options {
         })
     }
 
-    fn limits(&self) -> Maximum {
-        Maximum {
+    fn limits(&self) -> LimitSet {
+        LimitSet {
             memory: self.memory,
             cpu_time: self.cpu_time,
             cpus: self.cpus,
@@ -406,7 +406,7 @@ impl Options {
             disk: self.disk,
             output: self.output,
             // The others are for profiles.
-            ..Maximum::default()
+            ..LimitSet::default()
         }
     }
 }
@@ -598,7 +598,7 @@ mod tests {
             "--", "echo", "--json", "-x",
         ]).unwrap();
         let wanted = RunRequest {
-            exact: None,
+            allowed_paths: None,
             command: vec!["echo".into(), "--json".into(), "-x".into()],
             profile: Some("agent".into()),
             backend: Some("native".into()),
@@ -613,7 +613,7 @@ mod tests {
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
             volumes: vec!["v:/v".into()],
             caller_env: surroundings().variables,
-            limits: Maximum {
+            limits: LimitSet {
                 memory: "1G".parse().ok(),
                 cpu_time: "1m".parse().ok(),
                 cpus: "1.5".parse().ok(),
@@ -623,7 +623,7 @@ mod tests {
                 open_files: Some(8),
                 disk: "2M".parse().ok(),
                 output: "3M".parse().ok(),
-                ..Maximum::default()
+                ..LimitSet::default()
             },
             network: Some(Network::None),
             internal_network: Some("i".into()),
@@ -640,8 +640,8 @@ mod tests {
             },
             secrets: vec!["s=S".into()],
             inputs: vec!["n=f".into()],
-            inputs_given: Vec::new(),
-            inputs_kept: Vec::new(),
+            inline_inputs: Vec::new(),
+            artifact_inputs: Vec::new(),
             artifacts: vec!["o".into()],
             allow_protected: vec![".git".into()],
             hide: vec!["*.x".into()],

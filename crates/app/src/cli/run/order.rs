@@ -4,7 +4,7 @@ use super::{super::message::Failure, links};
 use crate::config::Surroundings;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
-use spec::{Budget, Contract, Maximum, RunRequest};
+use spec::{Budget, Contract, LimitSet, RunRequest};
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
@@ -114,7 +114,7 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         copy_on_write,
         staged,
         mounts,
-        exact: _,
+        allowed_paths: _,
         volumes,
         env,
         caller_env: _,
@@ -137,8 +137,8 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
             },
         secrets,
         inputs: _,
-        inputs_given: _,
-        inputs_kept: _,
+        inline_inputs: _,
+        artifact_inputs: _,
         artifacts,
         allow_protected,
         hide,
@@ -196,8 +196,8 @@ fn is_unsaid(value: &Value) -> bool {
     }
 }
 
-fn limited(limits: Maximum) -> Map<String, Value> {
-    let Maximum {
+fn limited(limits: LimitSet) -> Map<String, Value> {
+    let LimitSet {
         memory,
         cpu_time,
         cpus,

@@ -17,7 +17,7 @@ use http::{HeaderName, Method, header::ACCEPT};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use spec::{
-    ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, Stream, Timestamp,
+    ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, StdStream, Timestamp,
 };
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
@@ -401,11 +401,11 @@ impl Shown {
     }
 
     /// What of an output is new.
-    fn output(&mut self, event: &Event) -> Result<(Stream, Vec<u8>), Failure> {
+    fn output(&mut self, event: &Event) -> Result<(StdStream, Vec<u8>), Failure> {
         let piece = Output::read(&event.data).map_err(|cause| self.asked.client.foreign(cause))?;
         let (index, stream) = match piece.stream {
-            StreamName::Stdout => (0, Stream::Stdout),
-            StreamName::Stderr => (1, Stream::Stderr),
+            StreamName::Stdout => (0, StdStream::Stdout),
+            StreamName::Stderr => (1, StdStream::Stderr),
         };
         let (bytes, lost) = piece.beyond(&mut self.at[index]);
         self.lost += lost;
@@ -482,10 +482,10 @@ impl Output {
         Ok(piece)
     }
 
-    pub(in crate::cli) fn stream(&self) -> Stream {
+    pub(in crate::cli) fn stream(&self) -> StdStream {
         match self.stream {
-            StreamName::Stdout => Stream::Stdout,
-            StreamName::Stderr => Stream::Stderr,
+            StreamName::Stdout => StdStream::Stdout,
+            StreamName::Stderr => StdStream::Stderr,
         }
     }
 

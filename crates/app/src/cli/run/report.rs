@@ -138,11 +138,11 @@ fn limit_note(limit: &LimitName) -> String {
 #[cfg(test)]
 mod tests {
     use super::{super::super::message::render, *};
-    use spec::{ArtifactRef, ErrorInfo, Id, Timestamp, Truncated, Usage};
+    use spec::{ArtifactRef, ErrorInfo, Id, Timestamp, Truncation, Usage};
 
     fn result(status: Status) -> RunResult {
         RunResult {
-            moments: Default::default(),
+            phase_times: Default::default(),
             run_id: Id::new("r").unwrap(),
             task_id: None,
             job_id: None,
@@ -152,7 +152,7 @@ mod tests {
             exit_status: 0,
             stdout: Vec::new(),
             stderr: Vec::new(),
-            truncated: Truncated::default(),
+            truncated: Truncation::default(),
             output: None,
             error: None,
             started_at: Timestamp(0),

@@ -16,7 +16,7 @@ use clap::Args;
 use http::{HeaderName, Method};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use spec::{ErrorInfo, Status, Stream, Time};
+use spec::{ErrorInfo, Status, StdStream, Time};
 use std::ffi::OsString;
 
 const EXAMPLES: &str = "\
@@ -277,7 +277,7 @@ impl Started {
                     let piece = run::Output::read(&event.data)
                         .map_err(|cause| self.client.foreign(cause))?;
                     let stream = piece.stream();
-                    let index = usize::from(stream == Stream::Stderr);
+                    let index = usize::from(stream == StdStream::Stderr);
                     let (bytes, skipped) = piece.beyond(&mut at[index]);
                     lost += skipped;
                     if let Some(to) = &outlet

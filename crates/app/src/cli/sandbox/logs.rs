@@ -10,7 +10,7 @@ use crate::{
     remote::{Answer, Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use spec::Stream;
+use spec::StdStream;
 use std::io;
 
 /// Whose output.
@@ -41,10 +41,10 @@ enum Name {
 }
 
 impl Options {
-    fn stream(&self) -> (Stream, &'static str) {
+    fn stream(&self) -> (StdStream, &'static str) {
         match self.stream {
-            Name::Stdout => (Stream::Stdout, "stdout"),
-            Name::Stderr => (Stream::Stderr, "stderr"),
+            Name::Stdout => (StdStream::Stdout, "stdout"),
+            Name::Stderr => (StdStream::Stderr, "stderr"),
         }
     }
 

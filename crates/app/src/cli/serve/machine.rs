@@ -1,7 +1,7 @@
 //! What keys without `admin` may have where the operator does not say it: from the size of the machine, so that one of
 //! them cannot take all of it.
 
-use spec::{Maximum, Size, Time};
+use spec::{LimitSet, Size, Time};
 use std::{fs, time::Duration};
 
 /// A machine that does not say how large it is counts as one of this memory.
@@ -31,15 +31,15 @@ impl Machine {
 
     /// What one run or sandbox may have: half of the memory, on disks in memory as much, a sixteenth of the threads, a
     /// day. Of CPUs nobody has more than there are.
-    pub(super) fn maximum(&self) -> Maximum {
+    pub(super) fn maximum(&self) -> LimitSet {
         let half = whole_mib(self.memory_bytes / 2);
         let pids = (self.threads / 16).clamp(LEAST_PIDS, MOST_PIDS);
-        Maximum {
+        LimitSet {
             memory: Some(half),
             disk: Some(half),
             pids: Some(pids as u32),
             wall_time: Some(Time(LONGEST_RUN)),
-            ..Maximum::default()
+            ..LimitSet::default()
         }
     }
 

@@ -346,7 +346,7 @@ fn text(
 fn grace(config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
     // A link to what is not there is somebody's, and named by whoever reads it.
     if config.symlink_metadata().is_err() {
-        return Ok(spec::Bounds::default().grace);
+        return Ok(spec::ServerLimits::default().grace);
     }
     let flags = crate::config::Flags {
         config: Some(config.to_owned()),

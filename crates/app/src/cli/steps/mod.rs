@@ -15,7 +15,7 @@ use clap::Args;
 use engine::steps::{JobControl, JobOutcome, JobRunner};
 use serde::Serialize;
 use serde_json::json;
-use spec::{ExecutionMode, StepJob, StepStatus, StepsResult, WorkspaceChanges};
+use spec::{ExecutionMode, StepJob, StepJobResult, StepStatus, WorkspaceChanges};
 use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 use tokio::sync::watch;
 
@@ -164,14 +164,14 @@ impl Order {
     }
 
     /// The job as it was given; what cannot be read is a result, too.
-    fn document(&self) -> Result<Vec<u8>, Box<StepsResult>> {
+    fn document(&self) -> Result<Vec<u8>, Box<StepJobResult>> {
         let read = match &self.job {
             Some(path) => paper::read(path),
             None => paper::read_stdin(),
         };
         read.map_err(|error| {
             let message = format!("the job cannot be read: {error}");
-            Box::new(StepsResult::of("").failed("schema_validation", message))
+            Box::new(StepJobResult::of("").failed("schema_validation", message))
         })
     }
 
@@ -192,7 +192,7 @@ impl Order {
             Err(failure) => {
                 let message = format!("{}; {}", failure.message, failure.hint);
                 (
-                    StepsResult::of(job.job_id.as_str())
+                    StepJobResult::of(job.job_id.as_str())
                         .failed("start_failed", message)
                         .into(),
                     false,
@@ -292,7 +292,7 @@ impl Order {
 #[derive(Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
-    result: &'a StepsResult,
+    result: &'a StepJobResult,
     #[serde(skip_serializing_if = "Option::is_none")]
     workspace: Option<&'a WorkspaceChanges>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -356,7 +356,7 @@ fn say_output(bytes: &[u8]) {
     message::say_plainly(&lines);
 }
 
-fn lines(result: &StepsResult) -> Vec<String> {
+fn lines(result: &StepJobResult) -> Vec<String> {
     let named = |status: StepStatus| match status {
         StepStatus::Success => "success",
         StepStatus::Failure => "failure",

@@ -4,7 +4,7 @@ use super::super::message::Failure;
 use ::fs::Dir;
 use rustix::fs::Mode;
 use serde::Serialize;
-use spec::MOST_JOB_BYTES;
+use spec::MAX_JOB_BYTES;
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
@@ -14,7 +14,7 @@ use std::{
 /// One byte more than a job may have is enough to know that it is too long.
 fn bounded(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(MOST_JOB_BYTES as u64 + 1)
+    from.take(MAX_JOB_BYTES as u64 + 1)
         .read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -119,10 +119,10 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
     };
     assert_eq!(
         doors.quotas,
-        Tenants {
+        TenantQuotas {
             named: [("acme".to_owned(), acme)].into(),
             other,
-            usual_memory: None,
+            default_memory: None,
         }
     );
 }

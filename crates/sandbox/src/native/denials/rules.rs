@@ -10,9 +10,7 @@ use rustix::{
     fs::{self, AtFlags, CWD},
     io::Errno,
 };
-use spec::{
-    Access, HOME, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE,
-};
+use spec::{Access, DNS_PORT, HOME, InsidePath, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE};
 use std::{
     net::SocketAddr,
     os::unix::fs::MetadataExt,
@@ -119,7 +117,7 @@ impl Rules {
         to: SocketAddr,
         stream: bool,
     ) -> Option<(i32, &'static str)> {
-        let (port, names) = (to.port(), to.port() == NAMES_PORT);
+        let (port, names) = (to.port(), to.port() == DNS_PORT);
         let arrives =
             |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
         match &self.reach {

@@ -7,7 +7,7 @@ use super::{
     walk::{self, Next, Visit},
 };
 use rustix::fs::{FileType, OFlags};
-use spec::{Hidden, Hide, ProtectedNames};
+use spec::{HiddenFiles, HideDecision, ProtectedNames};
 use std::{
     ffi::OsStr,
     fs::File,
@@ -32,7 +32,7 @@ const GIT_CONTENTS: [&str; 5] = ["objects", "refs", "logs", "hooks", "lfs"];
 
 /// What was found so far.
 pub(super) struct Hiding<'a> {
-    hide: &'a Hide,
+    hide: &'a HiddenFiles,
     /// Relative to the workspace.
     pub(super) found: Vec<PathBuf>,
     /// Sockets, of whomever.
@@ -40,7 +40,7 @@ pub(super) struct Hiding<'a> {
 }
 
 impl<'a> Hiding<'a> {
-    pub(super) fn new(hide: &'a Hide) -> Hiding<'a> {
+    pub(super) fn new(hide: &'a HiddenFiles) -> Hiding<'a> {
         Hiding {
             hide,
             found: Vec::new(),
@@ -77,7 +77,7 @@ impl<'a> Hiding<'a> {
                 return Ok(Next::Pass);
             }
             let path = above.join(visit.path);
-            let is_settings = self.hide.judge(&path) == Hidden::IfCredentials;
+            let is_settings = self.hide.decide(&path) == HideDecision::IfCredentials;
             if is_settings || visit.kind == FileType::Socket {
                 self.hides(visit, &path)?;
             }
@@ -97,12 +97,14 @@ impl<'a> Hiding<'a> {
     /// Whether what is visited, which has this path in the workspace, is hidden.
     pub(super) fn hides(&mut self, visit: &Visit<'_>, path: &Path) -> io::Result<bool> {
         let is_file = visit.kind == FileType::RegularFile;
-        let hides = match self.hide.judge(path) {
-            Hidden::Yes => true,
-            Hidden::No => false,
+        let hides = match self.hide.decide(path) {
+            HideDecision::Yes => true,
+            HideDecision::No => false,
             // What cannot be read may be one.
-            Hidden::IfPrivateKey => is_file && holds_key(visit.folder, visit.name).unwrap_or(true),
-            Hidden::IfCredentials => {
+            HideDecision::IfPrivateKey => {
+                is_file && holds_key(visit.folder, visit.name).unwrap_or(true)
+            }
+            HideDecision::IfCredentials => {
                 is_file && holds_credentials(visit.folder, visit.name).unwrap_or(true)
             }
         };

@@ -16,7 +16,7 @@ use rustix::{
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
-use spec::{HeldBack, HoldReason, Id};
+use spec::{HeldBackPath, HoldReason, Id};
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, DirBuilder, File},
@@ -217,7 +217,7 @@ impl HoldFolder {
     }
 
     /// What was taken out of a workspace that is not settled: the next sweep goes on.
-    pub(super) fn leave(self) -> Vec<HeldBack> {
+    pub(super) fn leave(self) -> Vec<HeldBackPath> {
         self.things.iter().map(held_back).collect()
     }
 
@@ -231,7 +231,7 @@ impl HoldFolder {
     }
 
     /// The run is settled: what was taken out is the user's now, and without any the folder goes.
-    pub(super) fn close(self) -> io::Result<Vec<HeldBack>> {
+    pub(super) fn close(self) -> io::Result<Vec<HeldBackPath>> {
         // Left of a removal that was killed.
         remove(self.folder.as_fd(), OsStr::new(REMOVED))?;
         rustix::fs::unlinkat(&self.folder, START, AtFlags::empty())?;
@@ -331,8 +331,8 @@ fn set_aside(folder: BorrowedFd<'_>, name: &OsStr, to: &str, why: &io::Error) ->
     Err(io::Error::other(message))
 }
 
-fn held_back(thing: &HeldThing) -> HeldBack {
-    HeldBack {
+fn held_back(thing: &HeldThing) -> HeldBackPath {
+    HeldBackPath {
         path: String::from_utf8_lossy(&thing.path).into_owned(),
         why: thing.why,
     }

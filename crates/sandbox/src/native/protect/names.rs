@@ -207,7 +207,7 @@ pub fn lifts_nothing(path: &Path, is_folder: bool, rules: &ProtectedNames) -> Op
         ));
     }
     let known: Vec<&str> = PROTECTED.iter().map(|it| it.name).collect();
-    let near = path.to_str().and_then(|it| spec::nearest(it, &known));
+    let near = path.to_str().and_then(|it| spec::closest_name(it, &known));
     let near = near.map(|near| format!("; did you mean `{near}`?"));
     (!is_folder).then(|| format!("it is no protected name{}", near.unwrap_or_default()))
 }

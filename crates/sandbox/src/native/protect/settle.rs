@@ -565,7 +565,7 @@ pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::{super::hide::Hiding, *};
-    use spec::{Hide, Id};
+    use spec::{HiddenFiles, Id};
     use std::fs;
 
     #[test]
@@ -575,7 +575,7 @@ mod tests {
         let workspace = folder.join("workspace");
         fs::create_dir_all(workspace.join("old/below")).unwrap();
         let handle = fs::File::open(&workspace).unwrap();
-        let nothing = Hide::nothing();
+        let nothing = HiddenFiles::none();
         let (names, mut hiding) = (ProtectedNames::default(), Hiding::new(&nothing));
         // The start takes the coarse clock, which is behind the times of files.
         let now = || {

@@ -394,7 +394,7 @@ fn the_folder_for_artifacts_does_not_stay_unless_it_was_there() {
     assert_eq!(place.names(), Vec::<String>::new());
     let protection = place.put_up(&[]).unwrap();
     place.write(".artifacts/out/a.txt", "not kept");
-    let held = HeldBack {
+    let held = HeldBackPath {
         path: ".artifacts".to_owned(),
         why: HoldReason::Artifacts,
     };
@@ -587,7 +587,7 @@ fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
         paths: vec![path("tools/hooks")],
         allowed: vec![path("x")],
     };
-    let nothing = Hide::nothing();
+    let nothing = HiddenFiles::none();
     let mut start = Start::look(workspace.as_fd(), &names, &mut Hiding::new(&nothing)).unwrap();
     start.expect(workspace.as_fd(), &[path("in/put"), path("sub/put")]);
     assert_eq!((start.inputs.len(), start.folders.len()), (2, 1));
@@ -811,7 +811,7 @@ fn inputs_and_the_folders_made_for_them_go_and_what_was_there_stays() {
     let spec = place.spec(|request| {
         let names = ["a", "new/deep/b", "there/c", "full/d"];
         let given = |name: &str| (PathBuf::from(name), b"x".as_slice().into());
-        request.inputs_given = names.map(given).into();
+        request.inline_inputs = names.map(given).into();
     });
     let put = || {
         for path in ["a", "new/deep/b", "there/c", "full/d", "full/programs"] {

@@ -6,7 +6,7 @@ use crate::{
     world::{Mode, Outcome, Without, World, allowed, mount, native, outcome},
 };
 use init::step::Step;
-use spec::{Barrier, LimitName, Maximum, Network, RunRequest, RunResult, User};
+use spec::{Barrier, LimitName, LimitSet, Network, RunRequest, RunResult, User};
 use std::{
     fs,
     io::Write,
@@ -475,7 +475,7 @@ fn path_rules_for_sockets(world: &World) -> Case {
     }
 }
 
-fn limited(request: RunRequest, change: impl FnOnce(&mut Maximum)) -> RunRequest {
+fn limited(request: RunRequest, change: impl FnOnce(&mut LimitSet)) -> RunRequest {
     let mut limits = request.limits.clone();
     change(&mut limits);
     RunRequest { limits, ..request }

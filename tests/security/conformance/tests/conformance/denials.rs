@@ -5,12 +5,12 @@ use crate::{
     runner::Proof,
     world::{Mode, Outcome, World, admit, allowed, mount, native, outcome},
 };
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, PoolSettings, Settings};
 use init::{
     filter::{self, Verdict},
     step::Step,
 };
-use spec::{Denial, Event, Network, RunRequest, RunResult, Status, Stream};
+use spec::{Denial, Network, RunEvent, RunRequest, RunResult, Status, StdStream};
 use std::{
     collections::BTreeSet,
     fs,
@@ -586,15 +586,15 @@ fn a_denial_is_heard_of_while_the_program_runs(world: &World) {
         let (mut denied, mut ready) = (None, None);
         while denied.is_none() || ready.is_none() {
             match run.next_event().await.expect("it waits for its input") {
-                Event::Denied(denial) => {
+                RunEvent::Denied(denial) => {
                     assert_eq!(denial, in_root("/usr/x"));
                     denied = Some(Instant::now());
                 }
-                Event::Output {
-                    stream: Stream::Stdout,
+                RunEvent::Output {
+                    stream: StdStream::Stdout,
                     ..
                 } => ready = Some(Instant::now()),
-                Event::Output { .. } | Event::Started { .. } => {}
+                RunEvent::Output { .. } | RunEvent::Started { .. } => {}
             }
         }
         let late = denied
@@ -658,9 +658,9 @@ fn neither_a_second_listener_nor_an_undumpable_program_escapes_the_look(world: &
 }
 
 fn a_sandbox_made_ahead_tells_as_much(world: &World) {
-    let pool = Pool {
-        parked: 1,
-        ..Pool::OFF
+    let pool = PoolSettings {
+        warm_sandboxes: 1,
+        ..PoolSettings::OFF
     };
     let state = world.folder.join(world.unique("state"));
     let engine = Engine::open(Settings {

@@ -5,7 +5,7 @@ use crate::{
     world::{World, cgroups_with, mount, processes_with, quick},
 };
 use engine::Run;
-use spec::{ErrorCode, LimitName, Maximum, RunRequest, RunResult, Status};
+use spec::{ErrorCode, LimitName, LimitSet, RunRequest, RunResult, Status};
 use std::{
     fs::{self, File},
     os::unix::fs::PermissionsExt,
@@ -23,7 +23,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn for_a_second(request: RunRequest) -> RunRequest {
-    let limits = Maximum {
+    let limits = LimitSet {
         wall_time: "1s".parse().ok(),
         ..quick()
     };

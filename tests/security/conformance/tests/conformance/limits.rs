@@ -5,7 +5,7 @@ use crate::{
     world::{Outcome, Without, World, allowed, outcome, quick},
 };
 use init::step::Step;
-use spec::{Barrier, Enforcer, ErrorCode, LimitName, Maximum, RunRequest, RunResult, Status};
+use spec::{Barrier, Enforcer, ErrorCode, LimitName, LimitSet, RunRequest, RunResult, Status};
 
 pub(crate) fn proofs() -> Vec<Proof> {
     crate::proofs![
@@ -24,8 +24,8 @@ pub(crate) fn proofs() -> Vec<Proof> {
     ]
 }
 
-fn limited(request: RunRequest, limits: Maximum) -> RunRequest {
-    let limits = Maximum {
+fn limited(request: RunRequest, limits: LimitSet) -> RunRequest {
+    let limits = LimitSet {
         wall_time: quick().wall_time,
         ..limits
     };
@@ -45,9 +45,9 @@ fn the_result_says_what_holds_each_limit(world: &World) {
 
 /// A cgroup kills it; a resource limit refuses it the memory.
 fn one_process_over_its_memory_is_stopped(world: &World) {
-    let limits = Maximum {
+    let limits = LimitSet {
         memory: "64M".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let request = limited(world.probe(&["take-own-memory", "128"]), limits);
     let result = world.run(request.clone());
@@ -77,9 +77,9 @@ fn one_process_over_its_memory_is_stopped(world: &World) {
 }
 
 fn forks(world: &World) -> RunRequest {
-    let limits = Maximum {
+    let limits = LimitSet {
         pids: Some(16),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     limited(world.probe(&["take-pids", "40"]), limits)
 }
@@ -97,9 +97,9 @@ fn pids_are_limited_without_cgroups_too(world: &World) {
     // Each box has its own count: a second one at the same time has as many.
     let within = limited(
         world.probe(&["take-pids", "12"]),
-        Maximum {
+        LimitSet {
             pids: Some(16),
-            ..Maximum::default()
+            ..LimitSet::default()
         },
     );
     let engine = world.engine(&Without {
@@ -111,9 +111,9 @@ fn pids_are_limited_without_cgroups_too(world: &World) {
         &engine,
         limited(
             holding,
-            Maximum {
+            LimitSet {
                 pids: Some(16),
-                ..Maximum::default()
+                ..LimitSet::default()
             },
         ),
     );
@@ -139,9 +139,9 @@ fn pids_are_limited_without_resource_limits_where_there_are_cgroups(world: &Worl
 }
 
 fn a_file_that_grows_too_large_ends_the_program(world: &World) {
-    let limits = Maximum {
+    let limits = LimitSet {
         file_size: "2M".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let fill = |mebibytes| {
         limited(
@@ -158,9 +158,9 @@ fn a_file_that_grows_too_large_ends_the_program(world: &World) {
 }
 
 fn open_files_are_limited(world: &World) {
-    let limits = Maximum {
+    let limits = LimitSet {
         open_files: Some(20),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let open = |count| limited(world.probe(&["open-files", count]), limits.clone());
     assert_eq!(world.attempt(open("30")), Outcome::Refused(libc::EMFILE));
@@ -172,12 +172,12 @@ fn open_files_are_limited(world: &World) {
 }
 
 fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
-    let limits = Maximum {
+    let limits = LimitSet {
         stack: "4M".parse().ok(),
         locked_memory: "16K".parse().ok(),
         message_queues: "400K".parse().ok(),
         nice: Some(15),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let probe = |arguments: &[&str]| limited(world.probe(arguments), limits.clone());
     let got = format!("{} {} 15", 4 << 20, 400 << 10);
@@ -192,10 +192,10 @@ fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
         allowed()
     );
     // More than the host gives is no reason not to begin.
-    let most = Maximum {
+    let most = LimitSet {
         stack: "1T".parse().ok(),
         message_queues: "1T".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     assert!(matches!(
         world.attempt(limited(world.probe(&["standing"]), most)),
@@ -222,9 +222,9 @@ fn many_sandboxes_at_once_leave_each_its_open_files(world: &World) {
 fn full_scratch_space_is_named(world: &World) {
     // In a container each place has a part of its own: three eighths for this one.
     let disk = if world.maker.is_some() { "16M" } else { "8M" };
-    let limits = Maximum {
+    let limits = LimitSet {
         disk: disk.parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let fill = |mebibytes| {
         limited(
@@ -242,9 +242,9 @@ fn full_scratch_space_is_named(world: &World) {
 }
 
 fn too_much_output_is_cut_and_said(world: &World) {
-    let limits = Maximum {
+    let limits = LimitSet {
         output: "1K".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let print = |count| {
         let script = format!("head -c {count} /dev/zero; printf end >&2");
@@ -289,10 +289,10 @@ fn no_cpu_limit_is_claimed_where_none_was_asked_for(world: &World) {
             result.enforced_by["cpu"],
         )
     };
-    assert_eq!(claimed(Maximum::default()), (false, Enforcer::Nothing));
-    let limits = Maximum {
+    assert_eq!(claimed(LimitSet::default()), (false, Enforcer::Nothing));
+    let limits = LimitSet {
         cpu_time: "10s".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     assert_eq!(claimed(limits), (world.has_cgroups(), world.enforcer));
 }

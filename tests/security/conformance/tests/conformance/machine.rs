@@ -6,7 +6,7 @@ use crate::{
     world::{Outcome, Without, World, allowed, quick},
 };
 use init::step::Step;
-use spec::{Maximum, Network, RunRequest, Status, User};
+use spec::{LimitSet, Network, RunRequest, Status, User};
 use std::fs;
 
 pub(crate) fn proofs() -> Vec<Proof> {
@@ -85,7 +85,7 @@ fn cpus_outside() -> usize {
 fn limited(request: RunRequest, memory: &str, cpus: Option<&str>) -> RunRequest {
     let cpus = cpus.map(|text| text.parse().expect("CPUs"));
     RunRequest {
-        limits: Maximum {
+        limits: LimitSet {
             memory: memory.parse().ok(),
             cpus,
             ..quick()

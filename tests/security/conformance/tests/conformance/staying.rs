@@ -8,7 +8,7 @@ use crate::{
 };
 use init::step::Step;
 use sandbox::{Ended, Process, Program, Sandbox, SandboxError, Told};
-use spec::{Denial, ErrorCode, Id, Maximum, RunRequest, RunSpec};
+use spec::{Denial, ErrorCode, Id, LimitSet, RunRequest, RunSpec};
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
@@ -79,14 +79,14 @@ fn shell(script: &str) -> Program {
     }
 }
 
-fn staying_spec(world: &World, limits: Maximum) -> RunSpec {
+fn staying_spec(world: &World, limits: LimitSet) -> RunSpec {
     let request = RunRequest {
         command: vec!["true".into()],
         limits,
         ..world.probe(&[""; 0])
     };
     let mut spec = admit(request);
-    spec.sandbox.stays = true;
+    spec.sandbox.outlives_programs = true;
     spec
 }
 
@@ -382,7 +382,7 @@ fn a_planted_directory_leads_nowhere_outside(world: &World) {
 
 fn programs_at_once_are_bounded(world: &World) {
     world.runtime.block_on(async {
-        let pids = Maximum {
+        let pids = LimitSet {
             pids: Some(128),
             ..world.probe(&[""; 0]).limits
         };

@@ -5,7 +5,7 @@ use crate::{
     world::{Outcome, Without, World, admit, allowed},
 };
 use init::step::Step;
-use spec::{Event, RunRequest, Status, TerminalSize};
+use spec::{RunEvent, RunRequest, Status, TerminalSize};
 use std::fs;
 
 const SIZE: TerminalSize = TerminalSize {
@@ -145,7 +145,7 @@ fn a_terminal_has_the_size_it_is_given(world: &World) {
         let mut seen = Vec::new();
         while !seen.ends_with(b"ready 31 101\r\n") {
             match run.next_event().await {
-                Some(Event::Output { data, .. }) => seen.extend(data),
+                Some(RunEvent::Output { data, .. }) => seen.extend(data),
                 Some(_) => {}
                 None => panic!(
                     "ended before it was ready: {}",

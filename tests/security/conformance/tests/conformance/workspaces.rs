@@ -4,7 +4,7 @@ use crate::{
     runner::Proof,
     world::{Mode, Outcome, SOMEBODY, World, allowed, outcome},
 };
-use spec::{ErrorCode, HeldBack, HoldReason, RunRequest, Status};
+use spec::{ErrorCode, HeldBackPath, HoldReason, RunRequest, Status};
 use std::{
     collections::BTreeMap,
     fs,
@@ -178,7 +178,7 @@ fn what_a_program_makes_under_a_protected_name_is_taken_out(world: &World) {
         let held = result.workspace.map(|changes| changes.held_back);
         let why = HoldReason::ProtectedName;
         let path = name.to_owned();
-        assert_eq!(held, Some(vec![HeldBack { path, why }]), "{name}");
+        assert_eq!(held, Some(vec![HeldBackPath { path, why }]), "{name}");
         assert_eq!(tree(&workspace), before, "{name}");
     }
     let made = world.attempt(in_workspace(

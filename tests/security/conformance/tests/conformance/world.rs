@@ -1,8 +1,10 @@
 //! What every proof stands on: the probe, sandboxes with and without certain steps, and oracles on the host.
 
-use engine::{Engine, Hosts, Pool, Run, Settings};
+use engine::{Engine, Hosts, PoolSettings, Run, Settings};
 use init::step::Step;
-use spec::{Barrier, Enforcer, Event, Maximum, Policy, RunRequest, RunResult, RunSpec, Stream};
+use spec::{
+    Barrier, Enforcer, LimitSet, Policy, RunEvent, RunRequest, RunResult, RunSpec, StdStream,
+};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -266,10 +268,10 @@ impl World {
 
     /// In a sandbox that was made ahead: parked where it can be, else in a berth.
     fn run_pooled(&self, request: RunRequest, without: &Without) -> RunResult {
-        let pool = Pool {
-            parked: 1,
-            berths: 1,
-            ..Pool::OFF
+        let pool = PoolSettings {
+            warm_sandboxes: 1,
+            prepared_namespaces: 1,
+            ..PoolSettings::OFF
         };
         let state = self.folder.join(self.unique("state"));
         let engine = self.open(
@@ -395,8 +397,8 @@ async fn wait_ready(run: &mut Run) {
     let mut seen = Vec::new();
     while !seen.ends_with(b"ready\n") {
         match run.next_event().await {
-            Some(Event::Output {
-                stream: Stream::Stdout,
+            Some(RunEvent::Output {
+                stream: StdStream::Stdout,
                 data,
             }) => seen.extend(data),
             Some(_) => {}
@@ -409,10 +411,10 @@ async fn wait_ready(run: &mut Run) {
 }
 
 /// Nothing here takes long; what hangs shall not hang the suite.
-pub(crate) fn quick() -> Maximum {
-    Maximum {
+pub(crate) fn quick() -> LimitSet {
+    LimitSet {
         wall_time: "60s".parse().ok(),
-        ..Maximum::default()
+        ..LimitSet::default()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use engine::{Engine, Settings};
 use serde_json::json;
-use spec::{Event, Maximum, Policy, RunRequest, RunResult, RunSpec};
+use spec::{LimitSet, Policy, RunEvent, RunRequest, RunResult, RunSpec};
 use std::{env, ffi::OsString, fs, path::Path, time::Duration};
 
 fn spec_of(program: &Path) -> RunSpec {
@@ -11,9 +11,9 @@ fn spec_of(program: &Path) -> RunSpec {
     let command = ["python3", "-c", &text].map(OsString::from).to_vec();
     let hosts = ["a.example", "inside.example"].map(str::to_owned).to_vec();
     // As many as a hostile program may have by its processes together.
-    let limits = Maximum {
+    let limits = LimitSet {
         open_files: Some(4096),
-        ..Maximum::default()
+        ..LimitSet::default()
     };
     let request = RunRequest {
         command,
@@ -83,8 +83,8 @@ async fn main() {
     let mut said = Vec::new();
     while !String::from_utf8_lossy(&said).contains("ready") {
         match attack.next_event().await.expect("it says when it is ready") {
-            Event::Output { data, .. } => said.extend(data),
-            Event::Started { .. } | Event::Denied(_) => {}
+            RunEvent::Output { data, .. } => said.extend(data),
+            RunEvent::Started { .. } | RunEvent::Denied(_) => {}
         }
     }
     let beside = engine.run(spec_of(Path::new(polite))).await;

@@ -1,42 +1,42 @@
-//! How a server keeps its log.
+//! Settings of the server's log.
 
 use std::{path::PathBuf, str::FromStr};
 
-/// How a log is kept.
+/// Settings of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
-    /// What is less grave is left out.
+    /// The lowest level that is logged.
     pub level: LogLevel,
-    /// For people or for programs.
+    /// The format of a line.
     pub format: LogFormat,
-    /// Where; stderr unless said.
+    /// The file; stderr without one.
     pub file: Option<LogFile>,
-    /// Nothing that is not at least a warning: on the way out, not in the records of the node.
+    /// Whether the log itself has warnings and errors only. The node's telemetry keeps every level.
     pub quiet: bool,
 }
 
-/// A log in files: `PATH`, and behind it `PATH.1` to `PATH.KEEP`, the newest first.
+/// A log file with rotation: `PATH`, then `PATH.1` to `PATH.KEEP`, the newest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFile {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// No piece is larger.
+    /// The size at which it is rotated.
     pub size: u64,
-    /// How many older pieces stay.
+    /// The number of rotated files that stay.
     pub keep: u32,
 }
 
-/// How grave something is; the gravest first.
+/// The severity of a line, the highest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Something is broken.
+    /// A failure.
     Error,
-    /// Somebody should look at it.
+    /// A condition that an operator should look at.
     Warn,
-    /// What happens.
+    /// A normal event.
     #[default]
     Info,
-    /// What happens inside.
+    /// Details for debugging.
     Debug,
 }
 
@@ -60,13 +60,13 @@ impl LogLevel {
     }
 }
 
-/// What lines look like.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 

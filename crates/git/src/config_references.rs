@@ -1,25 +1,26 @@
-//! What of git's configuration names programs and files: git on the host runs and obeys them, wherever they lie.
+//! Programs and files that git's configuration names. Git on the host runs and obeys them, also
+//! when they lie in the workspace.
 
-use crate::config::{Config, Entry};
+use crate::config::{Config, ConfigEntry};
 
-/// Something that a setting names.
+/// A file or a word of a command in the value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named {
-    /// Another file of settings, relative to the one that names it.
-    Settings(String),
+pub enum ConfigReference {
+    /// An included configuration file, relative to the one that names it.
+    ConfigFile(String),
     /// A path, relative to the top of the worktree.
     Path(String),
-    /// A word of a command, run at the top of the worktree.
+    /// A word of a command, which git runs at the top of the worktree.
     Word {
         /// The word itself.
         word: String,
-        /// Whether it is looked for in `PATH` if it has no `/`.
+        /// Whether it is the first word, which is looked up in `PATH` if it has no `/`.
         first: bool,
     },
 }
 
-/// Settings whose value is a command; nothing for every key of a section.
-const COMMANDS: &[(&str, &[&str])] = &[
+/// Settings whose value is a command. No keys mean every key of the section.
+const COMMAND_KEYS: &[(&str, &[&str])] = &[
     (
         "core",
         &[
@@ -58,28 +59,28 @@ const COMMANDS: &[(&str, &[&str])] = &[
 ];
 
 /// Settings whose value is a command if it begins with `!`.
-const PERHAPS_COMMANDS: &[(&str, &[&str])] = &[("alias", &[]), ("submodule", &["update"])];
-const PATHS: &[(&str, &[&str])] = &[("core", &["hookspath"]), ("init", &["templatedir"])];
-const SETTINGS: &[(&str, &[&str])] = &[("include", &["path"]), ("includeif", &["path"])];
+const MARKED_COMMAND_KEYS: &[(&str, &[&str])] = &[("alias", &[]), ("submodule", &["update"])];
+const PATH_KEYS: &[(&str, &[&str])] = &[("core", &["hookspath"]), ("init", &["templatedir"])];
+const INCLUDE_KEYS: &[(&str, &[&str])] = &[("include", &["path"]), ("includeif", &["path"])];
 
-/// What a shell puts between words.
-const BETWEEN: &[char] = &[
+/// Characters that separate words in a shell.
+const WORD_SEPARATORS: &[char] = &[
     ' ', '\t', '\n', '"', '\'', '`', ';', '|', '&', '(', ')', '<', '>', '=', ',',
 ];
-/// What stands for the top of the worktree in commands.
-const TOP: [&str; 4] = [
+/// Shell expressions for the top of the worktree.
+const WORKTREE_EXPRESSIONS: [&str; 4] = [
     "$(git rev-parse --show-toplevel)",
     "`git rev-parse --show-toplevel`",
     "${PWD}",
     "$PWD",
 ];
 
-/// Everything that a file of settings names.
-pub fn named(config: &Config) -> Vec<Named> {
+/// All files and words that a configuration file names.
+pub fn config_references(config: &Config) -> Vec<ConfigReference> {
     config.entries.iter().flat_map(of_entry).collect()
 }
 
-fn of_entry(entry: &Entry) -> Vec<Named> {
+fn of_entry(entry: &ConfigEntry) -> Vec<ConfigReference> {
     let Some(value) = &entry.value else {
         return Vec::new();
     };
@@ -88,28 +89,32 @@ fn of_entry(entry: &Entry) -> Vec<Named> {
             *section == entry.section && (keys.is_empty() || keys.contains(&entry.key.as_str()))
         })
     };
-    if is_in(SETTINGS) {
-        return vec![Named::Settings(value.clone())];
+    if is_in(INCLUDE_KEYS) {
+        return vec![ConfigReference::ConfigFile(value.clone())];
     }
-    if is_in(PATHS) {
-        return vec![Named::Path(value.clone())];
+    if is_in(PATH_KEYS) {
+        return vec![ConfigReference::Path(value.clone())];
     }
     match value.strip_prefix('!') {
-        Some(command) if is_in(PERHAPS_COMMANDS) || is_in(COMMANDS) => words(command),
-        None if is_in(COMMANDS) => words(value),
+        Some(command) if is_in(MARKED_COMMAND_KEYS) || is_in(COMMAND_KEYS) => words(command),
+        None if is_in(COMMAND_KEYS) => words(value),
         Some(_) | None => Vec::new(),
     }
 }
 
-fn words(command: &str) -> Vec<Named> {
-    let command = TOP
+fn words(command: &str) -> Vec<ConfigReference> {
+    let command = WORKTREE_EXPRESSIONS
         .iter()
         .fold(command.to_owned(), |command, top| command.replace(top, "."));
-    let words = command.split(BETWEEN).filter(|word| !word.is_empty());
-    let words = words.enumerate().map(|(place, word)| Named::Word {
-        word: word.to_owned(),
-        first: place == 0,
-    });
+    let words = command
+        .split(WORD_SEPARATORS)
+        .filter(|word| !word.is_empty());
+    let words = words
+        .enumerate()
+        .map(|(place, word)| ConfigReference::Word {
+            word: word.to_owned(),
+            first: place == 0,
+        });
     words.collect()
 }
 
@@ -117,14 +122,14 @@ fn words(command: &str) -> Vec<Named> {
 mod tests {
     use super::*;
 
-    fn all(text: &str) -> Vec<Named> {
-        named(&Config::parse(text.as_bytes()))
+    fn all(text: &str) -> Vec<ConfigReference> {
+        config_references(&Config::parse(text.as_bytes()))
     }
 
     fn words_of(text: &str) -> Vec<String> {
         let word = |named| match named {
-            Named::Word { word, .. } => Some(word),
-            Named::Settings(_) | Named::Path(_) => None,
+            ConfigReference::Word { word, .. } => Some(word),
+            ConfigReference::ConfigFile(_) | ConfigReference::Path(_) => None,
         };
         all(text).into_iter().filter_map(word).collect()
     }
@@ -133,8 +138,8 @@ mod tests {
     fn paths_and_further_settings_are_found() {
         let text = "[core]\nhooksPath = tools/hooks\n[includeIf \"gitdir:/\"]\npath = ../x\n[user]\nname = a/b\n";
         let expected = [
-            Named::Path("tools/hooks".to_owned()),
-            Named::Settings("../x".to_owned()),
+            ConfigReference::Path("tools/hooks".to_owned()),
+            ConfigReference::ConfigFile("../x".to_owned()),
         ];
         assert_eq!(all(text), expected);
     }

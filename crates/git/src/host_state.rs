@@ -1,10 +1,10 @@
-//! What a repository of the host's is like when something is to arrive there: what forbids that a branch moves.
+//! The state of a host's repository before an import, as far as it forbids the update of a branch.
 
 use crate::{
-    GitError, Head, ObjectFormat, RefMap, failed,
-    handle::{self, FOLDER},
-    index, refs,
-    snapshot::{GitFolders, MOST_INDEX},
+    GitError, Head, ObjectFormat, RefMap, failed, index,
+    openat::{self, READ_DIR},
+    refs,
+    snapshot::{GitFolders, MAX_INDEX_BYTES},
 };
 use rustix::fs::OFlags;
 use std::{
@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// Files and folders that stand for something that a user has begun, with the words for it.
+/// Files and folders of an operation in progress, with its name.
 const OPERATIONS: [(&str, &str); 7] = [
     ("MERGE_HEAD", "a merge"),
     ("CHERRY_PICK_HEAD", "a cherry-pick"),
@@ -23,32 +23,32 @@ const OPERATIONS: [(&str, &str); 7] = [
     ("sequencer", "a sequence of picks"),
     ("BISECT_LOG", "a bisection"),
 ];
-/// Where another worktree says which branch it is about to give back.
+/// Files in which a worktree records the branch to which it will return.
 const HEAD_NAMES: [&str; 3] = [
     "rebase-merge/head-name",
     "rebase-apply/head-name",
     "BISECT_START",
 ];
 /// Bytes of a file that names a branch.
-const MOST_NAME: u64 = 4096;
+const MAX_NAME_BYTES: u64 = 4096;
 
-/// A repository as it is now.
+/// The state of a repository.
 #[derive(Debug)]
 pub struct HostState {
     /// Its `HEAD`.
     pub head: Head,
     /// Its references.
     pub refs: RefMap,
-    /// What the user has begun and not ended, in words.
+    /// The operation in progress.
     pub operation: Option<&'static str>,
-    /// Branches that are open in other worktrees.
+    /// Branches that are checked out in other worktrees.
     pub open_elsewhere: BTreeSet<String>,
 }
 
 impl HostState {
-    /// Reads it.
+    /// Reads the state.
     pub fn read(folders: &GitFolders, format: ObjectFormat) -> Result<HostState, GitError> {
-        let is_there = |name: &str| handle::open(&folders.git, name, OFlags::PATH).is_ok();
+        let is_there = |name: &str| openat::open(&folders.git, name, OFlags::PATH).is_ok();
         let operation = OPERATIONS.iter().find(|(name, _)| is_there(name));
         let operation = operation.map(|(_, words)| *words);
         Ok(HostState {
@@ -60,11 +60,11 @@ impl HostState {
     }
 }
 
-/// A merge of files that is not resolved, as `git stash pop` leaves it without any other trace. What cannot be read is for
-/// the git that merges the index.
+/// Unresolved conflicts, which `git stash pop` leaves without any other trace. An unreadable index
+/// is ignored here: the git that merges it reports the error.
 fn conflicts(folders: &GitFolders, format: ObjectFormat) -> Result<Option<&'static str>, GitError> {
     let index =
-        handle::read(&folders.git, "index", MOST_INDEX).map_err(failed("read the index"))?;
+        openat::read(&folders.git, "index", MAX_INDEX_BYTES).map_err(failed("read the index"))?;
     let found = index.and_then(|index| index::has_conflicts(&index, format));
     Ok((found == Some(true)).then_some("the resolution of conflicts"))
 }
@@ -78,12 +78,12 @@ fn open_elsewhere(
     if !is_same(&folders.git, &folders.common).map_err(looking())? {
         add_open(&folders.common, format, &mut open)?;
     }
-    let worktrees = match handle::open(&folders.common, "worktrees", FOLDER) {
+    let worktrees = match openat::open(&folders.common, "worktrees", READ_DIR) {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(open),
         worktrees => worktrees.map_err(looking())?,
     };
-    for name in handle::names(&worktrees).map_err(looking())? {
-        let Ok(folder) = handle::open(&worktrees, &name, FOLDER) else {
+    for name in openat::names(&worktrees).map_err(looking())? {
+        let Ok(folder) = openat::open(&worktrees, &name, READ_DIR) else {
             continue;
         };
         if !is_same(&folder, &folders.git).map_err(looking())? {
@@ -105,13 +105,13 @@ fn add_open(
 ) -> Result<(), GitError> {
     match refs::read_head(folder.as_fd(), format) {
         Ok(Head::Branch(name)) => _ = open.insert(name),
-        // What has no `HEAD` is no worktree.
+        // A folder without `HEAD` is no worktree.
         Ok(Head::Detached(_)) | Err(GitError::Unsupported(_)) => {}
         Err(error) => return Err(error),
     }
     for name in HEAD_NAMES {
-        let text = match handle::read(folder, name, MOST_NAME) {
-            // `rebase-merge` need not be a folder: then nobody rebases there.
+        let text = match openat::read(folder, name, MAX_NAME_BYTES) {
+            // If `rebase-merge` is not a folder, no rebase is in progress.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
             text => text.map_err(failed("look at the other worktrees"))?,
         };
@@ -119,9 +119,10 @@ fn add_open(
             continue;
         };
         let name = text.trim();
-        open.insert(match name.starts_with("refs/") {
-            true => name.to_owned(),
-            false => format!("refs/heads/{name}"),
+        open.insert(if name.starts_with("refs/") {
+            name.to_owned()
+        } else {
+            format!("refs/heads/{name}")
         });
     }
     Ok(())

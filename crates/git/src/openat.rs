@@ -1,5 +1,6 @@
-//! Files by handle: never out of the folder, never through a symbolic link, never waiting for a FIFO. Not by
-//! `fs`: this crate knows no other of ours, so that its formats can be tested and fuzzed by themselves.
+//! Opens files by handle: never outside the folder, never through a symbolic link, never waiting
+//! for a FIFO. The crate `fs` is not used, so that this crate depends on no other of the workspace
+//! and its formats can be tested and fuzzed alone.
 
 use rustix::{
     fs::{Dir, Mode, OFlags, ResolveFlags},
@@ -16,31 +17,33 @@ use std::{
     path::Path,
 };
 
-/// How often the kernel may say that a rename elsewhere disturbed the lookup.
-const DISTURBED: usize = 64;
-/// Names of one folder that are looked at.
-const MOST_NAMES: usize = 100_000;
+/// Attempts of a lookup that a concurrent rename disturbs.
+const MAX_LOOKUPS: usize = 64;
+/// Names of one folder that are listed.
+const MAX_NAMES: usize = 100_000;
 
-pub(crate) const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
+pub(crate) const READ_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-/// Opens beneath a folder. A new file is nobody else's to read; its mode is set later.
+/// Opens a path beneath a folder. A new file is readable for its owner only; its mode is set later.
 pub(crate) fn open(
     folder: impl AsFd,
     path: impl AsRef<Path>,
     flags: OFlags,
 ) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = match flags.contains(OFlags::CREATE) {
-        true => Mode::RUSR | Mode::WUSR,
-        false => Mode::empty(),
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
     };
-    // The kernel refuses what means nothing for a mere place.
-    let waits = match flags.contains(OFlags::PATH) {
-        true => OFlags::empty(),
-        false => OFlags::NONBLOCK | OFlags::NOCTTY,
+    // `openat2` refuses these flags together with `O_PATH`.
+    let without_waiting = if flags.contains(OFlags::PATH) {
+        OFlags::empty()
+    } else {
+        OFlags::NONBLOCK | OFlags::NOCTTY
     };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | waits;
-    for _ in 0..DISTURBED {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | without_waiting;
+    for _ in 0..MAX_LOOKUPS {
         match rustix::fs::openat2(folder.as_fd(), path.as_ref(), flags, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             opened => return Ok(opened?),
@@ -49,7 +52,7 @@ pub(crate) fn open(
     Err(Errno::AGAIN.into())
 }
 
-/// The bytes of a regular file; none if there is nothing of that name.
+/// The bytes of a regular file; none if it does not exist.
 pub(crate) fn read(
     folder: impl AsFd,
     path: impl AsRef<Path>,
@@ -64,23 +67,24 @@ pub(crate) fn read(
     }
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > most {
-        true => Err(io::Error::other(format!("it is longer than {most} bytes"))),
-        false => Ok(Some(bytes)),
+    if bytes.len() as u64 > most {
+        return Err(io::Error::other(format!("it is longer than {most} bytes")));
     }
+    Ok(Some(bytes))
 }
 
 /// The names in a folder.
 pub(crate) fn names(folder: impl AsFd) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
-    // A handle of its own: the position in a listing belongs to the open file.
-    for entry in Dir::new(open(folder, ".", FOLDER)?)? {
+    // The position of a listing belongs to the open file, so that each listing opens the folder
+    // again.
+    for entry in Dir::new(open(folder, ".", READ_DIR)?)? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == "." || name == ".." {
             continue;
         }
-        if names.len() == MOST_NAMES {
+        if names.len() == MAX_NAMES {
             return Err(io::Error::other("it has too many names"));
         }
         names.push(name.to_owned());
@@ -88,15 +92,15 @@ pub(crate) fn names(folder: impl AsFd) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Opens a folder, which is made with this mode where it is missing.
+/// Opens a folder, after creating it with this mode if it is absent.
 pub(crate) fn make_folder(parent: impl AsFd, name: &OsStr, mode: Mode) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent.as_fd(), name, mode) {
         Ok(()) => {
-            let folder = open(parent, name, FOLDER)?;
+            let folder = open(parent, name, READ_DIR)?;
             rustix::fs::fchmod(&folder, mode)?;
             Ok(folder)
         }
-        Err(Errno::EXIST) => open(parent, name, FOLDER),
+        Err(Errno::EXIST) => open(parent, name, READ_DIR),
         Err(error) => Err(error.into()),
     }
 }

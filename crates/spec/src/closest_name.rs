@@ -1,17 +1,17 @@
-//! What somebody who mistyped a name most likely meant.
+//! Suggestions for a mistyped name: "did you mean …?".
 
-/// The known key that is most likely meant, if one is near enough.
-pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
-    let near = known
+/// The known key with the smallest edit distance, if it is small enough for a suggestion.
+pub fn closest_name<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let closest = known
         .iter()
         .map(|candidate| (distance(key, candidate), *candidate))
         .min()?;
-    (near.0 <= 1 + near.1.len() / 4).then_some(near.1)
+    (closest.0 <= 1 + closest.1.len() / 4).then_some(closest.1)
 }
 
-/// Insertions, removals and replacements that turn one text into the other.
+/// The edit distance (Levenshtein): insertions, removals and replacements between two texts.
 fn distance(from: &str, to: &str) -> usize {
-    // Keys are short; a long one is near to nothing and need not cost anything.
+    // Keys are short. A long text is close to none of them and should not cost time.
     if from.len() > 64 {
         return usize::MAX;
     }
@@ -37,11 +37,11 @@ mod tests {
 
     #[test]
     fn the_nearest_key_is_suggested_only_when_it_is_near() {
-        assert_eq!(nearest("memroy", &KEYS), Some("memory"));
-        assert_eq!(nearest("pid", &KEYS), Some("pids"));
-        assert_eq!(nearest("wall-time", &KEYS), Some("wall_time"));
-        assert_eq!(nearest("colour", &KEYS), None);
-        assert_eq!(nearest(&"x".repeat(1000), &KEYS), None);
+        assert_eq!(closest_name("memroy", &KEYS), Some("memory"));
+        assert_eq!(closest_name("pid", &KEYS), Some("pids"));
+        assert_eq!(closest_name("wall-time", &KEYS), Some("wall_time"));
+        assert_eq!(closest_name("colour", &KEYS), None);
+        assert_eq!(closest_name(&"x".repeat(1000), &KEYS), None);
     }
 
     #[test]

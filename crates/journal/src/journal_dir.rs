@@ -1,5 +1,6 @@
-//! The folder of a journal: `NAME.jsonl`, then `NAME~2.jsonl`, … Everything is reached from its handle. A name may
-//! have dots, but no tilde, so none can be taken for the second file of another.
+//! The folder of journals: `NAME.jsonl`, then `NAME~2.jsonl`, … All files are opened from its
+//! handle. A name may have dots but no tilde, so that no name equals the second file of another
+//! journal.
 
 use rustix::{
     fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags},
@@ -13,46 +14,47 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const LONGEST_NAME: usize = 200;
+/// Bytes of a journal's name.
+const MAX_NAME_BYTES: usize = 200;
 
-/// A folder with journals, by its handle.
+/// An open folder with journals.
 #[derive(Debug)]
-pub struct Folder {
+pub struct JournalDir {
     handle: OwnedFd,
     path: PathBuf,
 }
 
-impl Folder {
-    /// Opens it, after making it if it is absent.
-    pub fn make(path: &Path) -> io::Result<Folder> {
+impl JournalDir {
+    /// Opens the folder, after creating it if it is absent.
+    pub fn make(path: &Path) -> io::Result<JournalDir> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Folder::open(path)
+        JournalDir::open(path)
     }
 
-    /// Opens it if others cannot write there.
-    pub fn open(path: &Path) -> io::Result<Folder> {
+    /// Opens the folder, which must belong to this user and be writable for nobody else.
+    pub fn open(path: &Path) -> io::Result<JournalDir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let handle = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&handle)?;
         let us = rustix::process::geteuid().as_raw();
-        match (found.st_uid == us, found.st_mode & 0o022) {
-            (true, 0) => Ok(Folder {
-                handle,
-                path: path.to_owned(),
-            }),
-            _ => Err(io::Error::other(format!(
+        if found.st_uid != us || found.st_mode & 0o022 != 0 {
+            return Err(io::Error::other(format!(
                 "`{}` must be yours, and only yours to write",
                 path.display()
-            ))),
+            )));
         }
+        Ok(JournalDir {
+            handle,
+            path: path.to_owned(),
+        })
     }
 
-    /// Where a file of it is, for messages.
+    /// The path of a file, for messages.
     pub fn path(&self, name: &str, part: u32) -> PathBuf {
         self.path.join(file_name(name, part))
     }
 
-    /// The journals and the numbers of their files.
+    /// The names of the journals, with the numbers of their files.
     pub fn segments(&self) -> io::Result<BTreeMap<String, Vec<u32>>> {
         let mut found = BTreeMap::<String, Vec<u32>>::new();
         for entry in Dir::read_from(&self.handle)? {
@@ -65,27 +67,28 @@ impl Folder {
         Ok(found)
     }
 
-    /// A file to read from.
+    /// Opens a file for reading.
     pub fn read(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDONLY)
     }
 
-    /// A file that is there, to add to.
+    /// Opens an existing file for appending.
     pub fn append(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDWR | OFlags::APPEND)
     }
 
-    /// Makes it if it is absent.
+    /// Opens a file for appending, after creating it if it is absent.
     pub fn make_file(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDWR | OFlags::APPEND | OFlags::CREATE)
     }
 
-    /// Makes sure of the names of new files.
+    /// Makes the names of new files durable: `fsync`.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.handle)?)
     }
 
-    /// A file beside a journal, made if absent, for the lock of an owner who removes old files.
+    /// Opens the lock file of a journal, after creating it if it is absent. An owner who removes
+    /// old files cannot lock one of those.
     pub fn lock_file(&self, name: &str) -> io::Result<File> {
         self.named(&format!("{name}.lock"), OFlags::RDWR | OFlags::CREATE)
     }
@@ -98,20 +101,18 @@ impl Folder {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.handle, name, flags, Mode::RUSR | Mode::WUSR)?;
         let found = rustix::fs::fstat(&file)?;
-        let plain =
+        let is_plain =
             FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_nlink == 1;
-        match plain
-            && found.st_uid == rustix::process::geteuid().as_raw()
-            && found.st_mode & 0o022 == 0
-        {
-            true => Ok(file.into()),
-            false => Err(io::Error::other(
+        let is_ours = found.st_uid == rustix::process::geteuid().as_raw();
+        if !is_plain || !is_ours || found.st_mode & 0o022 != 0 {
+            return Err(io::Error::other(
                 "it must be a plain file of yours, and only yours to write",
-            )),
+            ));
         }
+        Ok(file.into())
     }
 
-    /// When a file was written last.
+    /// When a file was modified last, in milliseconds since 1970.
     pub fn changed_ms(&self, name: &str, part: u32) -> io::Result<u64> {
         let found = rustix::fs::statat(
             &self.handle,
@@ -123,7 +124,7 @@ impl Folder {
             .saturating_mul(1000))
     }
 
-    /// Removes a file. Gone already is fine.
+    /// Removes a file. An absent file is no error.
     pub fn remove(&self, name: &str, part: u32) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.handle, file_name(name, part), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -131,7 +132,7 @@ impl Folder {
         }
     }
 
-    /// How long a file is.
+    /// The length of a file.
     pub fn size(&self, name: &str, part: u32) -> io::Result<u64> {
         let found = rustix::fs::statat(
             &self.handle,
@@ -142,8 +143,8 @@ impl Folder {
     }
 }
 
-/// Takes the lock that an owner holds for life; false if another has it.
-pub fn lock(file: &File) -> io::Result<bool> {
+/// Takes the lock that an owner holds until its end; false if another process holds it.
+pub fn try_lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -151,16 +152,16 @@ pub fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether a file that was opened has lost its name meanwhile.
-pub fn is_gone(file: &File) -> io::Result<bool> {
+/// Whether an open file was unlinked in the meantime.
+pub fn is_unlinked(file: &File) -> io::Result<bool> {
     Ok(rustix::fs::fstat(file)?.st_nlink == 0)
 }
 
-/// Whether a journal can have this name.
-pub fn is_name(name: &str) -> bool {
+/// Whether a journal may have this name.
+pub fn is_valid_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     !name.is_empty()
-        && name.len() <= LONGEST_NAME
+        && name.len() <= MAX_NAME_BYTES
         && !name.starts_with('.')
         && name.bytes().all(allowed)
 }
@@ -178,5 +179,5 @@ fn name_and_part(file: &str) -> Option<(&str, u32)> {
         Some((name, part)) => (name, part.parse().ok()?),
         None => (whole, 1),
     };
-    (is_name(name) && file_name(name, part) == file).then_some((name, part))
+    (is_valid_name(name) && file_name(name, part) == file).then_some((name, part))
 }

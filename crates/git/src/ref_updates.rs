@@ -1,72 +1,78 @@
-//! Which references of the host's may move, or be made, under their own names: as far as names, and what the host has, say.
-//!
-//! What new commits change is judged in `engine/src/git/risk.rs`; references move in `transaction.rs`.
+//! Decides which references may be updated or created on the host under their own names, from the
+//! names and the state of the host's repository. Whether an update is a fast-forward is decided
+//! elsewhere.
 
 use crate::{HostState, ObjectId, PlannedRef, RefMap};
 use std::collections::BTreeSet;
 
-/// References that one import may move.
-pub const MOST_MOVED: usize = 100;
+/// References that one import may update.
+pub const MAX_UPDATED_REFS: usize = 100;
 
 const HEADS: &str = "refs/heads/";
 const TAGS: &str = "refs/tags/";
 
-/// What all references of one import are judged by.
+/// The state against which all references of one import are checked.
 #[derive(Debug)]
-pub struct Surroundings<'a> {
+pub struct RefUpdateContext<'a> {
     /// The host's repository as it is now.
     pub now: &'a HostState,
     /// The names of its remotes.
     pub remotes: &'a [String],
-    /// The names of all references that the program brings.
-    pub brought: &'a BTreeSet<String>,
+    /// The names of all references that the program has created or changed.
+    pub imported: &'a BTreeSet<String>,
 }
 
-/// Whether a reference that the program made or moved may be so on the host, too; else the reason.
-pub fn may_move(planned: &PlannedRef, around: &Surroundings<'_>) -> Result<(), String> {
+/// Whether a reference that the program created or updated may be so on the host, too; otherwise
+/// the reason.
+pub fn check_ref_update(
+    planned: &PlannedRef,
+    context: &RefUpdateContext<'_>,
+) -> Result<(), String> {
     let name = planned.name.as_str();
     let Some(short) = [HEADS, TAGS].iter().find_map(|top| name.strip_prefix(top)) else {
         return Err("only branches and new tags come under their own names".to_owned());
     };
-    if let Some(operation) = around.now.operation {
+    if let Some(operation) = context.now.operation {
         return Err(format!("{operation} is in progress"));
     }
-    if around.now.refs.symbolic.contains_key(name) {
+    if context.now.refs.symbolic.contains_key(name) {
         return Err("here it leads to another reference".to_owned());
     }
-    let here = around.now.refs.direct.get(name);
+    let here = context.now.refs.direct.get(name);
     if here != planned.old.as_ref() {
         return Err(match (here, &planned.old) {
             (Some(_), None) => "it was made here, too".to_owned(),
             _ => "it was moved here meanwhile".to_owned(),
         });
     }
-    if around.now.open_elsewhere.contains(name) {
+    if context.now.open_elsewhere.contains(name) {
         return Err("it is open in another worktree".to_owned());
     }
-    match (name.starts_with(TAGS), here) {
-        (true, Some(_)) => Err("a tag that was moved".to_owned()),
-        (false, Some(_)) => match around.now.refs.has(&format!("{TAGS}{short}")) {
-            true => Err("a tag of its name stands before it".to_owned()),
-            false => Ok(()),
-        },
-        (_, None) => match clash(name, short, around) {
+    if here.is_none() {
+        return match ambiguous_with(name, short, context) {
             None => Ok(()),
-            Some(with) => Err(format!(
+            Some(other) => Err(format!(
                 "its name could be taken for {}",
-                crate::escape(&with)
+                crate::escape(&other)
             )),
-        },
+        };
     }
+    if name.starts_with(TAGS) {
+        return Err("a tag that was moved".to_owned());
+    }
+    if context.now.refs.has(&format!("{TAGS}{short}")) {
+        return Err("a tag of its name stands before it".to_owned());
+    }
+    Ok(())
 }
 
-/// With what a new name could be taken for one another: what git finds under the short one, what differs in letter case
-/// only, and what would have to be a folder.
-fn clash(name: &str, short: &str, around: &Surroundings<'_>) -> Option<String> {
-    if let Some(remote) = around.remotes.iter().find(|remote| *remote == short) {
+/// The existing name with which a new one would be ambiguous: git finds both by the short name,
+/// they differ in letter case only, or one of them would have to be a folder.
+fn ambiguous_with(name: &str, short: &str, context: &RefUpdateContext<'_>) -> Option<String> {
+    if let Some(remote) = context.remotes.iter().find(|remote| *remote == short) {
         return Some(format!("the remote {remote}"));
     }
-    // As `git rev-parse` looks a short name up.
+    // The order in which `git rev-parse` looks up a short name.
     let found = ["", "tags/", "heads/", "remotes/"];
     let found: Vec<_> = found
         .iter()
@@ -87,14 +93,14 @@ fn clash(name: &str, short: &str, around: &Surroundings<'_>) -> Option<String> {
                 || is_below(other, name)
                 || is_below(name, other))
     };
-    let RefMap { direct, symbolic } = &around.now.refs;
-    let all = direct.keys().chain(symbolic.keys()).chain(around.brought);
+    let RefMap { direct, symbolic } = &context.now.refs;
+    let all = direct.keys().chain(symbolic.keys()).chain(context.imported);
     let mut all = all.filter(|other| !other.starts_with("refs/airlock/"));
     all.find(clashes).cloned()
 }
 
-/// A reference as git's reflog has it: what it was, what it is, who, when, why.
-pub fn log_line(
+/// A line of git's reflog: old and new object, identity, time, reason.
+pub fn reflog_line(
     (old, new): (Option<&ObjectId>, &ObjectId),
     who: &str,
     seconds: u64,
@@ -144,13 +150,13 @@ mod tests {
             new: id("2"),
             below: String::new(),
         };
-        let brought = [name.to_owned(), "refs/tags/both".to_owned()].into();
-        let around = Surroundings {
+        let imported = [name.to_owned(), "refs/tags/both".to_owned()].into();
+        let context = RefUpdateContext {
             now: host,
             remotes: &["up".to_owned()],
-            brought: &brought,
+            imported: &imported,
         };
-        may_move(&planned, &around)
+        check_ref_update(&planned, &context)
     }
 
     #[test]
@@ -207,7 +213,7 @@ mod tests {
     #[test]
     fn a_line_of_a_reflog_is_as_git_writes_it() {
         assert_eq!(
-            log_line((None, &id("2")), "n <a@b>", 5, "airlock: run r"),
+            reflog_line((None, &id("2")), "n <a@b>", 5, "airlock: run r"),
             format!(
                 "{} {} n <a@b> 5 +0000\tairlock: run r",
                 "0".repeat(40),

@@ -1,15 +1,15 @@
-//! Moments as callers write them: RFC 3339.
+//! RFC 3339 as clients write it: with any time zone, and in the spellings that the standard allows.
 
-use crate::Timestamp;
+use crate::{Timestamp, timestamp::days_since_1970};
 
 impl Timestamp {
-    /// A moment of this era; nothing if it is none. What is finer than a millisecond is cut.
-    pub fn read(text: &str) -> Option<Timestamp> {
-        read(text).map(Timestamp)
+    /// Reads a timestamp from 1970 on, in any time zone. Digits below a millisecond are dropped.
+    pub fn from_rfc3339(text: &str) -> Option<Timestamp> {
+        parse(text).map(Timestamp)
     }
 }
 
-fn read(text: &str) -> Option<u64> {
+fn parse(text: &str) -> Option<u64> {
     let bytes = text.as_bytes();
     let at =
         |index: usize, wanted: &[u8]| bytes.get(index).is_some_and(|byte| wanted.contains(byte));
@@ -17,16 +17,21 @@ fn read(text: &str) -> Option<u64> {
     if !(at(4, b"-") && at(7, b"-") && at(10, b"Tt ") && at(13, b":") && at(16, b":")) {
         return None;
     }
-    let (year, month, day) = (part(0, 4)?, part(5, 7)?, part(8, 10)?);
-    let (hour, minute, second) = (part(11, 13)?, part(14, 16)?, part(17, 19)?);
+    let year = part(0, 4)?;
+    let month = part(5, 7)?;
+    let day = part(8, 10)?;
+    let hour = part(11, 13)?;
+    let minute = part(14, 16)?;
+    let second = part(17, 19)?;
     let (milliseconds, zone) = fraction(&bytes[19..])?;
     let offset = offset(zone)?;
     let in_range = (1..=12).contains(&month)
-        && (1..=days_of(year, month)).contains(&day)
+        && (1..=days_of_month(year, month)).contains(&day)
         && hour < 24
         && minute < 60
         && second <= 60;
-    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
+    let days = days_since_1970(year, month, day);
+    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
     let all = in_range.then_some(seconds.checked_mul(1000)? + milliseconds)?;
     u64::try_from(all).ok()
 }
@@ -37,7 +42,7 @@ fn digits(text: &[u8]) -> Option<i64> {
         .try_fold(0, |number, byte| Some(number * 10 + digit(byte)?))
 }
 
-/// Milliseconds, and what stands behind them.
+/// The milliseconds, and the text behind the fraction.
 fn fraction(text: &[u8]) -> Option<(i64, &[u8])> {
     let Some(rest) = text.strip_prefix(b".") else {
         return Some((0, text));
@@ -52,11 +57,11 @@ fn fraction(text: &[u8]) -> Option<(i64, &[u8])> {
     ((1..=9).contains(&length)).then_some((digits(&first)?, &rest[length..]))
 }
 
-/// In seconds, to the east.
+/// The offset of a time zone, in seconds to the east.
 fn offset(text: &[u8]) -> Option<i64> {
     match text {
         b"Z" | b"z" => Some(0),
-        // A plus sign that was not encoded arrives as a space.
+        // A plus sign in a query arrives as a space if the client does not encode it.
         [sign @ (b'+' | b'-' | b' '), hours @ .., b':', tens, ones] if hours.len() == 2 => {
             let (hours, minutes) = (digits(hours)?, digits(&[*tens, *ones])?);
             let seconds = hours * 3600 + minutes * 60;
@@ -70,26 +75,13 @@ fn is_leap(year: i64) -> bool {
     year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
 }
 
-fn days_of(year: i64, month: i64) -> i64 {
+fn days_of_month(year: i64, month: i64) -> i64 {
     match month {
         4 | 6 | 9 | 11 => 30,
         2 if is_leap(year) => 29,
         2 => 28,
         _ => 31,
     }
-}
-
-/// Days since 1970. Years begin in March, so that the odd day is the last.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
-    let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
-    let of_year = (153 * month + 2) / 5 + day - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
 #[cfg(test)]
@@ -101,7 +93,7 @@ mod tests {
         let mut at = 0_u64;
         while at < 4_200_000_000_000 {
             assert_eq!(
-                read(&Timestamp(at).to_string()),
+                parse(&Timestamp(at).to_string()),
                 Some(at),
                 "{}",
                 Timestamp(at)
@@ -121,7 +113,7 @@ mod tests {
             ("1970-01-01t00:00:00.123456789z", 123),
             ("2024-02-29T12:00:00Z", 1_709_208_000_000),
         ] {
-            assert_eq!(read(text), Some(wanted), "{text}");
+            assert_eq!(parse(text), Some(wanted), "{text}");
         }
     }
 
@@ -144,7 +136,7 @@ mod tests {
             "1970-01-01T00:00:00é:00",
             "+970-01-01T00:00:00Z",
         ] {
-            assert_eq!(read(text), None, "{text}");
+            assert_eq!(parse(text), None, "{text}");
         }
     }
 }
