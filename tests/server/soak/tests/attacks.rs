@@ -4,11 +4,11 @@
 //! `AIRLOCK_ATTACKED_KILLS` says how often (4 unless said, 40 with `AIRLOCK_FULL=1`), `AIRLOCK_SEED` repeats delays. A
 //! server is killed when every attack has had a turn and the neighbour was served meanwhile, and then at any moment.
 
-use abuse::{chance::Chance, eventually, full, host, orphans};
+use robustness::{eventually, full, host, orphans, random::SeededRandom};
 use gateway_tests::{Answer, Folder, Server, small_disk::Small};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use siege::{attempt, upload};
+use soak::{attempt, upload};
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
@@ -394,7 +394,7 @@ fn nothing_is_under_way(server: &Server) {
 #[test]
 fn a_server_killed_while_a_tenant_attacks_keeps_the_records_of_the_other() {
     let _turn = orphans::take_turn();
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     let mut server = Server::on(Folder::new(), "", &["--pool", "2"], None);
     let admin = server.admin.clone();
     let (neighbour, _) = new_key(&server, "neighbour");
@@ -425,7 +425,7 @@ fn a_server_killed_while_a_tenant_attacks_keeps_the_records_of_the_other() {
 #[test]
 fn a_server_killed_on_a_full_disk_under_attack_keeps_the_records_of_the_other_tenant() {
     let _turn = orphans::take_turn();
-    let mut chance = Chance::seeded();
+    let mut chance = SeededRandom::seeded();
     let mut small = Small::of("48m");
     let (neighbour, _) = new_key(&small.0, "neighbour");
     let records = Mutex::new(Records::default());
@@ -462,7 +462,7 @@ fn a_server_killed_on_a_full_disk_under_attack_keeps_the_records_of_the_other_te
     ends_in_order(small.0, &owner);
 }
 
-fn a_delay(chance: &mut Chance) -> Duration {
+fn a_delay(chance: &mut SeededRandom) -> Duration {
     Duration::from_nanos(chance.below(LONGEST.as_nanos() as u64))
 }
 
