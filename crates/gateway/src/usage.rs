@@ -170,7 +170,7 @@ impl UsageQuery {
             ));
         }
         if let Some(day) = &self.day {
-            return day.parse::<Day>().map(Day::span).map_err(bad);
+            return day.parse::<Day>().map(Day::period).map_err(bad);
         }
         if let Some(month) = &self.month {
             return Period::month(month).map_err(bad);

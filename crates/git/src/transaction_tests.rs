@@ -55,7 +55,7 @@ impl Repository {
             steps: vec![
                 step(
                     TransactionTarget::Index,
-                    Some(&index.name(ObjectFormat::Sha1)),
+                    Some(&index.checksum(ObjectFormat::Sha1)),
                     Some(&index_checksum(INDEX, ObjectFormat::Sha1)),
                 ),
                 step(reference("refs/heads/main"), Some(OLD), Some(NEW)),

@@ -2,6 +2,11 @@
 //! stay byte for byte the same when a type or a module gets another name: otherwise an artifact
 //! that was stored before the change seems to come from a run with other permissions.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
 use spec::{
     Access, EgressGrant, EgressLimits, EgressMode, EgressRule, EnvName, ImageRule, Mount, Policy,
     Ports, RefPattern, Repository, RunRequest, RunSpec, Size, WorkspacePath,

@@ -294,7 +294,7 @@ fn run_result(
     let ended_at = engine::now();
     let begun = started_at.0 * 1000;
     let ended = ended_at.0 * 1000;
-    let moments = PhaseTimes {
+    let phase_times = PhaseTimes {
         begun,
         started: if never { 0 } else { begun },
         over: ended,
@@ -329,7 +329,7 @@ fn run_result(
         denials,
         workspace,
         notes,
-        moments,
+        phase_times,
         ..RunResult::blank(live.id.clone(), profile, started_at)
     }
 }

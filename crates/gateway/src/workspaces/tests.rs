@@ -92,7 +92,7 @@ impl Fixture {
             hosts: Vec::new(),
             folders,
             profiles: None,
-            bounds: crate::Bounds::default(),
+            bounds: crate::ServerLimits::default(),
             jobs: spec::JobQueueLimits::default(),
             tenants: spec::TenantQuotas::default(),
             node: crate::NodeSettings::default(),

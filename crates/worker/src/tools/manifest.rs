@@ -173,7 +173,7 @@ fn tools(
 }
 
 fn unknown(key: &str, known: &[&str]) -> ToolProblem {
-    let hint = match nearest(key, known) {
+    let hint = match closest_name(key, known) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("these are known: {}", known.join(", ")),
     };
@@ -437,7 +437,7 @@ fn profile(field: &YamlPair) -> Result<ToolProfile, ToolProblem> {
     let text = text(field)?;
     ToolProfile::named(&text).ok_or_else(|| {
         let known = ["restrictive", "standard", "permissive"];
-        let hint = match nearest(&text, &known) {
+        let hint = match closest_name(&text, &known) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("write one of {}", known.join(", ")),
         };
