@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 use sandbox::native::{UPPER, WORK, protect};
-use spec::{Backend, LayerCopyLimits, FileId, Id, LayerKind, SandboxSpec, WorkspaceOverlay};
+use spec::{Backend, FileId, Id, LayerCopyLimits, LayerKind, SandboxSpec, WorkspaceOverlay};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,

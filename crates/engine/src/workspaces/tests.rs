@@ -2,7 +2,7 @@
 
 use super::{create::make, *};
 use proptest::prelude::*;
-use spec::{LayerCopyLimits, ErrorCode, FileId, SandboxSpec};
+use spec::{ErrorCode, FileId, LayerCopyLimits, SandboxSpec};
 use std::{
     collections::BTreeMap,
     fs,

@@ -4,8 +4,8 @@
 //! `AIRLOCK_ATTACKED_KILLS` says how often (4 unless said, 40 with `AIRLOCK_FULL=1`), `AIRLOCK_SEED` repeats delays. A
 //! server is killed when every attack has had a turn and the neighbour was served meanwhile, and then at any moment.
 
-use robustness::{eventually, full, host, orphans, random::SeededRandom};
 use gateway_tests::{Answer, Folder, Server, small_disk::Small};
+use robustness::{eventually, full, host, orphans, random::SeededRandom};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use soak::{attempt, upload};
