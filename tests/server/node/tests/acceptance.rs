@@ -299,11 +299,11 @@ const LINES: &[Requirement] = &[
         "images that are not allowed",
         &[
             (
-                "cli/images.rs",
+                "../cli/images.rs",
                 "an_image_that_is_not_allowed_is_refused_with_the_reason",
             ),
             (
-                "cli/allowed.rs",
+                "../cli/allowed.rs",
                 "a_digest_and_a_mark_are_asked_for_with_the_reason",
             ),
             (
