@@ -91,10 +91,8 @@ impl Place {
 
     /// How the layer is made of the folder.
     fn kind(&self, copy: Option<CopyBounds>) -> Result<LayerKind, LayerError> {
-        let spec = SandboxSpec {
-            copy,
-            ..self.spec(&[])
-        };
+        let mut spec = self.spec(&[]);
+        spec.copy = copy;
         let folder = self.root.join("folder");
         let made = make(&self.state(), &id(), &spec, &folder, None, &|| false)?;
         let kind = made.kind;
