@@ -298,29 +298,31 @@ fn choose(
     spec: &SandboxSpec,
 ) -> Result<LayerKind, LayerError> {
     let names = survey.base.len();
-    let fits = |bounds: &LayerCopyLimits| names as u64 <= u64::from(bounds.names);
-    let is_copied = |bounds: &LayerCopyLimits| fits(bounds) && survey.bytes <= bounds.bytes;
     let shares = shares_blocks(survey, from, tree);
+    let copied = |bounds: &LayerCopyLimits| {
+        let kind = if shares {
+            LayerKind::Reflink
+        } else {
+            LayerKind::Copy
+        };
+        let fits = names as u64 <= u64::from(bounds.names);
+        (fits && (shares || survey.bytes <= bounds.bytes)).then_some(kind)
+    };
     let (fast, most) = match spec.copy {
         Some(bounds) => (bounds, bounds),
         None => (LayerCopyLimits::FAST, LayerCopyLimits::default()),
     };
-    if shares && fits(&fast) {
-        return Ok(LayerKind::Reflink);
-    }
-    if is_copied(&fast) {
-        return Ok(LayerKind::Copy);
+    if let Some(kind) = copied(&fast) {
+        return Ok(kind);
     }
     let folder = spec.workspace.clone().unwrap_or_default();
     let overlay = check_overlay(survey, &folder, tree, spec);
-    let may_be_refused = spec.copy.is_none() && !overlay::is_sure(from);
-    match overlay {
-        Ok(()) if may_be_refused && shares && fits(&most) => Ok(LayerKind::Reflink),
-        Ok(()) if may_be_refused && is_copied(&most) => Ok(LayerKind::Copy),
-        Ok(()) => Ok(LayerKind::Overlay),
-        Err(_) if shares => Ok(LayerKind::Reflink),
-        Err(_) if is_copied(&most) => Ok(LayerKind::Copy),
-        Err(why) => {
+    match (overlay, copied(&most)) {
+        (Ok(()), Some(kind)) if !overlay::is_sure(from) => Ok(kind),
+        (Ok(()), _) => Ok(LayerKind::Overlay),
+        (Err(_), _) if shares => Ok(LayerKind::Reflink),
+        (Err(_), Some(kind)) => Ok(kind),
+        (Err(why), None) => {
             let (bytes, most_names, most) = (survey.bytes >> 20, most.names, most.bytes >> 20);
             let reason = format!(
                 "it has {names} names and {bytes} MiB, and no more than {most_names} names and {most} MiB are \

@@ -14,7 +14,7 @@ use futures_util::{SinkExt, StreamExt, stream::SplitSink};
 use http::{Request, header};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
-use spec::Stream;
+use spec::StdStream;
 use std::time::Duration;
 use tokio::{io::AsyncReadExt, sync::mpsc, time::timeout};
 use tokio_tungstenite::{
@@ -142,7 +142,7 @@ impl View<'_> {
                     self.shown += bytes.len() as u64;
                     if let Some(outlet) = outlet {
                         // Nobody to see it; the program goes on as it would behind a curtain.
-                        _ = outlet.send((Stream::Stdout, bytes.to_vec())).await;
+                        _ = outlet.send((StdStream::Stdout, bytes.to_vec())).await;
                     }
                 }
                 Message::Text(text) => match serde_json::from_str(text.as_str()) {
