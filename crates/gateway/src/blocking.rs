@@ -80,7 +80,7 @@ fn acquire_one(limiter: &FairShareLimiter, key: &str) -> Answer<FairShareGuard> 
     Ok(share)
 }
 
-fn failed() -> Problem {
+pub(crate) fn failed() -> Problem {
     Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "internal",

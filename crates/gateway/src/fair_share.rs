@@ -68,6 +68,11 @@ impl FairShareLimiter {
         }
     }
 
+    /// The most that one tenant can have.
+    pub(crate) fn max_per_tenant(&self) -> usize {
+        self.max_per_tenant
+    }
+
     /// An empty guard of this tenant.
     pub(crate) fn guard(&self, key: &str) -> FairShareGuard {
         FairShareGuard {

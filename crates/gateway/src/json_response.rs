@@ -3,7 +3,7 @@
 
 use crate::{
     Caller, Gateway, Problem, blocking,
-    fair_share::{FairShareGuard, FairShareLimiter},
+    fair_share::{FairShareGuard, FairShareLimiter, ShareExceeded},
     held_body::{fits_one_slice, hold_until_sent},
     problem::Answer,
 };
@@ -118,6 +118,11 @@ pub(crate) fn from_value(
     )
 }
 
+/// The refusal of a response that is longer than a tenant's share, so that it need not be made.
+pub(crate) fn longer_than_a_share(response_bytes: &FairShareLimiter) -> Problem {
+    refusal(ShareExceeded::Tenant(response_bytes.max_per_tenant()))
+}
+
 /// Reserves response memory for this length, until the guard is dropped.
 pub(crate) fn reserve(
     response_bytes: &FairShareLimiter,
@@ -125,13 +130,17 @@ pub(crate) fn reserve(
     length: usize,
 ) -> Answer<FairShareGuard> {
     let mut share = response_bytes.guard(key);
-    response_bytes.acquire(&mut share, length).map_err(|full| {
-        full.problem(
-            "bytes of answers that are not taken yet",
-            "read them, or try again in a moment",
-        )
-    })?;
+    response_bytes
+        .acquire(&mut share, length)
+        .map_err(refusal)?;
     Ok(share)
+}
+
+fn refusal(full: ShareExceeded) -> Problem {
+    full.problem(
+        "bytes of answers that are not taken yet",
+        "read them, or try again in a moment",
+    )
 }
 
 fn json_response(body: Body) -> Response {

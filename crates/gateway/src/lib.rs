@@ -9,6 +9,7 @@ mod audit;
 mod blocking;
 mod caller;
 mod connections;
+mod cpu_work;
 mod cursor;
 mod db_writer;
 mod disk_reserve;
@@ -172,7 +173,7 @@ struct Inner {
     daily_usage: tenants::DailyUsage,
     refusals: audit::RefusalLimiter,
     reserve: DiskReserve,
-    result_locks: tenants::TenantLocks,
+    cpu_work_locks: tenants::TenantLocks,
     database: Arc<Served>,
     writer: db_writer::DatabaseWriter,
     durable_writer: db_writer::DatabaseWriter,
@@ -238,7 +239,7 @@ impl Gateway {
             policy_of_keys: policy.of_keys(),
             policy,
             reserve: DiskReserve::of(&state),
-            result_locks: tenants::TenantLocks::default(),
+            cpu_work_locks: tenants::TenantLocks::default(),
             state,
             hosts,
             folders: folders
@@ -860,9 +861,13 @@ impl Gateway {
         &self.0.reserve
     }
 
-    /// Locks for large results: one per tenant at a time.
-    pub(crate) fn result_locks(&self) -> &tenants::TenantLocks {
-        &self.0.result_locks
+    /// Runs CPU-heavy work of this tenant's; `None` if it panicked.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        tenant: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        cpu_work::run(&self.0.cpu_work_locks, tenant, work).await
     }
 
     pub(crate) fn refusals(&self) -> &audit::RefusalLimiter {

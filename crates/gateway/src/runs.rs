@@ -17,7 +17,7 @@ use crate::{
     trace::SpanContext,
     wire::{RawBody, RunOrder},
 };
-use active::{AcceptedRun, ActiveRun, RunMeta};
+use active::{AcceptedRun, ActiveRun, RunMeta, WholeResult};
 use axum::{
     Extension, Json,
     extract::{Query, State},
@@ -175,7 +175,7 @@ async fn create(
         let ended = live.ended().await?;
         match &ended.problem {
             Some(problem) => Err(problem.clone()),
-            None => result_response(&gateway, &caller, live.id.as_str(), ended.whole.clone()),
+            None => whole_response(&gateway, &caller, live.id.as_str(), &ended.whole),
         }
     }
 }
@@ -392,6 +392,22 @@ fn result_response(
 ) -> Answer<Response> {
     let sent = json_response::from_bytes(gateway.response_bytes(), &caller.tenant, text);
     sent.map_err(|problem| problem.with_instance(format!("/v1/runs/{id}")))
+}
+
+/// The result with all of its output, to whoever waited for it.
+fn whole_response(
+    gateway: &Gateway,
+    caller: &Caller,
+    id: &str,
+    whole: &WholeResult,
+) -> Answer<Response> {
+    match whole {
+        WholeResult::Made(text) => result_response(gateway, caller, id, text.clone()),
+        WholeResult::TooLong => {
+            let refused = json_response::longer_than_a_share(gateway.response_bytes());
+            Err(refused.with_instance(format!("/v1/runs/{id}")))
+        }
+    }
 }
 
 /// The row of a run that the caller may see; another tenant's run is not found.

@@ -22,11 +22,13 @@ use utoipa::ToSchema;
 /// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bodies above this size are parsed on a blocking thread.
+/// Bodies above this size are parsed on a thread of their own.
 const INLINE_PARSE_BYTES: usize = 64 << 10;
 /// Maximum number of members of all objects and arrays of a body: more than any valid request
 /// needs, and parsed in a moment.
 const MAX_MEMBERS: usize = 65_536;
+/// After this much of a body other tasks of the event loop have a turn.
+const YIELD_BYTES: usize = 256 << 10;
 
 /// The bytes of a body, within the size limit.
 pub(crate) struct RawBody(pub(crate) Bytes);
@@ -58,11 +60,7 @@ impl FromRequest<Gateway> for RawBody {
         )
         .await
         {
-            Ok(bytes) => {
-                let raw = RawBody(bytes?);
-                raw.read(gateway, &key, RawBody::check_members).await?;
-                Ok(raw)
-            }
+            Ok(bytes) => bytes.map(RawBody),
             Err(_) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
@@ -82,6 +80,8 @@ async fn read_body(
     mut share: FairShareGuard,
 ) -> Answer<Bytes> {
     let mut bytes = BytesMut::new();
+    let mut members = MemberCounter::default();
+    let mut since_yield = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Problem::invalid("the body broke off", "send all of it"))?;
         let Ok(piece) = frame.into_data() else {
@@ -90,14 +90,68 @@ async fn read_body(
         if bytes.len() + piece.len() > max {
             return Err(too_large(max));
         }
+        if members.add(&piece) >= MAX_MEMBERS {
+            let received = bytes.len() + piece.len();
+            drop((bytes, share));
+            discard(body, max - received).await;
+            return Err(too_many_members());
+        }
         shares
             .acquire(&mut share, piece.len())
             .map_err(|full: ShareExceeded| {
                 full.problem("bytes of bodies that are arriving", "try again in a moment")
             })?;
         bytes.extend_from_slice(&piece);
+        since_yield += piece.len();
+        if since_yield >= YIELD_BYTES {
+            since_yield = 0;
+            tokio::task::yield_now().await;
+        }
     }
     Ok(bytes.freeze())
+}
+
+/// Receives the rest of a refused body without keeping it: a client that still sends would not read
+/// the answer.
+async fn discard(mut body: axum::body::Body, mut left: usize) {
+    while let Some(Ok(frame)) = body.frame().await {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        let Some(less) = left.checked_sub(length) else {
+            return;
+        };
+        left = less;
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Counts the members of all objects and arrays of a body while it arrives, by their commas. Many
+/// members would take long to parse.
+#[derive(Debug, Default)]
+struct MemberCounter {
+    members: usize,
+    is_text: bool,
+    is_escaped: bool,
+}
+
+impl MemberCounter {
+    /// The number of commas outside of texts so far.
+    fn add(&mut self, piece: &[u8]) -> usize {
+        for byte in piece {
+            match (self.is_text, byte) {
+                (true, _) if self.is_escaped => self.is_escaped = false,
+                (true, b'\\') => self.is_escaped = true,
+                (_, b'"') => self.is_text = !self.is_text,
+                (false, b',') => self.members += 1,
+                _ => {}
+            }
+        }
+        self.members
+    }
+}
+
+fn too_many_members() -> Problem {
+    let title = format!("the body has more than {MAX_MEMBERS} members");
+    Problem::invalid(title, "send shorter lists and objects")
 }
 
 fn too_large(max: usize) -> Problem {
@@ -117,7 +171,7 @@ pub(crate) fn tenant_of(request: &Request) -> String {
 }
 
 impl RawBody {
-    /// Parses the body with `parse`; a long body on a blocking thread, within the tenant's share.
+    /// Parses the body with `parse`; a long body as CPU-heavy work of the tenant's.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         gateway: &Gateway,
@@ -128,29 +182,8 @@ impl RawBody {
             return parse(self);
         }
         let raw = RawBody(self.0.clone());
-        blocking::run_queued(gateway.blocking_work(), tenant, move || parse(&raw)).await
-    }
-
-    /// Refuses bodies with too many members, which would take long to parse. Members are counted by
-    /// their commas.
-    fn check_members(&self) -> Answer<()> {
-        let mut members = 0;
-        let mut is_text = false;
-        let mut is_escaped = false;
-        for byte in &self.0 {
-            match (is_text, byte) {
-                (true, _) if is_escaped => is_escaped = false,
-                (true, b'\\') => is_escaped = true,
-                (_, b'"') => is_text = !is_text,
-                (false, b',') => members += 1,
-                _ => {}
-            }
-        }
-        if members < MAX_MEMBERS {
-            return Ok(());
-        }
-        let title = format!("the body has more than {MAX_MEMBERS} members");
-        Err(Problem::invalid(title, "send shorter lists and objects"))
+        let parsed = gateway.compute(tenant, move || parse(&raw)).await;
+        parsed.unwrap_or_else(|| Err(blocking::failed()))
     }
 
     /// Parses the body as a JSON object.
@@ -694,15 +727,37 @@ mod tests {
         );
     }
 
-    #[test]
-    fn members_are_counted_outside_of_texts() {
-        let check = |text: String| RawBody(text.into()).check_members().is_ok();
+    /// A body that arrives in these pieces.
+    struct Pieces(std::collections::VecDeque<Bytes>);
+
+    impl http_body::Body for Pieces {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            let piece = self.0.pop_front();
+            std::task::Poll::Ready(piece.map(|piece| Ok(http_body::Frame::data(piece))))
+        }
+    }
+
+    #[tokio::test]
+    async fn members_are_counted_outside_of_texts_however_the_body_arrives() {
+        let check = async |text: String| {
+            let shares = FairShareLimiter::new(1 << 30, 1 << 30);
+            let pieces = text.as_bytes().chunks(1000).map(Bytes::copy_from_slice);
+            let body = axum::body::Body::new(Pieces(pieces.collect()));
+            let read = read_body(body, 1 << 20, &shares, shares.guard("her")).await;
+            read.map(|bytes| assert_eq!(bytes, text)).is_ok()
+        };
         let list = |count: usize| format!("{{\"a\":[1{}]}}", ",1".repeat(count - 1));
-        assert!(check(list(MAX_MEMBERS)) && !check(list(MAX_MEMBERS + 1)));
+        assert!(check(list(MAX_MEMBERS)).await && !check(list(MAX_MEMBERS + 1)).await);
         let text = ",".repeat(MAX_MEMBERS);
-        assert!(check(format!("{{\"a\":\"\\\"{text}\"}}")));
+        assert!(check(format!("{{\"a\":\"\\\"{text}\"}}")).await);
         let behind = ",1".repeat(MAX_MEMBERS);
-        assert!(!check(format!("{{\"a\":[\"\\\\\"{behind}]}}")));
+        assert!(!check(format!("{{\"a\":[\"\\\\\"{behind}]}}")).await);
     }
 
     #[test]

@@ -316,7 +316,9 @@ async fn commit_workspace(
         keep,
         only,
         exactly,
-    } = sandboxes::parse_json(&body)?;
+    } = body
+        .read(&gateway, &caller.tenant, sandboxes::parse_json)
+        .await?;
     let options = CommitOptions {
         force,
         partial,
@@ -359,7 +361,9 @@ async fn apply_workspace(
         force,
         partial,
         only,
-    } = sandboxes::parse_json(&body)?;
+    } = body
+        .read(&gateway, &caller.tenant, sandboxes::parse_json)
+        .await?;
     let options = CommitOptions {
         force,
         partial,

@@ -166,11 +166,29 @@ pub(crate) struct RunProgress {
     pub(crate) ended: Option<Arc<FinishedRun>>,
 }
 
+/// A result with all of its output, as JSON.
+#[derive(Debug, Default)]
+pub(crate) enum WholeResult {
+    Made(Bytes),
+    /// Longer than any response of this tenant's may be.
+    #[default]
+    TooLong,
+}
+
+impl WholeResult {
+    fn len(&self) -> usize {
+        match self {
+            WholeResult::Made(text) => text.len(),
+            WholeResult::TooLong => 0,
+        }
+    }
+}
+
 /// The result of a finished run.
 #[derive(Debug)]
 pub(crate) struct FinishedRun {
     /// The result with all of its output.
-    pub(crate) whole: Bytes,
+    pub(crate) whole: WholeResult,
     /// The result as stored in the database.
     pub(crate) stored: Bytes,
     /// The response instead, if the run could not start.
@@ -555,11 +573,23 @@ impl ActiveRun {
     /// The sandbox of a step job is ready; its CPU time counts from now on.
     pub(crate) fn sandbox_started(&self, gateway: &Gateway, session: &Session) {
         _ = self.cpu_ms.set(session.cpu_ms());
+        let barriers = session.state().barriers;
         let event = RunEvent::Started {
-            barriers: session.state().barriers,
+            barriers: barriers.clone(),
         };
         gateway.audit_run_event(&self.run_ref(), &event, &mut 0);
-        apply_event(gateway, self, event);
+        self.note_started(gateway, barriers);
+    }
+
+    fn note_started(&self, gateway: &Gateway, barriers: Vec<Barrier>) {
+        gateway.recorder().started(self.id.as_str());
+        self.progress
+            .send_modify(|progress| progress.started = Some(barriers));
+    }
+
+    fn note_denied(&self, denial: Denial) {
+        self.progress
+            .send_modify(|progress| progress.denied.push(denial));
     }
 
     /// Control of a step job: cancellation, and the tenant's share of blocking work.
@@ -630,7 +660,7 @@ pub(crate) async fn drive(gateway: Gateway, live: Arc<ActiveRun>, mut run: Run) 
             event = async { live.wait_for_readers(&mut over).await; run.next_event().await } => match event {
                 Some(event) => {
                     gateway.audit_run_event(&live.run_ref(), &event, &mut denials);
-                    apply_event(&gateway, &live, event);
+                    apply_event(&gateway, &live, event).await;
                 }
                 None => break,
             },
@@ -669,7 +699,7 @@ pub(crate) fn audit_late_denials(
     for denial in all.iter().filter(|denial| !reported.contains(denial)) {
         let event = RunEvent::Denied(denial.clone());
         gateway.audit_run_event(&live.run_ref(), &event, denials);
-        apply_event(gateway, live, event);
+        live.note_denied(denial.clone());
     }
 }
 
@@ -686,20 +716,16 @@ pub(crate) async fn abort_start(gateway: &Gateway, live: &Arc<ActiveRun>, profil
     finish(gateway, live, result).await;
 }
 
-fn apply_event(gateway: &Gateway, live: &ActiveRun, event: RunEvent) {
+async fn apply_event(gateway: &Gateway, live: &ActiveRun, event: RunEvent) {
     match event {
-        RunEvent::Started { barriers } => {
-            gateway.recorder().started(live.id.as_str());
-            live.progress
-                .send_modify(|progress| progress.started = Some(barriers))
-        }
+        RunEvent::Started { barriers } => live.note_started(gateway, barriers),
         RunEvent::Output { stream, data } => {
             gateway.recorder().wrote(&live.output, stream, &data);
-            live.feed.append(stream, &data);
+            let count = data.len();
+            // What goes to the disk is written off the event loop.
+            live.feed.append_from(stream, data, count).await;
         }
-        RunEvent::Denied(denial) => live
-            .progress
-            .send_modify(|progress| progress.denied.push(denial)),
+        RunEvent::Denied(denial) => live.note_denied(denial),
     }
 }
 
@@ -715,19 +741,13 @@ pub(crate) async fn finish(gateway: &Gateway, live: &Arc<ActiveRun>, result: Run
     let problem = start_failure(&result);
     let keeping = live.keeping.clone();
     let is_large = result.stdout.len() + result.stderr.len() > LARGE_OUTPUT;
-    // The serialized result takes up to six times the memory until it is truncated.
-    let _lock = if is_large {
-        Some(gateway.result_locks().lock(&live.owner).await)
-    } else {
-        None
-    };
+    let max = gateway.response_bytes().max_per_tenant();
     let (whole, stored) = if is_large {
-        // Serializing megabytes would block the event loop.
-        tokio::task::spawn_blocking(move || render(result, &keeping))
-            .await
-            .unwrap_or_default()
+        // Serializing megabytes would block the event loop, and takes up to six times the memory.
+        let rendered = gateway.compute(&live.owner, move || render(result, &keeping, max));
+        rendered.await.unwrap_or_default()
     } else {
-        render(result, &keeping)
+        render(result, &keeping, max)
     };
     let mut pause = MIN_RETRY_PAUSE;
     // The run stays active until its end is stored, so that a full disk limits the number of
@@ -910,8 +930,8 @@ impl StartFailure {
     }
 }
 
-/// Serializes the result for the response and for the database.
-fn render(mut result: RunResult, keeping: &ResultRetention) -> (Bytes, Bytes) {
+/// Serializes the result for the response, which has at most `max` bytes, and for the database.
+fn render(mut result: RunResult, keeping: &ResultRetention, max: usize) -> (WholeResult, Bytes) {
     if let Some(gap) = keeping.exact {
         beginning(
             &mut result.stdout,
@@ -924,12 +944,16 @@ fn render(mut result: RunResult, keeping: &ResultRetention) -> (Bytes, Bytes) {
             &mut result.truncated.stderr,
         );
     }
-    let whole = Bytes::from(result_json(&result, keeping));
     let fits = result.stdout.len() <= keeping.stream && result.stderr.len() <= keeping.stream;
-    if fits && whole.len() <= keeping.whole {
-        let stored = whole.clone();
-        return (whole, stored);
-    }
+    let whole = if json_bytes(&result.stdout) + json_bytes(&result.stderr) > max {
+        WholeResult::TooLong
+    } else {
+        let text = Bytes::from(result_json(&result, keeping));
+        if fits && text.len() <= keeping.whole {
+            return (WholeResult::Made(text.clone()), text);
+        }
+        WholeResult::Made(text)
+    };
     let mut less = result;
     shorten(&mut less, keeping.stream);
     if result_json(&less, keeping).len() > keeping.whole {
@@ -938,6 +962,19 @@ fn render(mut result: RunResult, keeping: &ResultRetention) -> (Bytes, Bytes) {
         less.artifacts.truncate(1000);
     }
     (whole, result_json(&less, keeping).into())
+}
+
+/// The bytes that a stream takes in the JSON of a result, without quotes.
+fn json_bytes(stream: &[u8]) -> usize {
+    if std::str::from_utf8(stream).is_err() {
+        return stream.len().div_ceil(3) * 4;
+    }
+    let escaped = |byte: &u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    stream.iter().map(escaped).sum()
 }
 
 fn shorten(result: &mut RunResult, max: usize) {
@@ -1057,14 +1094,48 @@ mod tests {
     }
 
     #[test]
+    fn the_length_of_output_as_json_is_known_before_it_is_made() {
+        let ascii: Vec<u8> = (0..0x80).collect();
+        let invalid: Vec<u8> = (0..=0xff).collect();
+        for stream in [ascii, "äöü€𝄞".into(), invalid, Vec::new()] {
+            let made = |stream: &[u8]| {
+                let text = result_json(&result(stream.to_vec()), &ResultRetention::default());
+                let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+                let of = |name: &str| json.get(name).map(|value| value.to_string().len() - 2);
+                of("stdout").or(of("stdout_base64")).unwrap()
+            };
+            assert_eq!(json_bytes(&stream), made(&stream));
+        }
+    }
+
+    #[test]
+    fn what_is_longer_than_a_response_may_be_is_not_made_and_its_beginning_is_kept() {
+        let keeping = ResultRetention::default();
+        let result = result(vec![0; 1 << 20]);
+        let of = |max| render(result.clone(), &keeping, max);
+        let (whole, stored) = of(7 << 20);
+        assert!(matches!(whole, WholeResult::Made(text) if text.len() > 6 << 20));
+        let (whole, same) = of(6 << 20);
+        assert!(
+            matches!(whole, WholeResult::Made(_)),
+            "six bytes for each of them"
+        );
+        assert_eq!(same, stored);
+        let (whole, same) = of((6 << 20) - 1);
+        assert!(matches!(whole, WholeResult::TooLong));
+        assert_eq!(same, stored);
+    }
+
+    #[test]
     fn a_small_result_is_kept_whole_and_a_large_one_says_what_is_missing() {
         let keeping = ResultRetention::default();
-        let (whole, stored) = render(result(b"hello".to_vec()), &keeping);
+        let render = |stdout, keeping| match render(result(stdout), keeping, usize::MAX) {
+            (WholeResult::Made(whole), stored) => (whole, stored),
+            (WholeResult::TooLong, _) => unreachable!("there is no limit"),
+        };
+        let (whole, stored) = render(b"hello".to_vec(), &keeping);
         assert_eq!(whole, stored);
-        let (whole, stored) = render(
-            result("ä".repeat(STORED_STREAM_BYTES).into_bytes()),
-            &keeping,
-        );
+        let (whole, stored) = render("ä".repeat(STORED_STREAM_BYTES).into_bytes(), &keeping);
         assert!(whole.len() > 2 * STORED_STREAM_BYTES && stored.len() < STORED_STREAM_BYTES + 4096);
         let stored: serde_json::Value = serde_json::from_slice(&stored).unwrap();
         assert_eq!(stored["truncated"]["stdout"], true);
@@ -1078,7 +1149,7 @@ mod tests {
             asked: Some("x".into()),
             ..keeping
         };
-        let (whole, stored) = render(result("a€".into()), &keeping);
+        let (whole, stored) = render("a€".into(), &keeping);
         assert_eq!(whole, stored);
         let stored: serde_json::Value = serde_json::from_slice(&stored).unwrap();
         assert_eq!(

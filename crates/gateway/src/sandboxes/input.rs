@@ -187,7 +187,8 @@ async fn signal(
     body: RawBody,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    let number = parse_json::<SignalRequest>(&body)?.signal.number()?;
+    let request: SignalRequest = body.read(&gateway, &caller.tenant, parse_json).await?;
+    let number = request.signal.number()?;
     check_running(&exec)?;
     exec.signal(number);
     Ok(StatusCode::NO_CONTENT)
@@ -210,7 +211,8 @@ async fn resize(
     body: RawBody,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    let size = parse_json::<TtySize>(&body)?.validate()?;
+    let size: TtySize = body.read(&gateway, &caller.tenant, parse_json).await?;
+    let size = size.validate()?;
     if exec.request().tty.is_none() {
         return Err(Problem::conflict(
             "this program has no terminal",

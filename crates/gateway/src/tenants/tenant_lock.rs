@@ -1,4 +1,4 @@
-//! Per-tenant locks for work that briefly takes much memory: tenants do not wait for each other.
+//! Per-tenant locks for work that takes much CPU or memory: tenants do not wait for each other.
 
 use std::{
     collections::HashMap,
