@@ -6,7 +6,7 @@
 #![no_main]
 
 use init::{
-    plan::{BoxPlan, ProgramPlan, TemplatePlan},
+    plan::{ProgramPlan, SandboxPlan, TemplatePlan},
     protocol::{Command, Report, Request},
     wire::{self, Wire},
 };
@@ -29,7 +29,7 @@ fuzz_target!(|input: &[u8]| {
     };
     match kind {
         b't' => check::<TemplatePlan>(bytes),
-        b'b' => check::<BoxPlan>(bytes),
+        b'b' => check::<SandboxPlan>(bytes),
         b'p' => check::<ProgramPlan>(bytes),
         b'q' => check::<Request>(bytes),
         b'c' => check::<Command>(bytes),

@@ -3,10 +3,10 @@
 //! ```text
 //! engine ──control──▶ launcher (pid 1 of its own pid namespace, holds the template root)
 //!                        │ clone3, all namespaces
-//!                        ├─▶ steward   makes namespaces ahead, where asked to; clears used ones away
-//!                        ├─▶ keeper    pid 1 of one box: mounts, loopback, listeners; then only reaps
+//!                        ├─▶ steward   makes namespaces first_arguments, where asked to; clears used ones away
+//!                        ├─▶ pid1    pid 1 of one box: mounts, loopback, listeners; then only reaps
 //!                        │ clone3 VM|VFORK, or clone3 for one that stands by
-//!                        └─▶ program   joins the keeper's namespaces, gives everything up, exec
+//!                        └─▶ program   joins the pid1's namespaces, gives everything up, exec
 //! ```
 //!
 //! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
@@ -14,32 +14,32 @@
 //! The same program is also the first process of a container ([`entry`]).
 //! Single-threaded, no async; the only crate with `unsafe` that runs on the host, all of it in `sys.rs`.
 
-mod affinity;
-mod container;
+pub mod container_init;
+mod container_network;
+mod containment;
+mod cpu_affinity;
 pub mod entry;
-pub mod filter;
-mod further;
-pub mod inside;
-mod keeper;
+mod exec;
+pub mod file_lease;
+mod landlock;
 pub mod launcher;
-pub mod lease;
+mod namespace_pool;
 mod netlink;
-mod network;
-pub mod notify;
+mod nftables;
+mod pid1;
 pub mod plan;
-mod program;
+mod prepared_child;
 pub mod protocol;
-mod redirect;
 mod remount;
-mod rules;
-mod standby;
+pub mod seccomp;
+pub mod seccomp_notify;
 pub mod step;
-mod steward;
 pub mod submounts;
 mod sys;
 mod template;
 mod terminal;
-pub mod watch;
+mod transparent_proxy;
+pub mod watched_syscalls;
 pub mod wire;
 
 /// What the engine calls the launcher in `argv[0]`. Under any other name the program is [`entry`].
@@ -56,7 +56,7 @@ pub fn landlock_version() -> u32 {
 
 /// Leaves this thread, for good, with the rights that a user has in files, and none of root's. Other threads keep theirs.
 /// Root himself is such a user: owner of what is his, and a stranger to what others closed.
-pub fn act_in_files_as(uid: u32, gid: u32) -> std::io::Result<()> {
+pub fn use_file_rights_of(uid: u32, gid: u32) -> std::io::Result<()> {
     use rustix::thread::CapabilitySet as Set;
     sys::leave_groups()?;
     sys::set_file_ids(uid, gid)?;
@@ -77,9 +77,9 @@ pub fn act_in_files_as(uid: u32, gid: u32) -> std::io::Result<()> {
 
 /// The first process of a container: for a backend of ours (`--box SOCKET`), or by its own orders.
 pub fn first(arguments: std::env::ArgsOs) -> i32 {
-    let mut ahead: Vec<_> = std::env::args_os().skip(1).take(3).collect();
-    match (ahead.len(), ahead.pop()) {
-        (2, Some(socket)) if ahead[0] == "--box" => inside::main(&socket),
+    let mut first_arguments: Vec<_> = std::env::args_os().skip(1).take(3).collect();
+    match (first_arguments.len(), first_arguments.pop()) {
+        (2, Some(socket)) if first_arguments[0] == "--box" => container_init::main(&socket),
         _ => entry::main(arguments),
     }
 }

@@ -16,7 +16,7 @@ const NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Length, kind, flags, number, sender.
 const HEADER: usize = 16;
 /// More than an answer to all of our messages together.
-const MOST_ANSWER: usize = 8 << 10;
+const MAX_REPLY_BYTES: usize = 8 << 10;
 
 /// Attributes of a message, or of an attribute.
 #[derive(Clone, Default)]
@@ -51,7 +51,7 @@ impl Attributes {
 pub(crate) struct Messages {
     bytes: Vec<u8>,
     /// How many of them ask to be acknowledged.
-    asked: usize,
+    expected_acks: usize,
 }
 
 impl Messages {
@@ -66,24 +66,24 @@ impl Messages {
         self.bytes.extend([0; 8]);
         self.bytes.extend(fixed);
         self.bytes.extend(&attributes.0);
-        self.asked += usize::from(flags & ACKNOWLEDGE != 0);
+        self.expected_acks += usize::from(flags & ACKNOWLEDGE != 0);
     }
 
     /// Says them to the kernel. The first refusal counts; so does an acknowledgement that is missing.
-    pub(crate) fn say(&self, to: Option<Protocol>) -> io::Result<()> {
+    pub(crate) fn send(&self, to: Option<Protocol>) -> io::Result<()> {
         let kind = SocketType::RAW;
         let socket =
             rustix::net::socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, to)?;
         rustix::net::send(&socket, &self.bytes, SendFlags::empty())?;
-        let (mut answer, mut acknowledged) = ([0; MOST_ANSWER], 0);
+        let (mut answer, mut acknowledged) = ([0; MAX_REPLY_BYTES], 0);
         loop {
             let (_, length) = match rustix::net::recv(&socket, &mut answer, RecvFlags::DONTWAIT) {
                 Err(Errno::WOULDBLOCK) => break,
                 other => other?,
             };
-            acknowledged += acknowledgements(&answer[..length.min(MOST_ANSWER)])?;
+            acknowledged += acknowledgements(&answer[..length.min(MAX_REPLY_BYTES)])?;
         }
-        match acknowledged >= self.asked {
+        match acknowledged >= self.expected_acks {
             true => Ok(()),
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
@@ -137,7 +137,7 @@ mod tests {
             messages.bytes,
             [&header[..], &[7, 8, 9, 10], &text, &nested].concat()
         );
-        assert_eq!(messages.asked, 1);
+        assert_eq!(messages.expected_acks, 1);
     }
 
     fn answer(error: i32) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use crate::{
     step::Steps,
-    wire::{Malformed, Wire},
+    wire::{DecodeError, Wire},
     wire_enum, wire_struct,
 };
 use std::ffi::{CStr, CString};
@@ -12,10 +12,10 @@ use std::ffi::{CStr, CString};
 pub struct TemplatePlan {
     /// Which steps to take (all of them, outside of tests).
     pub steps: Steps,
-    /// A folder that holds a root file system; without it the root is built from `places`.
+    /// A folder that holds a root file system; without it the root is built from `entries`.
     pub image: Option<ImageRoot>,
     /// What stands in the root, in the order in which it is put there.
-    pub places: Vec<Place>,
+    pub entries: Vec<RootEntry>,
 }
 
 /// A folder that holds the root file system of an image.
@@ -29,18 +29,18 @@ pub struct ImageRoot {
 
 /// One thing in the root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct RootEntry {
     /// Where, without a leading slash. Its parents stand before it in the list.
     pub path: CString,
     /// What.
-    pub kind: PlaceKind,
-    /// Host path of a bind, a device or what is shown; target of a link; contents of a file.
+    pub kind: RootEntryKind,
+    /// Host path of a bind, a device or what is host_mounts; target of a link; contents of a file.
     pub content: CString,
 }
 
 /// What stands in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlaceKind {
+pub enum RootEntryKind {
     /// An empty directory.
     Directory,
     /// A small file.
@@ -53,13 +53,13 @@ pub enum PlaceKind {
     Device,
     /// A host directory, read-only, through our own at that place: what we have there wins, and its sockets
     /// answer nobody.
-    Shown,
-    /// Hides what a shown directory has there, also when it comes later.
-    Hidden,
+    HostOverlay,
+    /// Hides what a host_mounts directory has there, also when it comes later.
+    Whiteout,
 }
 
 /// What is tried when a layer is laid over the folder of a workspace, as a failure names it.
-pub const OVER_WORKSPACE: &str = "a layer over the folder of the workspace";
+pub const WORKSPACE_OVERLAY: &str = "a layer over the folder of the workspace";
 
 /// The folders of an overlay's layer: what is written goes to the first, and the kernel works in the other.
 pub const UPPER: &CStr = c"upper";
@@ -68,15 +68,15 @@ pub const WORK: &CStr = c"work";
 
 /// One box.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoxPlan {
+pub struct SandboxPlan {
     /// Which steps to take.
     pub steps: Steps,
     /// Who the program is.
     pub ids: Ids,
-    /// Whether any other id outside that is as good will do: namespaces made ahead have theirs.
+    /// Whether any other id outside that is as good will do: namespaces made warm have theirs.
     pub any_outer_id: bool,
-    /// Whether it is made ahead of its program. A lane that has made one hands it to the launcher and ends.
-    pub ahead: bool,
+    /// Whether it is made warm of its program. A lane that has made one hands it to the launcher and ends.
+    pub warm: bool,
     /// The host name inside.
     pub hostname: CString,
     /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
@@ -84,7 +84,7 @@ pub struct BoxPlan {
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
     /// Whether whatever is dialled inside arrives at the host.
-    pub passing: Option<PassingPlan>,
+    pub intercept: Option<InterceptPlan>,
     /// Whether the box has a terminal of its own.
     pub terminal: bool,
     /// Whether it outlives its programs, of which each may get a terminal.
@@ -94,7 +94,7 @@ pub struct BoxPlan {
     /// Files and folders that may be made there.
     pub scratch_files: u64,
     /// Folders of the root that the program may change: a layer in scratch space lies over each.
-    pub copies: Vec<CString>,
+    pub writable_folders: Vec<CString>,
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
     /// What takes all that is written to that folder: a folder that holds [`UPPER`] and [`WORK`], on the same mount.
@@ -102,14 +102,14 @@ pub struct BoxPlan {
     /// What in that folder is read-only, relative to it, parents first.
     pub protected: Vec<WorkspaceName>,
     /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
-    pub watched: bool,
+    pub watch_mounts: bool,
     /// What in that folder is covered by something empty, relative to it.
     pub hidden: Vec<WorkspaceName>,
-    /// Directories to make in a fresh workspace, parents first, as places for mounts.
+    /// Directories to make in a fresh workspace, parents first, as entries for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
     pub home_directories: Vec<CString>,
-    /// Further mounts, parents first.
+    /// ExecChild mounts, parents first.
     pub mounts: Vec<HostPath>,
 }
 
@@ -139,15 +139,15 @@ pub struct FileId {
 
 /// What the first process of a container looks for and hands out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InsidePlan {
-    /// The host's namespaces, by number, in the order of [`crate::inside::NAMESPACES`]; its own must be others.
+pub struct ContainerPlan {
+    /// The host's namespaces, by number, in the order of [`crate::container_init::NAMESPACES`]; its own must be others.
     pub namespaces: Vec<u64>,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
     /// Whether what is dialled on the loopback inside arrives at the host.
-    pub passing: Option<PassingPlan>,
+    pub intercept: Option<InterceptPlan>,
     /// Whether it is on a network with others, by its caller's wish.
-    pub network_of_others: bool,
+    pub shared_network: bool,
     /// Whether it opens a terminal.
     pub terminal: bool,
     /// Bytes that may be written to scratch space.
@@ -156,8 +156,8 @@ pub struct InsidePlan {
     pub fresh_workspace: bool,
     /// Who it must be, with no further group.
     pub user: Owner,
-    /// What of the host must be shown where: an engine looks paths up once more.
-    pub shown: Vec<Shown>,
+    /// What of the host must be host_mounts where: an engine looks paths up once more.
+    pub host_mounts: Vec<ContainerMount>,
     /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
     pub read_only: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first.
@@ -166,27 +166,27 @@ pub struct InsidePlan {
 
 /// How what is dialled inside arrives at the host, by programs that know of no door.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PassingPlan {
+pub struct InterceptPlan {
     /// At these ports of every address.
     pub ports: Vec<u16>,
     /// Or all of it at this one, where the kernel can redirect.
-    pub redirect: Option<u16>,
+    pub redirect_port: Option<u16>,
     /// Where names are asked for, on the loopback.
-    pub names: u16,
+    pub dns_port: u16,
 }
 
 /// What to do in the network of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetworkPlan {
+pub struct ContainerNetworkPlan {
     /// How everything is to arrive.
-    pub passing: PassingPlan,
+    pub intercept: InterceptPlan,
     /// Ports of doors, which stay theirs.
     pub doors: Vec<u16>,
 }
 
 /// A file or folder of the host in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct ContainerMount {
     /// Where it appears.
     pub inside: CString,
     /// Which one it is.
@@ -242,7 +242,7 @@ pub struct ProgramPlan {
     /// Who it is.
     pub ids: Ids,
     /// What to run; without it the process stands by, with everything given up, until it is told.
-    pub errand: Option<Errand>,
+    pub exec_args: Option<ExecArgs>,
     /// Whether the box ends with it.
     pub last: bool,
     /// Working directory.
@@ -252,7 +252,7 @@ pub struct ProgramPlan {
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
     /// Whom else in its box Landlock lets it reach.
-    pub fellows: Fellows,
+    pub landlock_scope: LandlockScope,
     /// How many CPUs it is told of, if there is a limit.
     pub cpus: Option<u32>,
     /// How far it stands back when CPUs are short.
@@ -263,18 +263,18 @@ pub struct ProgramPlan {
 
 /// Other programs of the same box, as far as a program may reach them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fellows {
+pub enum LandlockScope {
     /// There are none.
-    None,
+    Isolated,
     /// By signals. The box is on the host's network, whose abstract sockets stay out of reach.
-    Signalled,
+    Signals,
     /// By signals and by abstract sockets.
-    Reached,
+    SignalsAndSockets,
 }
 
 /// What a process is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Errand {
+pub struct ExecArgs {
     /// Exact arguments, never empty.
     pub argv: Vec<CString>,
     /// Exact environment, `NAME=VALUE`.
@@ -283,9 +283,9 @@ pub struct Errand {
     pub candidates: Vec<CString>,
 }
 
-/// Namespaces that a launcher makes ahead of need: networks, and users of these ids.
+/// Namespaces that a launcher makes warm of need: networks, and users of these ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StockPlan {
+pub struct NamespacePoolPlan {
     /// How many of each are kept ready.
     pub depth: u32,
     /// Who the programs are: the first of them outside.
@@ -318,7 +318,7 @@ impl Wire for Steps {
     fn put(&self, out: &mut Vec<u8>) {
         self.bits().put(out);
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         u64::get(input).map(Steps::from_bits)
     }
 }
@@ -326,33 +326,33 @@ impl Wire for Steps {
 wire_struct!(TemplatePlan {
     steps,
     image,
-    places
+    entries
 });
-wire_struct!(Place {
+wire_struct!(RootEntry {
     path,
     kind,
     content
 });
-wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
+wire_enum!(RootEntryKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, HostOverlay = 5, Whiteout = 6 });
 wire_struct!(WorkspaceName { path, inode });
-wire_struct!(BoxPlan {
+wire_struct!(SandboxPlan {
     steps,
     ids,
     any_outer_id,
-    ahead,
+    warm,
     hostname,
     own_network,
     doors,
-    passing,
+    intercept,
     terminal,
     stays,
     scratch_bytes,
     scratch_files,
-    copies,
+    writable_folders,
     workspace,
     overlay,
     protected,
-    watched,
+    watch_mounts,
     hidden,
     workspace_directories,
     home_directories,
@@ -360,25 +360,25 @@ wire_struct!(BoxPlan {
 });
 wire_struct!(RemountPlan { names });
 wire_struct!(RemountName { path, hidden });
-wire_struct!(PassingPlan {
+wire_struct!(InterceptPlan {
     ports,
-    redirect,
-    names
+    redirect_port,
+    dns_port
 });
-wire_struct!(NetworkPlan { passing, doors });
+wire_struct!(ContainerNetworkPlan { intercept, doors });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
-wire_struct!(Shown { inside, id });
-wire_struct!(InsidePlan {
+wire_struct!(ContainerMount { inside, id });
+wire_struct!(ContainerPlan {
     namespaces,
     doors,
-    passing,
-    network_of_others,
+    intercept,
+    shared_network,
     terminal,
     scratch_bytes,
     fresh_workspace,
     user,
-    shown,
+    host_mounts,
     read_only,
     workspace_directories
 });
@@ -401,23 +401,23 @@ wire_struct!(Ids {
 wire_struct!(ProgramPlan {
     steps,
     ids,
-    errand,
+    exec_args,
     last,
     directory,
     rlimits,
     writable,
-    fellows,
+    landlock_scope,
     cpus,
     nice,
     terminal
 });
-wire_enum!(Fellows { None = 0, Signalled = 1, Reached = 2 });
-wire_struct!(Errand {
+wire_enum!(LandlockScope { Isolated = 0, Signals = 1, SignalsAndSockets = 2 });
+wire_struct!(ExecArgs {
     argv,
     env,
     candidates
 });
-wire_struct!(StockPlan {
+wire_struct!(NamespacePoolPlan {
     depth,
     ids,
     outer_count,
@@ -460,11 +460,18 @@ pub(crate) mod tests {
         )
     }
 
-    fn place() -> impl Strategy<Value = Place> {
-        use PlaceKind::*;
-        let kind =
-            proptest::sample::select(vec![Directory, File, Link, Bind, Device, Shown, Hidden]);
-        (text(), kind, text()).prop_map(|(path, kind, content)| Place {
+    fn root_entry() -> impl Strategy<Value = RootEntry> {
+        use RootEntryKind::*;
+        let kind = proptest::sample::select(vec![
+            Directory,
+            File,
+            Link,
+            Bind,
+            Device,
+            HostOverlay,
+            Whiteout,
+        ]);
+        (text(), kind, text()).prop_map(|(path, kind, content)| RootEntry {
             path,
             kind,
             content,
@@ -472,7 +479,7 @@ pub(crate) mod tests {
     }
 
     fn template() -> impl Strategy<Value = TemplatePlan> {
-        let parts = (steps(), option::of(text()), vec(place(), 0..4));
+        let parts = (steps(), option::of(text()), vec(root_entry(), 0..4));
         let of = |path| ImageRoot {
             path,
             id: FileId {
@@ -480,10 +487,10 @@ pub(crate) mod tests {
                 inode: u64::MAX,
             },
         };
-        parts.prop_map(move |(steps, image, places)| TemplatePlan {
+        parts.prop_map(move |(steps, image, entries)| TemplatePlan {
             steps,
             image: image.map(of),
-            places,
+            entries,
         })
     }
 
@@ -501,16 +508,16 @@ pub(crate) mod tests {
         )
     }
 
-    fn passing() -> impl Strategy<Value = PassingPlan> {
+    fn intercept() -> impl Strategy<Value = InterceptPlan> {
         let parts = (
             vec(any::<u16>(), 0..4),
             option::of(any::<u16>()),
             any::<u16>(),
         );
-        parts.prop_map(|(ports, redirect, names)| PassingPlan {
+        parts.prop_map(|(ports, redirect_port, dns_port)| InterceptPlan {
             ports,
-            redirect,
-            names,
+            redirect_port,
+            dns_port,
         })
     }
 
@@ -519,8 +526,8 @@ pub(crate) mod tests {
         vec(name, 0..3)
     }
 
-    fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let network = (vec(any::<u16>(), 0..4), option::of(passing()));
+    fn sandbox_plan() -> impl Strategy<Value = SandboxPlan> {
+        let network = (vec(any::<u16>(), 0..4), option::of(intercept()));
         let numbers = (any::<([bool; 6], u64, u64)>(), network);
         let paths = (
             texts(),
@@ -533,36 +540,43 @@ pub(crate) mod tests {
             |(steps, ids, hostname, numbers, paths)| {
                 let (
                     (
-                        [any_outer_id, ahead, own_network, terminal, stays, watched],
+                        [
+                            any_outer_id,
+                            warm,
+                            own_network,
+                            terminal,
+                            stays,
+                            watch_mounts,
+                        ],
                         scratch_bytes,
                         scratch_files,
                     ),
                     network,
                 ) = numbers;
-                let (doors, passing) = network;
-                let (copies, mut of_workspace, protected, directories, mounts) = paths;
+                let (doors, intercept) = network;
+                let (writable_folders, mut of_workspace, protected, directories, mounts) = paths;
                 let overlay = of_workspace.pop().flatten();
                 let workspace = of_workspace.pop().flatten();
                 let (workspace_directories, home_directories) = directories;
                 let (protected, hidden) = protected;
-                BoxPlan {
+                SandboxPlan {
                     steps,
                     ids,
                     any_outer_id,
-                    ahead,
+                    warm,
                     hostname,
                     own_network,
                     doors,
-                    passing,
+                    intercept,
                     terminal,
                     stays,
                     scratch_bytes,
                     scratch_files,
-                    copies,
+                    writable_folders,
                     workspace,
                     overlay,
                     protected,
-                    watched,
+                    watch_mounts,
                     hidden,
                     workspace_directories,
                     home_directories,
@@ -579,10 +593,13 @@ pub(crate) mod tests {
             soft,
             hard,
         });
-        let fellows =
-            proptest::sample::select(vec![Fellows::None, Fellows::Signalled, Fellows::Reached]);
-        let errand = (texts(), texts(), texts());
-        let errand = errand.prop_map(|(argv, env, candidates)| Errand {
+        let landlock_scope = proptest::sample::select(vec![
+            LandlockScope::Isolated,
+            LandlockScope::Signals,
+            LandlockScope::SignalsAndSockets,
+        ]);
+        let exec_args = (texts(), texts(), texts());
+        let exec_args = exec_args.prop_map(|(argv, env, candidates)| ExecArgs {
             argv,
             env,
             candidates,
@@ -590,13 +607,13 @@ pub(crate) mod tests {
         (
             steps(),
             ids(),
-            option::of(errand),
+            option::of(exec_args),
             any::<bool>(),
             text(),
             vec(limit, 0..4),
             texts(),
             (
-                fellows,
+                landlock_scope,
                 option::of(any::<u32>()),
                 option::of(any::<u32>()),
                 any::<bool>(),
@@ -606,22 +623,22 @@ pub(crate) mod tests {
                 |(
                     steps,
                     ids,
-                    errand,
+                    exec_args,
                     last,
                     directory,
                     rlimits,
                     writable,
-                    (fellows, cpus, nice, terminal),
+                    (landlock_scope, cpus, nice, terminal),
                 )| {
                     ProgramPlan {
                         steps,
                         ids,
-                        errand,
+                        exec_args,
                         last,
                         directory,
                         rlimits,
                         writable,
-                        fellows,
+                        landlock_scope,
                         cpus,
                         nice,
                         terminal,
@@ -638,10 +655,15 @@ pub(crate) mod tests {
         let read = decode::<T>(&bytes);
         prop_assert_eq!(read.as_ref(), Ok(value));
         for end in 0..bytes.len() {
-            prop_assert_eq!(decode::<T>(&bytes[..end]), Err(Malformed), "cut at {}", end);
+            prop_assert_eq!(
+                decode::<T>(&bytes[..end]),
+                Err(DecodeError),
+                "cut at {}",
+                end
+            );
         }
         bytes.push(0);
-        prop_assert_eq!(decode::<T>(&bytes), Err(Malformed));
+        prop_assert_eq!(decode::<T>(&bytes), Err(DecodeError));
         Ok(())
     }
 
@@ -660,7 +682,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn a_box_travels_whole_or_not_at_all(plan in a_box()) {
+        fn a_box_travels_whole_or_not_at_all(plan in sandbox_plan()) {
             travels_whole_or_not_at_all(&plan)?;
         }
 
@@ -672,17 +694,17 @@ pub(crate) mod tests {
         #[test]
         fn no_bytes_make_a_plan_panic(bytes in vec(any::<u8>(), 0..200)) {
             answers::<TemplatePlan>(&bytes)?;
-            answers::<BoxPlan>(&bytes)?;
+            answers::<SandboxPlan>(&bytes)?;
             answers::<ProgramPlan>(&bytes)?;
         }
 
         /// Random bytes seldom get past the first length; a whole plan with one byte changed goes deep.
         #[test]
-        fn no_changed_byte_makes_a_plan_panic(plan in a_box(), place: prop::sample::Index, byte: u8) {
+        fn no_changed_byte_makes_a_plan_panic(plan in sandbox_plan(), place: prop::sample::Index, byte: u8) {
             let mut bytes = encode(&plan);
             let place = place.index(bytes.len());
             bytes[place] = byte;
-            answers::<BoxPlan>(&bytes)?;
+            answers::<SandboxPlan>(&bytes)?;
         }
     }
 }

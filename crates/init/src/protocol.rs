@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! control   engine → launcher   Template, once                launcher → engine   Hello + its pidfd
-//!                               or Network + its handle                           Passing + listeners…, and its end
+//!                               or Network + its handle                           Interception + listeners…, and its end
 //!                               Box  + channel[, cgroup][, held…]
-//!                               Lane + its control[, cgroup.procs…]
-//!                               Stock
-//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, passing…
+//!                               CgroupForker + its control[, cgroup.procs…]
+//!                               NamespacePool
+//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, intercept…
 //! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
-//!                               Signal, Destroy                                   Ended, Failed, Gone
+//!                               Signal, Destroy                                   ProcessExit, Failed, Gone
 //!                               Start + program, standby
 //!                               Terminal + answer                                 Terminal + our end of it, or Failed, on answer
-//!                               Remount + answer                                  Remounted, or Failed, on answer
-//! program   engine → launcher   Signal, or its end: kill      launcher → engine   Ended
+//!                               Remount + answer                                  RemountedName, or Failed, on answer
+//! program   engine → launcher   Signal, or its end: kill      launcher → engine   ProcessExit
 //! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
 //! ```
@@ -21,9 +21,9 @@
 //! or, because a command line may be larger than a packet, in a memory file that comes first.
 
 use crate::{
-    plan::{Ids, StockPlan},
-    step::{Failure, Steps},
-    wire::{Malformed, Wire, decode, encode},
+    plan::{Ids, NamespacePoolPlan},
+    step::{StepFailure, Steps},
+    wire::{DecodeError, Wire, decode, encode},
     wire_struct,
 };
 use rustix::{
@@ -42,17 +42,17 @@ use std::{
 };
 
 /// Descriptors in one message.
-const MOST_DESCRIPTORS: usize = 96;
-/// Further programs of one box that are under way at once.
-pub const MOST_PROGRAMS: usize = 64;
+const MAX_DESCRIPTORS: usize = 96;
+/// ExecChild programs of one box that are under way at once.
+pub const MAX_EXECS: usize = 64;
 /// Ports at which what is dialled inside may arrive, beside a redirect: with two listeners each they fit a message.
-pub const MOST_PORTS: usize = 32;
+pub const MAX_PORTS: usize = 32;
 /// Bytes in one message.
-const MOST_BYTES: usize = 8 << 10;
+const MAX_MESSAGE_BYTES: usize = 8 << 10;
 /// Bytes of a plan that travels in a message.
-const MOST_INLINE: usize = 6 << 10;
+const MAX_INLINE_BYTES: usize = 6 << 10;
 /// Bytes of one plan.
-const MOST_PLAN: u64 = 16 << 20;
+const MAX_PLAN_BYTES: u64 = 16 << 20;
 
 /// What the engine asks on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,42 +60,42 @@ pub enum Request {
     /// The root of the boxes to come; once, first.
     Template {
         /// Its plan.
-        plan: Brief,
+        plan: Payload,
         /// Who the program of the first box will be: its namespaces are made while the root is built.
         first: Option<Ids>,
     },
-    /// A box: channel, then the cgroup directory if it is to be born in one, then what its keeper holds open for as
+    /// A box: channel, then the cgroup directory if it is to be born in one, then what its pid1 holds open for as
     /// long as it lives.
-    Box {
+    Sandbox {
         /// Its plan.
-        plan: Brief,
+        plan: Payload,
         /// Whether a cgroup directory is among the handles.
         cgroup: bool,
     },
     /// A copy of the launcher in version 1 cgroups: its control socket, then their `cgroup.procs` files.
-    Lane,
+    CgroupForker,
     /// From now on keep namespaces ready.
-    Stock(StockPlan),
+    NamespacePool(NamespacePoolPlan),
     /// Instead of all this: furnish the network of a container, whose handle comes along, and end.
-    Network(Brief),
+    ContainerNetwork(Payload),
 }
 
 /// What the engine asks on the channel of a box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// In a container: look around by this plan, and hand out what is found.
-    Furnish(Brief),
-    /// Run a program by its plan (or errand): standard input, output, error.
-    Exec(Brief),
-    /// Make a process that has given everything up and stands by for its errand: its socket.
-    Prepare(Brief),
+    CheckContainer(Payload),
+    /// Run a program by its plan (or exec_args): standard input, output, error.
+    Exec(Payload),
+    /// Make a process that has given everything up and stands by for its exec_args: its socket.
+    Prepare(Payload),
     /// Make such a process for a further program, which the box outlives: the program's own channel, then the socket
     /// on which the process stands by.
-    Start(Brief),
+    StartExec(Payload),
     /// Open another terminal, and answer on the socket that comes along.
     Terminal,
     /// Put mounts of protected names back by a plan, and answer on the socket that comes along.
-    Remount(Brief),
+    Remount(Payload),
     /// Send a signal to the program; on a further program's own channel to its process group.
     Signal(i32),
     /// End the box with everything in it.
@@ -104,15 +104,15 @@ pub enum Command {
 
 /// A plan in a message: its bytes, or none when they are in a memory file, the first handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brief(Vec<u8>);
+pub struct Payload(Vec<u8>);
 
-impl Brief {
+impl Payload {
     /// A plan, and the file it is in if it is large.
-    pub fn new<T: Wire>(plan: &T) -> io::Result<(Brief, Option<OwnedFd>)> {
+    pub fn new<T: Wire>(plan: &T) -> io::Result<(Payload, Option<OwnedFd>)> {
         let bytes = encode(plan);
-        match bytes.len() <= MOST_INLINE {
-            true => Ok((Brief(bytes), None)),
-            false => Ok((Brief(Vec::new()), Some(plan_file(&bytes)?))),
+        match bytes.len() <= MAX_INLINE_BYTES {
+            true => Ok((Payload(bytes), None)),
+            false => Ok((Payload(Vec::new()), Some(seal_plan(&bytes)?))),
         }
     }
 
@@ -121,19 +121,19 @@ impl Brief {
         let malformed = |_| io::Error::other("the plan is malformed");
         match (self.0.is_empty(), files.is_empty()) {
             (false, _) => decode(&self.0).map_err(malformed),
-            (true, false) => read_plan(files.remove(0)),
+            (true, false) => decode_plan_file(files.remove(0)),
             (true, true) => Err(io::Error::from_raw_os_error(libc::EBADF)),
         }
     }
 }
 
-impl Wire for Brief {
+impl Wire for Payload {
     fn put(&self, out: &mut Vec<u8>) {
         (self.0.len() as u32).put(out);
         out.extend(&self.0);
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
-        Vec::get(input).map(Brief)
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
+        Vec::get(input).map(Payload)
     }
 }
 
@@ -154,38 +154,38 @@ pub enum Report {
         /// File systems of the kernel's own below mounted folders, which were covered.
         covered: Vec<CString>,
         /// What was made for programs that know of no door.
-        passing: Arriving,
+        intercept: InterceptHandles,
     },
     /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
     Started(Steps),
     /// A terminal is open, and our end of it comes along.
     Terminal,
     /// Which of the names are there, and read-only again.
-    Remounted(Vec<Remounted>),
+    Remounted(Vec<RemountedName>),
     /// The network is furnished; the handles are counted.
-    Passing(Arriving),
+    NetworkReady(InterceptHandles),
     /// The program has ended.
-    Ended(Ended),
+    Ended(ProcessExit),
     /// A step failed; no line of the program ran.
-    Failed(Failure),
+    Failed(StepFailure),
     /// The box and every process in it are gone.
-    Gone(Ended),
+    Gone(ProcessExit),
 }
 
 /// How many handles came along beyond those of the doors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arriving {
+pub struct InterceptHandles {
     /// Listeners.
     pub listeners: u32,
     /// Sockets at which names are asked for.
-    pub names: u32,
+    pub dns_sockets: u32,
     /// The kernel's answer to a redirect that it could not make.
-    pub no_redirect: Option<i32>,
+    pub redirect_errno: Option<i32>,
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct ProcessExit {
     /// As `wait` gives it.
     pub status: i32,
     /// CPU time of it and of what it waited for.
@@ -199,7 +199,7 @@ pub struct Ended {
 /// A name that is read-only again, and the file as it was before a program could go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Remounted {
+pub struct RemountedName {
     /// Its place in the plan.
     pub number: u32,
     pub inode: u64,
@@ -207,18 +207,18 @@ pub struct Remounted {
     pub changed_nanoseconds: u64,
 }
 
-wire_struct!(Remounted {
+wire_struct!(RemountedName {
     number,
     inode,
     changed_seconds,
     changed_nanoseconds
 });
-wire_struct!(Arriving {
+wire_struct!(InterceptHandles {
     listeners,
-    names,
-    no_redirect
+    dns_sockets,
+    redirect_errno
 });
-wire_struct!(Ended {
+wire_struct!(ProcessExit {
     status,
     cpu_us,
     peak_bytes,
@@ -233,36 +233,36 @@ impl Wire for Request {
                 plan.put(out);
                 first.put(out);
             }
-            Request::Box { plan, cgroup } => {
+            Request::Sandbox { plan, cgroup } => {
                 out.push(b'B');
                 plan.put(out);
                 cgroup.put(out);
             }
-            Request::Lane => out.push(b'L'),
-            Request::Stock(plan) => {
+            Request::CgroupForker => out.push(b'L'),
+            Request::NamespacePool(plan) => {
                 out.push(b'S');
                 plan.put(out);
             }
-            Request::Network(plan) => {
+            Request::ContainerNetwork(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'N' => Brief::get(input).map(Request::Network),
+            b'N' => Payload::get(input).map(Request::ContainerNetwork),
             b'T' => Ok(Request::Template {
                 plan: Wire::get(input)?,
                 first: Wire::get(input)?,
             }),
-            b'B' => Ok(Request::Box {
+            b'B' => Ok(Request::Sandbox {
                 plan: Wire::get(input)?,
                 cgroup: Wire::get(input)?,
             }),
-            b'L' => Ok(Request::Lane),
-            b'S' => StockPlan::get(input).map(Request::Stock),
-            _ => Err(Malformed),
+            b'L' => Ok(Request::CgroupForker),
+            b'S' => NamespacePoolPlan::get(input).map(Request::NamespacePool),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -270,7 +270,7 @@ impl Wire for Request {
 impl Wire for Command {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Command::Furnish(plan) => {
+            Command::CheckContainer(plan) => {
                 out.push(b'F');
                 plan.put(out);
             }
@@ -282,7 +282,7 @@ impl Wire for Command {
                 out.push(b'P');
                 plan.put(out);
             }
-            Command::Start(plan) => {
+            Command::StartExec(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
@@ -298,17 +298,17 @@ impl Wire for Command {
             Command::Destroy => out.push(b'D'),
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'F' => Brief::get(input).map(Command::Furnish),
-            b'X' => Brief::get(input).map(Command::Exec),
-            b'P' => Brief::get(input).map(Command::Prepare),
-            b'N' => Brief::get(input).map(Command::Start),
+            b'F' => Payload::get(input).map(Command::CheckContainer),
+            b'X' => Payload::get(input).map(Command::Exec),
+            b'P' => Payload::get(input).map(Command::Prepare),
+            b'N' => Payload::get(input).map(Command::StartExec),
             b'T' => Ok(Command::Terminal),
-            b'M' => Brief::get(input).map(Command::Remount),
+            b'M' => Payload::get(input).map(Command::Remount),
             b'S' => i32::get(input).map(Command::Signal),
             b'D' => Ok(Command::Destroy),
-            _ => Err(Malformed),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -325,14 +325,14 @@ impl Wire for Report {
                 ids,
                 unmapped,
                 covered,
-                passing,
+                intercept,
             } => {
                 out.push(b'R');
                 steps.put(out);
                 ids.put(out);
                 unmapped.put(out);
                 covered.put(out);
-                passing.put(out);
+                intercept.put(out);
             }
             Report::Started(steps) => {
                 out.push(b'P');
@@ -343,7 +343,7 @@ impl Wire for Report {
                 out.push(b'M');
                 mounted.put(out);
             }
-            Report::Passing(arriving) => {
+            Report::NetworkReady(arriving) => {
                 out.push(b'A');
                 arriving.put(out);
             }
@@ -363,7 +363,7 @@ impl Wire for Report {
             }
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
             b'H' => Steps::get(input).map(Report::Hello),
             b'R' => Ok(Report::Ready {
@@ -371,23 +371,23 @@ impl Wire for Report {
                 ids: Wire::get(input)?,
                 unmapped: Wire::get(input)?,
                 covered: Wire::get(input)?,
-                passing: Wire::get(input)?,
+                intercept: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),
             b'T' => Ok(Report::Terminal),
             b'M' => Vec::get(input).map(Report::Remounted),
-            b'A' => Arriving::get(input).map(Report::Passing),
-            b'E' => Ended::get(input).map(Report::Ended),
+            b'A' => InterceptHandles::get(input).map(Report::NetworkReady),
+            b'E' => ProcessExit::get(input).map(Report::Ended),
             b'F' => {
                 let (step, errno) = (u8::get(input)?, i32::get(input)?);
-                Ok(Report::Failed(Failure::from_parts(
+                Ok(Report::Failed(StepFailure::from_parts(
                     step,
                     errno,
                     String::get(input)?,
                 )))
             }
-            b'G' => Ended::get(input).map(Report::Gone),
-            _ => Err(Malformed),
+            b'G' => ProcessExit::get(input).map(Report::Gone),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -409,7 +409,7 @@ pub fn send<T: Wire>(
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let bytes = encode(message);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors for one message"));
@@ -421,8 +421,8 @@ pub fn send<T: Wire>(
 
 /// Receives one message; `None` is the end. Descriptors close at exec. Waits if the socket does.
 pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = [0; MOST_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut bytes = [0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let slices = &mut [IoSliceMut::new(&mut bytes)];
@@ -447,7 +447,7 @@ pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>
 }
 
 /// A sealed memory file.
-fn plan_file(bytes: &[u8]) -> io::Result<OwnedFd> {
+fn seal_plan(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = std::fs::File::from(file);
     io::Write::write_all(&mut file, bytes)?;
@@ -457,11 +457,11 @@ fn plan_file(bytes: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Reads a plan from its file.
-fn read_plan<T: Wire>(file: OwnedFd) -> io::Result<T> {
+fn decode_plan_file<T: Wire>(file: OwnedFd) -> io::Result<T> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(file);
     let size = file.metadata()?.len();
-    if size > MOST_PLAN {
+    if size > MAX_PLAN_BYTES {
         return Err(io::Error::other("the plan is too large"));
     }
     let mut bytes = vec![0; size as usize];

@@ -6,9 +6,9 @@
 //! ```
 
 use crate::{
-    keeper,
+    pid1,
     plan::{RemountName, RemountPlan},
-    protocol::{self, Remounted, Report},
+    protocol::{self, RemountedName, Report},
     step::Step,
     sys,
     template::failure,
@@ -30,8 +30,8 @@ const MAX_TRIES: u32 = 2500;
 const RETRY_AFTER: Duration = Duration::from_micros(200);
 
 /// The whole life of the child.
-pub(crate) fn live(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd) -> ! {
-    let done = keeper::keep_only(&[mounts, answer.as_fd()]).and_then(|()| {
+pub(crate) fn run(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd) -> ! {
+    let done = pid1::close_all_except(&[mounts, answer.as_fd()]).and_then(|()| {
         sys::stop_all();
         let done = remount(plan, mounts);
         sys::continue_all();
@@ -49,9 +49,9 @@ pub(crate) fn live(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd)
 }
 
 /// Which of the names are there, and read-only again.
-fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remounted>> {
+fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<RemountedName>> {
     move_into_thread_name_spaces(mounts, ThreadNameSpaceType::empty())?;
-    let workspace = keeper::beneath(&CWD, c"/workspace")?;
+    let workspace = pid1::beneath(&CWD, c"/workspace")?;
     let mut mounted = Vec::new();
     for (number, name) in (0..).zip(&plan.names) {
         if mount(&workspace, name)? {
@@ -62,8 +62,8 @@ fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remount
 }
 
 /// What is there now, before a program can go on and write it through a descriptor that it opened meanwhile.
-fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> {
-    let found = rustix::fs::fstat(keeper::beneath(workspace, path)?)?;
+fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<RemountedName> {
+    let found = rustix::fs::fstat(pid1::beneath(workspace, path)?)?;
     let changed = (found.st_ctime as u64, found.st_ctime_nsec as u64);
     // A change in the same tick of the clock would not be seen.
     let is_over = || {
@@ -76,7 +76,7 @@ fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> 
         }
         std::thread::sleep(RETRY_AFTER);
     }
-    Ok(Remounted {
+    Ok(RemountedName {
         number,
         inode: found.st_ino,
         changed_seconds: changed.0,
@@ -92,8 +92,8 @@ fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
             return Ok(false);
         };
         let mounted = match name.hidden {
-            true => keeper::hide(&place, keeper::NOTHING),
-            false => keeper::protect(&place),
+            true => pid1::hide(&place, pid1::NOTHING),
+            false => pid1::protect(&place),
         };
         match mounted {
             Ok(()) => return Ok(true),
@@ -106,7 +106,7 @@ fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
 
 /// A link cannot be mounted onto itself, and is judged when the sandbox ends.
 fn find(workspace: &OwnedFd, path: &CStr) -> Option<OwnedFd> {
-    let place = keeper::beneath(workspace, path).ok()?;
+    let place = pid1::beneath(workspace, path).ok()?;
     let found = rustix::fs::fstat(&place).ok()?;
     (FileType::from_raw_mode(found.st_mode) != FileType::Symlink).then_some(place)
 }

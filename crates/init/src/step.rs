@@ -10,7 +10,7 @@ pub enum Step {
     Template,
     /// That root becomes read-only.
     ReadOnlyRoot,
-    /// The keeper's own process table.
+    /// The pid1's own process table.
     PidNamespace,
     /// Its own mount table.
     MountNamespace,
@@ -32,17 +32,17 @@ pub enum Step {
     ShowLimits,
     /// `/workspace` and its protected names.
     Workspace,
-    /// Further mounts.
+    /// ExecChild mounts.
     Mounts,
     /// Loopback and the doors' listeners.
     Doors,
     /// Every address is the box's own, with listeners, so that whatever is dialled arrives at the host; if asked for.
-    Passing,
+    TransparentProxy,
     /// A terminal of the box's own, if it is to have one.
     Terminal,
     /// The user namespace of the program.
     MakeUserNamespace,
-    /// The program joins the keeper's namespaces.
+    /// The program joins the pid1's namespaces.
     JoinNamespaces,
     /// It enters its user namespace.
     EnterUserNamespace,
@@ -87,7 +87,7 @@ impl Step {
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
-        Step::Passing,
+        Step::TransparentProxy,
         Step::Terminal,
         Step::MakeUserNamespace,
         Step::JoinNamespaces,
@@ -123,7 +123,7 @@ impl Step {
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
-            Step::Passing => "passing",
+            Step::TransparentProxy => "transparent proxy",
             Step::Terminal => "terminal",
             Step::MakeUserNamespace => "make user namespace",
             Step::JoinNamespaces => "join namespaces",
@@ -187,7 +187,7 @@ impl Steps {
 
 /// A step that failed, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct StepFailure {
     /// The step.
     pub step: Step,
     /// The kernel's answer.
@@ -196,10 +196,10 @@ pub struct Failure {
     pub detail: String,
 }
 
-impl Failure {
+impl StepFailure {
     /// From parts of a message; an unknown step is taken for the last.
-    pub fn from_parts(step: u8, errno: i32, detail: String) -> Failure {
-        Failure {
+    pub fn from_parts(step: u8, errno: i32, detail: String) -> StepFailure {
+        StepFailure {
             step: Step::from_number(step).unwrap_or(Step::Exec),
             errno,
             detail,

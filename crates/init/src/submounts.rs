@@ -3,7 +3,7 @@
 //! all of its trees are attached and private: what is not there then cannot come later.
 
 use crate::{
-    keeper::{EMPTY, NOTHING, beneath},
+    pid1::{EMPTY, NOTHING, beneath},
     template,
 };
 use rustix::fs::CWD;
@@ -39,7 +39,7 @@ const KERNEL_FILE_SYSTEMS: [&[u8]; 23] = [
     b"tracefs",
 ];
 /// How many bytes of paths are told of: a report must fit into one packet.
-const MOST_TOLD: usize = 2048;
+const MAX_REPORTED_BYTES: usize = 2048;
 
 /// What lies below a path in our own list of mounts.
 pub fn below(path: &CStr) -> io::Result<Vec<CString>> {
@@ -64,7 +64,7 @@ pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
     let mut bytes = 0;
     told.retain(|path| {
         bytes += path.as_bytes().len();
-        bytes <= MOST_TOLD
+        bytes <= MAX_REPORTED_BYTES
     });
     Ok(told)
 }

@@ -4,7 +4,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::notify::{Answer, Notice};
+use crate::seccomp_notify::{NotificationResponse, SeccompNotification};
 use libc::{c_char, c_int, c_long, c_void, sock_filter};
 use rustix::thread::UnshareFlags;
 use std::{
@@ -15,14 +15,14 @@ use std::{
 
 /// What the kernel said of a finished process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reaped {
+pub(crate) struct WaitResult {
     pub(crate) status: i32,
     pub(crate) cpu_us: u64,
     pub(crate) peak_bytes: u64,
 }
 
 /// Which side of a fork we are on.
-pub(crate) enum Forked {
+pub(crate) enum ForkSide {
     Child,
     Parent { pid: i32, pidfd: OwnedFd },
 }
@@ -70,15 +70,15 @@ fn clone_args(flags: u64, pidfd: &mut RawFd, cgroup: Option<BorrowedFd<'_>>) -> 
 }
 
 /// Forks into new namespaces and, on a version 2 tree, into a cgroup.
-pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<ForkSide> {
     let mut pidfd: RawFd = -1;
     let args = clone_args(namespaces as u32 as u64, &mut pidfd, cgroup);
     // SAFETY: without CLONE_VM the child has memory of its own, as after fork; the launcher is
     // single-threaded, so no lock is held by a thread that the child lacks.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) })?;
     match pid {
-        0 => Ok(Forked::Child),
-        _ => Ok(Forked::Parent {
+        0 => Ok(ForkSide::Child),
+        _ => Ok(ForkSide::Parent {
             pid: pid as i32,
             // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
             pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
@@ -96,28 +96,28 @@ impl ChildStack {
 }
 
 /// What a child finds when it wakes: what to do, and with what.
-struct Errand<'a, T> {
+struct ChildEntry<'a, T> {
     run: fn(&mut T) -> !,
     argument: &'a mut T,
 }
 
-extern "C" fn wake<T>(errand: *mut c_void) -> ! {
-    // SAFETY: `vfork_onto` passes a live errand of this very type and sleeps while we use it.
-    let errand = unsafe { &mut *errand.cast::<Errand<'_, T>>() };
-    (errand.run)(errand.argument)
+extern "C" fn wake<T>(entry: *mut c_void) -> ! {
+    // SAFETY: `vfork_on_stack` passes a live entry of this very type and sleeps while we use it.
+    let entry = unsafe { &mut *entry.cast::<ChildEntry<'_, T>>() };
+    (entry.run)(entry.argument)
 }
 
 /// Starts a child that shares our memory and returns once it has exec'd or ended: far cheaper than a fork,
 /// and the child can leave us word of what failed.
-pub(crate) fn vfork_onto<T>(
+pub(crate) fn vfork_on_stack<T>(
     stack: &mut ChildStack,
     cgroup: Option<BorrowedFd<'_>>,
     run: fn(&mut T) -> !,
     argument: &mut T,
 ) -> io::Result<(i32, OwnedFd)> {
-    let mut errand = Errand { run, argument };
-    let (child, errand): (extern "C" fn(*mut c_void) -> !, _) =
-        (wake::<T>, std::ptr::from_mut(&mut errand));
+    let mut entry = ChildEntry { run, argument };
+    let (child, entry): (extern "C" fn(*mut c_void) -> !, _) =
+        (wake::<T>, std::ptr::from_mut(&mut entry));
     let mut pidfd: RawFd = -1;
     let flags = libc::CLONE_VM as u64 | libc::CLONE_VFORK as u64 | CLONE_CLEAR_SIGHAND;
     let mut args = clone_args(flags, &mut pidfd, cgroup);
@@ -132,7 +132,7 @@ pub(crate) fn vfork_onto<T>(
             "syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r13", "call r12", "ud2", "2:",
             inlateout("rax") libc::SYS_clone3 => answer,
             in("rdi") &args, in("rsi") size_of::<CloneArgs>(),
-            in("r12") child, in("r13") errand, lateout("rcx") _, lateout("r11") _,
+            in("r12") child, in("r13") entry, lateout("rcx") _, lateout("r11") _,
         );
     }
     #[cfg(target_arch = "aarch64")]
@@ -142,7 +142,7 @@ pub(crate) fn vfork_onto<T>(
             "svc 0", "cbnz x0, 2f", "mov x29, xzr", "mov x0, x21", "blr x20", "brk 1", "2:",
             inlateout("x0") &args as *const CloneArgs as c_long => answer,
             in("x1") size_of::<CloneArgs>(), in("x8") libc::SYS_clone3,
-            in("x20") child, in("x21") errand,
+            in("x20") child, in("x21") entry,
         );
     }
     if answer < 0 {
@@ -159,7 +159,7 @@ pub(crate) fn exit(status: i32) -> ! {
 }
 
 /// Reaps one child; `None` if it has not ended.
-pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
+pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, WaitResult)>> {
     let (mut status, options) = (0, if wait { 0 } else { libc::WNOHANG });
     // SAFETY: all-zero is a valid value of this plain struct of numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -173,7 +173,7 @@ pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
     let cpu_us = micros(usage.ru_utime) + micros(usage.ru_stime);
     Ok(Some((
         found as i32,
-        Reaped {
+        WaitResult {
             status,
             cpu_us,
             peak_bytes: usage.ru_maxrss as u64 * 1024,
@@ -442,14 +442,14 @@ pub(crate) fn landlock_version() -> u32 {
 
 /// What a Landlock ruleset handles.
 #[repr(C)]
-pub(crate) struct Handled {
+pub(crate) struct LandlockAttr {
     pub(crate) files: u64,
     pub(crate) net: u64,
     pub(crate) scoped: u64,
 }
 
 /// Makes a ruleset. `size` is how much of the struct this version of Landlock knows.
-pub(crate) fn landlock_ruleset(handled: &Handled, size: usize) -> io::Result<OwnedFd> {
+pub(crate) fn landlock_ruleset(handled: &LandlockAttr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: `size` is at most the size of the struct (its only caller takes it from a constant table).
     let fd = check(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, handled, size, 0) })?;
     // SAFETY: a fresh descriptor that nobody else owns.
@@ -526,7 +526,7 @@ pub(crate) fn filter_flags_known(flags: u64) -> bool {
 }
 
 /// Takes the next call off a listener. Waits if there is none.
-pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
+pub(crate) fn receive_notification(listener: BorrowedFd<'_>) -> io::Result<SeccompNotification> {
     // SAFETY: all-zero is a valid value of this plain struct, and the one that the kernel wants to find.
     let mut found: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     check(
@@ -541,7 +541,7 @@ pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
         .into(),
     )?;
     let (number, arguments) = (found.data.nr.into(), found.data.args);
-    Ok(Notice {
+    Ok(SeccompNotification {
         id: found.id,
         pid: found.pid,
         number,
@@ -550,10 +550,14 @@ pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
 }
 
 /// Answers a call.
-pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -> io::Result<()> {
+pub(crate) fn answer_notification(
+    listener: BorrowedFd<'_>,
+    id: u64,
+    answer: NotificationResponse,
+) -> io::Result<()> {
     let (error, flags) = match answer {
-        Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
-        Answer::Errno(errno) => (-errno, 0),
+        NotificationResponse::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        NotificationResponse::Errno(errno) => (-errno, 0),
     };
     let mut answer = libc::seccomp_notif_resp {
         id,
@@ -576,7 +580,7 @@ pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -
 }
 
 /// Asks for wake-ups on the CPU of whoever wakes.
-pub(crate) fn wake_in_turn(listener: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn enable_sync_wakeup(listener: BorrowedFd<'_>) -> io::Result<()> {
     const SYNC_WAKE_UP: libc::c_ulong = 1;
     // SAFETY: takes an integer.
     let answer = unsafe {
@@ -685,27 +689,27 @@ pub(crate) fn leave_groups() -> io::Result<()> {
 }
 
 /// Runs a program in place of this one. Returns only an error.
-pub(crate) fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
+pub(crate) fn exec(path: &CStr, argv: &CStringArray, env: &CStringArray) -> io::Error {
     // SAFETY: both lists end with null and their strings live at least as long as the lists.
     unsafe { libc::execve(path.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
     io::Error::last_os_error()
 }
 
 /// Runs a program with the environment of this process: what `EmptyEnvironment` prevents.
-pub(crate) fn exec_inheriting(path: &CStr, argv: &Pointers) -> io::Error {
+pub(crate) fn exec_inheriting(path: &CStr, argv: &CStringArray) -> io::Error {
     // SAFETY: as for `exec`.
     unsafe { libc::execv(path.as_ptr(), argv.0.as_ptr()) };
     io::Error::last_os_error()
 }
 
 /// A list of C strings as exec wants it.
-pub(crate) struct Pointers(Vec<*const c_char>);
+pub(crate) struct CStringArray(Vec<*const c_char>);
 
-impl Pointers {
+impl CStringArray {
     /// The strings must outlive the list; both lie in one plan, which does not change.
-    pub(crate) fn to(strings: &[std::ffi::CString]) -> Pointers {
+    pub(crate) fn to(strings: &[std::ffi::CString]) -> CStringArray {
         let pointers = strings.iter().map(|string| string.as_ptr());
-        Pointers(pointers.chain([std::ptr::null()]).collect())
+        CStringArray(pointers.chain([std::ptr::null()]).collect())
     }
 }
 

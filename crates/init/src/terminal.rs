@@ -15,13 +15,13 @@ use std::{
 };
 
 /// Terminals in one box: its own, and some for programs that make more. The kernel has a few thousand for all.
-const MOST: u32 = 16;
+const MAX_TERMINALS: u32 = 16;
 
 /// Mounts the file system at `/dev/pts`; a handle of it, through the place where it is mounted, so that programs find
 /// their terminals by name.
 pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
-    let [most, uid, gid] =
-        [MOST, ids.outer_uid, ids.outer_gid].map(|number| CString::new(number.to_string()));
+    let [most, uid, gid] = [MAX_TERMINALS, ids.outer_uid, ids.outer_gid]
+        .map(|number| CString::new(number.to_string()));
     let (most, uid, gid) = (most?, uid?, gid?);
     let options = [
         (c"ptmxmode", c"0666"),
@@ -30,7 +30,7 @@ pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
         (c"uid", &uid),
         (c"gid", &gid),
     ];
-    let space = template::make_with_devices(c"devpts", &options)?;
+    let space = template::new_device_file_system(c"devpts", &options)?;
     template::attach(&space, &CWD, c"/dev/pts")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     Ok(rustix::fs::openat(CWD, c"/dev/pts", flags, Mode::empty())?)

@@ -3,7 +3,7 @@
 //!
 //! A POSIX lock (`F_SETLK`) belongs to a table of open files. The system call filter lets no two processes share one
 //! and refuses locks of an open file (`F_OFD_SETLK`), so `/proc/PID/fdinfo` names every lock there is, for as long as it
-//! is held. Not `/proc/locks`: reading it takes the square of the locks of the whole machine, and holds all of them up.
+//! is held. Not `/proc/locks`: reading it takes the square of the locks of the whole fake_proc, and holds all of them up.
 //! A lock by `flock` is one for each open file, which the memory limit counts.
 
 use rustix::{

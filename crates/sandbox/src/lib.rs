@@ -2,19 +2,22 @@
 //! Knows nothing of secrets, stores or transports.
 
 pub mod container;
+mod exec;
 mod file_locks;
 pub mod native;
-mod passing;
-mod process;
+mod transparent_proxy;
 
+pub use exec::ExecProcess;
 pub use file_locks::{FileLocks, LockCount, MAX_FILE_LOCKS};
 /// The static program that boxes start with, for images that want it as their first process.
-pub use init::LAUNCHER as FIRST_PROCESS;
-pub use init::act_in_files_as;
-pub use native::protect::TakenDown;
-pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
-pub use passing::{MeantFor, Passing};
-pub use process::Process;
+pub use init::LAUNCHER as INIT_PROGRAM;
+pub use init::use_file_rights_of;
+pub use native::protect::WorkspaceCleanup;
+pub use native::{
+    DenialEvent, ProcessExit, Program, ReleaseOutcome, SandboxError, SandboxEvent,
+    cgroup::ResourceCounters,
+};
+pub use transparent_proxy::{InterceptSockets, OriginalDestination};
 
 use spec::{Barrier, Enforcer};
 use std::{
@@ -32,7 +35,7 @@ use std::{
 use tokio::sync::mpsc;
 
 /// An answer that takes a while.
-pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What tells the runs of one state folder from all others: ids of runs are unique only within one. The place on disk
 /// alone would not do: once the folder is gone, the next one made may well get its inode. Where the file system does
@@ -56,12 +59,12 @@ pub trait Sandbox: Debug + Send + Sync {
     fn workspace(&self) -> BorrowedFd<'_>;
     /// Whether scratch space is full: nothing more could be written, or no more files made.
     fn scratch_is_full(&self) -> bool;
-    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
+    /// ProgramIdentity owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
     fn owner_inside(&self) -> Option<(u32, u32)>;
     /// The listeners of its doors, in the order of the spec.
     fn take_doors(&mut self) -> Vec<TcpListener>;
     /// What arrives from programs that know of no door, if the spec asked for it; once.
-    fn take_passing(&mut self) -> Option<Passing>;
+    fn take_intercept_sockets(&mut self) -> Option<InterceptSockets>;
     /// Our end of its terminal, if the spec asked for one.
     fn take_terminal(&mut self) -> Option<OwnedFd>;
     /// What holds each limit.
@@ -71,7 +74,7 @@ pub trait Sandbox: Debug + Send + Sync {
     /// Paths of the workspace that the program can neither change nor remove; parents first.
     fn read_only_paths(&self) -> Vec<PathBuf>;
     /// What its cgroup counted so far; CPU time with what was used for looking at its calls.
-    fn counters(&self) -> Counters;
+    fn counters(&self) -> ResourceCounters;
     /// What counts its file locks; nothing where no cgroup says which processes are its own.
     fn file_locks(&self) -> Option<FileLocks>;
     /// The barriers that stand, by what the steps reported.
@@ -81,37 +84,37 @@ pub trait Sandbox: Debug + Send + Sync {
         &'a mut self,
         program: &'a Program,
         streams: [OwnedFd; 3],
-    ) -> Soon<'a, Result<(), SandboxError>>;
+    ) -> BoxFuture<'a, Result<(), SandboxError>>;
     /// Starts a further program, which the box outlives; only in a box whose spec says that it stays.
     fn start<'a>(
         &'a mut self,
         program: &'a Program,
         streams: [OwnedFd; 3],
-    ) -> Soon<'a, Result<Process, SandboxError>>;
+    ) -> BoxFuture<'a, Result<ExecProcess, SandboxError>>;
     /// Opens another terminal in a box that stays: our end of it. Whoever is started with its other end on all three
     /// streams gets it as the controlling one.
-    fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>>;
+    fn open_terminal(&mut self) -> BoxFuture<'_, Result<OwnedFd, SandboxError>>;
     /// Stops every process of the box where it is.
-    fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>>;
+    fn freeze(&mut self) -> BoxFuture<'_, Result<(), SandboxError>>;
     /// Lets them go on.
-    fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>>;
+    fn thaw(&mut self) -> BoxFuture<'_, Result<(), SandboxError>>;
     /// What the program is denied, once it has started; nothing where that cannot be known.
-    fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>>;
+    fn take_denials(&mut self) -> Option<mpsc::Receiver<DenialEvent>>;
     /// Waits for the end of the program or of the box.
-    fn progress(&mut self) -> Soon<'_, Progress>;
+    fn progress(&mut self) -> BoxFuture<'_, SandboxEvent>;
     /// Sends a signal to the program.
     fn signal(&self, number: i32);
     /// Ends every process in the box and waits until they are gone; `None` if nobody could say so.
-    fn end(&mut self) -> Soon<'_, Option<Ended>>;
+    fn end(&mut self) -> BoxFuture<'_, Option<ProcessExit>>;
     /// All that the program put into the folder for artifacts is kept.
-    fn artifacts_are_kept(&mut self);
+    fn mark_artifacts_kept(&mut self);
 
     /// Gives a mounted workspace back; what was taken out of it, and what there is to say.
-    fn give_workspace_back(&mut self) -> Soon<'_, TakenDown>;
+    fn give_workspace_back(&mut self) -> BoxFuture<'_, WorkspaceCleanup>;
     /// Whether a mounted workspace is still to be given back.
     fn holds_workspace(&self) -> bool;
     /// Gives back what the box held outside.
-    fn release(self: Box<Self>) -> Soon<'static, Released>;
+    fn release(self: Box<Self>) -> BoxFuture<'static, ReleaseOutcome>;
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! What the environment asks of us, and what of it the program gets. Secrets are taken out here, once; from then on
 //! they lie in [`Token`] alone, which cannot be printed.
 
-use super::{Refusal, command::Asked};
+use super::{EntryError, command::CommandSettings};
 use std::{ffi::CString, time::Duration};
 
-const LONGEST_GRACE: u64 = 3600;
+const MAX_GRACE_SECONDS: u64 = 3600;
 /// Shorter than the ten seconds after which `docker stop` ends us ourselves.
-const USUAL_GRACE: Duration = Duration::from_secs(8);
-const USUAL_WORKDIR: &[u8] = b"/workspace";
-const USUAL_SOCKET: &[u8] = b"/llm-sock/llm.sock";
-const USUAL_PORT: u16 = 8080;
-const LONGEST_TOKEN: usize = 4096;
+const DEFAULT_GRACE: Duration = Duration::from_secs(8);
+const DEFAULT_WORKDIR: &[u8] = b"/workspace";
+const DEFAULT_SOCKET: &[u8] = b"/llm-sock/llm.sock";
+const DEFAULT_PORT: u16 = 8080;
+const MAX_TOKEN_BYTES: usize = 4096;
 /// Every variable of this prefix is ours.
 const PREFIX: &[u8] = b"AGENT_";
 
@@ -83,11 +83,11 @@ impl std::fmt::Debug for Token {
 
 impl Token {
     /// One that can stand in a header.
-    pub fn new(value: Vec<u8>) -> Result<Token, Refusal> {
+    pub fn new(value: Vec<u8>) -> Result<Token, EntryError> {
         let token = Token(value);
-        match token.0.len() <= LONGEST_TOKEN && token.0.iter().all(u8::is_ascii_graphic) {
+        match token.0.len() <= MAX_TOKEN_BYTES && token.0.iter().all(u8::is_ascii_graphic) {
             true => Ok(token),
-            false => Err(Refusal::new(
+            false => Err(EntryError::new(
                 "SESSION_TOKEN cannot stand in a header: it must be at most 4096 visible ASCII characters",
             )),
         }
@@ -107,25 +107,25 @@ impl Drop for Token {
 
 /// Where the model is reached.
 #[derive(Debug)]
-pub(super) enum Upstream {
+pub(super) enum ModelUpstream {
     /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: we add the token.
     Url { url: Vec<u8>, token: Token },
-    /// A socket; `promised` says by which variable. Without one it need not be there.
+    /// A socket; `promised_by` says by which variable. Without one it need not be there.
     Socket {
         path: Vec<u8>,
-        promised: Option<&'static str>,
+        promised_by: Option<&'static str>,
     },
 }
 
-/// What was asked for.
+/// What was command for.
 #[derive(Debug)]
 pub(super) struct Settings {
-    pub(super) asked: Asked,
+    pub(super) command: CommandSettings,
     pub(super) user: Option<String>,
     pub(super) workdir: CString,
     pub(super) grace: Duration,
-    pub(super) talkative: bool,
-    pub(super) upstream: Upstream,
+    pub(super) verbose: bool,
+    pub(super) upstream: ModelUpstream,
     pub(super) port: u16,
     /// Variables of our prefix that mean nothing to us.
     pub(super) unknown: Vec<String>,
@@ -133,14 +133,14 @@ pub(super) struct Settings {
     pub(super) holds_token: Vec<String>,
 }
 
-fn text(name: &str, value: Vec<u8>) -> Result<String, Refusal> {
-    String::from_utf8(value).map_err(|_| Refusal::new(format!("{name} is not UTF-8")))
+fn text(name: &str, value: Vec<u8>) -> Result<String, EntryError> {
+    String::from_utf8(value).map_err(|_| EntryError::new(format!("{name} is not UTF-8")))
 }
 
 /// A number in plain digits, not larger than `most`.
-fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusal> {
+fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, EntryError> {
     let wrong = || {
-        Refusal::new(format!(
+        EntryError::new(format!(
             "{name} must be a whole number from {least} to {most}"
         ))
     };
@@ -158,12 +158,12 @@ fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusa
 }
 
 /// Takes what is ours out of the variables.
-pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
+pub(super) fn read(variables: &mut Variables) -> Result<Settings, EntryError> {
     // All that is to be stripped is, before anything can be refused.
     let token = variables.take(b"SESSION_TOKEN");
     let url = variables.take(b"CONTROL_PLANE_URL");
     variables.take(b"SESSION_ID");
-    let asked = Asked {
+    let command = CommandSettings {
         command: variables.take(b"AGENT_COMMAND"),
         arguments: variables.take(b"AGENT_ARGS"),
         json: variables.take(b"AGENT_COMMAND_JSON"),
@@ -171,7 +171,7 @@ pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
     let user = variables.take(b"AGENT_USER");
     let workdir = variables
         .take(b"AGENT_WORKDIR")
-        .unwrap_or_else(|| USUAL_WORKDIR.to_vec());
+        .unwrap_or_else(|| DEFAULT_WORKDIR.to_vec());
     let grace = variables.take(b"AGENT_GRACE");
     let log = variables.take(b"AGENT_LOG");
     let unknown = strip_prefix(variables);
@@ -183,26 +183,28 @@ pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
         .get(b"LLM_PROXY_PORT")
         .map(|port| number("LLM_PROXY_PORT", port, 1, 65535));
     Ok(Settings {
-        asked,
+        command,
         user: user.map(|user| text("AGENT_USER", user)).transpose()?,
         workdir: absolute("AGENT_WORKDIR", workdir)?,
         grace: match grace {
-            Some(grace) => Duration::from_secs(number("AGENT_GRACE", &grace, 0, LONGEST_GRACE)?),
-            None => USUAL_GRACE,
+            Some(grace) => {
+                Duration::from_secs(number("AGENT_GRACE", &grace, 0, MAX_GRACE_SECONDS)?)
+            }
+            None => DEFAULT_GRACE,
         },
-        talkative: log.map(|log| number("AGENT_LOG", &log, 0, 1)).transpose()? == Some(1),
+        verbose: log.map(|log| number("AGENT_LOG", &log, 0, 1)).transpose()? == Some(1),
         upstream: upstream(variables, token, url)?,
-        port: port.transpose()?.map_or(USUAL_PORT, |port| port as u16),
+        port: port.transpose()?.map_or(DEFAULT_PORT, |port| port as u16),
         unknown,
         holds_token,
     })
 }
 
-fn absolute(name: &str, path: Vec<u8>) -> Result<CString, Refusal> {
+fn absolute(name: &str, path: Vec<u8>) -> Result<CString, EntryError> {
     if path.first() != Some(&b'/') {
-        return Err(Refusal::new(format!("{name} is not an absolute path")));
+        return Err(EntryError::new(format!("{name} is not an absolute path")));
     }
-    CString::new(path).map_err(|_| Refusal::new(format!("{name} has a NUL")))
+    CString::new(path).map_err(|_| EntryError::new(format!("{name} has a NUL")))
 }
 
 /// Removes what is left of our prefix; returns the names, as they may be shown.
@@ -241,28 +243,28 @@ fn upstream(
     variables: &Variables,
     token: Option<Token>,
     url: Option<Vec<u8>>,
-) -> Result<Upstream, Refusal> {
+) -> Result<ModelUpstream, EntryError> {
     let socket = variables.get(b"LLM_PROXY_SOCKET");
     match (token.zip(url), socket) {
-        (Some(_), Some(_)) => Err(Refusal::new(
+        (Some(_), Some(_)) => Err(EntryError::new(
             "both LLM_PROXY_SOCKET and SESSION_TOKEN with CONTROL_PLANE_URL name the way to the model; give one",
         )),
-        (Some((token, url)), None) => Ok(Upstream::Url { url, token }),
+        (Some((token, url)), None) => Ok(ModelUpstream::Url { url, token }),
         (None, Some(path)) => {
             let path = absolute("LLM_PROXY_SOCKET", path.to_vec())?.into_bytes();
-            Ok(Upstream::Socket {
+            Ok(ModelUpstream::Socket {
                 path,
-                promised: Some("LLM_PROXY_SOCKET"),
+                promised_by: Some("LLM_PROXY_SOCKET"),
             })
         }
         (None, None) => {
             // In a run of Airlock's own the door stands already, as a listener: nobody promises a socket.
             let stands = variables.get(b"AIRLOCK_RUN_ID").is_some();
             let base = variables.get(b"OPENAI_API_BASE").filter(|_| !stands);
-            let promised = base.map(|_| "OPENAI_API_BASE");
-            Ok(Upstream::Socket {
-                path: USUAL_SOCKET.to_vec(),
-                promised,
+            let promised_by = base.map(|_| "OPENAI_API_BASE");
+            Ok(ModelUpstream::Socket {
+                path: DEFAULT_SOCKET.to_vec(),
+                promised_by,
             })
         }
     }
@@ -305,7 +307,7 @@ mod tests {
         ]);
         let settings = read(&mut given).unwrap();
         assert_eq!(
-            settings.asked.command.as_deref(),
+            settings.command.command.as_deref(),
             Some(&b"a"[..]),
             "the first counts"
         );
@@ -313,7 +315,7 @@ mod tests {
             (settings.unknown, settings.holds_token),
             (vec!["AGENT_OTHER".into()], vec!["COPY".into()])
         );
-        assert!(matches!(settings.upstream, Upstream::Url { .. }));
+        assert!(matches!(settings.upstream, ModelUpstream::Url { .. }));
         assert_eq!(
             left(given),
             [
@@ -336,14 +338,17 @@ mod tests {
             "SESSION_TOKEN=",
         ]);
         let settings = read(&mut given).unwrap();
-        assert_eq!((settings.asked.command, settings.user), (None, None));
+        assert_eq!((settings.command.command, settings.user), (None, None));
         assert_eq!(
             (settings.workdir.to_bytes(), settings.port, settings.grace),
-            (USUAL_WORKDIR, 8080, USUAL_GRACE)
+            (DEFAULT_WORKDIR, 8080, DEFAULT_GRACE)
         );
         assert!(matches!(
             settings.upstream,
-            Upstream::Socket { promised: None, .. }
+            ModelUpstream::Socket {
+                promised_by: None,
+                ..
+            }
         ));
     }
 
@@ -352,12 +357,18 @@ mod tests {
         for name in ["LLM_PROXY_SOCKET", "OPENAI_API_BASE"] {
             let settings = read(&mut variables(&[&format!("{name}=/a")])).unwrap();
             assert!(
-                matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name)
+                matches!(settings.upstream, ModelUpstream::Socket { promised_by: Some(by), .. } if by == name)
             );
         }
         let ours = read(&mut variables(&["OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"])).unwrap();
         assert!(
-            matches!(ours.upstream, Upstream::Socket { promised: None, .. }),
+            matches!(
+                ours.upstream,
+                ModelUpstream::Socket {
+                    promised_by: None,
+                    ..
+                }
+            ),
             "the door stands already"
         );
         let named = [
@@ -368,8 +379,8 @@ mod tests {
         let ours = read(&mut variables(&named)).unwrap();
         assert!(matches!(
             ours.upstream,
-            Upstream::Socket {
-                promised: Some("LLM_PROXY_SOCKET"),
+            ModelUpstream::Socket {
+                promised_by: Some("LLM_PROXY_SOCKET"),
                 ..
             }
         ));
@@ -410,7 +421,7 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!(
-            (settings.grace, settings.port, settings.talkative),
+            (settings.grace, settings.port, settings.verbose),
             (Duration::ZERO, 65535, true)
         );
     }

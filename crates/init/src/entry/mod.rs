@@ -12,13 +12,14 @@ pub mod bridge;
 pub mod command;
 pub mod environment;
 mod privileges;
-mod tree;
+mod process_tree;
 pub mod user;
 
 use crate::sys;
 use bridge::Bridge;
 use environment::{Settings, Variables};
-use privileges::Bounding;
+use privileges::BoundingSet;
+use process_tree::{EntryProgram, StartError};
 use rustix::{fs::Mode, io::Errno, process::DumpableBehavior};
 use std::{
     ffi::{CString, OsString},
@@ -26,12 +27,11 @@ use std::{
     io::Write,
     os::{fd::IntoRawFd, unix::ffi::OsStringExt},
 };
-use tree::{NotStarted, Program};
-use user::Identity;
+use user::ProgramUser;
 
 /// The status of a start that failed, and of a bridge that died.
 const CANNOT_START: i32 = 125;
-const USUAL_USER: &str = "agent";
+const DEFAULT_USER: &str = "agent";
 const HELP: &str = "\
 airlock-init: the first process of a container
 
@@ -48,15 +48,15 @@ Exit status: the program's own, 128+N when signal N ended it, 127 not found, 126
 
 /// Why the program does not run. Never holds the value of a variable that may be secret.
 #[derive(Debug)]
-pub struct Refusal(pub String);
+pub struct EntryError(pub String);
 
-impl Refusal {
-    pub(crate) fn new(why: impl Into<String>) -> Refusal {
-        Refusal(why.into())
+impl EntryError {
+    pub(crate) fn new(why: impl Into<String>) -> EntryError {
+        EntryError(why.into())
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for EntryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -71,28 +71,28 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
             .map_or(CANNOT_START, |()| 0);
     }
     run(arguments).unwrap_or_else(|not_started| {
-        say(&not_started.why.0);
+        log(&not_started.why.0);
         not_started.status
     })
 }
 
 /// One line on stderr, in one piece.
-fn say(what: &str) {
-    // Nobody is left to tell that nobody listens.
+fn log(what: &str) {
+    // Nobody is left to log_start that nobody listens.
     _ = std::io::stderr().write_all(format!("airlock-init: {what}\n").as_bytes());
 }
 
 /// Everything, in order. Each step only takes away; whatever fails before the program runs is an error.
-fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
+fn run(arguments: Vec<Vec<u8>>) -> Result<i32, StartError> {
     let mut variables = take_variables()?;
     close_descriptors()?;
     sys::block_signals();
     adopt_orphans()?;
     let mut settings = environment::read(&mut variables)?;
-    let argv = command::choose(std::mem::take(&mut settings.asked), arguments)?;
+    let argv = command::choose(std::mem::take(&mut settings.command), arguments)?;
     let root = privileges::is_root();
     let user = if root {
-        wanted_user(&settings)?
+        configured_user(&settings)?
     } else {
         own_user(&settings)?
     };
@@ -105,17 +105,17 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
     hide()?; // again, since a change of user changes it too
     enter(&settings)?;
     set_user_variables(&mut variables, &user, &settings, root);
-    tell(&settings, &user, bridge.as_ref(), bounding, root);
+    log_start(&settings, &user, bridge.as_ref(), bounding, root);
     let path = variables.get(b"PATH").map(<[u8]>::to_vec);
     let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>();
-    let argv = argv.map_err(|_| Refusal::new("an argument has a NUL"))?;
-    let program = tree::start(&Program {
+    let argv = argv.map_err(|_| EntryError::new("an argument has a NUL"))?;
+    let program = process_tree::start(&EntryProgram {
         argv,
         env: variables.entries(),
         path,
     })?;
     // The bridge lives as long as we hold it.
-    Ok(tree::tend(
+    Ok(process_tree::supervise(
         program,
         bridge.as_ref().map(|bridge| bridge.pid),
         settings.grace,
@@ -123,19 +123,19 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
 }
 
 /// Takes the variables out of this process, and sees that the kernel does not show them any more.
-fn take_variables() -> Result<Variables, Refusal> {
+fn take_variables() -> Result<Variables, EntryError> {
     let variables = Variables::new(sys::take_environment());
     match std::fs::read("/proc/self/environ") {
         Ok(shown) if shown.iter().all(|byte| *byte == 0) => {}
         Ok(_) => {
-            return Err(Refusal::new(
+            return Err(EntryError::new(
                 "/proc still shows the variables of airlock-init",
             ));
         }
         // Without /proc nobody sees anything.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => {
-            return Err(Refusal::new(format!(
+            return Err(EntryError::new(format!(
                 "cannot see what /proc shows of airlock-init: {error}"
             )));
         }
@@ -146,15 +146,15 @@ fn take_variables() -> Result<Variables, Refusal> {
 }
 
 /// Nobody without power over us may trace us, read our memory or look at our descriptors.
-fn hide() -> Result<(), Refusal> {
+fn hide() -> Result<(), EntryError> {
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    hidden.map_err(|error| Refusal::new(format!("cannot hide from other processes: {error}")))
+    hidden.map_err(|error| EntryError::new(format!("cannot hide from other processes: {error}")))
 }
 
 /// Three standard streams, and nothing else. What we open from here on closes at exec.
-fn close_descriptors() -> Result<(), Refusal> {
+fn close_descriptors() -> Result<(), EntryError> {
     let failed = |error: std::io::Error| {
-        Refusal::new(format!("cannot close inherited descriptors: {error}"))
+        EntryError::new(format!("cannot close inherited descriptors: {error}"))
     };
     for stream in [
         rustix::stdio::stdin(),
@@ -200,17 +200,17 @@ fn close_each() -> std::io::Result<()> {
 }
 
 /// The first process of a namespace gets them in any case.
-fn adopt_orphans() -> Result<(), Refusal> {
-    if tree::is_first() {
+fn adopt_orphans() -> Result<(), EntryError> {
+    if process_tree::is_first() {
         return Ok(());
     }
     let adopted = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    adopted.map_err(|error| Refusal::new(format!("cannot adopt orphans: {error}")))
+    adopted.map_err(|error| EntryError::new(format!("cannot adopt orphans: {error}")))
 }
 
 /// Whom root is to become.
-fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
-    let wanted = settings.user.as_deref().unwrap_or(USUAL_USER);
+fn configured_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
+    let wanted = settings.user.as_deref().unwrap_or(DEFAULT_USER);
     user::resolve(
         wanted,
         &user::read("/etc/passwd")?,
@@ -219,7 +219,7 @@ fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
 }
 
 /// Who we are, started as an ordinary user; it must be who was asked for.
-fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
+fn own_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     use rustix::process::{getgid, getgroups, getuid};
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
     let (passwd, group) = (user::read("/etc/passwd")?, user::read("/etc/group")?);
@@ -232,7 +232,7 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
                 .is_some_and(|text| text.contains(':'))
                 && wanted.gid != gid)
         {
-            return Err(Refusal::new(format!(
+            return Err(EntryError::new(format!(
                 "AGENT_USER is uid {}, gid {}, but the container was started as uid {uid}, gid {gid}; start it with \
                  `--user {}:{}`, as root, or unset AGENT_USER",
                 wanted.uid, wanted.gid, wanted.uid, wanted.gid
@@ -240,9 +240,9 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
         }
     }
     let groups =
-        getgroups().map_err(|error| Refusal::new(format!("cannot read our groups: {error}")))?;
+        getgroups().map_err(|error| EntryError::new(format!("cannot read our groups: {error}")))?;
     let named = user::resolve(&uid.to_string(), &passwd, &group)?;
-    Ok(Identity {
+    Ok(ProgramUser {
         gid,
         groups: groups.into_iter().map(|gid| gid.as_raw()).collect(),
         ..named
@@ -250,19 +250,24 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
 }
 
 /// With the rights of the user, who has to work there.
-fn enter(settings: &Settings) -> Result<(), Refusal> {
+fn enter(settings: &Settings) -> Result<(), EntryError> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::process::chdir(settings.workdir.as_c_str()).map_err(|error| {
         let shown = settings.workdir.to_string_lossy().escape_default().to_string();
         let error = std::io::Error::from(error);
-        Refusal::new(format!(
+        EntryError::new(format!(
             "cannot work in `{shown}`: {error}; mount or make it, readable for the user, or set AGENT_WORKDIR"
         ))
     })
 }
 
 /// `HOME` and the like of the user. Not root from the start, what is there was meant for him and stays.
-fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Settings, root: bool) {
+fn set_user_variables(
+    variables: &mut Variables,
+    user: &ProgramUser,
+    settings: &Settings,
+    root: bool,
+) {
     let home = user
         .home
         .clone()
@@ -285,41 +290,41 @@ fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Set
 }
 
 /// What a reader of the program's stderr has to know; with `AGENT_LOG=1` also what he may want to.
-fn tell(
+fn log_start(
     settings: &Settings,
-    user: &Identity,
+    user: &ProgramUser,
     bridge: Option<&Bridge>,
-    bounding: Bounding,
+    bounding: BoundingSet,
     root: bool,
 ) {
     if user.uid == 0 {
-        say("the program runs as root, without capabilities, since AGENT_USER says so");
+        log("the program runs as root, without capabilities, since AGENT_USER says so");
     }
-    if root && bounding == Bounding::Left {
-        say(
+    if root && bounding == BoundingSet::Kept {
+        log(
             "the bounding set of capabilities stays, for want of SETPCAP; no_new_privs makes it worthless",
         );
     }
     if !settings.unknown.is_empty() {
-        say(&format!(
+        log(&format!(
             "unknown variables are removed: {}",
             settings.unknown.join(" ")
         ));
     }
     if !settings.holds_token.is_empty() {
-        say(&format!(
+        log(&format!(
             "these variables hold the session's token, too: {}",
             settings.holds_token.join(" ")
         ));
     }
-    if settings.talkative {
+    if settings.verbose {
         let bridge = if bridge.is_some() {
             format!("127.0.0.1:{}", settings.port)
         } else {
             "none".to_owned()
         };
         let began = if root { "dropped to" } else { "already" };
-        say(&format!(
+        log(&format!(
             "{began} uid {}, gid {}, groups {:?}; bridge {bridge}",
             user.uid, user.gid, user.groups
         ));

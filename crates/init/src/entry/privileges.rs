@@ -1,7 +1,7 @@
 //! Gives up everything but the user's own rights, then asks the kernel whether that is so.
 //! A drop that was refused, or that can be undone, is an error: nobody goes on as root by mistake.
 
-use super::{Refusal, user::Identity};
+use super::{EntryError, user::ProgramUser};
 use rustix::{
     io::Errno,
     process::{Gid, Uid, getegid, geteuid, getgid, getgroups, getuid},
@@ -11,10 +11,10 @@ use std::{collections::BTreeSet, io};
 
 /// What can become of the bounding set, which only `CAP_SETPCAP` may empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Bounding {
+pub(super) enum BoundingSet {
     Empty,
     /// Worth nothing under `no_new_privs`.
-    Left,
+    Kept,
 }
 
 /// Whether this process began as root.
@@ -23,7 +23,7 @@ pub(super) fn is_root() -> bool {
 }
 
 /// Becomes the user for good.
-pub(super) fn become_user(user: &Identity) -> Result<Bounding, Refusal> {
+pub(super) fn become_user(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     if let Some(missing) = missing_capabilities(user)? {
         return Err(missing);
     }
@@ -36,26 +36,26 @@ pub(super) fn become_user(user: &Identity) -> Result<Bounding, Refusal> {
 }
 
 /// Not root from the start: what is left is given up all the same.
-pub(super) fn stay(user: &Identity) -> Result<Bounding, Refusal> {
+pub(super) fn stay(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     empty_bounding_set()?;
     give_up_capabilities()?;
     verify(user)?;
     Ok(bounding())
 }
 
-fn failed(what: &str) -> impl FnOnce(Errno) -> Refusal {
-    move |error| Refusal::new(format!("cannot {what}: {}", io::Error::from(error)))
+fn failed(what: &str) -> impl FnOnce(Errno) -> EntryError {
+    move |error| EntryError::new(format!("cannot {what}: {}", io::Error::from(error)))
 }
 
-fn refused(user: &Identity, why: &str) -> Refusal {
-    Refusal::new(format!(
+fn refused(user: &ProgramUser, why: &str) -> EntryError {
+    EntryError::new(format!(
         "cannot become `{}` (uid {}, gid {}): {why}",
         user.name, user.uid, user.gid
     ))
 }
 
 /// Says what is missing before it fails half way, and what to do about it.
-fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
+fn missing_capabilities(user: &ProgramUser) -> Result<Option<EntryError>, EntryError> {
     let held = thread::capabilities(None)
         .map_err(failed("read our capabilities"))?
         .effective;
@@ -83,7 +83,7 @@ fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
 }
 
 /// Whether the groups are these already, the user's own aside.
-fn has_groups(user: &Identity) -> Result<bool, Refusal> {
+fn has_groups(user: &ProgramUser) -> Result<bool, EntryError> {
     let now: BTreeSet<_> = getgroups()
         .map_err(failed("read our groups"))?
         .iter()
@@ -98,7 +98,7 @@ fn has_groups(user: &Identity) -> Result<bool, Refusal> {
     Ok(without_own(now) == without_own(user.groups.iter().copied().collect()))
 }
 
-fn take_identity(user: &Identity) -> io::Result<()> {
+fn take_identity(user: &ProgramUser) -> io::Result<()> {
     let groups: Vec<_> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
     if !has_groups(user).unwrap_or(false) {
         thread::set_thread_groups(&groups)?;
@@ -118,7 +118,7 @@ fn known() -> impl Iterator<Item = CapabilitySet> {
 }
 
 /// As far as we may.
-fn empty_bounding_set() -> Result<(), Refusal> {
+fn empty_bounding_set() -> Result<(), EntryError> {
     for capability in known() {
         match thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
@@ -129,7 +129,7 @@ fn empty_bounding_set() -> Result<(), Refusal> {
     Ok(())
 }
 
-fn give_up_capabilities() -> Result<(), Refusal> {
+fn give_up_capabilities() -> Result<(), EntryError> {
     thread::clear_ambient_capability_set().map_err(failed("clear the ambient capabilities"))?;
     let none = CapabilitySet::empty();
     let sets = CapabilitySets {
@@ -142,7 +142,7 @@ fn give_up_capabilities() -> Result<(), Refusal> {
 }
 
 /// What the kernel says we are now.
-fn verify(user: &Identity) -> Result<(), Refusal> {
+fn verify(user: &ProgramUser) -> Result<(), EntryError> {
     let wrong = |what: &str| {
         Err(refused(
             user,
@@ -178,9 +178,9 @@ fn verify(user: &Identity) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn bounding() -> Bounding {
+fn bounding() -> BoundingSet {
     match known().any(|capability| thread::capability_is_in_bounding_set(capability) != Ok(false)) {
-        true => Bounding::Left,
-        false => Bounding::Empty,
+        true => BoundingSet::Kept,
+        false => BoundingSet::Empty,
     }
 }

@@ -1,4 +1,4 @@
-//! The API of Docker, which Podman speaks, too: HTTP over a unix socket on this machine, a connection a call.
+//! The API of Docker, which Podman speaks, too: HTTP over a unix socket on this fake_proc, a connection a call.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1};
@@ -12,22 +12,22 @@ use std::{
 use tokio::net::UnixStream;
 
 /// Most of an answer that is read: lists of containers and images are long, nothing else is.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// The latest version of the API whose words we know.
 const LATEST: (u32, u32) = (1, 53);
-/// Creating and starting take a while on a busy machine; everything else is quick.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Creating and starting take a while on a busy fake_proc; everything else is quick.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A container engine that answers.
 #[derive(Clone, Debug)]
-pub(super) struct Api {
+pub(super) struct EngineApi {
     socket: PathBuf,
     prefix: String,
 }
 
 /// Why a call came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ApiError {
+pub(super) enum EngineApiError {
     /// Nobody answers, or not in HTTP.
     #[error("`{}` does not answer: {source}", socket.display())]
     Silent { socket: PathBuf, source: io::Error },
@@ -36,24 +36,24 @@ pub(super) enum ApiError {
     Refused { status: u16, message: String },
 }
 
-impl ApiError {
+impl EngineApiError {
     /// Whether there is no such thing.
     pub(super) fn is_missing(&self) -> bool {
-        matches!(self, ApiError::Refused { status: 404, .. })
+        matches!(self, EngineApiError::Refused { status: 404, .. })
     }
 }
 
-impl Api {
+impl EngineApi {
     /// Connects, and agrees on a version; what it says of itself.
-    pub(super) async fn connect(socket: &Path) -> Result<(Api, Value), ApiError> {
-        let mut api = Api {
+    pub(super) async fn connect(socket: &Path) -> Result<(EngineApi, Value), EngineApiError> {
+        let mut api = EngineApi {
             socket: socket.to_owned(),
             prefix: String::new(),
         };
-        let told = api.get("/version").await?;
-        let (major, minor) = version(&told).map_or(LATEST, |theirs| theirs.min(LATEST));
+        let info = api.get("/version").await?;
+        let (major, minor) = version(&info).map_or(LATEST, |theirs| theirs.min(LATEST));
         api.prefix = format!("/v{major}.{minor}");
-        Ok((api, told))
+        Ok((api, info))
     }
 
     /// Where it listens.
@@ -61,20 +61,24 @@ impl Api {
         &self.socket
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Value, ApiError> {
+    pub(super) async fn get(&self, path: &str) -> Result<Value, EngineApiError> {
         self.call(Method::GET, path, None).await
     }
 
-    pub(super) async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, ApiError> {
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, EngineApiError> {
         self.call(Method::POST, path, body).await
     }
 
-    pub(super) async fn delete(&self, path: &str) -> Result<Value, ApiError> {
+    pub(super) async fn delete(&self, path: &str) -> Result<Value, EngineApiError> {
         self.call(Method::DELETE, path, None).await
     }
 
     /// The bytes of an answer that is not JSON.
-    pub(super) async fn read(&self, path: &str) -> Result<Bytes, ApiError> {
+    pub(super) async fn read(&self, path: &str) -> Result<Bytes, EngineApiError> {
         self.ask(Method::GET, path, None).await
     }
 
@@ -83,7 +87,7 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Value, ApiError> {
+    ) -> Result<Value, EngineApiError> {
         let bytes = self.ask(method, path, body).await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or(Value::Null))
     }
@@ -93,12 +97,12 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Bytes, ApiError> {
-        let silent = |source| ApiError::Silent {
+    ) -> Result<Bytes, EngineApiError> {
+        let silent = |source| EngineApiError::Silent {
             socket: self.socket.clone(),
             source,
         };
-        let answer = tokio::time::timeout(LONGEST, self.exchange(method, path, body)).await;
+        let answer = tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let (status, bytes) = answer.map_err(late).flatten().map_err(silent)?;
         // 304: it is as we want it already.
@@ -106,7 +110,7 @@ impl Api {
             true => Ok(bytes),
             false => {
                 let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-                Err(ApiError::Refused {
+                Err(EngineApiError::Refused {
                     status: status.as_u16(),
                     message: complaint(&value, status),
                 })
@@ -139,7 +143,7 @@ impl Api {
             .await
             .map_err(io::Error::other)?;
         let status = answer.status();
-        let bytes = Limited::new(answer.into_body(), MOST_BYTES)
+        let bytes = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
             .collect()
             .await
             .map_err(io::Error::other)?;
@@ -148,26 +152,26 @@ impl Api {
     }
 }
 
-fn version(told: &Value) -> Option<(u32, u32)> {
-    let (major, minor) = told["ApiVersion"].as_str()?.split_once('.')?;
+fn version(info: &Value) -> Option<(u32, u32)> {
+    let (major, minor) = info["ApiVersion"].as_str()?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// What it says against it, on one line.
 fn complaint(value: &Value, status: StatusCode) -> String {
-    let said = value["message"]
+    let text = value["message"]
         .as_str()
         .or(value["cause"].as_str())
         .unwrap_or_default();
-    let said: String = said
+    let text: String = text
         .chars()
         .take(500)
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    if said.is_empty() {
+    if text.is_empty() {
         format!("status {status}")
     } else {
-        said
+        text
     }
 }
 
@@ -198,8 +202,8 @@ mod tests {
     #[test]
     fn a_complaint_stays_on_one_line_and_short() {
         let long = serde_json::json!({ "message": format!("a\nb{}", "x".repeat(1000)) });
-        let said = complaint(&long, StatusCode::CONFLICT);
-        assert!(said.starts_with("a b") && said.len() == 500, "{said}");
+        let text = complaint(&long, StatusCode::CONFLICT);
+        assert!(text.starts_with("a b") && text.len() == 500, "{text}");
         assert_eq!(
             complaint(&Value::Null, StatusCode::CONFLICT),
             "status 409 Conflict"

@@ -1,6 +1,6 @@
 //! Which barriers stand: concluded from the steps that reported themselves done, and from nothing else.
 
-use super::plan::Starter;
+use super::plan::InvokingUser;
 use init::step::{Step, Steps};
 use spec::{Access, Barrier, Enforcer, Network, SandboxSpec};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ pub(crate) fn standing(
     done: Steps,
     spec: &SandboxSpec,
     enforcers: &BTreeMap<&'static str, Enforcer>,
-    starter: Starter,
+    invoking_user: InvokingUser,
 ) -> Vec<Barrier> {
     let grouped = |limit| {
         matches!(
@@ -50,7 +50,7 @@ pub(crate) fn standing(
         Barrier::DiskLimit => done.has(Step::Scratch) && !writes_to_host(spec),
         Barrier::EmptyEnvironment => done.has(Step::EmptyEnvironment),
         // An ordinary user's program is that user; root's is whom the credentials step made it.
-        Barrier::NotHostRoot => starter == Starter::User || done.has(Step::Credentials),
+        Barrier::NotHostRoot => invoking_user == InvokingUser::User || done.has(Step::Credentials),
         Barrier::OwnKernel => false,
     };
     Barrier::ALL.iter().copied().filter(stands).collect()

@@ -13,20 +13,20 @@
 //! to, before or after the look: it denies itself something, or gets the kernel's answer. Where anything is in doubt,
 //! the kernel decides and nothing is told. Without us every such call fails (ENOSYS).
 
-mod budget;
-mod layer;
-mod place;
+mod cpu_budget;
+mod file_changes;
+mod overlay_layer;
 mod rules;
 
-pub(crate) use budget::Budget;
-pub(crate) use rules::Rules;
+pub(crate) use cpu_budget::WatchBudget;
+pub(crate) use rules::DenialRules;
 
+use file_changes::{DeniedChange, SandboxFiles};
 use init::{
-    filter::{self, Verdict},
-    notify::{self, Answer, Notice},
-    watch::{self, Action, Flags, PathArgument},
+    seccomp::{self, FilterAction},
+    seccomp_notify::{self, NotificationResponse, SeccompNotification},
+    watched_syscalls::{self, FlagsSource, PathArgument, SyscallOperation},
 };
-use place::{Places, Refusal};
 use rustix::{
     fs::{AtFlags, OFlags, RenameFlags},
     io::Errno,
@@ -45,13 +45,13 @@ use std::{
 use tokio::{io::Interest, net::unix::pipe, sync::mpsc};
 
 /// How many different denials are told. A program could make any number of them.
-pub const MOST_DENIALS: usize = 64;
+pub const MAX_DENIALS: usize = 64;
 /// The kernel takes no longer socket address.
-const LONGEST_ADDRESS: u64 = 128;
+const MAX_ADDRESS_BYTES: u64 = 128;
 /// Of `openat2`: what it points at, in the only version that there is.
-const OPEN_HOW: usize = 24;
+const OPEN_HOW_BYTES: usize = 24;
 /// Enough for a path or two on the stack.
-const STACK: usize = 256 << 10;
+const STACK_BYTES: usize = 256 << 10;
 
 // The same numbers on every architecture.
 const EPERM: i32 = 1;
@@ -60,7 +60,7 @@ const ECONNREFUSED: i32 = 111;
 
 /// What is heard of a program's denials.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum DenialEvent {
     /// This, for the first time.
     Denied(Denial),
     /// More than are told.
@@ -73,11 +73,11 @@ pub enum Told {
 /// of them.
 pub(crate) fn watch(
     listener: OwnedFd,
-    rules: Rules,
-    budget: Arc<Budget>,
-) -> io::Result<mpsc::Receiver<Told>> {
+    rules: DenialRules,
+    budget: Arc<WatchBudget>,
+) -> io::Result<mpsc::Receiver<DenialEvent>> {
     // Room for all there can be: the watcher never waits for a reader.
-    let (tell, told) = mpsc::channel(MOST_DENIALS + 2);
+    let (tell, told) = mpsc::channel(MAX_DENIALS + 2);
     // To tokio it is the reading end of a pipe: something to wait for.
     let listener = pipe::Receiver::from_owned_fd_unchecked(listener)?;
     tokio::spawn(async move {
@@ -90,7 +90,7 @@ pub(crate) fn watch(
             return;
         }
         if start(listener, rules, budget, tell.clone()).is_err() {
-            _ = tell.try_send(Told::Unanswered);
+            _ = tell.try_send(DenialEvent::Unanswered);
         }
     });
     Ok(told)
@@ -100,12 +100,12 @@ pub(crate) fn watch(
 /// listener closes, and calls fail.
 fn start(
     listener: pipe::Receiver,
-    rules: Rules,
-    budget: Arc<Budget>,
-    tell: mpsc::Sender<Told>,
+    rules: DenialRules,
+    budget: Arc<WatchBudget>,
+    tell: mpsc::Sender<DenialEvent>,
 ) -> io::Result<()> {
     let listener = listener.into_nonblocking_fd()?;
-    let watcher = Watcher {
+    let watcher = DenialWatcher {
         listener,
         rules,
         budget,
@@ -115,52 +115,52 @@ fn start(
     };
     let thread = std::thread::Builder::new()
         .name("denials".to_owned())
-        .stack_size(STACK);
+        .stack_size(STACK_BYTES);
     thread.spawn(|| watcher.work()).map(drop)
 }
 
-struct Watcher {
+struct DenialWatcher {
     listener: OwnedFd,
-    rules: Rules,
-    budget: Arc<Budget>,
-    tell: mpsc::Sender<Told>,
+    rules: DenialRules,
+    budget: Arc<WatchBudget>,
+    tell: mpsc::Sender<DenialEvent>,
     seen: Vec<Denial>,
     full: bool,
 }
 
-impl Watcher {
+impl DenialWatcher {
     fn work(mut self) {
         // Paths are looked up with the program's own rights, so that no answer tells it what it may not see.
         let able = self
             .rules
             .file_ids
-            .is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
-        let mut places = able.then(Places::default);
-        notify::answer_in_turn(&self.listener);
+            .is_none_or(|(uid, gid)| seccomp_notify::use_file_ids(uid, gid).is_ok());
+        let mut places = able.then(SandboxFiles::default);
+        seccomp_notify::enable_sync_wakeup(&self.listener);
         let mut booked = Duration::ZERO;
         loop {
             let spent = time_spent();
             let debt = self.budget.book(spent.saturating_sub(booked));
             booked = spent;
             if !debt.is_zero() {
-                notify::let_wait(&self.listener, debt);
+                seccomp_notify::delay(&self.listener, debt);
             }
-            let notice = match notify::next(&self.listener) {
-                Ok(Some(notice)) => notice,
+            let notification = match seccomp_notify::receive(&self.listener) {
+                Ok(Some(notification)) => notification,
                 Ok(None) => return,
-                Err(_) => return drop(self.tell.try_send(Told::Unanswered)),
+                Err(_) => return drop(self.tell.try_send(DenialEvent::Unanswered)),
             };
             if self.budget.is_spent() && !self.full {
                 self.full = true;
-                _ = self.tell.try_send(Told::More);
+                _ = self.tell.try_send(DenialEvent::More);
             }
-            let (answer, denial) = self.decide(&notice, places.as_mut());
+            let (answer, denial) = self.decide(&notification, places.as_mut());
             // An answer that arrives is one to the very call whose thread we looked at: it has waited all the
             // time, so its number was nobody else's. One that does not arrive decided nothing.
-            match notify::answer(&self.listener, &notice, answer) {
+            match seccomp_notify::answer(&self.listener, &notification, answer) {
                 Ok(()) => denial.into_iter().for_each(|denial| self.tell(denial)),
                 // Then a root that was found by that number may be another's.
-                Err(_) => places = able.then(Places::default),
+                Err(_) => places = able.then(SandboxFiles::default),
             }
         }
     }
@@ -169,45 +169,58 @@ impl Watcher {
         if self.full || self.seen.contains(&denial) {
             return;
         }
-        self.full = self.seen.len() == MOST_DENIALS;
+        self.full = self.seen.len() == MAX_DENIALS;
         // Nobody may want to know.
         _ = self.tell.try_send(match self.full {
-            true => Told::More,
-            false => Told::Denied(denial.clone()),
+            true => DenialEvent::More,
+            false => DenialEvent::Denied(denial.clone()),
         });
         self.seen.push(denial);
     }
 
-    fn decide(&self, notice: &Notice, places: Option<&mut Places>) -> (Answer, Option<Denial>) {
-        static TABLE: OnceLock<Vec<Verdict>> = OnceLock::new();
-        let table = TABLE.get_or_init(filter::table);
-        let verdict = usize::try_from(notice.number)
+    fn decide(
+        &self,
+        notification: &SeccompNotification,
+        places: Option<&mut SandboxFiles>,
+    ) -> (NotificationResponse, Option<Denial>) {
+        static TABLE: OnceLock<Vec<FilterAction>> = OnceLock::new();
+        let table = TABLE.get_or_init(seccomp::table);
+        let action = usize::try_from(notification.number)
             .ok()
             .and_then(|number| table.get(number));
-        match verdict.map(|verdict| verdict.given(&notice.arguments)) {
-            Some(Verdict::Refuse(errno)) => (Answer::Errno(i32::from(*errno)), refused(notice)),
-            Some(Verdict::Watch) if self.budget.is_spent() => (Answer::Continue, None),
-            Some(Verdict::Watch) => match self.denied(notice, places) {
-                Some((errno, denial)) => (Answer::Errno(errno), Some(denial)),
-                None => (Answer::Continue, None),
+        match action.map(|action| action.resolve(&notification.arguments)) {
+            Some(FilterAction::Refuse(errno)) => (
+                NotificationResponse::Errno(i32::from(*errno)),
+                refused(notification),
+            ),
+            Some(FilterAction::Watch) if self.budget.is_spent() => {
+                (NotificationResponse::Continue, None)
+            }
+            Some(FilterAction::Watch) => match self.denied(notification, places) {
+                Some((errno, denial)) => (NotificationResponse::Errno(errno), Some(denial)),
+                None => (NotificationResponse::Continue, None),
             },
             // Nothing that our filter tells of.
-            _ => (Answer::Errno(EPERM), None),
+            _ => (NotificationResponse::Errno(EPERM), None),
         }
     }
 
     /// The error and what to tell, if the call would certainly be denied.
-    fn denied(&self, notice: &Notice, places: Option<&mut Places>) -> Option<(i32, Denial)> {
-        let action = watch::of(notice.number)?;
-        if action == Action::Connect {
-            return self.connect(notice);
+    fn denied(
+        &self,
+        notification: &SeccompNotification,
+        places: Option<&mut SandboxFiles>,
+    ) -> Option<(i32, Denial)> {
+        let action = watched_syscalls::operation_of(notification.number)?;
+        if action == SyscallOperation::Connect {
+            return self.connect(notification);
         }
-        let Refusal {
+        let DeniedChange {
             errno,
             target,
             place,
             by_layer,
-        } = change(notice, action, places?, &self.rules)?;
+        } = change(notification, action, places?, &self.rules)?;
         let (what, rule, allow_with) = match by_layer {
             true => self.rules.against_renaming(),
             false => {
@@ -236,23 +249,24 @@ impl Watcher {
     }
 
     /// In a network of its own a box has only itself, and what arrives at the host from there.
-    fn connect(&self, notice: &Notice) -> Option<(i32, Denial)> {
+    fn connect(&self, notification: &SeccompNotification) -> Option<(i32, Denial)> {
         if !self.rules.own_network {
             return None;
         }
-        let [socket, address, length, ..] = notice.arguments;
+        let [socket, address, length, ..] = notification.arguments;
         let length =
-            Some(u64::from(length as u32)).filter(|length| *length <= LONGEST_ADDRESS)? as usize;
-        let bytes = notify::memory(notice.pid, address, length)
+            Some(u64::from(length as u32)).filter(|length| *length <= MAX_ADDRESS_BYTES)? as usize;
+        let bytes = seccomp_notify::memory(notification.pid, address, length)
             .ok()
             .filter(|it| it.len() == length)?;
-        let to = watch::destination(&bytes).filter(|to| watch::leads_out(to.ip()))?;
+        let to = watched_syscalls::destination(&bytes)
+            .filter(|to| watched_syscalls::is_outside_sandbox(to.ip()))?;
         let family = if to.is_ipv4() {
             AddressFamily::INET
         } else {
             AddressFamily::INET6
         };
-        let socket = descriptor_of(notice.pid, socket as i32)?;
+        let socket = descriptor_of(notification.pid, socket as i32)?;
         if !can_connect(socket.as_fd(), family).ok()? {
             return None;
         }
@@ -301,76 +315,86 @@ fn can_connect(socket: BorrowedFd<'_>, family: AddressFamily) -> rustix::io::Res
     let taken = stream
         && (sockopt::socket_acceptconn(socket)?
             || rustix::net::getpeername(socket).is_ok_and(|it| it.is_some()));
-    Ok(sockopt::socket_domain(socket)? == family && !taken && !notify::chooses_its_device(socket))
+    Ok(sockopt::socket_domain(socket)? == family
+        && !taken
+        && !seccomp_notify::has_fixed_device(socket))
 }
 
 /// What a call would come to that changes files.
-fn change(notice: &Notice, action: Action, places: &mut Places, rules: &Rules) -> Option<Refusal> {
-    let pid = notice.pid;
+fn change(
+    notification: &SeccompNotification,
+    action: SyscallOperation,
+    places: &mut SandboxFiles,
+    rules: &DenialRules,
+) -> Option<DeniedChange> {
+    let pid = notification.pid;
     places.enter(pid)?;
     let path = |path: PathArgument| -> Option<PathBuf> {
         let folder = path
             .folder
-            .map(|argument| notice.arguments[usize::from(argument)] as i32);
-        place::absolute(
+            .map(|argument| notification.arguments[usize::from(argument)] as i32);
+        file_changes::absolute(
             pid,
             folder,
-            notify::path(pid, notice.arguments[usize::from(path.path)]).ok()?,
+            seccomp_notify::path(pid, notification.arguments[usize::from(path.path)]).ok()?,
         )
     };
     match action {
-        Action::Connect => None,
-        Action::Open(at, how) => places.open(
+        SyscallOperation::Connect => None,
+        SyscallOperation::Open(at, how) => places.open(
             &path(at)?,
-            OFlags::from_bits_retain(flags(notice, how)? as u32),
+            OFlags::from_bits_retain(flags(notification, how)? as u32),
         ),
-        Action::MakeFolder(at) => places.make_folder(&path(at)?),
-        Action::MakeLink(content, at) => {
-            let content = notify::path(pid, notice.arguments[usize::from(content)]).ok()?;
+        SyscallOperation::MakeFolder(at) => places.make_folder(&path(at)?),
+        SyscallOperation::MakeLink(content, at) => {
+            let content =
+                seccomp_notify::path(pid, notification.arguments[usize::from(content)]).ok()?;
             if content.is_empty() {
                 None
             } else {
                 places.make(&path(at)?)
             }
         }
-        Action::Make(at) => places.make(&path(at)?),
-        Action::Link(from, to, how) => places.link(
+        SyscallOperation::Make(at) => places.make(&path(at)?),
+        SyscallOperation::Link(from, to, how) => places.link(
             &path(from)?,
             &path(to)?,
-            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+            AtFlags::from_bits_retain(flags(notification, how)? as u32),
         ),
-        Action::Remove(at, how) => places.remove(
+        SyscallOperation::Remove(at, how) => places.remove(
             &path(at)?,
-            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+            AtFlags::from_bits_retain(flags(notification, how)? as u32),
         ),
-        Action::Rename(from, to, how) => {
-            let how = RenameFlags::from_bits_retain(flags(notice, how)? as u32);
+        SyscallOperation::Rename(from, to, how) => {
+            let how = RenameFlags::from_bits_retain(flags(notification, how)? as u32);
             places.rename(&path(from)?, &path(to)?, how, rules.layer.as_ref())
         }
-        Action::Change(at, how) => places.change(
+        SyscallOperation::Change(at, how) => places.change(
             &path(at)?,
-            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+            AtFlags::from_bits_retain(flags(notification, how)? as u32),
         ),
     }
 }
 
-fn flags(notice: &Notice, flags: Flags) -> Option<i32> {
+fn flags(notification: &SeccompNotification, flags: FlagsSource) -> Option<i32> {
     match flags {
-        Flags::Fixed(flags) => Some(flags),
-        Flags::Argument(argument) => Some(notice.arguments[usize::from(argument)] as i32),
-        Flags::Pointed(argument) => {
+        FlagsSource::Fixed(flags) => Some(flags),
+        FlagsSource::Argument(argument) => {
+            Some(notification.arguments[usize::from(argument)] as i32)
+        }
+        FlagsSource::Pointed(argument) => {
             let [address, size] =
-                [argument, argument + 1].map(|it| notice.arguments[usize::from(it)]);
-            let bytes = notify::memory(notice.pid, address, OPEN_HOW)
+                [argument, argument + 1].map(|it| notification.arguments[usize::from(it)]);
+            let bytes = seccomp_notify::memory(notification.pid, address, OPEN_HOW_BYTES)
                 .ok()
-                .filter(|_| size == OPEN_HOW as u64)?;
-            plain_open(<&[u8; OPEN_HOW]>::try_from(&bytes[..]).ok()?)
+                .filter(|_| size == OPEN_HOW_BYTES as u64)?;
+            plain_open(<&[u8; OPEN_HOW_BYTES]>::try_from(&bytes[..]).ok()?)
         }
     }
 }
 
-/// The flags for `openat2`, if it takes them and looks the path up as we do.
-fn plain_open(how: &[u8; OPEN_HOW]) -> Option<i32> {
+/// The flags for `openat2`, if it takes them and watch_budget the path up as we do.
+fn plain_open(how: &[u8; OPEN_HOW_BYTES]) -> Option<i32> {
     const KNOWN: u64 = 1 << 23;
     let mut words = how
         .as_chunks()
@@ -384,14 +408,14 @@ fn plain_open(how: &[u8; OPEN_HOW]) -> Option<i32> {
 }
 
 /// A call that is refused whatever it is about. Its target is told as the program gave it.
-fn refused(notice: &Notice) -> Option<Denial> {
-    let what = filter::name(notice.number)?;
+fn refused(notification: &SeccompNotification) -> Option<Denial> {
+    let what = seccomp::name(notification.number)?;
     let path = |argument: usize| {
-        let path = notify::path(notice.pid, notice.arguments[argument]);
+        let path = seccomp_notify::path(notification.pid, notification.arguments[argument]);
         path.map(|path| path.to_string_lossy().into_owned())
             .unwrap_or_default()
     };
-    let [first, second, third, ..] = notice.arguments.map(|argument| argument as u32);
+    let [first, second, third, ..] = notification.arguments.map(|argument| argument as u32);
     let target = match what {
         "umount2" | "chroot" | "pivot_root" | "acct" | "swapon" | "swapoff" | "chmod" | "open"
         | "creat" | "mknod" | "uselib" => path(0),
@@ -405,7 +429,7 @@ fn refused(notice: &Notice) -> Option<Denial> {
         "socket" if [2, 10].contains(&first) => format!("kind {}", second & 0xf),
         "socket" | "socketpair" => format!("family {first}"),
         "ioctl" => format!("request {second:#x}"),
-        "fcntl" => filter::fcntl_name(second).unwrap_or_default().to_owned(),
+        "fcntl" => seccomp::fcntl_name(second).unwrap_or_default().to_owned(),
         "setsockopt" => format!("option {third}"),
         "close_range" => format!("flags {third:#x}"),
         "personality" => format!("{first:#x}"),

@@ -2,25 +2,25 @@
 
 use super::{cgroup::CgroupError, protect::ProtectError};
 use init::{
-    plan::OVER_WORKSPACE,
-    step::{Failure, Step},
+    plan::WORKSPACE_OVERLAY,
+    step::{Step, StepFailure},
 };
 use spec::{Barrier, ErrorCode, ErrorInfo};
 use std::{io, path::PathBuf};
 
 /// A barrier that is required and cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingBarrier {
     /// Its name.
     pub barrier: &'static str,
     /// Why not.
     pub why: String,
 }
 
-impl Missing {
+impl MissingBarrier {
     /// From its parts.
-    pub fn new(barrier: &'static str, why: impl Into<String>) -> Missing {
-        Missing {
+    pub fn new(barrier: &'static str, why: impl Into<String>) -> MissingBarrier {
+        MissingBarrier {
             barrier,
             why: why.into(),
         }
@@ -32,7 +32,7 @@ impl Missing {
 pub enum SandboxError {
     /// Required, and not to be had here.
     #[error("this host cannot enforce `{}`: {}", .0.barrier, .0.why)]
-    Missing(Missing),
+    Missing(MissingBarrier),
     /// A host path.
     #[error("cannot use `{}`", path.display())]
     Look {
@@ -66,7 +66,7 @@ pub enum SandboxError {
     /// The image.
     #[error("{message}")]
     Image {
-        /// Missing or refused.
+        /// MissingBarrier or refused.
         code: ErrorCode,
         /// What is wrong.
         message: String,
@@ -148,14 +148,14 @@ pub enum SandboxError {
     HeldUp,
     /// A step of containment failed; no line of the program ran.
     #[error("the step `{}` failed at {}: {}", .0.step.name(), .0.detail, io::Error::from_raw_os_error(.0.errno))]
-    Step(Failure),
+    Step(StepFailure),
     /// The launcher or the box died on the way.
     #[error("the sandbox died while it was being made")]
     Died,
 }
 
-impl From<Missing> for SandboxError {
-    fn from(missing: Missing) -> Self {
+impl From<MissingBarrier> for SandboxError {
+    fn from(missing: MissingBarrier) -> Self {
         SandboxError::Missing(missing)
     }
 }
@@ -168,7 +168,7 @@ impl SandboxError {
     /// What `airlock run` exits with: 127 and 126 for the program itself, else 125.
     pub fn exit_status(&self) -> u8 {
         match self {
-            SandboxError::Step(Failure {
+            SandboxError::Step(StepFailure {
                 step: Step::Exec,
                 errno,
                 ..
@@ -186,7 +186,7 @@ impl SandboxError {
             .map(|source| format!(": {source}"))
             .unwrap_or_default();
         let message = match self {
-            SandboxError::Step(failure) if failure.step == Step::Exec => self.of_program(failure),
+            SandboxError::Step(failure) if failure.step == Step::Exec => self.program_plan(failure),
             _ => format!("{self}{cause}"),
         };
         ErrorInfo {
@@ -196,7 +196,7 @@ impl SandboxError {
         }
     }
 
-    fn of_program(&self, failure: &Failure) -> String {
+    fn program_plan(&self, failure: &StepFailure) -> String {
         let name = failure.detail.escape_debug();
         match self.exit_status() {
             127 => format!("there is no command `{name}` inside"),
@@ -285,13 +285,13 @@ impl SandboxError {
     }
 }
 
-fn step_hint(failure: &Failure) -> String {
+fn step_hint(failure: &StepFailure) -> String {
     match failure.step {
         Step::LauncherNamespaces | Step::Template => "`airlock doctor` says what keeps this host from making namespaces",
         Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
         Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
-        Step::Passing => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
-        Step::Workspace if failure.detail == OVER_WORKSPACE => {
+        Step::TransparentProxy => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
+        Step::Workspace if failure.detail == WORKSPACE_OVERLAY => {
             "this kernel does not lay a layer over that folder: share it at once with --workspace DIR:live, show it \
              read-only with DIR:ro, or have it copied (`copy_names` and `copy_size` under [workspace])"
         }
@@ -315,13 +315,13 @@ mod tests {
         let hint = |detail: &str| {
             let step = Step::Workspace;
             let (errno, detail) = (22, detail.to_owned());
-            step_hint(&Failure {
+            step_hint(&StepFailure {
                 step,
                 errno,
                 detail,
             })
         };
-        let told = hint(OVER_WORKSPACE);
+        let told = hint(WORKSPACE_OVERLAY);
         assert!(
             told.contains("DIR:live") && told.contains("DIR:ro"),
             "{told}"

@@ -2,8 +2,8 @@
 
 use super::SandboxError;
 use init::{
-    plan::{BoxPlan, Ids, NetworkPlan, StockPlan, TemplatePlan},
-    protocol::{self, Arriving, Brief, Command as Order, Report, Request},
+    plan::{ContainerNetworkPlan, Ids, NamespacePoolPlan, SandboxPlan, TemplatePlan},
+    protocol::{self, Command as LauncherCommand, InterceptHandles, Payload, Report, Request},
     step::Steps,
     wire::Wire,
 };
@@ -55,34 +55,34 @@ impl Channel {
             .is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
-    pub(crate) fn order(&self, order: Order) -> io::Result<()> {
-        self.send(&order, &[])
+    pub(crate) fn command(&self, command: LauncherCommand) -> io::Result<()> {
+        self.send(&command, &[])
     }
 
-    /// An order with a plan, which comes before the other handles if it is large.
-    pub(crate) fn order_by_plan<T: Wire>(
+    /// An command with a plan, which comes before the other handles if it is large.
+    pub(crate) fn send_plan<T: Wire>(
         &self,
-        order: fn(Brief) -> Order,
+        command: fn(Payload) -> LauncherCommand,
         plan: &T,
         handles: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let (brief, file) = Brief::new(plan)?;
+        let (payload, file) = Payload::new(plan)?;
         let handles: Vec<_> = file
             .iter()
             .map(AsFd::as_fd)
             .chain(handles.iter().copied())
             .collect();
-        self.send(&order(brief), &handles)
+        self.send(&command(payload), &handles)
     }
 }
 
-/// A live launcher, or a lane of one. Dropping it ends it with all its boxes.
+/// A live launcher, or a cgroup_forker of one. Dropping it ends it with all its boxes.
 #[derive(Debug)]
 pub(super) struct Launcher {
     control: Channel,
     /// What it has done for all its boxes.
     pub(super) steps: Steps,
-    /// Whose lane it is: the launcher's end would be the end of its lanes.
+    /// Whose cgroup_forker it is: the launcher's end would be the end of its lanes.
     _parent: Option<Arc<Launcher>>,
 }
 
@@ -93,25 +93,25 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
 impl Launcher {
     /// Briefs one that has begun, and waits until its template stands.
     pub(super) async fn start(
-        begun: Begun,
+        process: LauncherProcess,
         plan: &TemplatePlan,
         first: Option<Ids>,
     ) -> Result<Launcher, SandboxError> {
-        let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
-        let Begun { mut child, control } = begun;
+        let (plan, file) = Payload::new(plan).map_err(failed("send the plan to"))?;
+        let LauncherProcess { mut child, control } = process;
         let control = Channel::new(control).map_err(failed("connect to"))?;
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         control
             .send(&Request::Template { plan, first }, &files)
-            .map_err(failed("brief"))?;
-        let launcher = Launcher::greeted(control).await;
+            .map_err(failed("send the plan to"))?;
+        let launcher = Launcher::receive_hello(control).await;
         // The process we started ends as soon as it has forked the launcher into its own pid namespace.
         child.wait().map_err(failed("wait for"))?;
         launcher
     }
 
     /// A copy that sits in version 1 cgroups.
-    pub(super) async fn lane(
+    pub(super) async fn cgroup_forker(
         self: &Arc<Self>,
         groups: &[OwnedFd],
     ) -> Result<Launcher, SandboxError> {
@@ -121,18 +121,19 @@ impl Launcher {
             .chain(groups.iter().map(AsFd::as_fd))
             .collect();
         self.control
-            .send(&Request::Lane, &handles)
-            .map_err(failed("divide"))?;
+            .send(&Request::CgroupForker, &handles)
+            .map_err(failed("fork"))?;
         drop(theirs);
-        let lane = Launcher::greeted(Channel::new(ours).map_err(failed("connect to"))?).await?;
+        let cgroup_forker =
+            Launcher::receive_hello(Channel::new(ours).map_err(failed("connect to"))?).await?;
         Ok(Launcher {
             steps: self.steps,
             _parent: Some(self.clone()),
-            ..lane
+            ..cgroup_forker
         })
     }
 
-    async fn greeted(control: Channel) -> Result<Launcher, SandboxError> {
+    async fn receive_hello(control: Channel) -> Result<Launcher, SandboxError> {
         match control.report().await.map_err(failed("hear from"))? {
             Some((Report::Hello(steps), _)) => Ok(Launcher {
                 control,
@@ -145,29 +146,29 @@ impl Launcher {
     }
 
     /// Has it keep namespaces ready from now on.
-    pub(super) fn stock(&self, plan: StockPlan) -> Result<(), SandboxError> {
+    pub(super) fn start_namespace_pool(&self, plan: NamespacePoolPlan) -> Result<(), SandboxError> {
         self.control
-            .send(&Request::Stock(plan), &[])
-            .map_err(failed("stock"))
+            .send(&Request::NamespacePool(plan), &[])
+            .map_err(failed("start the namespace pool of"))
     }
 
-    /// Asks for a box; what comes of it is said on the channel. `held` stays open as long as the box lives.
-    pub(super) fn ask_box(
+    /// Asks for a box; what comes of it is said on the channel. `inherited` stays open as long as the box lives.
+    pub(super) fn request_sandbox(
         &self,
-        plan: &BoxPlan,
+        plan: &SandboxPlan,
         cgroup: Option<BorrowedFd<'_>>,
-        held: Option<BorrowedFd<'_>>,
+        inherited: Option<BorrowedFd<'_>>,
     ) -> io::Result<Channel> {
         let (ours, theirs) = protocol::pair()?;
-        let (plan, file) = Brief::new(plan)?;
+        let (plan, file) = Payload::new(plan)?;
         let file = file.iter().map(AsFd::as_fd);
         let handles: Vec<_> = file
             .chain([theirs.as_fd()])
             .chain(cgroup)
-            .chain(held)
+            .chain(inherited)
             .collect();
         self.control.send(
-            &Request::Box {
+            &Request::Sandbox {
                 plan,
                 cgroup: cgroup.is_some(),
             },
@@ -178,26 +179,27 @@ impl Launcher {
 }
 
 /// Furnishes the network of a container like one of our own, if we have power over it.
-pub(crate) async fn furnish_network(
+pub(crate) async fn set_up_network(
     network: OwnedFd,
-    plan: &NetworkPlan,
-) -> Result<(Arriving, Vec<OwnedFd>), SandboxError> {
-    let Begun { mut child, control } = Begun::new(true).map_err(failed("start"))?;
+    plan: &ContainerNetworkPlan,
+) -> Result<(InterceptHandles, Vec<OwnedFd>), SandboxError> {
+    let LauncherProcess { mut child, control } =
+        LauncherProcess::new(true).map_err(failed("start"))?;
     let control = Channel::new(control).map_err(failed("connect to"))?;
-    let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
+    let (plan, file) = Payload::new(plan).map_err(failed("send the plan to"))?;
     let handles: Vec<_> = file
         .iter()
         .map(AsFd::as_fd)
         .chain([network.as_fd()])
         .collect();
     control
-        .send(&Request::Network(plan), &handles)
-        .map_err(failed("brief"))?;
+        .send(&Request::ContainerNetwork(plan), &handles)
+        .map_err(failed("send the plan to"))?;
     let report = control.report().await.map_err(failed("hear from"))?;
     // It ends behind its report.
     child.wait().map_err(failed("wait for"))?;
     match report {
-        Some((Report::Passing(told), handles)) => Ok((told, handles)),
+        Some((Report::NetworkReady(told), handles)) => Ok((told, handles)),
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
         Some(_) | None => Err(SandboxError::Died),
     }
@@ -205,15 +207,15 @@ pub(crate) async fn furnish_network(
 
 /// The process of a launcher, which knows nothing yet.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct LauncherProcess {
     child: Child,
     control: OwnedFd,
 }
 
-impl Begun {
-    pub(super) fn new(clear_env: bool) -> io::Result<Begun> {
+impl LauncherProcess {
+    pub(super) fn new(clear_env: bool) -> io::Result<LauncherProcess> {
         let (ours, theirs) = protocol::pair()?;
-        Ok(Begun {
+        Ok(LauncherProcess {
             child: spawn(theirs, clear_env)?,
             control: ours,
         })

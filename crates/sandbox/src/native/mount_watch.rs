@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The table does not tell of a file that is moved away with its mount, nor of a hidden one that is made anew: every
-//! `LOOK_AGAIN` the names are compared, too.
+//! `CHECK_INTERVAL` the names are compared, too.
 //!
 //! This is detection: until the mount is back, the program can write. The file is noted; if it is changed afterwards,
 //! through a descriptor from that time, it is taken out of the workspace when the sandbox ends. Where the mount cannot be
@@ -18,7 +18,7 @@ use super::{
 };
 use init::{
     plan::{RemountName, RemountPlan},
-    protocol::{self, Command, Remounted, Report},
+    protocol::{self, Command, RemountedName, Report},
     submounts::unescaped,
 };
 use std::{
@@ -50,7 +50,7 @@ const NO_MOUNT: u64 = 0;
 const MAX_TRIES: u32 = 100;
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// How often is looked for what the table does not tell: a protected file that was moved away, a hidden one that comes back.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Replaced names that are kept of one sandbox. What comes after them is taken out like what nobody knows.
 const MAX_REPLACED: usize = 10_000;
 
@@ -90,9 +90,9 @@ impl MountWatch {
         let watched = names.into_iter().filter_map(|name| {
             let id = *ids.get(&name.path)?;
             let hidden = name.hidden;
-            Some((name.path, Watched { id, hidden }))
+            Some((name.path, WatchedMount { id, hidden }))
         });
-        let watcher = Watcher {
+        let watcher = MountWatcher {
             table,
             channel,
             workspace,
@@ -119,29 +119,30 @@ impl Drop for MountWatch {
     }
 }
 
-struct Watcher {
+struct MountWatcher {
     table: AsyncFd<File>,
     /// Not held: a sandbox ends when its last owner drops it.
     channel: Weak<Channel>,
     workspace: OwnedFd,
     /// By their paths in the workspace.
-    watched: BTreeMap<PathBuf, Watched>,
+    watched: BTreeMap<PathBuf, WatchedMount>,
     found: Arc<Mutex<WatchFindings>>,
 }
 
 /// The mount of one name.
 #[derive(Clone, Copy)]
-struct Watched {
+struct WatchedMount {
     id: u64,
     hidden: bool,
 }
 
-impl Watcher {
+impl MountWatcher {
     async fn watch(mut self) {
         let mut tries = 0;
         loop {
             // The kernel tells of each change since the table was opened, be it that we have read it since.
-            let changed = tokio::time::timeout(LOOK_AGAIN, self.table.ready(Interest::PRIORITY));
+            let changed =
+                tokio::time::timeout(CHECK_INTERVAL, self.table.ready(Interest::PRIORITY));
             match changed.await {
                 Ok(Ok(mut changed)) => changed.clear_ready(),
                 Ok(Err(error)) => return self.give_up(&error),
@@ -169,19 +170,20 @@ impl Watcher {
         });
         if let Some(channel) = self.channel.upgrade() {
             // A launcher that is gone took the sandbox with it.
-            _ = channel.order(Command::Destroy);
+            _ = channel.command(Command::Destroy);
         }
     }
 
     /// Mounts what is no longer mounted where it was.
     async fn put_back(&mut self, began: Instant) -> io::Result<()> {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
-        let is_gone = |(path, it): &(&PathBuf, &Watched)| mounts.get(&it.id) != Some(path);
+        let is_gone = |(path, it): &(&PathBuf, &WatchedMount)| mounts.get(&it.id) != Some(path);
         let gone = self.watched.iter().filter(is_gone);
-        let gone: Vec<(PathBuf, Watched)> = gone.map(|(path, it)| (path.clone(), *it)).collect();
+        let gone: Vec<(PathBuf, WatchedMount)> =
+            gone.map(|(path, it)| (path.clone(), *it)).collect();
         // What was detached and is not there is not the program's to make. What was moved is watched on, and so is what
         // is hidden: it may come back.
-        let is_moved = |it: &Watched| mounts.contains_key(&it.id);
+        let is_moved = |it: &WatchedMount| mounts.contains_key(&it.id);
         let (gone, absent): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|(path, _)| self.is_there(path));
         for (path, it) in absent {
@@ -198,14 +200,15 @@ impl Watcher {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
         let known = mounts.into_iter().map(|(id, path)| (path, id));
         let known: BTreeMap<PathBuf, u64> = known.collect();
-        for (number, (path, Watched { id: old, hidden })) in (0..).zip(gone) {
+        for (number, (path, WatchedMount { id: old, hidden })) in (0..).zip(gone) {
             // Without one it is gone again: the next turn sees that.
             let Some(mounted) = mounted.iter().find(|it| it.number == number) else {
                 continue;
             };
             // Without one it has been detached again, and the table has changed again.
             let id = known.get(&path).copied().unwrap_or(NO_MOUNT);
-            self.watched.insert(path.clone(), Watched { id, hidden });
+            self.watched
+                .insert(path.clone(), WatchedMount { id, hidden });
             let look = || FileState::look(self.workspace.as_fd(), &path)?.as_of(mounted);
             // What came in the place of something that was moved away may be the program's.
             let is_known = !hidden && !old_mounts.contains(&old);
@@ -230,8 +233,8 @@ impl Watcher {
         protect::is_file_or_folder(self.workspace.as_fd(), path)
     }
 
-    async fn remount(&self, names: &[(PathBuf, Watched)]) -> io::Result<Vec<Remounted>> {
-        let name = |(path, it): &(PathBuf, Watched)| {
+    async fn remount(&self, names: &[(PathBuf, WatchedMount)]) -> io::Result<Vec<RemountedName>> {
+        let name = |(path, it): &(PathBuf, WatchedMount)| {
             let path = CString::new(path.as_os_str().as_bytes())?;
             let hidden = it.hidden;
             io::Result::Ok(RemountName { path, hidden })
@@ -243,7 +246,7 @@ impl Watcher {
         let Some(channel) = self.channel.upgrade() else {
             return Ok(Vec::new());
         };
-        channel.order_by_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
+        channel.send_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
         drop((channel, theirs));
         let answer = Channel::new(ours)?;
         // Where a frozen sandbox has to wait for it, its programs do, too.

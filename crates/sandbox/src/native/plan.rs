@@ -1,12 +1,12 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use crate::passing::{self, Power};
+use crate::transparent_proxy::{self, NetworkOwner};
 
-use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
+use super::{MissingBarrier, SandboxError, c_string, fake_proc, probe::SpareIds, protect};
 use init::{
     plan::{
-        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan,
-        WorkspaceName,
+        ExecArgs, HostPath, Ids, LandlockScope, NamespacePoolPlan, Owner, ProgramPlan,
+        ResourceLimit, SandboxPlan, WorkspaceName,
     },
     step::Steps,
 };
@@ -26,15 +26,15 @@ use std::{
 };
 
 /// Folders of an image that get a layer of their own.
-const MOST_COPIES: usize = 64;
+const MAX_WRITABLE_FOLDERS: usize = 64;
 /// Folders of a search path that are looked at.
-const MOST_FOLDERS: usize = 64;
+const MAX_PATH_FOLDERS: usize = 64;
 /// Average size of a file in scratch space below which the number of files, not the size, is the limit.
 const BYTES_PER_FILE: u64 = 4096;
 
-/// Who starts boxes here.
+/// ProgramIdentity starts boxes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starter {
+pub enum InvokingUser {
     /// The host's root, with the right to make namespaces: programs are one of these ids outside.
     Root(SpareIds),
     /// Anybody else: programs are this user outside.
@@ -54,9 +54,9 @@ pub struct Program {
     pub terminal: bool,
 }
 
-/// Who a program is, and how it comes to own what it writes on the host.
+/// ProgramIdentity a program is, and how it comes to own what it writes on the host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Who {
+pub(super) struct ProgramIdentity {
     pub(super) ids: Ids,
     /// Writable host paths are to be idmapped to it.
     pub(super) idmaps: bool,
@@ -64,19 +64,19 @@ pub(super) struct Who {
     any_outer_id: bool,
 }
 
-impl Who {
+impl ProgramIdentity {
     /// Outside it is an id by the name of the run, or the owner of its workspace.
     pub(super) fn new(
         spec: &SandboxSpec,
-        starter: Starter,
+        invoking_user: InvokingUser,
         name: &Id,
         mapped_to: Option<Owner>,
-    ) -> Who {
-        let drop_groups = starter != Starter::User;
-        let (outer_uid, outer_gid) = match (starter, mapped_to) {
-            (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
-            (Starter::Root(_), Some(owner)) => (owner.uid, owner.gid),
-            (Starter::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
+    ) -> ProgramIdentity {
+        let drop_groups = invoking_user != InvokingUser::User;
+        let (outer_uid, outer_gid) = match (invoking_user, mapped_to) {
+            (InvokingUser::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
+            (InvokingUser::Root(_), Some(owner)) => (owner.uid, owner.gid),
+            (InvokingUser::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
         };
         let ids = Ids {
             uid: spec.user.uid,
@@ -86,7 +86,7 @@ impl Who {
             drop_groups,
         };
         let any_outer_id = mapped_to.is_none();
-        Who {
+        ProgramIdentity {
             ids,
             idmaps: drop_groups && any_outer_id,
             any_outer_id,
@@ -103,34 +103,34 @@ impl SpareIds {
     }
 }
 
-/// The plan of a box, maybe ahead of its program. `protection` are the protected names of a mounted workspace.
-pub(super) fn of_box(
+/// The plan of a box, maybe warm of its program. `protection` are the protected names of a mounted workspace.
+pub(super) fn sandbox_plan(
     spec: &SandboxSpec,
     steps: Steps,
-    who: Who,
+    who: ProgramIdentity,
     protection: &[protect::Bind],
-    ahead: bool,
-) -> Result<BoxPlan, SandboxError> {
+    warm: bool,
+) -> Result<SandboxPlan, SandboxError> {
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let overlay = overlay(spec, who.idmaps)?;
     let fresh = workspace.is_none();
     // A copy is out of reach of the host's tools.
-    let watched = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
-    Ok(BoxPlan {
-        watched,
+    let watch_mounts = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
+    Ok(SandboxPlan {
+        watch_mounts,
         steps,
         ids: who.ids,
         any_outer_id: who.any_outer_id,
-        ahead,
+        warm,
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
-        passing: passing::plan(spec, Power::Ours)?,
+        intercept: transparent_proxy::plan(spec, NetworkOwner::Airlock)?,
         terminal: spec.tty.is_some(),
         stays: spec.stays,
         scratch_bytes: spec.limits.scratch().0,
         scratch_files: (spec.limits.scratch().0 / BYTES_PER_FILE).max(1024),
-        copies: copies(spec)?
+        writable_folders: writable_folders(spec)?
             .iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
@@ -177,7 +177,7 @@ fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<WorkspaceName>, Sa
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.
-pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
+pub(super) fn writable_folders(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
     let Root::Folder(folder) = &spec.root else {
         return Ok(Vec::new());
     };
@@ -207,8 +207,8 @@ pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
         .map(fs::DirEntry::file_name)
         .filter(|name| !own(name))
         .collect();
-    if names.len() > MOST_COPIES {
-        let message = format!("the image has more than {MOST_COPIES} folders at its top");
+    if names.len() > MAX_WRITABLE_FOLDERS {
+        let message = format!("the image has more than {MAX_WRITABLE_FOLDERS} folders at its top");
         let hint = "leave --writable-root away".to_owned();
         return Err(SandboxError::Image {
             code: ErrorCode::ImageRefused,
@@ -399,24 +399,29 @@ fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     folders.iter().map(c_string).collect()
 }
 
-/// Namespaces for boxes of this kind, ahead of need. The ids begin anywhere: other launchers do the same.
-pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id) -> StockPlan {
-    let who = Who::new(spec, starter, name, None);
-    match starter {
-        Starter::User => StockPlan {
+/// Namespaces for boxes of this kind, warm of need. The ids begin anywhere: other launchers do the same.
+pub(super) fn namespace_pool_plan(
+    depth: u32,
+    spec: &SandboxSpec,
+    invoking_user: InvokingUser,
+    name: &Id,
+) -> NamespacePoolPlan {
+    let who = ProgramIdentity::new(spec, invoking_user, name, None);
+    match invoking_user {
+        InvokingUser::User => NamespacePoolPlan {
             depth,
             ids: who.ids,
             outer_count: 1,
             first_turn: 0,
         },
-        Starter::Root(spare) => {
+        InvokingUser::Root(spare) => {
             let first_turn = who.ids.outer_uid - spare.first;
             let ids = Ids {
                 outer_uid: spare.first,
                 outer_gid: spare.first,
                 ..who.ids
             };
-            StockPlan {
+            NamespacePoolPlan {
                 depth,
                 ids,
                 outer_count: spare.count,
@@ -427,14 +432,14 @@ pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id)
 }
 
 /// What a program's process is told to run.
-pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
+pub(super) fn exec_args(program: &Program) -> Result<ExecArgs, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
         let mut line = name.clone();
         line.push("=");
         line.push(value);
         c_string(line)
     });
-    Ok(Errand {
+    Ok(ExecArgs {
         argv: program
             .argv
             .iter()
@@ -446,7 +451,7 @@ pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
 }
 
 /// The plan of one program, or of the process that stands by for one.
-pub(crate) fn of_program(
+pub(crate) fn program_plan(
     program: Option<&Program>,
     spec: &SandboxSpec,
     steps: Steps,
@@ -471,12 +476,12 @@ pub(crate) fn of_program(
     let writable: Vec<_> = writable
         .chain(volumes)
         .chain(run)
-        .chain(copies(spec)?)
+        .chain(writable_folders(spec)?)
         .collect();
     Ok(ProgramPlan {
         steps,
         ids,
-        errand: program.map(errand).transpose()?,
+        exec_args: program.map(exec_args).transpose()?,
         last: true,
         directory: c_string(
             program
@@ -488,7 +493,7 @@ pub(crate) fn of_program(
             .into_iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
-        fellows: fellows(spec),
+        landlock_scope: landlock_scope(spec),
         cpus: cpus(&spec.limits),
         nice: spec.limits.nice,
         terminal: program.is_some_and(|program| program.terminal),
@@ -506,18 +511,18 @@ fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
     paths.iter().filter(|path| !inner(path)).collect()
 }
 
-fn fellows(spec: &SandboxSpec) -> Fellows {
+fn landlock_scope(spec: &SandboxSpec) -> LandlockScope {
     match (spec.stays, spec.network) {
-        (false, _) => Fellows::None,
-        (true, Network::Host) => Fellows::Signalled,
-        (true, Network::None | Network::Doors | Network::Open) => Fellows::Reached,
+        (false, _) => LandlockScope::Isolated,
+        (true, Network::Host) => LandlockScope::Signals,
+        (true, Network::None | Network::Doors | Network::Open) => LandlockScope::SignalsAndSockets,
     }
 }
 
 /// Of as many as can be counted: the step would fail on others.
 fn cpus(limits: &Limits) -> Option<u32> {
-    machine::allowed()?;
-    limits.cpus.map(machine::whole)
+    fake_proc::allowed()?;
+    limits.cpus.map(fake_proc::whole_cpus)
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.
@@ -529,7 +534,7 @@ fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, San
     let folders = path
         .as_bytes()
         .split(|byte| *byte == b':')
-        .take(MOST_FOLDERS)
+        .take(MAX_PATH_FOLDERS)
         .map(OsStr::from_bytes);
     // A relative folder, or an empty one, would be one that the program's own files lie in.
     let folders = folders.map(Path::new).filter(|folder| folder.is_absolute());
@@ -551,7 +556,7 @@ const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
 /// What a box must not have of its caller. The kernel counts some of them also for whoever made the box's user
-/// namespace: with the usual limits one box could leave its starter none, see [`Limits::LOCKED_MEMORY`]. The others are a
+/// namespace: with the usual limits one box could leave its invoking_user none, see [`Limits::LOCKED_MEMORY`]. The others are a
 /// right that some callers have.
 const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
@@ -612,7 +617,7 @@ pub(super) fn check_stays(
     can_be_looked_into: bool,
 ) -> Result<(), SandboxError> {
     match spec.stays && can_be_looked_into {
-        true => Err(Missing::new(
+        true => Err(MissingBarrier::new(
             "own_user",
             "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
         )
@@ -622,9 +627,12 @@ pub(super) fn check_stays(
 }
 
 /// Refuses what cannot be had before anything is made.
-pub(super) fn check_starter(starter: Starter, effective_uid: u32) -> Result<(), SandboxError> {
-    match (starter, effective_uid) {
-        (Starter::User, 0) => Err(Missing::new(
+pub(super) fn check_invoking_user(
+    invoking_user: InvokingUser,
+    effective_uid: u32,
+) -> Result<(), SandboxError> {
+    match (invoking_user, effective_uid) {
+        (InvokingUser::User, 0) => Err(MissingBarrier::new(
             "not_host_root",
             "this root lacks the capability to make namespaces, or spare ids for programs, which would be uid 0 outside",
         )
@@ -639,7 +647,7 @@ mod tests {
     use spec::{ErrorCode, Policy, RunRequest};
     use std::os::unix::fs::symlink;
 
-    /// Every place of this crate that looks a host path up.
+    /// Every place of this crate that watch_budget a host path up.
     fn lookups(spec: &SandboxSpec) -> Vec<Result<(), SandboxError>> {
         let mut done = vec![host_paths(spec, true).map(drop)];
         if let Some(workspace) = &spec.workspace {

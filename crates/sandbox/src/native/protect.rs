@@ -12,30 +12,30 @@
 //! engine and the sandbox's first process.
 
 mod beneath;
-mod hide;
-mod hold;
+mod held;
+mod hidden_files;
+mod link_targets;
 mod names;
 mod settle;
-mod start;
-mod targets;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use beneath::target_inside;
-pub use hide::{MAX_HIDDEN, holds_credentials, holds_key};
-pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
+pub use held::{HeldThing, discard_held, held_lists, held_path, take_back};
+pub use hidden_files::{MAX_HIDDEN, holds_credentials, holds_key};
 pub use names::{find, find_below, is_spared, lifts_nothing, protects};
 pub use settle::resolve_inside;
-pub use start::{REPOSITORY, is_repository};
+pub use snapshot::{REPOSITORY, is_repository};
 
 use super::mount_watch::WatchFindings;
-use hide::Hiding;
-use hold::HoldFolder;
-use init::protocol::Remounted;
+use held::HeldFolder;
+use hidden_files::HiddenFiles;
+use init::protocol::RemountedName;
 use rustix::fs::{FileType, FlockOperation, OFlags};
+use snapshot::WorkspaceSnapshot;
 use spec::{HeldBack, Hide, Id, ProtectedNames, SandboxSpec};
-use start::Start;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
@@ -67,7 +67,7 @@ pub struct Bind {
 pub struct Protection {
     workspace: OwnedFd,
     /// Nothing where the changes are looked at before they are taken over.
-    held: Option<(Start, HoldFolder)>,
+    held: Option<(WorkspaceSnapshot, HeldFolder)>,
     /// The layer that takes the changes, locked against whoever removes it or takes it over.
     layer: Option<OwnedFd>,
     binds: Vec<Bind>,
@@ -114,7 +114,7 @@ impl FileState {
     }
 
     /// The same file as it was when it became read-only again.
-    pub fn as_of(self, mounted: &Remounted) -> Option<FileState> {
+    pub fn as_of(self, mounted: &RemountedName) -> Option<FileState> {
         let changed = (
             mounted.changed_seconds as i64,
             mounted.changed_nanoseconds as i64,
@@ -135,7 +135,7 @@ impl FileState {
 
 /// What taking down found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TakenDown {
+pub struct WorkspaceCleanup {
     /// What was taken out of the workspace.
     pub held_back: Vec<HeldBack>,
     /// The run as whose it is kept: its own id may have been another's, of which something is kept still.
@@ -220,7 +220,7 @@ impl Protection {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let workspace = beneath::open(workspace, ".", flags).map_err(look)?;
         let is_lifted = spec.protected.allows(Path::new(names::HEAD));
-        if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
+        if !is_lifted && snapshot::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
         let state_error = |source| {
@@ -228,14 +228,14 @@ impl Protection {
             ProtectError::State { state, source }
         };
         let path = beneath::path_of(&workspace).map_err(look)?;
-        let unsettled = || hold::unsettled(state, &path).map_err(state_error);
+        let unsettled = || held::unsettled(state, &path).map_err(state_error);
         // Before and after: one may be settled, and one may begin, while the workspace is looked through.
         let mut others = unsettled()?;
-        let mut hiding = Hiding::new(&spec.hide);
-        let mut start =
-            Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
+        let mut hiding = HiddenFiles::new(&spec.hide);
+        let mut start = WorkspaceSnapshot::look(workspace.as_fd(), &spec.protected, &mut hiding)
+            .map_err(look)?;
         start.expect(workspace.as_fd(), &spec.passing_inputs);
-        let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
+        let second = link_targets::second_names(workspace.as_fd(), &start).map_err(look)?;
         let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
         let hidden = [&hiding.found[..], &sockets].concat();
         let binds = binds(workspace.as_fd(), &start, second, &hidden).map_err(look)?;
@@ -243,7 +243,7 @@ impl Protection {
         for other in &others {
             start.leave_out_news_of(other);
         }
-        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
+        let hold = HeldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
         let unread: Vec<_> = start.unread.iter().cloned().collect();
         let unread = listed(
             &unread,
@@ -266,7 +266,7 @@ impl Protection {
 
     /// For a workspace that cannot be written: only what is hidden counts.
     fn read_only(workspace: OwnedFd, spec: &SandboxSpec) -> Result<Protection, ProtectError> {
-        let mut hiding = Hiding::new(&spec.hide);
+        let mut hiding = HiddenFiles::new(&spec.hide);
         let looked = hiding.look(workspace.as_fd());
         looked.map_err(|source| ProtectError::Look { source })?;
         let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
@@ -282,7 +282,12 @@ impl Protection {
 
     /// For a workspace of which only these files are kept from the program.
     fn hiding(workspace: OwnedFd, hidden: &[PathBuf]) -> Result<Protection, ProtectError> {
-        let binds = binds(workspace.as_fd(), &Start::default(), Vec::new(), hidden);
+        let binds = binds(
+            workspace.as_fd(),
+            &WorkspaceSnapshot::default(),
+            Vec::new(),
+            hidden,
+        );
         Ok(Protection {
             binds: binds.map_err(|source| ProtectError::Look { source })?,
             ..Protection::reviewed(workspace)
@@ -320,7 +325,7 @@ impl Protection {
     }
 
     /// All that the program put into the folder for artifacts is kept: it need not stay.
-    pub fn artifacts_are_kept(&mut self) {
+    pub fn mark_artifacts_kept(&mut self) {
         self.artifacts_kept = true;
     }
 
@@ -331,8 +336,8 @@ impl Protection {
     }
 
     /// Takes out what does not belong into the workspace. The program must be gone.
-    pub fn take_down(self) -> TakenDown {
-        let Settled { mut taken_down, .. } = match self.held {
+    pub fn take_down(self) -> WorkspaceCleanup {
+        let CleanupResult { mut taken_down, .. } = match self.held {
             Some((start, hold)) => settle(
                 self.workspace.as_fd(),
                 &start,
@@ -340,7 +345,7 @@ impl Protection {
                 self.artifacts_kept,
                 hold,
             ),
-            None => Settled::default(),
+            None => CleanupResult::default(),
         };
         taken_down.notes.splice(0..0, self.notes);
         taken_down
@@ -357,7 +362,8 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
             ..names.clone()
         };
         let nothing = Hide::nothing();
-        let start = Start::look(folder.as_fd(), &everywhere, &mut Hiding::new(&nothing))?;
+        let start =
+            WorkspaceSnapshot::look(folder.as_fd(), &everywhere, &mut HiddenFiles::new(&nothing))?;
         let mut found = start.protected.keys().map(|name| inside.join(name));
         io::Result::Ok(!start.unread.is_empty() || found.any(|name| !names.allows(&name)))
     };
@@ -433,7 +439,7 @@ pub fn spared_note(count: usize) -> Option<String> {
 /// It fails where a name stands for something else by now: then what was there would not be protected.
 fn binds(
     workspace: BorrowedFd<'_>,
-    start: &Start,
+    start: &WorkspaceSnapshot,
     second: Vec<PathBuf>,
     hidden: &[PathBuf],
 ) -> io::Result<Vec<Bind>> {
@@ -494,19 +500,19 @@ fn in_use(layer: OwnedFd) -> io::Result<OwnedFd> {
 
 /// What became of a workspace in which nobody is any more.
 #[derive(Default)]
-struct Settled {
-    taken_down: TakenDown,
+struct CleanupResult {
+    taken_down: WorkspaceCleanup,
     /// Whether something could not be done.
     failed: bool,
 }
 
 fn settle(
     workspace: BorrowedFd<'_>,
-    start: &Start,
+    start: &WorkspaceSnapshot,
     replaced: &[Replaced],
     artifacts_kept: bool,
-    mut hold: HoldFolder,
-) -> Settled {
+    mut hold: HeldFolder,
+) -> CleanupResult {
     let findings = settle::settle(workspace, start, replaced, artifacts_kept, &mut hold);
     let mut failed = findings.unfinished || !findings.problems.is_empty();
     let mut notes = findings.problems;
@@ -531,24 +537,24 @@ fn settle(
     notes.extend(spared_note(findings.spared));
     if findings.unfinished {
         notes.push("`airlock sweep` looks through the workspace once more".to_owned());
-        let taken_down = TakenDown {
+        let taken_down = WorkspaceCleanup {
             held_back: hold.leave(),
             held_as,
             notes,
         };
-        return Settled { taken_down, failed };
+        return CleanupResult { taken_down, failed };
     }
     let held_back = hold.close().unwrap_or_else(|error| {
         notes.push(format!("`airlock sweep` finishes the workspace: {error}"));
         failed = true;
         Vec::new()
     });
-    let taken_down = TakenDown {
+    let taken_down = WorkspaceCleanup {
         held_as: held_as.filter(|_| !held_back.is_empty()),
         held_back,
         notes,
     };
-    Settled { taken_down, failed }
+    CleanupResult { taken_down, failed }
 }
 
 fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
@@ -589,7 +595,7 @@ pub struct SweptWorkspaces {
 /// Settles workspaces whose runs are dead.
 pub fn sweep(state: &Path) -> SweptWorkspaces {
     let mut swept = SweptWorkspaces::default();
-    let folders = hold::folders(state).unwrap_or_else(|error| {
+    let folders = held::folders(state).unwrap_or_else(|error| {
         let problem = format!("the records of workspaces: {error}");
         swept.problems.push(problem);
         Vec::new()
@@ -605,11 +611,11 @@ pub fn sweep(state: &Path) -> SweptWorkspaces {
 }
 
 fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
-    let Some((hold, text)) = HoldFolder::take_over(folder)? else {
+    let Some((hold, text)) = HeldFolder::take_over(folder)? else {
         return Ok(());
     };
     let damaged = || io::Error::other("its record is damaged");
-    let start = Start::parse(&text).ok_or_else(damaged)?;
+    let start = WorkspaceSnapshot::parse(&text).ok_or_else(damaged)?;
     let shown = start.workspace.to_string_lossy().escape_debug().to_string();
     let workspace = match beneath::open_absolute(&start.workspace) {
         Ok(workspace) if rustix::fs::fstat(&workspace)?.st_ino == start.inode => workspace,
@@ -617,7 +623,7 @@ fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown, swept),
         Err(error) => return Err(error),
     };
-    let Settled { taken_down, failed } = settle(workspace.as_fd(), &start, &[], false, hold);
+    let CleanupResult { taken_down, failed } = settle(workspace.as_fd(), &start, &[], false, hold);
     let taken = taken_down.held_back.iter().map(|it| {
         let path = it.path.escape_debug();
         format!("`{path}` was taken out of `{shown}`: {}", it.why.words())
@@ -632,7 +638,7 @@ fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
     Ok(())
 }
 
-fn forget(hold: HoldFolder, shown: &str, swept: &mut SweptWorkspaces) -> io::Result<()> {
+fn forget(hold: HeldFolder, shown: &str, swept: &mut SweptWorkspaces) -> io::Result<()> {
     hold.close()?;
     swept.problems.push(format!(
         "the workspace `{shown}` is gone or was moved: what a killed program left there was not looked at"

@@ -2,8 +2,8 @@
 //! Looks only; nothing is made or moved here.
 
 use super::{
-    Controller, Host, Missing, PREFIX, Subtree, Version, tree::Tree, tree::Trees, tree::above_leaf,
-    v2,
+    CgroupHost, Controller, MissingController, PREFIX, Subtree, Version, tree::CgroupTree,
+    tree::CgroupTrees, tree::above_leaf, v2,
 };
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::{collections::BTreeMap, path::Path};
@@ -14,9 +14,9 @@ const BE_ROOT: &str =
     "start it as root, or boot with `systemd.unified_cgroup_hierarchy=1` and use a delegated scope";
 
 /// Judges each tree and keeps those that are of use.
-pub(super) fn judge(trees: &Trees) -> Host {
+pub(super) fn judge(trees: &CgroupTrees) -> CgroupHost {
     let (missing, freezer) = (BTreeMap::new(), freezer(trees));
-    let mut host = Host {
+    let mut host = CgroupHost {
         v1: Vec::new(),
         v2: None,
         missing,
@@ -37,7 +37,7 @@ pub(super) fn judge(trees: &Trees) -> Host {
             );
             host.missing
                 .entry(controller)
-                .or_insert(Missing { why, remedy: MOUNT });
+                .or_insert(MissingController { why, remedy: MOUNT });
         }
     }
     host
@@ -45,7 +45,7 @@ pub(super) fn judge(trees: &Trees) -> Host {
 
 /// Where whole boxes can be frozen: in any tree of version 2, even one without controllers, or in the tree of version 1
 /// that is there for it.
-fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
+fn freezer(trees: &CgroupTrees) -> Result<(Version, Subtree), MissingController> {
     let subtree = |top: &Path, own: &Path| Subtree {
         top: top.to_owned(),
         own: own.to_owned(),
@@ -61,7 +61,7 @@ fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
         .find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
     let first = first.map(|tree| match writable(&tree.own, true) {
         true => Ok((Version::V1, subtree(&tree.top, &tree.own))),
-        false => Err(Missing {
+        false => Err(MissingController {
             why: not_ours(&tree.own),
             remedy: BE_ROOT,
         }),
@@ -71,12 +71,12 @@ fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
         (Some(Err(missing)), _) | (None, Some(Err(missing))) => Err(missing),
         (None, None) => {
             let why = "no mounted cgroup tree that reaches us can freeze".to_owned();
-            Err(Missing { why, remedy: MOUNT })
+            Err(MissingController { why, remedy: MOUNT })
         }
     }
 }
 
-fn judge_v1(tree: &Tree, host: &mut Host) {
+fn judge_v1(tree: &CgroupTree, host: &mut CgroupHost) {
     let has = |name: &str| tree.controllers.iter().any(|has| has == name);
     let controllers: Vec<_> = Controller::ALL
         .into_iter()
@@ -86,12 +86,12 @@ fn judge_v1(tree: &Tree, host: &mut Host) {
         return;
     }
     let obstacle = match writable(&tree.own, true) {
-        false => Some(Missing {
+        false => Some(MissingController {
             why: not_ours(&tree.own),
             remedy: BE_ROOT,
         }),
         // A new cpuset has no CPU, and nobody can enter it until it is told some.
-        true if has("cpuset") => Some(Missing {
+        true if has("cpuset") => Some(MissingController {
             why: format!("`{}` is shared with `cpuset`", tree.top.display()),
             remedy: BE_ROOT,
         }),
@@ -107,7 +107,7 @@ fn judge_v1(tree: &Tree, host: &mut Host) {
     }
 }
 
-fn judge_v2(tree: &Tree, host: &mut Host) {
+fn judge_v2(tree: &CgroupTree, host: &mut CgroupHost) {
     let own = above_leaf(&tree.own, v2::LEAF);
     let open: Vec<_> = Controller::ALL
         .into_iter()
@@ -128,7 +128,7 @@ fn judge_v2(tree: &Tree, host: &mut Host) {
     );
     host.miss(
         &refused,
-        Missing {
+        MissingController {
             why,
             remedy: DELEGATE,
         },
@@ -158,14 +158,14 @@ fn in_v2(own: &Path, controller: Controller) -> bool {
 }
 
 /// Why nothing at all can be made below our own v2 cgroup.
-fn closed(own: &Path) -> Option<Missing> {
+fn closed(own: &Path) -> Option<MissingController> {
     let ours = writable(own, true)
         && ["cgroup.procs", "cgroup.subtree_control"]
             .iter()
             .all(|file| writable(&own.join(file), false));
     let kind = super::dir::read(own, "cgroup.type").unwrap_or_else(|_| "domain".into());
     match (ours, kind.as_str()) {
-        (false, _) => Some(Missing {
+        (false, _) => Some(MissingController {
             why: not_ours(own),
             remedy: DELEGATE,
         }),
@@ -175,7 +175,7 @@ fn closed(own: &Path) -> Option<Missing> {
                 "our cgroup `{}` is of type `{kind}`, which limits no memory",
                 own.display()
             );
-            Some(Missing {
+            Some(MissingController {
                 why,
                 remedy: DELEGATE,
             })
@@ -184,7 +184,7 @@ fn closed(own: &Path) -> Option<Missing> {
 }
 
 /// Why our own v2 cgroup cannot hand controllers down.
-fn crowded(own: &Path, controllers: &[Controller]) -> Option<Missing> {
+fn crowded(own: &Path, controllers: &[Controller]) -> Option<MissingController> {
     if v2::is_root(own) || v2::hands_down(own, controllers) {
         return None;
     }
@@ -193,7 +193,7 @@ fn crowded(own: &Path, controllers: &[Controller]) -> Option<Missing> {
     let (cgroup, others) = (own.display(), strangers.len());
     let why =
         format!("our cgroup `{cgroup}` is shared: process {first} is not ours ({others} in all)");
-    Some(Missing {
+    Some(MissingController {
         why,
         remedy: DELEGATE,
     })

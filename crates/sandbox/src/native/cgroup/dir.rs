@@ -13,12 +13,12 @@ use std::{
 };
 
 /// How long killing or removing may take: a process in the kernel dies when it comes out of it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 /// The largest page any Linux uses; the kernel rounds memory limits down to whole pages.
-const LARGEST_PAGE: u64 = 64 << 10;
+const MAX_PAGE_BYTES: u64 = 64 << 10;
 /// Deeper or wider trees than these are not ours.
-const DEEPEST: usize = 32;
-const MOST: usize = 100_000;
+const MAX_DEPTH: usize = 32;
+const MAX_DIRS: usize = 100_000;
 
 /// The text of one of its files, without the last line break.
 pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
@@ -29,14 +29,14 @@ pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
 
 /// The counters of one cgroup. Each file is opened once: a run that was made ahead ends with nothing but reads.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct CounterFiles {
     dir: PathBuf,
     open: Mutex<BTreeMap<&'static str, File>>,
 }
 
-impl Counts {
-    pub(super) fn new(dir: PathBuf) -> Counts {
-        Counts {
+impl CounterFiles {
+    pub(super) fn new(dir: PathBuf) -> CounterFiles {
+        CounterFiles {
             dir,
             open: Mutex::default(),
         }
@@ -93,7 +93,7 @@ pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
 pub(super) fn set_bytes(dir: &Path, file: &str, limit: u64) -> io::Result<()> {
     set_as(dir, file, &limit.to_string(), |back| {
         back.parse()
-            .is_ok_and(|back: u64| back <= limit && limit - back < LARGEST_PAGE)
+            .is_ok_and(|back: u64| back <= limit && limit - back < MAX_PAGE_BYTES)
     })
 }
 
@@ -129,10 +129,10 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         for path in inner
             .map(|entry| entry.path())
-            .take(MOST.saturating_sub(found.len()))
+            .take(MAX_DIRS.saturating_sub(found.len()))
         {
             found.push((path.clone(), depth));
-            if depth < DEEPEST {
+            if depth < MAX_DEPTH {
                 next.push((path, depth + 1));
             }
         }
@@ -143,7 +143,7 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
 
 /// Kills everything in it and below, and comes back when it is empty.
 pub(super) fn kill(dir: &Path) -> io::Result<()> {
-    patiently(Instant::now() + PATIENCE, || {
+    retry_while_busy(Instant::now() + BUSY_TIMEOUT, || {
         let mut living = 0;
         for dir in below(dir).iter().map(PathBuf::as_path).chain([dir]) {
             living += kill_once(dir)?;
@@ -187,18 +187,18 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
 /// Kills what lives there and removes the directory with everything below it. Absent is fine.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     kill(dir)?;
-    remove_when_empty(dir, Instant::now() + PATIENCE)
+    remove_when_empty(dir, Instant::now() + BUSY_TIMEOUT)
 }
 
 /// Removes several as soon as nothing lives there, and kills nothing; what came of each.
 pub(super) fn remove_empty(dirs: Vec<PathBuf>) -> Vec<(PathBuf, io::Result<()>)> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + BUSY_TIMEOUT;
     let attempt = |at: PathBuf| (at.clone(), remove_when_empty(&at, until));
     dirs.into_iter().map(attempt).collect()
 }
 
 fn remove_when_empty(dir: &Path, until: Instant) -> io::Result<()> {
-    patiently(until, || match remove_now(dir) {
+    retry_while_busy(until, || match remove_now(dir) {
         // With cgroups below it a cgroup says "busy", just as with processes in it.
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
             below(dir).iter().try_for_each(|dir| remove_now(dir))?;
@@ -223,7 +223,7 @@ pub(super) fn gone(error: &io::Error) -> bool {
 }
 
 /// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
-pub(super) fn patiently(
+pub(super) fn retry_while_busy(
     until: Instant,
     mut attempt: impl FnMut() -> io::Result<()>,
 ) -> io::Result<()> {

@@ -33,7 +33,7 @@ impl Freezer {
             (Version::V2, true) => ("cgroup.freeze", "1"),
             (Version::V2, false) => ("cgroup.freeze", "0"),
         };
-        dir::patiently(Instant::now() + dir::PATIENCE, || {
+        dir::retry_while_busy(Instant::now() + dir::BUSY_TIMEOUT, || {
             // Each time anew: version 1 looks again only when it is told again.
             dir::write(&self.at, file, word)?;
             let there = match self.version {

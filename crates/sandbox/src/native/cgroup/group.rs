@@ -1,6 +1,6 @@
 //! The cgroups of one run: what was put up, what it counts, how it ends.
 
-use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::Counts, freezer, v1, v2};
+use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::CounterFiles, freezer, v1, v2};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use spec::{Enforcer, Id, Limits};
 use std::{
@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Another engine may remove the empty parent between our making it and using it; that often is no race.
-const ATTEMPTS: usize = 64;
+const MAX_ATTEMPTS: usize = 64;
 
 /// Clears up after the attempts: our parent goes with the last run in it, the first failure is reported.
 pub(super) fn removed(
@@ -47,19 +47,19 @@ pub(super) enum Version {
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct GroupMember {
     pub(super) at: PathBuf,
     pub(super) version: Version,
     controllers: Vec<Controller>,
-    counts: Counts,
+    counts: CounterFiles,
 }
 
 /// The cgroups of one run. Must be removed by hand: nothing happens on drop.
 #[derive(Debug)]
-pub struct Group {
+pub struct RunCgroups {
     name: Id,
     prefix: String,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<GroupMember>,
     held: BTreeMap<Controller, Enforcer>,
     shortfalls: BTreeMap<Controller, String>,
     limits: Limits,
@@ -69,7 +69,7 @@ pub struct Group {
 
 /// How a box gets into its cgroups. Both can be needed: a host may have some controllers here, some there.
 #[derive(Debug, Default)]
-pub struct Placement {
+pub struct CgroupPlacement {
     /// The v2 directory, for `CLONE_INTO_CGROUP`.
     pub v2: Option<OwnedFd>,
     /// `cgroup.procs` of each v1 tree, to write `0` into before forking the box.
@@ -78,7 +78,7 @@ pub struct Placement {
 
 /// What a run has used so far; `None` where this host does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct ResourceCounters {
     /// CPU time of the whole tree, of those that ended too.
     pub cpu: Option<Duration>,
     /// Most bytes held at once.
@@ -91,17 +91,17 @@ pub struct Counters {
     pub pids_refused: Option<u64>,
 }
 
-impl Group {
+impl RunCgroups {
     /// No cgroup yet, with what is known beforehand to be out of reach.
     pub(super) fn new(
         name: &Id,
         prefix: &str,
         limits: &Limits,
         shortfalls: BTreeMap<Controller, String>,
-    ) -> Group {
+    ) -> RunCgroups {
         let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
         let freezer = Err(("it was not made for that".to_owned(), "make it to stay"));
-        Group {
+        RunCgroups {
             name,
             prefix,
             members: Vec::new(),
@@ -121,8 +121,9 @@ impl Group {
         let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
-                let (controllers, counts) = (tree.controllers.clone(), Counts::new(at.clone()));
-                self.members.push(Member {
+                let (controllers, counts) =
+                    (tree.controllers.clone(), CounterFiles::new(at.clone()));
+                self.members.push(GroupMember {
                     at: at.clone(),
                     version,
                     controllers,
@@ -173,8 +174,8 @@ impl Group {
     }
 
     /// What the launcher needs to put a box in.
-    pub fn place(&self) -> io::Result<Placement> {
-        let mut placement = Placement::default();
+    pub fn place(&self) -> io::Result<CgroupPlacement> {
+        let mut placement = CgroupPlacement::default();
         for member in &self.members {
             match member.version {
                 Version::V1 => placement.v1.push(openat(
@@ -227,8 +228,8 @@ impl Group {
     }
 
     /// What the box has used so far.
-    pub fn counters(&self) -> Counters {
-        let mut counters = Counters::default();
+    pub fn counters(&self) -> ResourceCounters {
+        let mut counters = ResourceCounters::default();
         for member in &self.members {
             match member.version {
                 Version::V1 => v1::count(&member.counts, &member.controllers, &mut counters),
@@ -286,7 +287,7 @@ pub(super) fn cpu_enforcer(
 
 /// Makes the run's directory, and ours above it when there is none (any more).
 fn make_directory(parent: &Path, at: &Path) -> io::Result<()> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         match fs::create_dir(at) {
             // ENODEV is the answer of a cgroup that is being removed.
             Err(error) if dir::gone(&error) => {}

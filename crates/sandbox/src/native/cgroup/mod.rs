@@ -7,19 +7,19 @@
 
 mod detect;
 mod dir;
+mod foreign;
 mod freezer;
 mod group;
 mod tree;
 mod v1;
 mod v2;
-mod watched;
 
 #[cfg(test)]
 mod tests;
 
+pub use foreign::ForeignCgroups;
 pub use freezer::Freezer;
-pub use group::{Counters, Group, Placement};
-pub use watched::Watched;
+pub use group::{CgroupPlacement, ResourceCounters, RunCgroups};
 
 use group::{Version, removed};
 use spec::{Enforcer, Id, Limits};
@@ -98,26 +98,26 @@ impl Subtree {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Missing {
+struct MissingController {
     why: String,
     remedy: &'static str,
 }
 
 /// What this host offers, found once.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct CgroupHost {
     v1: Vec<Subtree>,
     v2: Option<Subtree>,
-    missing: BTreeMap<Controller, Missing>,
+    missing: BTreeMap<Controller, MissingController>,
     /// Where whole boxes can be frozen.
-    freezer: Result<(Version, Subtree), Missing>,
+    freezer: Result<(Version, Subtree), MissingController>,
     /// What the names of our cgroups begin with.
     prefix: String,
 }
 
 /// What holds one limit on this host; for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct CgroupFinding {
     /// `memory`, `pids` or `cpu`.
     pub limit: &'static str,
     /// What looks able to hold it. Each run says what really did.
@@ -158,26 +158,26 @@ fn listed(paths: &[PathBuf]) -> String {
     quoted.join(", ")
 }
 
-impl Host {
+impl CgroupHost {
     /// Looks around. Never fails: what cannot be had is a finding.
-    pub fn detect() -> Host {
+    pub fn detect() -> CgroupHost {
         let text = |path| fs::read(path).unwrap_or_default();
-        Host::read_from(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
+        CgroupHost::read_from(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
     }
 
     /// The same host, for the runs of one owner: a run of another owner that has the same id has another cgroup.
-    pub fn owned_by(mut self, owner: &str) -> Host {
+    pub fn owned_by(mut self, owner: &str) -> CgroupHost {
         self.prefix = format!("{PREFIX}{owner}-");
         self
     }
 
-    fn read_from(cgroup: &[u8], mountinfo: &[u8]) -> Host {
+    fn read_from(cgroup: &[u8], mountinfo: &[u8]) -> CgroupHost {
         detect::judge(&tree::trees(cgroup, mountinfo))
     }
 
     /// Per limit: what holds it, and what is in the way of something better.
-    pub fn findings(&self) -> Vec<Finding> {
-        let finding = |(limit, controllers): (_, &[Controller])| Finding {
+    pub fn findings(&self) -> Vec<CgroupFinding> {
+        let finding = |(limit, controllers): (_, &[Controller])| CgroupFinding {
             limit,
             enforcer: controllers
                 .iter()
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    fn miss(&mut self, controllers: &[Controller], missing: Missing) {
+    fn miss(&mut self, controllers: &[Controller], missing: MissingController) {
         self.missing.extend(
             controllers
                 .iter()
@@ -215,7 +215,7 @@ impl Host {
 
     /// Makes the cgroups of one run and writes its limits. What cannot be had is no error: the group says
     /// what really holds. On v2 outside of the real root the first call moves this process into a leaf.
-    pub fn make(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
+    pub fn make(&self, name: &Id, limits: &Limits) -> Result<RunCgroups, CgroupError> {
         let mut group = self.group(name, limits);
         match self.make_in(&mut group, limits) {
             Ok(()) => Ok(group),
@@ -224,7 +224,7 @@ impl Host {
     }
 
     /// The same for a box that stays: it can be frozen, where this host has a freezer for us.
-    pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
+    pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<RunCgroups, CgroupError> {
         let mut group = self.group(name, limits);
         match self
             .make_in(&mut group, limits)
@@ -235,15 +235,15 @@ impl Host {
         }
     }
 
-    fn group(&self, name: &Id, limits: &Limits) -> Group {
+    fn group(&self, name: &Id, limits: &Limits) -> RunCgroups {
         let known = self
             .missing
             .iter()
             .map(|(controller, missing)| (*controller, missing.why.clone()));
-        Group::new(name, &self.prefix, limits, known.collect())
+        RunCgroups::new(name, &self.prefix, limits, known.collect())
     }
 
-    fn add_freezer(&self, group: &mut Group) -> Result<(), CgroupError> {
+    fn add_freezer(&self, group: &mut RunCgroups) -> Result<(), CgroupError> {
         let (version, tree) = match &self.freezer {
             Ok(found) => found,
             Err(missing) => {
@@ -271,7 +271,7 @@ impl Host {
         Ok(())
     }
 
-    fn make_in(&self, group: &mut Group, limits: &Limits) -> Result<(), CgroupError> {
+    fn make_in(&self, group: &mut RunCgroups, limits: &Limits) -> Result<(), CgroupError> {
         for tree in self.v1.iter().filter(|tree| v1::wanted(tree, limits)) {
             if let Some(at) = group.join(tree, Version::V1)? {
                 let outcomes = v1::limit(&at, tree, limits);

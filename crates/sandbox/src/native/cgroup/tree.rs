@@ -9,7 +9,7 @@ use std::{
 
 /// A mounted tree and the directory of our own cgroup in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tree {
+pub(super) struct CgroupTree {
     /// Where the tree is mounted: as far up as we can see.
     pub(super) top: PathBuf,
     /// Our own cgroup: what we make goes below it, so that limits set on us hold for runs too.
@@ -20,9 +20,9 @@ pub(super) struct Tree {
 
 /// The trees that reach our own cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trees {
-    pub(super) v1: Vec<Tree>,
-    pub(super) v2: Option<Tree>,
+pub(super) struct CgroupTrees {
+    pub(super) v1: Vec<CgroupTree>,
+    pub(super) v2: Option<CgroupTree>,
 }
 
 /// A line of `/proc/self/cgroup`.
@@ -34,7 +34,7 @@ struct Membership {
 
 /// A cgroup line of `/proc/self/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
-struct Mounted {
+struct CgroupMount {
     v2: bool,
     /// The directory of the tree that is visible at `point`: a container often gets only its own.
     root: PathBuf,
@@ -43,9 +43,9 @@ struct Mounted {
 }
 
 /// Reads both files; lines that make no sense are passed over.
-pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
+pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
     let members: Vec<_> = lines(cgroup).filter_map(membership).collect();
-    let mut trees = Trees::default();
+    let mut trees = CgroupTrees::default();
     for mounted in lines(mountinfo).filter_map(mounted) {
         // The first mount that reaches us counts; a second mount of a tree shows the same thing.
         let member = members.iter().find(|member| match mounted.v2 {
@@ -62,7 +62,7 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
             .v1
             .iter()
             .any(|tree| tree.controllers == mounted.controllers);
-        let tree = Tree {
+        let tree = CgroupTree {
             top: mounted.point,
             own,
             controllers: mounted.controllers,
@@ -77,7 +77,7 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
 }
 
 /// Our cgroup as seen through this mount, unless the mount shows another part of the tree.
-fn reach(mounted: &Mounted, path: &Path) -> Option<PathBuf> {
+fn reach(mounted: &CgroupMount, path: &Path) -> Option<PathBuf> {
     let below = path.strip_prefix(&mounted.root).ok()?;
     // `..` is how the kernel writes a place outside of our cgroup namespace.
     let plain = below
@@ -111,7 +111,7 @@ fn membership(line: &[u8]) -> Option<Membership> {
 }
 
 /// `35 31 0:32 ROOT POINT options [optional…] - cgroup source options,memory`.
-fn mounted(line: &[u8]) -> Option<Mounted> {
+fn mounted(line: &[u8]) -> Option<CgroupMount> {
     let words: Vec<_> = line.split(|byte| *byte == b' ').collect();
     let (root, point) = (words.get(3)?, words.get(4)?);
     let dash = 6 + words.get(6..)?.iter().position(|word| *word == b"-")?;
@@ -123,7 +123,7 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
     let options = names(words.get(dash + 3)?);
     let (root, point) = (bytes(unescaped(root)), bytes(unescaped(point)));
     let controllers = if v2 { Vec::new() } else { options };
-    (root.is_absolute() && point.is_absolute()).then_some(Mounted {
+    (root.is_absolute() && point.is_absolute()).then_some(CgroupMount {
         v2,
         root,
         point,
@@ -175,9 +175,9 @@ pub(super) fn above_leaf(own: &Path, leaf: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn tree(top: &str, own: &str, controllers: &[&str]) -> Tree {
+    fn tree(top: &str, own: &str, controllers: &[&str]) -> CgroupTree {
         let controllers = controllers.iter().map(|name| (*name).to_owned()).collect();
-        Tree {
+        CgroupTree {
             top: top.into(),
             own: own.into(),
             controllers,
@@ -192,7 +192,7 @@ mod tests {
             35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
             41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n";
         let found = trees(cgroup, mountinfo);
-        let expected = Trees {
+        let expected = CgroupTrees {
             v1: vec![
                 tree(
                     "/sys/fs/cgroup/cpu",
@@ -249,7 +249,7 @@ mod tests {
             b"0:memory:/x",
             b"\xff\n:::\n",
         ] {
-            assert_eq!(trees(cgroup, good), Trees::default(), "{cgroup:?}");
+            assert_eq!(trees(cgroup, good), CgroupTrees::default(), "{cgroup:?}");
         }
         for mount in [
             &b""[..],
@@ -261,7 +261,7 @@ mod tests {
             b"1 2 3 rel /c rw - cgroup2 none rw",
             b"1 2 3 4 5 6 7 8 9 \xff",
         ] {
-            assert_eq!(trees(b"0::/", mount), Trees::default(), "{mount:?}");
+            assert_eq!(trees(b"0::/", mount), CgroupTrees::default(), "{mount:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Limits and counters of version 1 trees: one directory per tree, the box is moved in by a process that
 //! writes itself into `cgroup.procs` and then forks it.
 
-use super::{Controller, Counters, Subtree, dir, dir::Counts};
+use super::{Controller, ResourceCounters, Subtree, dir, dir::CounterFiles};
 use spec::Limits;
 use std::{io, path::Path, time::Duration};
 
@@ -10,7 +10,7 @@ pub(super) const PIDS_ALLOWANCE: u32 = 2;
 /// About what those two hold: page tables, stacks, kernel structures.
 pub(super) const MEMORY_ALLOWANCE: u64 = 2 << 20;
 const TCP_SHARE: u64 = 8;
-const LEAST_TCP_BYTES: u64 = 8 << 20;
+const MIN_TCP_BYTES: u64 = 8 << 20;
 /// The usual period: long enough to be cheap, short enough not to be felt.
 const PERIOD_US: u64 = 100_000;
 
@@ -61,10 +61,10 @@ fn memory(dir: &Path, limit: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What buffers of TCP may take beside the memory of a box: a part of it, for they come from one pool of the machine
+/// What buffers of TCP may take beside the memory of a box: a part of it, for they come from one pool of the fake_proc
 /// (`net.ipv4.tcp_mem`), a tenth or so of its memory. Enough for some connections at full speed in the smallest box.
 pub(super) fn tcp_bytes(memory: u64) -> u64 {
-    (memory / TCP_SHARE).max(LEAST_TCP_BYTES.min(memory))
+    (memory / TCP_SHARE).max(MIN_TCP_BYTES.min(memory))
 }
 
 fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
@@ -77,7 +77,11 @@ fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
 }
 
 /// Adds what this directory knows.
-pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
+pub(super) fn count(
+    counts: &CounterFiles,
+    controllers: &[Controller],
+    counters: &mut ResourceCounters,
+) {
     for controller in controllers {
         match controller {
             Controller::Memory => {

@@ -6,7 +6,7 @@
 //!             └─ airlock ── airlock-<state folder>-<run id>
 //! ```
 
-use super::{Controller, Counters, Subtree, dir, dir::Counts};
+use super::{Controller, ResourceCounters, Subtree, dir, dir::CounterFiles};
 use spec::Limits;
 use std::{fs, io, path::Path, process, time::Duration};
 
@@ -18,9 +18,9 @@ pub(super) const PIDS_ALLOWANCE: u32 = 1;
 pub(super) const MEMORY_ALLOWANCE: u64 = 1 << 20;
 const PERIOD_US: u64 = 100_000;
 /// What we started may start processes while we move it; more rounds than this is no race.
-const ROUNDS: usize = 16;
+const MAX_ROUNDS: usize = 16;
 /// Longer ancestries than this do not lead to us.
-const GENERATIONS: usize = 64;
+const MAX_ANCESTORS: usize = 64;
 
 /// The real root hands down whatever sits in it, and is the only one without a type.
 pub(super) fn is_root(own: &Path) -> bool {
@@ -57,9 +57,9 @@ pub(super) fn hands_down(dir: &Path, wanted: &[Controller]) -> bool {
     names.all(|name| handed.split_whitespace().any(|handed| handed == name))
 }
 
-/// Who sits in our cgroup.
+/// ProgramIdentity sits in our cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Neighbour {
+enum CgroupNeighbour {
     /// We, or what we started.
     Ours,
     /// Another process of this program: it will step aside by itself when it makes its first run.
@@ -73,7 +73,7 @@ pub(super) fn strangers(own: &Path) -> Vec<i32> {
     let listed = dir::processes(own).unwrap_or_default();
     listed
         .into_iter()
-        .filter(|pid| neighbour(*pid) == Neighbour::Stranger)
+        .filter(|pid| neighbour(*pid) == CgroupNeighbour::Stranger)
         .collect()
 }
 
@@ -88,11 +88,11 @@ pub(super) fn make_room(own: &Path, wanted: &[Controller]) -> io::Result<()> {
 /// Steps aside: we and our own children go into the leaf. Nothing moves if a stranger would stay anyway.
 fn step_aside(own: &Path) -> io::Result<()> {
     let leaf = own.join(LEAF);
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let listed = dir::processes(own)?;
         if let Some(pid) = listed
             .iter()
-            .find(|pid| neighbour(**pid) == Neighbour::Stranger)
+            .find(|pid| neighbour(**pid) == CgroupNeighbour::Stranger)
         {
             return Err(io::Error::other(format!(
                 "process {pid}, not ours, sits in our cgroup"
@@ -100,7 +100,7 @@ fn step_aside(own: &Path) -> io::Result<()> {
         }
         let ours: Vec<_> = listed
             .iter()
-            .filter(|pid| neighbour(**pid) == Neighbour::Ours)
+            .filter(|pid| neighbour(**pid) == CgroupNeighbour::Ours)
             .collect();
         if ours.is_empty() {
             let late =
@@ -130,14 +130,14 @@ fn made(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn neighbour(pid: i32) -> Neighbour {
+fn neighbour(pid: i32) -> CgroupNeighbour {
     if descends_from_us(pid) {
-        return Neighbour::Ours;
+        return CgroupNeighbour::Ours;
     }
     let program = |who: &str| fs::metadata(format!("/proc/{who}/exe")).ok();
     match (program("self"), program(&pid.to_string())) {
-        (Some(us), Some(them)) if same_file(&us, &them) => Neighbour::Fellow,
-        _ => Neighbour::Stranger,
+        (Some(us), Some(them)) if same_file(&us, &them) => CgroupNeighbour::Fellow,
+        _ => CgroupNeighbour::Stranger,
     }
 }
 
@@ -149,7 +149,7 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
 fn descends_from_us(pid: i32) -> bool {
     let us = process::id().cast_signed();
     let mut next = Some(pid);
-    for _ in 0..GENERATIONS {
+    for _ in 0..MAX_ANCESTORS {
         match next {
             Some(pid) if pid == us => return true,
             Some(pid) if pid > 1 => {
@@ -211,7 +211,11 @@ fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Adds what this directory knows.
-pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
+pub(super) fn count(
+    counts: &CounterFiles,
+    controllers: &[Controller],
+    counters: &mut ResourceCounters,
+) {
     for controller in controllers {
         match controller {
             Controller::Memory => {
@@ -257,10 +261,13 @@ mod tests {
             .stdin(process::Stdio::piped())
             .spawn()
             .unwrap();
-        assert_eq!(neighbour(process::id().cast_signed()), Neighbour::Ours);
-        assert_eq!(neighbour(child.id().cast_signed()), Neighbour::Ours);
-        assert_eq!(neighbour(1), Neighbour::Stranger);
-        assert_eq!(neighbour(0), Neighbour::Stranger);
+        assert_eq!(
+            neighbour(process::id().cast_signed()),
+            CgroupNeighbour::Ours
+        );
+        assert_eq!(neighbour(child.id().cast_signed()), CgroupNeighbour::Ours);
+        assert_eq!(neighbour(1), CgroupNeighbour::Stranger);
+        assert_eq!(neighbour(0), CgroupNeighbour::Stranger);
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -3,9 +3,9 @@
 use super::{
     super::{plan, protect::Bind},
     ECONNREFUSED, ENETUNREACH,
-    layer::Layer,
+    overlay_layer::OverlayLayer,
 };
-use crate::passing::Reach;
+use crate::transparent_proxy::InterceptReach;
 use rustix::{
     fs::{self, AtFlags, CWD},
     io::Errno,
@@ -21,43 +21,43 @@ use std::{
 
 /// What is known of a box from its spec.
 #[derive(Debug)]
-pub(crate) struct Rules {
+pub(crate) struct DenialRules {
     /// Whether nothing can be reached but the box itself, and what arrives from there.
     pub(super) own_network: bool,
     /// What connections arrive at the host, where any do.
-    reach: Option<Reach>,
+    reach: Option<InterceptReach>,
     /// Whose rights count for files, where they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
     /// What lies over the folder of the workspace, where folders of it cannot be renamed.
-    pub(super) layer: Option<Layer>,
+    pub(super) layer: Option<OverlayLayer>,
     /// The folder.
     workspace: Option<PathBuf>,
     /// Later ones win over those above them.
-    places: Vec<Place>,
+    places: Vec<RuledPath>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct RuledPath {
     path: PathBuf,
     /// Everything below it, too.
     below: bool,
     rule: Option<(&'static str, String)>,
 }
 
-impl Rules {
+impl DenialRules {
     /// `file_ids` as in the field.
     pub(crate) fn new(
         spec: &SandboxSpec,
         binds: &[Bind],
         file_ids: Option<(u32, u32)>,
-        reach: Option<Reach>,
-    ) -> Rules {
-        let granted = ["/tmp", "/dev/shm", WORKSPACE, HOME].map(|path| Place {
+        reach: Option<InterceptReach>,
+    ) -> DenialRules {
+        let granted = ["/tmp", "/dev/shm", WORKSPACE, HOME].map(|path| RuledPath {
             path: path.into(),
             below: true,
             rule: None,
         });
-        let protected = binds.iter().map(|bind| Place {
+        let protected = binds.iter().map(|bind| RuledPath {
             path: Path::new(WORKSPACE).join(&bind.path),
             below: true,
             rule: Some((
@@ -69,7 +69,7 @@ impl Rules {
             )),
         });
         let read_only = spec.workspace.iter().filter(|_| spec.read_only_workspace);
-        let read_only = read_only.map(|folder| Place {
+        let read_only = read_only.map(|folder| RuledPath {
             path: WORKSPACE.into(),
             below: true,
             rule: Some((
@@ -88,14 +88,14 @@ impl Rules {
                 false => ("mount", format!("--mount {host}:{}:rw", inside.display())),
             };
             let rule = (mount.access == Access::ReadOnly).then(remedy);
-            Place {
+            RuledPath {
                 path: inside.to_owned(),
                 below: true,
                 rule,
             }
         });
-        let copies = plan::copies(spec).unwrap_or_default().into_iter();
-        let granted = granted.into_iter().chain(copies.map(|path| Place {
+        let writable = plan::writable_folders(spec).unwrap_or_default().into_iter();
+        let granted = granted.into_iter().chain(writable.map(|path| RuledPath {
             path,
             below: true,
             rule: None,
@@ -103,8 +103,8 @@ impl Rules {
         let laid = spec.workspace.as_ref().zip(spec.overlay.as_ref());
         // Root's says where a folder came from, and needs no copy to rename it.
         let by_user = laid.filter(|_| file_ids.is_none());
-        Rules {
-            layer: by_user.and_then(|(folder, overlay)| Layer::open(folder, &overlay.layer)),
+        DenialRules {
+            layer: by_user.and_then(|(folder, overlay)| OverlayLayer::open(folder, &overlay.layer)),
             workspace: spec.workspace.clone(),
             own_network: spec.network != Network::Host && spec.internal_network.is_none(),
             reach,
@@ -120,8 +120,9 @@ impl Rules {
         stream: bool,
     ) -> Option<(i32, &'static str)> {
         let (port, names) = (to.port(), to.port() == NAMES_PORT);
-        let arrives =
-            |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
+        let arrives = |reach: &InterceptReach| {
+            reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4())
+        };
         match &self.reach {
             None if names || stream && WEB_PORTS.contains(&port) => {
                 Some((ENETUNREACH, "--allow-host HOST"))
@@ -158,7 +159,7 @@ impl Rules {
 
     /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
     pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
-        let covers = |it: &&Place| place == it.path || it.below && place.starts_with(&it.path);
+        let covers = |it: &&RuledPath| place == it.path || it.below && place.starts_with(&it.path);
         match self
             .places
             .iter()
@@ -209,7 +210,7 @@ mod tests {
         let place = Path::new("/workspace/x");
         let lifts = |mode| {
             std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
-            let rules = Rules::new(&spec, &[], None, None);
+            let rules = DenialRules::new(&spec, &[], None, None);
             rules.against(place, place).unwrap().1
         };
         let (closed, open) = (lifts(0o555), lifts(0o755));
@@ -227,8 +228,9 @@ mod tests {
         };
         let spec = policy.admit(request).unwrap().sandbox;
         let to = |address: [u8; 4], port: u16| SocketAddr::from((address, port));
-        let against = |reach: Option<Reach>, port, stream| {
-            Rules::new(&spec, &[], None, reach).against_connection(to([1, 2, 3, 4], port), stream)
+        let against = |reach: Option<InterceptReach>, port, stream| {
+            DenialRules::new(&spec, &[], None, reach)
+                .against_connection(to([1, 2, 3, 4], port), stream)
         };
         let nothing = || None;
         assert_eq!(
@@ -248,7 +250,7 @@ mod tests {
             Some((ENETUNREACH, "nothing"))
         );
         let web = |by_address| {
-            Some(Reach {
+            Some(InterceptReach {
                 ports: Ports::web(),
                 by_address,
                 ipv6: false,
@@ -267,7 +269,7 @@ mod tests {
         );
         assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
         let all = || {
-            Some(Reach {
+            Some(InterceptReach {
                 ports: Ports::Any,
                 by_address: true,
                 ipv6: false,
@@ -279,7 +281,7 @@ mod tests {
             (None, None)
         );
         assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
-        let newer = Rules::new(&spec, &[], None, all())
+        let newer = DenialRules::new(&spec, &[], None, all())
             .against_connection("[2001:db8::1]:1".parse().unwrap(), true);
         assert_eq!(newer, Some((ENETUNREACH, "nothing")));
     }

@@ -16,7 +16,7 @@ const PACKAGES: [&str; 3] = ["node_modules", ".venv", "site-packages"];
 const ENVIRONMENT: &str = ".venv";
 
 /// Obeyed by toolchains, or read by agents as text: said in the result when a program changes them, and left in place.
-const NOTED: [&str; 13] = [
+const REPORTED_NAMES: [&str; 13] = [
     "rust-toolchain",
     "rust-toolchain.toml",
     ".cargo/config",
@@ -33,7 +33,7 @@ const NOTED: [&str; 13] = [
 ];
 
 /// The usual names by their last part in lower case: each name in a workspace is looked up here.
-static USUAL: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock::new(|| {
+static BUILT_IN: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock::new(|| {
     let mut usual: HashMap<_, Vec<_>> = HashMap::new();
     for protected in PROTECTED.iter().filter(|it| !it.name.contains(ANY)) {
         let last = last_part(protected.name).to_ascii_lowercase().into_bytes();
@@ -52,8 +52,8 @@ static PATTERNS: LazyLock<Vec<ProtectedName<'static>>> = LazyLock::new(|| {
 });
 
 /// Bytes of the longest last part of a usual name.
-static LONGEST_USUAL: LazyLock<usize> =
-    LazyLock::new(|| USUAL.keys().map(Vec::len).max().unwrap_or(0));
+static MAX_BUILT_IN_BYTES: LazyLock<usize> =
+    LazyLock::new(|| BUILT_IN.keys().map(Vec::len).max().unwrap_or(0));
 
 /// The protected name that `path` (relative to the workspace) is, or lies below.
 pub fn find<'a>(path: &'a Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
@@ -135,10 +135,10 @@ fn usual_names(path: &Path) -> &'static [ProtectedName<'static>] {
     let Some(last) = path.file_name().map(OsStr::as_bytes) else {
         return &[];
     };
-    if last.len() > *LONGEST_USUAL {
+    if last.len() > *MAX_BUILT_IN_BYTES {
         return &[];
     }
-    let usual = USUAL.get(&last.to_ascii_lowercase());
+    let usual = BUILT_IN.get(&last.to_ascii_lowercase());
     usual.map_or(&[], Vec::as_slice)
 }
 
@@ -162,7 +162,7 @@ fn is_path(path: &Path, other: &Path) -> bool {
 
 /// Whether a change of this path is to be said.
 pub(super) fn is_noted(path: &Path) -> bool {
-    NOTED.iter().any(|name| ends_with(path, name))
+    REPORTED_NAMES.iter().any(|name| ends_with(path, name))
 }
 
 /// Whether a path is a virtual environment.

@@ -4,11 +4,10 @@
 
 use super::{
     FileState, Replaced, beneath,
-    hold::{self, HeldThing, HoldFolder},
-    names,
-    start::{self, Start},
-    targets,
-    walk::{self, Next, Visit},
+    held::{self, HeldFolder, HeldThing},
+    link_targets, names,
+    snapshot::{self, WorkspaceSnapshot},
+    walk::{self, WalkEntry, WalkStep},
 };
 use rustix::{
     fs::{AtFlags, FileType, OFlags},
@@ -27,14 +26,14 @@ use std::{
 };
 
 /// Programs of the system: what a virtual environment links to.
-const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
+const SYSTEM_FOLDERS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 
 /// Names that could not be checked or taken out and are named.
 pub(super) const MAX_PROBLEMS: usize = 100;
 
 /// What was found besides what was taken out.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub(super) struct CleanupFindings {
     /// Noted names that changed.
     pub(super) noted: BTreeSet<PathBuf>,
     /// Names of editors and agents that were made among installed packages.
@@ -53,11 +52,11 @@ pub(super) struct Findings {
 /// Compares a workspace with its start, and takes out what does not belong there.
 pub(super) fn settle(
     workspace: BorrowedFd<'_>,
-    start: &Start,
+    start: &WorkspaceSnapshot,
     replaced: &[Replaced],
     artifacts_kept: bool,
-    hold: &mut HoldFolder,
-) -> Findings {
+    hold: &mut HeldFolder,
+) -> CleanupFindings {
     let most = walk::MAX_NAMES;
     settle_looking_at(most, workspace, start, replaced, artifacts_kept, hold)
 }
@@ -66,12 +65,12 @@ pub(super) fn settle(
 fn settle_looking_at(
     most: usize,
     workspace: BorrowedFd<'_>,
-    start: &Start,
+    start: &WorkspaceSnapshot,
     replaced: &[Replaced],
     artifacts_kept: bool,
-    hold: &mut HoldFolder,
-) -> Findings {
-    let mut settling = Settling {
+    hold: &mut HeldFolder,
+) -> CleanupFindings {
+    let mut settling = WorkspaceCleaner {
         names_left: most,
         known: start
             .protected
@@ -90,9 +89,9 @@ fn settle_looking_at(
         replaced,
         artifacts_kept,
         hold,
-        findings: Findings::default(),
+        findings: CleanupFindings::default(),
     };
-    // Who started us may be root; the folder is its owner's again.
+    // ProgramIdentity started us may be root; the folder is its owner's again.
     if let Err(error) = beneath::open_for_owner(workspace) {
         settling.problem(Path::new(""), &error);
     }
@@ -111,12 +110,12 @@ fn settle_looking_at(
     settling.findings
 }
 
-struct Settling<'a> {
+struct WorkspaceCleaner<'a> {
     /// When none is left, new folders are no longer looked into, but taken out whole. Those that were there always are:
     /// what a program adds to them costs it more than it costs us.
     names_left: usize,
     workspace: BorrowedFd<'a>,
-    start: &'a Start,
+    start: &'a WorkspaceSnapshot,
     /// Bytes of the longest path of a link that was there.
     longest_link: usize,
     /// Protected files and folders that were there, by inode and birth, and when they were modified.
@@ -125,16 +124,16 @@ struct Settling<'a> {
     replaced: &'a [Replaced],
     /// All that lay in the folder for artifacts was kept.
     artifacts_kept: bool,
-    hold: &'a mut HoldFolder,
-    findings: Findings,
+    hold: &'a mut HeldFolder,
+    findings: CleanupFindings,
 }
 
-impl Settling<'_> {
-    fn judge(&mut self, visit: &Visit<'_>) -> Next {
+impl WorkspaceCleaner<'_> {
+    fn judge(&mut self, visit: &WalkEntry<'_>) -> WalkStep {
         self.names_left = self.names_left.saturating_sub(1);
         match self.reason(visit) {
-            Verdict::Stays(next) => next,
-            Verdict::Remove => {
+            EntryVerdict::Stays(next) => next,
+            EntryVerdict::Remove => {
                 let thing = self.thing(visit.path, HoldReason::Artifacts);
                 let removed = self
                     .is_in_place(visit)
@@ -142,20 +141,20 @@ impl Settling<'_> {
                 if let Err(error) = removed {
                     self.problem(visit.path, &error);
                 }
-                Next::Pass
+                WalkStep::Pass
             }
-            Verdict::Hold(why) => {
+            EntryVerdict::Hold(why) => {
                 match self.is_in_place(visit) {
                     Ok(()) => self.take(visit.folder, visit.name, visit.path, why),
                     Err(error) => self.problem(visit.path, &error),
                 }
-                Next::Pass
+                WalkStep::Pass
             }
         }
     }
 
     /// A folder may be moved out of the workspace while the walk is in it: there nothing is changed.
-    fn is_in_place(&self, visit: &Visit<'_>) -> io::Result<()> {
+    fn is_in_place(&self, visit: &WalkEntry<'_>) -> io::Result<()> {
         let above = visit.path.parent().unwrap_or(Path::new(""));
         let there = rustix::fs::fstat(beneath::open_folder(self.workspace, above)?)?;
         let here = rustix::fs::fstat(visit.folder)?;
@@ -165,53 +164,53 @@ impl Settling<'_> {
         }
     }
 
-    fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
+    fn reason(&mut self, visit: &WalkEntry<'_>) -> EntryVerdict {
         let (path, names) = (visit.path, &self.start.names);
         if self.was_there(visit) || self.was_put_there(visit) {
-            return Verdict::Stays(Next::Pass);
+            return EntryVerdict::Stays(WalkStep::Pass);
         }
-        if start::is_protected(path, names) || is_new_head(visit, names) {
-            return Verdict::Hold(HoldReason::ProtectedName);
+        if snapshot::is_protected(path, names) || is_new_head(visit, names) {
+            return EntryVerdict::Hold(HoldReason::ProtectedName);
         }
         if names::is_spared(path, names) && self.is_new(visit) {
             self.findings.spared += 1;
         }
         match visit.kind {
             FileType::Directory
-                if path == Path::new(start::ARTIFACTS) && !self.start.had_artifacts =>
+                if path == Path::new(snapshot::ARTIFACTS) && !self.start.had_artifacts =>
             {
                 self.judge_artifacts(visit)
             }
             FileType::Directory if self.names_left == 0 && self.is_surely_new(visit) => {
-                Verdict::Hold(HoldReason::Unreadable)
+                EntryVerdict::Hold(HoldReason::Unreadable)
             }
             FileType::Directory => {
                 if names::is_environment(path) && self.is_new(visit) {
                     self.findings.noted.insert(path.to_owned());
                 }
-                Verdict::Stays(Next::Enter)
+                EntryVerdict::Stays(WalkStep::Enter)
             }
             FileType::RegularFile => {
                 self.look_at_file(visit);
-                Verdict::Stays(Next::Pass)
+                EntryVerdict::Stays(WalkStep::Pass)
             }
-            FileType::Fifo => Verdict::Stays(Next::Pass),
-            FileType::Symlink => match start::read_link(visit) {
+            FileType::Fifo => EntryVerdict::Stays(WalkStep::Pass),
+            FileType::Symlink => match snapshot::read_link(visit) {
                 Ok(target)
                     if self
                         .start
                         .links
                         .contains(&(path.to_owned(), target.clone())) =>
                 {
-                    Verdict::Stays(Next::Pass)
+                    EntryVerdict::Stays(WalkStep::Pass)
                 }
                 Ok(target) => judge_link(path, &target, names)
                     .or_else(|| self.judge_way(path, &target))
-                    .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
-                Err(_) => Verdict::Hold(HoldReason::LinkOut),
+                    .map_or(EntryVerdict::Stays(WalkStep::Pass), EntryVerdict::Hold),
+                Err(_) => EntryVerdict::Hold(HoldReason::LinkOut),
             },
-            _ if self.is_old_special(visit) => Verdict::Stays(Next::Pass),
-            _ => Verdict::Hold(HoldReason::SpecialFile),
+            _ if self.is_old_special(visit) => EntryVerdict::Stays(WalkStep::Pass),
+            _ => EntryVerdict::Hold(HoldReason::SpecialFile),
         }
     }
 
@@ -234,27 +233,27 @@ impl Settling<'_> {
 
     /// What was kept as artifacts is removed; what was not is nobody else's to keep. Another run that has the folder may
     /// still write there.
-    fn judge_artifacts(&self, visit: &Visit<'_>) -> Verdict {
+    fn judge_artifacts(&self, visit: &WalkEntry<'_>) -> EntryVerdict {
         let is_empty = || {
             let folder = beneath::open_folder(visit.folder, Path::new(visit.name))?;
             ::fs::Dir::from_fd(folder).is_empty()
         };
         if self.hold.is_shared(&self.start.workspace) {
-            Verdict::Stays(Next::Pass)
+            EntryVerdict::Stays(WalkStep::Pass)
         } else if self.artifacts_kept || is_empty().unwrap_or(false) {
-            Verdict::Remove
+            EntryVerdict::Remove
         } else {
-            Verdict::Hold(HoldReason::Artifacts)
+            EntryVerdict::Hold(HoldReason::Artifacts)
         }
     }
 
     /// Whether it is a protected name of the host's: mounted read-only for the program, wherever its folder went, or a
     /// link that leads where it led.
-    fn was_there(&mut self, visit: &Visit<'_>) -> bool {
+    fn was_there(&mut self, visit: &WalkEntry<'_>) -> bool {
         if visit.kind == FileType::Symlink {
             let entry = self.start.protected.get(visit.path);
             let was = entry.and_then(|entry| entry.target.as_ref());
-            return was.is_some_and(|was| start::read_link(visit).is_ok_and(|now| now == *was));
+            return was.is_some_and(|was| snapshot::read_link(visit).is_ok_and(|now| now == *was));
         }
         let inodes = (visit.inode, (i64::MIN, 0))..=(visit.inode, (i64::MAX, 0));
         // Only what may be it is looked at: birth is another call for each name.
@@ -272,7 +271,7 @@ impl Settling<'_> {
     }
 
     /// Whether a tool of the host put it there while the program ran, and nobody has changed it since.
-    fn was_put_there(&self, visit: &Visit<'_>) -> bool {
+    fn was_put_there(&self, visit: &WalkEntry<'_>) -> bool {
         let mut here = self.replaced.iter().filter(|it| it.path == visit.path);
         here.next_back()
             .and_then(|it| it.file)
@@ -280,17 +279,17 @@ impl Settling<'_> {
     }
 
     /// Whether it came into being after the start. What cannot be looked at is not counted.
-    fn is_new(&self, visit: &Visit<'_>) -> bool {
+    fn is_new(&self, visit: &WalkEntry<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| born >= self.start.began)
     }
 
     /// The same where the file system knows when it came into being.
-    fn is_surely_new(&self, visit: &Visit<'_>) -> bool {
+    fn is_surely_new(&self, visit: &WalkEntry<'_>) -> bool {
         let born = beneath::birth(visit.folder, visit.name);
         born.is_ok_and(|born| born.is_some_and(|born| born >= self.start.began))
     }
 
-    fn is_old_special(&self, visit: &Visit<'_>) -> bool {
+    fn is_old_special(&self, visit: &WalkEntry<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| {
             let special = (visit.path.to_owned(), visit.inode, born);
             self.start.special.contains(&special)
@@ -298,16 +297,16 @@ impl Settling<'_> {
     }
 
     /// The host may have changed it; so may the program, where a file has a second name in the workspace.
-    fn look_at_known(&mut self, visit: &Visit<'_>, modified: (i64, i64)) {
+    fn look_at_known(&mut self, visit: &WalkEntry<'_>, modified: (i64, i64)) {
         if visit.kind == FileType::RegularFile
             && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
-            && start::modified(&found) != modified
+            && snapshot::modified(&found) != modified
         {
             self.findings.changed.push(visit.path.to_owned());
         }
     }
 
-    fn look_at_file(&mut self, visit: &Visit<'_>) {
+    fn look_at_file(&mut self, visit: &WalkEntry<'_>) {
         let found = match beneath::look(visit.folder, visit.name) {
             Ok(Some(found)) => found,
             Ok(None) => return,
@@ -329,8 +328,8 @@ impl Settling<'_> {
 
     /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
     /// before is not the program's.
-    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::Unread>) {
-        for walk::Unread { path, why } in unread {
+    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::UnreadFolder>) {
+        for walk::UnreadFolder { path, why } in unread {
             if self.start.unread.contains(&path) {
                 continue;
             }
@@ -403,7 +402,7 @@ impl Settling<'_> {
             if is_folder {
                 // What is in it is the program's.
                 _ = rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
-            } else if let Err(error) = hold::remove(parent.as_fd(), name) {
+            } else if let Err(error) = held::remove(parent.as_fd(), name) {
                 self.problem(path, &error);
             }
         }
@@ -417,7 +416,7 @@ impl Settling<'_> {
             let Some(inside) = beneath::target_inside(workspace, path) else {
                 continue;
             };
-            let now = targets::identity(workspace, &inside);
+            let now = link_targets::identity(workspace, &inside);
             let is_known = now.is_none_or(|now| self.known.contains_key(&now));
             let is_allowed = start.names.allows(&inside);
             let parent = inside.parent().unwrap_or(Path::new(""));
@@ -449,15 +448,15 @@ impl Settling<'_> {
     }
 }
 
-enum Verdict {
-    Stays(Next),
+enum EntryVerdict {
+    Stays(WalkStep),
     /// It was Airlock's own.
     Remove,
     Hold(HoldReason),
 }
 
 /// Another run may exchange names meanwhile: the permissions that a file keeps are its own, by one handle.
-fn clear_set_id(visit: &Visit<'_>) -> io::Result<()> {
+fn clear_set_id(visit: &WalkEntry<'_>) -> io::Result<()> {
     let file = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)?;
     let found = rustix::fs::fstat(&file)?;
     match beneath::kind(&found) {
@@ -467,12 +466,12 @@ fn clear_set_id(visit: &Visit<'_>) -> io::Result<()> {
 }
 
 /// Without its `HEAD` no folder is a repository.
-fn is_new_head(visit: &Visit<'_>, names: &ProtectedNames) -> bool {
+fn is_new_head(visit: &WalkEntry<'_>, names: &ProtectedNames) -> bool {
     visit
         .name
         .as_bytes()
         .eq_ignore_ascii_case(names::HEAD.as_bytes())
-        && start::is_bare_repository(visit.folder, Path::new("."))
+        && snapshot::is_bare_repository(visit.folder, Path::new("."))
         && !names.allows(visit.path)
 }
 
@@ -499,7 +498,10 @@ fn leads_to_system(path: &Path, target: &Path) -> bool {
     let plain = target
         .components()
         .all(|part| !matches!(part, Component::ParentDir));
-    let in_system = plain && SYSTEM.iter().any(|folder| target.starts_with(folder));
+    let in_system = plain
+        && SYSTEM_FOLDERS
+            .iter()
+            .any(|folder| target.starts_with(folder));
     let name = path.file_name().unwrap_or_default().as_bytes();
     let in_bin = path.parent().and_then(Path::file_name) == Some(OsStr::new("bin"));
     let is_interpreter = in_bin && name.starts_with(b"python");
@@ -531,7 +533,7 @@ pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::hide::Hiding, *};
+    use super::{super::hidden_files::HiddenFiles, *};
     use spec::{Hide, Id};
     use std::fs;
 
@@ -543,7 +545,7 @@ mod tests {
         fs::create_dir_all(workspace.join("old/below")).unwrap();
         let handle = fs::File::open(&workspace).unwrap();
         let nothing = Hide::nothing();
-        let (names, mut hiding) = (ProtectedNames::default(), Hiding::new(&nothing));
+        let (names, mut hiding) = (ProtectedNames::default(), HiddenFiles::new(&nothing));
         // The start takes the coarse clock, which is behind the times of files.
         let now = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
@@ -553,9 +555,9 @@ mod tests {
         while now() <= made {
             std::thread::yield_now();
         }
-        let start = Start::look(handle.as_fd(), &names, &mut hiding).unwrap();
+        let start = WorkspaceSnapshot::look(handle.as_fd(), &names, &mut hiding).unwrap();
         let run = Id::new("run").unwrap();
-        let mut hold = HoldFolder::create(&folder.join("state"), &run, &start.to_text()).unwrap();
+        let mut hold = HeldFolder::create(&folder.join("state"), &run, &start.to_text()).unwrap();
         for place in [".aaa", "old/.aaa", "old/below/.aaa"] {
             fs::create_dir_all(workspace.join(place)).unwrap();
             for number in 0..20 {

@@ -52,7 +52,7 @@ const KERNEL_FILE_SYSTEMS: [u64; 10] = [
 ];
 
 /// One name on the way.
-pub(super) struct Visit<'a> {
+pub(super) struct WalkEntry<'a> {
     /// The folder that holds it.
     pub(super) folder: BorrowedFd<'a>,
     pub(super) name: &'a OsStr,
@@ -64,13 +64,13 @@ pub(super) struct Visit<'a> {
 
 /// What to do with a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum WalkStep {
     Enter,
     Pass,
 }
 
 /// A folder that could not be looked into.
-pub(super) struct Unread {
+pub(super) struct UnreadFolder {
     pub(super) path: PathBuf,
     pub(super) why: io::Error,
 }
@@ -78,8 +78,8 @@ pub(super) struct Unread {
 /// Visits every name below `root`, parents first; gives back what could not be read. Beyond `MAX_NAMES` it fails.
 pub(super) fn walk(
     root: BorrowedFd<'_>,
-    mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
+    mut visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<Vec<UnreadFolder>> {
     let mut names = 0;
     walk_all(root, |it| {
         names += 1;
@@ -93,16 +93,16 @@ pub(super) fn walk(
 /// The same, however many names there are. Memory is bounded, time is not.
 pub(super) fn walk_all(
     root: BorrowedFd<'_>,
-    visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
+    visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<Vec<UnreadFolder>> {
     walk_in_batches(root, BATCH, visit)
 }
 
 fn walk_in_batches(
     root: BorrowedFd<'_>,
     batch: usize,
-    mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Vec<Unread>> {
+    mut visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<Vec<UnreadFolder>> {
     let mut walk = Walk {
         root,
         levels: Vec::new(),
@@ -125,7 +125,7 @@ fn walk_in_batches(
             return Err(io::Error::other("a folder was closed too early"));
         };
         walk.path.push(&entry.name);
-        let next = visit(&Visit {
+        let next = visit(&WalkEntry {
             folder: folder.as_fd(),
             name: &entry.name,
             path: &walk.path,
@@ -133,7 +133,7 @@ fn walk_in_batches(
             inode: entry.inode,
         })?;
         match (entry.kind, next) {
-            (FileType::Directory, Next::Enter) => walk.enter(Some(&entry.name)),
+            (FileType::Directory, WalkStep::Enter) => walk.enter(Some(&entry.name)),
             _ => _ = walk.path.pop(),
         }
     }
@@ -142,16 +142,16 @@ fn walk_in_batches(
 
 struct Walk<'a> {
     root: BorrowedFd<'a>,
-    levels: Vec<Level>,
+    levels: Vec<WalkLevel>,
     /// Of what is looked at, relative to the root.
     path: PathBuf,
     batch: usize,
     buffer: Box<[MaybeUninit<u8>]>,
-    unread: Vec<Unread>,
+    unread: Vec<UnreadFolder>,
 }
 
 /// A folder that is being looked through.
-struct Level {
+struct WalkLevel {
     /// Nothing while the walk is far below it.
     handle: Option<OwnedFd>,
     /// Device and inode.
@@ -182,7 +182,7 @@ impl Walk<'_> {
             }
             Err(why) => {
                 let path = self.path.clone();
-                self.unread.push(Unread { path, why });
+                self.unread.push(UnreadFolder { path, why });
                 self.path.pop();
             }
         }
@@ -196,7 +196,7 @@ impl Walk<'_> {
         if let Err(why) = level.read_on(self.batch, &mut self.buffer) {
             level.read_to = None;
             let path = self.path.clone();
-            self.unread.push(Unread { path, why });
+            self.unread.push(UnreadFolder { path, why });
         }
     }
 
@@ -234,7 +234,7 @@ impl Walk<'_> {
                 level.names = Vec::new().into_iter();
                 level.read_to = None;
                 let path = self.path.clone();
-                self.unread.push(Unread { path, why });
+                self.unread.push(UnreadFolder { path, why });
             }
         }
     }
@@ -245,10 +245,14 @@ fn id(folder: &OwnedFd) -> io::Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-fn read_level(folder: OwnedFd, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<Level> {
+fn read_level(
+    folder: OwnedFd,
+    batch: usize,
+    buffer: &mut [MaybeUninit<u8>],
+) -> io::Result<WalkLevel> {
     let system = rustix::fs::fstatfs(&folder)?;
     let is_kernels = KERNEL_FILE_SYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff));
-    let mut level = Level {
+    let mut level = WalkLevel {
         id: id(&folder)?,
         handle: Some(folder),
         names: Vec::new().into_iter(),
@@ -261,7 +265,7 @@ fn read_level(folder: OwnedFd, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> 
     Ok(level)
 }
 
-impl Level {
+impl WalkLevel {
     /// All further names of the folder before any of them is changed, or a batch of them.
     fn read_on(&mut self, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<()> {
         let (Some(folder), Some(mut read_to)) = (&self.handle, self.read_to) else {
@@ -354,7 +358,7 @@ mod tests {
                 rustix::fs::lstat(tree.0.join(visit.path))?.st_ino
             );
             seen.push(visit.path.to_owned());
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         assert!(unread.unwrap().is_empty());
         let down = (0..DEPTH).flat_map(|depth| [deep(depth, "a"), deep(depth, "m")]);
@@ -379,7 +383,7 @@ mod tests {
                 fs::remove_file(tree.0.join(visit.path))?;
                 seen.push(visit.name.to_owned());
             }
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         assert!(unread.unwrap().is_empty());
         let ordered = seen.is_sorted();
@@ -405,7 +409,7 @@ mod tests {
                 fs::write(replaced.join("z"), "another")?;
             }
             seen.push(visit.path.to_owned());
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         let unread: Vec<_> = unread.unwrap().into_iter().map(|it| it.path).collect();
         // The root and the one below it are as they were; those below the replaced one are no longer there.

@@ -1,0 +1,63 @@
+//! Which CPUs a program is told of. Most runtimes size their thread pools by this and nothing else.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use std::io;
+
+/// Leaves this process so many of the CPUs it may use. Allocates nothing.
+pub(crate) fn limit_to(count: u32) -> io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    match count < allowed.count() {
+        // Where it is: the kernel has put it where there was room (a parked one when it was made), and moving it would
+        // cost more than all mounts.
+        true => Ok(sched_setaffinity(
+            None,
+            &choose(&allowed, count, sched_getcpu()),
+        )?),
+        // No more are left than the limit allows: these it is.
+        false => Ok(()),
+    }
+}
+
+/// The first allowed one from `first` on and those that follow it, round the end.
+fn choose(allowed: &CpuSet, count: u32, first: usize) -> CpuSet {
+    let (before, after) = (0..first.min(CpuSet::MAX_CPU), first..CpuSet::MAX_CPU);
+    let mut chosen = CpuSet::new();
+    after
+        .chain(before)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .take(count as usize)
+        .for_each(|cpu| chosen.set(cpu));
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set(numbers: &[usize]) -> CpuSet {
+        let mut set = CpuSet::new();
+        numbers.iter().for_each(|number| set.set(*number));
+        set
+    }
+
+    #[test]
+    fn the_choice_begins_where_the_program_is_and_goes_round() {
+        let allowed = set(&[1, 4, 6]);
+        let chosen = [0, 1, 2, 4, 6, 9].map(|first| choose(&allowed, 2, first));
+        let (low, middle, round) = (set(&[1, 4]), set(&[4, 6]), set(&[1, 6]));
+        assert_eq!(chosen, [low, low, middle, middle, round, low]);
+    }
+
+    proptest! {
+        #[test]
+        fn as_many_are_chosen_as_asked_for_and_no_others_than_allowed(
+            numbers in prop::collection::btree_set(0usize..1024, 1..40), count in 1u32..50, first in 0usize..2000,
+        ) {
+            let allowed = set(&numbers.into_iter().collect::<Vec<_>>());
+            let chosen = choose(&allowed, count, first);
+            prop_assert_eq!(chosen.count(), count.min(allowed.count()));
+            prop_assert!((0..1024).all(|cpu| allowed.is_set(cpu) || !chosen.is_set(cpu)));
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
+
+use super::{
+    ImageFacts,
+    engine::ContainerEngine,
+    refused,
+    staging_dir::{EMPTY, HIDDEN, HOSTS, MACHINE, RESOLVER},
+};
+use crate::native::{
+    SandboxError,
+    protect::{Bind, Protection},
+};
+use init::plan::{ContainerMount, FileId, HostPath};
+use rustix::fs::{AtFlags, FileType};
+use serde_json::{Map, Value, json};
+use spec::{Access, ErrorCode, Id, SandboxSpec, User};
+use std::{
+    ffi::{CString, OsStr},
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// Where our own things are inside.
+pub(super) const OURS: &str = "/.airlock";
+/// Our first process is one more.
+pub(super) const SPARE_PIDS: u32 = 1;
+/// And holds about this much.
+pub(super) const SPARE_BYTES: u64 = 2 << 20;
+/// The first process needs a few before it gives the program its own limit.
+const MIN_OPEN_FILES: u32 = 128;
+/// As many as any engine can give, for all of one user together.
+const MAX_PROCESSES: u64 = 32768;
+const PAGE: u64 = 4096;
+/// In each place that is written and not kept.
+const MIN_INODES: u64 = 1024;
+
+/// What the engine itself refuses. Our own filter, put up by our first process, refuses these and many more, and tells
+/// of them; what the engine refuses, nobody hears of.
+const REFUSED: [&str; 10] = [
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "reboot",
+    "swapon",
+    "swapoff",
+    "acct",
+    "bpf",
+];
+
+/// What of `/proc` and `/sys` tells of the host. Engines have lists of their own, and not all the same.
+const MASKED: [&str; 16] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/cmdline",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/kernel",
+];
+/// What tells of the fake_proc: its place below our own, and the one that it covers.
+const MACHINE_MOUNTS: [(&str, &str); 5] = [
+    ("run/airlock/meminfo", "/proc/meminfo"),
+    ("run/airlock/cpuinfo", "/proc/cpuinfo"),
+    ("run/airlock/stat", "/proc/stat"),
+    ("sys/devices/system/cpu", "/sys/devices/system/cpu"),
+    ("sys/fs/cgroup", "/sys/fs/cgroup"),
+];
+
+/// Everything about a box that the spec does not say.
+pub(super) struct CreateRequest<'a> {
+    pub(super) engine: &'a ContainerEngine,
+    pub(super) name: &'a str,
+    pub(super) spec: &'a SandboxSpec,
+    pub(super) image: &'a ImageFacts,
+    pub(super) user: User,
+    pub(super) labels: &'a [(&'static str, String)],
+    /// The host's folder with our first process and its socket.
+    pub(super) ours: &'a Path,
+    /// A mounted workspace as it is on this host, and the mounts.
+    pub(super) workspace: Option<&'a HostPath>,
+    pub(super) mounts: &'a [HostPath],
+    /// Whether its network may be furnished from outside.
+    pub(super) enter_network: bool,
+    /// Of a mounted workspace.
+    pub(super) protection: Option<&'a Protection>,
+}
+
+/// Bytes for each place that is written and not kept: together what the limit says.
+pub(super) struct ScratchSizes {
+    pub(super) workspace: u64,
+    pub(super) home: u64,
+    pub(super) tmp: u64,
+    pub(super) run: u64,
+    pub(super) shm: u64,
+}
+
+impl ScratchSizes {
+    pub(super) fn of(disk: u64) -> ScratchSizes {
+        let part = |sixteenths: u64| (disk / 16 * sixteenths / PAGE * PAGE).max(PAGE);
+        ScratchSizes {
+            workspace: part(6),
+            home: part(2),
+            tmp: part(6),
+            run: part(1),
+            shm: part(1),
+        }
+    }
+}
+
+impl CreateRequest<'_> {
+    /// The body of the request.
+    pub(super) fn body(&self) -> Result<Value, SandboxError> {
+        let labels: Map<_, _> = self
+            .labels
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), json!(value)))
+            .collect();
+        Ok(json!({
+            "Image": self.image.id,
+            "User": self.user_words(),
+            "Hostname": "airlock",
+            "Entrypoint": [format!("{OURS}/init"), "--box", format!("{OURS}/socket")],
+            "Cmd": [],
+            "WorkingDir": "/",
+            "Labels": labels,
+            "Healthcheck": { "Test": ["NONE"] },
+            "NetworkDisabled": self.without_network(),
+            "HostConfig": self.host()?,
+        }))
+    }
+
+    /// A namespace with nothing but loopback needs none of Docker's own work on networks, which takes it most of its
+    /// time. Nor does Docker then write who is known by name.
+    fn without_network(&self) -> bool {
+        self.spec.internal_network.is_none() && !self.engine.podman
+    }
+
+    fn user_words(&self) -> String {
+        format!("{}:{}", self.user.uid, self.user.gid)
+    }
+
+    fn host(&self) -> Result<Value, SandboxError> {
+        let limits = &self.spec.limits;
+        let mut host = json!({
+            "NetworkMode": self.spec.internal_network.as_ref().map_or("none", Id::as_str),
+            "ReadonlyRootfs": true,
+            "Privileged": false,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": self.security(),
+            "CgroupnsMode": "private",
+            "IpcMode": "private",
+            "Init": false,
+            "AutoRemove": false,
+            "RestartPolicy": { "Name": "no" },
+            "LogConfig": { "Type": "none", "Config": {} },
+            "Tmpfs": self.tmpfs(),
+            "Mounts": self.all_mounts()?,
+            "Ulimits": self.ulimits(),
+        });
+        let memory = limits.memory.0.saturating_add(SPARE_BYTES);
+        let mut set = |name: &str, value: Value| host[name] = value;
+        if self.engine.holds.memory {
+            set("Memory", json!(memory));
+            set("MemorySwap", json!(memory));
+        }
+        if self.engine.holds.pids {
+            set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
+        }
+        if self.spec.passing.is_some() {
+            // Our first process, which has no rights, is to listen at the ports that programs dial. Of its own network only.
+            set(
+                "Sysctls",
+                json!({ "net.ipv4.ip_unprivileged_port_start": "0" }),
+            );
+        }
+        if let Some(cpus) = limits.cpus.filter(|_| self.engine.holds.cpu) {
+            let most = self
+                .engine
+                .cpus
+                .map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
+            set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
+        }
+        match self.engine.podman {
+            true => set("ShmSize", json!(ScratchSizes::of(limits.disk.0).shm)),
+            false => set("MaskedPaths", json!(MASKED)),
+        }
+        if self.engine.podman && self.engine.rootless {
+            // The caller is the program: what it writes belongs to the caller outside.
+            set(
+                "UsernsMode",
+                json!(format!(
+                    "keep-id:uid={},gid={}",
+                    self.user.uid, self.user.gid
+                )),
+            );
+        }
+        Ok(host)
+    }
+
+    /// Podman hides more on request by an option.
+    fn security(&self) -> Value {
+        let mut options = vec!["no-new-privileges".to_owned(), self.seccomp()];
+        if self.engine.podman {
+            options.push(format!("mask={}", MASKED.join(":")));
+        }
+        json!(options)
+    }
+
+    /// Docker wants the profile itself, Podman the path of a file.
+    fn seccomp(&self) -> String {
+        match self.engine.podman {
+            true => format!("seccomp={}", self.ours.join("seccomp.json").display()),
+            false => format!("seccomp={}", profile()),
+        }
+    }
+
+    fn ulimits(&self) -> Value {
+        let limits = &self.spec.limits;
+        let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
+        let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
+        // It has a few for each program; those lower the limit for themselves.
+        let programs = if self.spec.stays {
+            4 * init::protocol::MAX_EXECS as u32
+        } else {
+            0
+        };
+        let files = exact(
+            "nofile",
+            limits.open_files.max(MIN_OPEN_FILES + programs).into(),
+        );
+        // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
+        let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
+        let processes = exact(
+            "nproc",
+            processes.map_or(MAX_PROCESSES, |most| most.min(MAX_PROCESSES)),
+        );
+        let mut all = vec![files, exact("fsize", size), processes];
+        // Programs lower these for themselves; engines give less by themselves than may be asked for.
+        let further = [
+            (
+                "memlock",
+                limits.locked_memory,
+                rustix::process::Resource::Memlock,
+            ),
+            (
+                "msgqueue",
+                limits.message_queues,
+                rustix::process::Resource::Msgqueue,
+            ),
+        ];
+        for (name, limit, resource) in further {
+            let most = rustix::process::getrlimit(resource)
+                .maximum
+                .unwrap_or(i64::MAX as u64);
+            all.extend(limit.map(|limit| exact(name, limit.0.min(most))));
+        }
+        json!(all)
+    }
+
+    fn tmpfs(&self) -> Value {
+        let sizes = ScratchSizes::of(self.spec.limits.disk.0);
+        // Some engines take the mode from what the image has at this place: so it is also the program's own.
+        let own = match self.engine.podman {
+            true => "notmpcopyup,U".to_owned(),
+            false => format!("uid={},gid={}", self.user.uid, self.user.gid),
+        };
+        // Podman cannot bound how many; their memory is counted all the same.
+        let count = |size: u64| match self.engine.podman {
+            true => String::new(),
+            false => format!(",nr_inodes={}", (size / PAGE).max(MIN_INODES)),
+        };
+        let options = |size: u64| {
+            json!(format!(
+                "rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}",
+                count(size)
+            ))
+        };
+        // A mounted workspace takes nothing of it.
+        let (workspace, home) = match self.workspace {
+            Some(_) => (None, sizes.workspace + sizes.home),
+            None => (Some((spec::WORKSPACE, sizes.workspace)), sizes.home),
+        };
+        let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (spec::HOME, home)];
+        // Docker's own would have no such bound.
+        let shm = (!self.engine.podman).then_some(("/dev/shm", sizes.shm));
+        Value::Object(
+            places
+                .into_iter()
+                .chain(workspace)
+                .chain(shm)
+                .map(|(place, size)| (place.to_owned(), options(size)))
+                .collect(),
+        )
+    }
+
+    fn binds(&self) -> &[Bind] {
+        self.protection.map_or(&[], Protection::binds)
+    }
+
+    /// Something empty of the same kind.
+    fn cover(&self, path: &Path) -> Result<PathBuf, SandboxError> {
+        let look = |source: rustix::io::Errno| SandboxError::Look {
+            path: path.to_owned(),
+            source: source.into(),
+        };
+        let found = self.protection.map(|it| {
+            let found = rustix::fs::statat(it.workspace(), path, AtFlags::SYMLINK_NOFOLLOW);
+            found.map(|found| FileType::from_raw_mode(found.st_mode))
+        });
+        let is_folder = found.transpose().map_err(look)? == Some(FileType::Directory);
+        Ok(self.ours.join(if is_folder { EMPTY } else { HIDDEN }))
+    }
+
+    fn all_mounts(&self) -> Result<Value, SandboxError> {
+        let mut all = vec![self.bind(self.ours, OURS.as_ref(), Access::ReadOnly)?];
+        let fake_proc = self.ours.join(MACHINE);
+        for (from, inside) in MACHINE_MOUNTS {
+            all.push(self.bind(&fake_proc.join(from), inside.as_ref(), Access::ReadOnly)?);
+        }
+        if self.without_network() {
+            all.push(self.bind(
+                &self.ours.join(HOSTS),
+                "/etc/hosts".as_ref(),
+                Access::ReadOnly,
+            )?);
+        }
+        if self.spec.passing.is_some() {
+            all.push(self.bind(
+                &self.ours.join(RESOLVER),
+                "/etc/resolv.conf".as_ref(),
+                Access::ReadOnly,
+            )?);
+        }
+        if let Some(workspace) = self.workspace {
+            let workspace = path_of(&workspace.host);
+            let access = if self.spec.read_only_workspace {
+                Access::ReadOnly
+            } else {
+                Access::ReadWrite
+            };
+            all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), access)?);
+            for guarded in self.binds() {
+                let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
+                let host = match guarded.hidden {
+                    true => self.cover(&guarded.path)?,
+                    false => workspace.join(&guarded.path),
+                };
+                all.push(self.bind(&host, &inside, Access::ReadOnly)?);
+            }
+        }
+        for mount in self.mounts {
+            let access = if mount.writable {
+                Access::ReadWrite
+            } else {
+                Access::ReadOnly
+            };
+            all.push(self.bind(path_of(&mount.host), path_of(&mount.inside), access)?);
+        }
+        for volume in &self.spec.volumes {
+            all.push(json!({
+                "Type": "volume",
+                "Source": volume.name.as_str(),
+                "Target": self.text(volume.inside.as_path())?,
+                "ReadOnly": volume.access == Access::ReadOnly,
+                "VolumeOptions": { "NoCopy": true },
+            }));
+        }
+        Ok(Value::Array(all))
+    }
+
+    /// Read-only, without what is mounted below it, which older engines leave writable; and writable, without what is mounted
+    /// below it if a file system of the host's kernel is among that.
+    fn bind(&self, host: &Path, inside: &Path, access: Access) -> Result<Value, SandboxError> {
+        let read_only = access == Access::ReadOnly;
+        let alone = read_only || !kernel_submounts(host)?.is_empty();
+        Ok(json!({
+            "Type": "bind",
+            "Source": self.text(host)?,
+            "Target": self.text(inside)?,
+            "ReadOnly": read_only,
+            "BindOptions": { "Propagation": "rprivate", "NonRecursive": alone },
+        }))
+    }
+
+    /// JSON has no other paths than texts, and Podman makes one line of options of them.
+    fn text<'p>(&self, path: &'p Path) -> Result<&'p str, SandboxError> {
+        let plain = |text: &&str| !self.engine.podman || !text.contains([',', '"', '\n', '\r']);
+        path.to_str().filter(plain).ok_or_else(|| {
+            refused(
+                ErrorCode::InvalidSpec,
+                format!(
+                    "the path {path:?} cannot be named to {}",
+                    self.engine.name()
+                ),
+                "rename it, or use the native backend",
+            )
+        })
+    }
+
+    /// What must be found inside, by identity.
+    pub(super) fn host_mounts(&self) -> io::Result<Vec<ContainerMount>> {
+        let mounts = self.workspace.into_iter().chain(self.mounts).map(|path| {
+            let id = FileId {
+                device: path.device,
+                inode: path.inode,
+            };
+            Ok(ContainerMount {
+                inside: path.inside.clone(),
+                id,
+            })
+        });
+        let guarded = self
+            .protection
+            .into_iter()
+            .flat_map(|it| it.binds().iter().map(|bind| (it.workspace(), bind)));
+        let guarded = guarded.map(|(workspace, bind)| {
+            let found = match bind.hidden {
+                false => rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?,
+                true => {
+                    let cover = self.cover(&bind.path).map_err(io::Error::other)?;
+                    rustix::fs::lstat(&cover)?
+                }
+            };
+            let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
+            let id = FileId {
+                device: found.st_dev,
+                inode: found.st_ino,
+            };
+            Ok(ContainerMount {
+                inside: CString::new(inside.as_bytes())?,
+                id,
+            })
+        });
+        mounts.chain(guarded).collect()
+    }
+
+    /// Places at and below which our first process must find nothing writable.
+    pub(super) fn read_only_places(&self) -> Vec<String> {
+        let guarded = self.binds().iter();
+        let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
+        let read_only = |access| access == Access::ReadOnly;
+        let mounts = self
+            .spec
+            .mounts
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let volumes = self
+            .spec
+            .volumes
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let ours = [OURS]
+            .into_iter()
+            .chain(MACHINE_MOUNTS.map(|(_, inside)| inside))
+            .map(Into::into);
+        ours.chain(guarded)
+            .chain(mounts)
+            .chain(volumes)
+            .map(|path| as_listed(&path))
+            .collect()
+    }
+}
+
+/// File systems of the host's kernel below a path, such as the `/proc` of a chroot.
+fn kernel_submounts(host: &Path) -> Result<Vec<CString>, SandboxError> {
+    let path = CString::new(host.as_os_str().as_bytes()).map_err(|_| SandboxError::Nul)?;
+    init::submounts::below(&path).map_err(|source| SandboxError::Look {
+        path: host.to_owned(),
+        source,
+    })
+}
+
+/// What to say where a writable mount is shown without what is mounted below it.
+pub(super) fn submount_notes<'a>(
+    mounts: impl IntoIterator<Item = &'a HostPath>,
+) -> Result<Vec<String>, SandboxError> {
+    let mut notes = Vec::new();
+    for mount in mounts.into_iter().filter(|mount| mount.writable) {
+        if let Some(found) = kernel_submounts(path_of(&mount.host))?.first() {
+            notes.push(format!(
+                "`{}` is a file system of the host's kernel: `{}` is shown without what is mounted in it",
+                found.to_string_lossy().escape_debug(),
+                mount.inside.to_string_lossy().escape_debug()
+            ));
+        }
+    }
+    Ok(notes)
+}
+
+fn path_of(path: &CString) -> &Path {
+    Path::new(OsStr::from_bytes(path.as_bytes()))
+}
+
+/// As the kernel writes a path in a list of mounts.
+fn as_listed(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    text.replace('\\', "\\134")
+        .replace(' ', "\\040")
+        .replace('\t', "\\011")
+        .replace('\n', "\\012")
+}
+
+/// The filter that the engine puts up.
+pub(super) fn profile() -> Value {
+    json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{ "names": REFUSED, "action": "SCMP_ACT_ERRNO", "errnoRet": 1 }],
+    })
+}
