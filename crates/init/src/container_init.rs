@@ -1,8 +1,9 @@
-//! The first process of a container that an engine of others has made: `airlock-init --box SOCKET`.
+//! The first process of a container made by another container engine: `airlock-init --box SOCKET`.
 //!
-//! The checks are the container engine's. This process looks at each of them before anything of the image has run, says
-//! which stand, hands workspace, terminal and listeners out over a socket that is gone by then, and starts the program
-//! by the same last steps as in a box of our own. Then it reaps, and ends with the connection.
+//! The container engine provides the isolation. This process checks each barrier before anything of
+//! the image runs, reports which are in force, hands workspace, terminal and listeners out over a
+//! socket that is removed by then, and starts the program with the same last steps as in a native
+//! sandbox. Then it reaps, and ends when the connection is closed.
 
 use crate::{
     containment::{self, ChildContext, ExecTarget, SeccompFilters},
@@ -32,7 +33,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// The checks that are namespaces, in the order in which a plan numbers the host's.
+/// The namespaces that are checked, in the order in which a plan numbers the host's.
 pub const NAMESPACES: [(Step, &CStr); 7] = [
     (Step::PidNamespace, c"/proc/self/ns/pid"),
     (Step::MountNamespace, c"/proc/self/ns/mnt"),
@@ -42,10 +43,11 @@ pub const NAMESPACES: [(Step, &CStr); 7] = [
     (Step::CgroupNamespace, c"/proc/self/ns/cgroup"),
     (Step::EnterUserNamespace, c"/proc/self/ns/user"),
 ];
-/// What is written and not kept. Handed out, too: whether it is full can only be seen by those who have it.
+/// The scratch mounts. They are handed out, too: only a process that holds them can see whether
+/// they are full.
 pub const SCRATCH: [&CStr; 4] = [c"/tmp", c"/run", c"/dev/shm", c"/home/agent"];
 
-/// What is handed out when the box is looked at.
+/// What the check hands out.
 struct ContainerResources {
     done: Steps,
     ids: Ids,
@@ -56,11 +58,12 @@ struct ContainerResources {
     intercept: Interception,
 }
 
-/// The whole life of this process.
+/// Runs this process to its end.
 pub(crate) fn main(socket: &OsStr) -> ! {
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
-    // The program is the same user: without this it could look into us, and at what we hold.
+    // The program has the same uid: without this it could trace this process and open its
+    // descriptors.
     if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
         sys::exit(125)
     }
@@ -133,7 +136,7 @@ fn send_report(channel: &OwnedFd, found: &ContainerResources) -> io::Result<()> 
     )
 }
 
-/// Looks at the checks, one after the other.
+/// Checks each barrier.
 fn check_container(plan: &ContainerPlan) -> Result<ContainerResources, StepFailure> {
     let mut done = Steps::default();
     for ((step, path), outside) in NAMESPACES.into_iter().zip(&plan.namespaces) {
@@ -198,8 +201,8 @@ fn check_container(plan: &ContainerPlan) -> Result<ContainerResources, StepFailu
     })
 }
 
-/// Engines look even numbers up in the image's own lists of users and groups, and add what they find there; without
-/// capabilities nothing can be given up again.
+/// Container engines look numeric users up in the image's own lists of users and groups, and add
+/// the groups that they find; without capabilities this process cannot drop them.
 fn credentials(expected: Owner) -> Result<Ids, StepFailure> {
     let refused =
         |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
@@ -250,7 +253,7 @@ fn read_only(path: &CStr) -> io::Result<bool> {
         .contains(StatVfsMountFlags::RDONLY))
 }
 
-/// Whether every mount at or below these places is read-only.
+/// Whether every mount at or below these paths is read-only.
 fn read_only_below(places: &[CString]) -> io::Result<bool> {
     let mounts = std::fs::read("/proc/self/mountinfo")?;
     let lines = mounts
@@ -278,7 +281,7 @@ fn read_only_below(places: &[CString]) -> io::Result<bool> {
     Ok(seen.into_iter().all(|seen| seen))
 }
 
-/// What can be written without being kept, together.
+/// The size of all scratch mounts.
 fn scratch_bytes(plan: &ContainerPlan) -> io::Result<u64> {
     let workspace = plan.fresh_workspace.then_some(c"/workspace");
     let size = |path: &CStr| rustix::fs::statvfs(path).map(|space| space.f_blocks * space.f_frsize);
@@ -301,7 +304,7 @@ fn prepare_workspace(plan: &ContainerPlan) -> Result<OwnedFd, StepFailure> {
         .map_err(|error| at(c"/workspace")(error.into()))?;
     for path in &plan.workspace_directories {
         match rustix::fs::mkdirat(&workspace, path, Mode::from_raw_mode(0o755)) {
-            // Something is mounted there.
+            // A mount point.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(at(path)(error.into())),
         }
@@ -312,7 +315,7 @@ fn prepare_workspace(plan: &ContainerPlan) -> Result<OwnedFd, StepFailure> {
     Ok(workspace)
 }
 
-/// Whether there is no other way out than through ourselves.
+/// Whether `lo` is the only network interface.
 pub(crate) fn only_loopback() -> io::Result<bool> {
     let text = std::fs::read_to_string("/proc/self/net/dev")?;
     let mut names = text
@@ -322,19 +325,19 @@ pub(crate) fn only_loopback() -> io::Result<bool> {
     Ok(names.all(|name| name.trim() == "lo"))
 }
 
-/// From the container's own file system of terminals.
+/// Opens a terminal in the container's own devpts.
 fn open_terminal() -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     terminal::open(rustix::fs::openat(CWD, c"/dev/pts", flags, Mode::empty())?)
 }
 
-/// We read our signals from a handle; the program gets its own as usual.
+/// This process reads its signals from a signalfd; the program gets them as usual.
 fn child(context: &mut ChildContext<'_>) -> ! {
     sys::unblock_signals();
     containment::run_child(context)
 }
 
-/// After the look around.
+/// The first process of a container, after the check.
 struct ContainerInit {
     channel: OwnedFd,
     signals: OwnedFd,
@@ -342,9 +345,9 @@ struct ContainerInit {
     landlock: u32,
     stack: ChildStack,
     program: Option<(i32, OwnedFd)>,
-    /// Programs that it outlives.
+    /// Programs of a session.
     execs: Vec<ExecChild>,
-    /// By all that was reaped so far.
+    /// The resource usage of all reaped processes.
     used: ProcessExit,
 }
 
@@ -353,7 +356,7 @@ impl ContainerInit {
         loop {
             let (commanded, signalled, exec_pids) = self.wait();
             for pid in exec_pids {
-                // A channel that has said its last word closes here.
+                // A channel that was closed is dropped here.
                 self.execs
                     .iter_mut()
                     .find(|it| it.pid == pid)
@@ -362,14 +365,15 @@ impl ContainerInit {
             if signalled && self.on_signals() {
                 sys::exit(128 + libc::SIGTERM)
             }
-            // The end of the connection is the end of whoever started us, and so ours: the kernel takes the rest along.
+            // The engine has closed the connection: this process ends, and the kernel kills the
+            // rest.
             if commanded && self.on_command().is_err() {
                 sys::exit(0)
             }
         }
     }
 
-    /// Until there is something to do: whether by command, by signal, and for which execs programs.
+    /// Waits for something to do: a command, a signal, messages of execs.
     fn wait(&self) -> (bool, bool, Vec<i32>) {
         let channels = self
             .execs
@@ -415,7 +419,7 @@ impl ContainerInit {
                 if let (Some((_, pidfd)), Some(signal)) =
                     (&self.program, Signal::from_named_raw(number))
                 {
-                    // Already ended is as good.
+                    // A process that has ended is no error.
                     _ = rustix::process::pidfd_send_signal(pidfd, signal);
                 }
                 Ok(())
@@ -471,9 +475,9 @@ impl ContainerInit {
         Ok((done, listener))
     }
 
-    /// What fails is said where the engine waits for the process.
+    /// A failure is reported on the socket of the prepared child.
     fn on_start(&mut self, plan: &Payload, mut files: Vec<OwnedFd>) {
-        // Behind the file of a large plan.
+        // They come after the file of a large plan.
         let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else {
             return;
         };
@@ -483,12 +487,12 @@ impl ContainerInit {
                 pidfd,
                 channel: Some(channel),
             }),
-            // An engine that no longer listens has hung up on the program, too.
+            // An engine that has closed its end has given up the program, too.
             Err(failed) => _ = protocol::send(&standby, &Report::Failed(failed), &[]),
         }
     }
 
-    /// A process that gives everything up and holds by for a execs program.
+    /// Forks a prepared child for an exec.
     fn start(
         &self,
         plan: &Payload,
@@ -519,7 +523,8 @@ impl ContainerInit {
         }
     }
 
-    /// Reaps; whether we were asked to end: by the container engine, for the program may not.
+    /// Reaps; returns whether the container engine asked this process to end. The program may not
+    /// ask for that.
     fn on_signals(&mut self) -> bool {
         let mut asked = false;
         while let Some((number, from_outside)) = sys::next_signal(&self.signals) {
@@ -529,7 +534,8 @@ impl ContainerInit {
         asked
     }
 
-    /// With the program ends everything else, and then only its end is handle_counts: nothing can change any more.
+    /// Everything else ends with the program, and its exit is reported last: nothing can change
+    /// afterwards.
     fn reap(&mut self, wait: bool) {
         while let Ok(Some((pid, reaped))) = sys::reap(-1, wait) {
             self.used.cpu_us += reaped.cpu_us;

@@ -1,5 +1,6 @@
-//! The network of a container, furnished from outside like one of our own: its engine adds no routes, and nobody inside
-//! may. A process of its own, because it leaves the host's network for that one; then it ends.
+//! Sets up transparent proxying in the network namespace of a container, from outside: the
+//! container engine adds no routes, and nothing inside may. This runs in a process of its own,
+//! because it leaves the host's network namespace, and ends afterwards.
 
 use crate::{
     container_init,
@@ -17,7 +18,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// The whole life of this process.
+/// Runs this process to its end.
 pub(crate) fn set_up(control: &OwnedFd, plan: &Payload, files: Vec<OwnedFd>) -> ! {
     let sent = match intercept(plan, files) {
         Ok(intercept) => {
@@ -45,7 +46,8 @@ fn intercept(plan: &Payload, mut files: Vec<OwnedFd>) -> io::Result<Interception
     transparent_proxy::intercept_all(&plan.intercept, &plan.doors)
 }
 
-/// Into a network that is neither the host's nor has a way to anybody: every address there becomes its own.
+/// Joins a network namespace that is neither the host's nor has an interface besides `lo`: every
+/// address in it becomes local.
 fn enter(network: &OwnedFd) -> io::Result<()> {
     let own = open_read_only(c"/proc/self/ns/net")?;
     let id = |of: &OwnedFd| rustix::fs::fstat(of).map(|found| (found.st_dev, found.st_ino));
@@ -53,7 +55,7 @@ fn enter(network: &OwnedFd) -> io::Result<()> {
     if id(&own)? == id(network)? {
         return refused();
     }
-    // An ordinary user has power over it as the owner of the users that it belongs to.
+    // An ordinary user has the right to join it as the owner of its user namespace.
     if !rustix::process::geteuid().is_root() {
         let owner = sys::owner_of(network.as_fd())?;
         move_into_link_name_space(owner.as_fd(), Some(LinkNameSpaceType::User))?;

@@ -1,7 +1,7 @@
-//! The order of containment, in one place. Each step only takes power away.
+//! The order of containment, in one place. Each step only removes power.
 //!
-//! Runs in the run_child of a vfork: it shares the launcher's memory, so it allocates nothing, and what it
-//! writes into [`ChildContext`] the launcher reads once it wakes.
+//! This runs in a vfork child: it shares the launcher's memory, so it allocates nothing, and the
+//! launcher reads what it writes into [`ChildContext`] once it wakes.
 
 use crate::{
     cpu_affinity, landlock,
@@ -22,33 +22,33 @@ use std::{
     os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd},
 };
 
-/// Everything the run_child needs, laid out before it is born.
+/// Everything that the child needs, prepared before the clone.
 pub(crate) struct ChildContext<'a> {
     pub(crate) plan: &'a ProgramPlan,
-    /// The box's namespaces, but for those of pids and users.
+    /// The sandbox's namespaces, except the pid and user namespaces.
     pub(crate) namespaces: &'a [RawFd],
     pub(crate) user_namespace: RawFd,
     pub(crate) filters: &'a SeccompFilters,
     pub(crate) landlock: u32,
-    /// What to run; without it the process stands by.
+    /// What to execute; without it the process is a prepared child.
     pub(crate) start: Option<ExecTarget<'a>>,
-    /// The listener of its filter, in its own table of descriptors; written by the run_child.
+    /// The seccomp listener, in the child's own descriptor table; written by the child.
     pub(crate) listener: Option<RawFd>,
-    /// The steps done; written by the run_child.
+    /// The steps done; written by the child.
     pub(crate) done: Steps,
-    /// The step that failed; written by the run_child.
+    /// The step that failed; written by the child.
     pub(crate) failed: Option<(Step, i32)>,
-    /// Whether the run_child came as far as exec.
+    /// Whether the child reached exec; written by the child.
     pub(crate) reached_exec: bool,
 }
 
-/// The filter, and how its listener comes to the launcher.
+/// The seccomp filters, and the sockets that carry the listener to the launcher.
 pub(crate) struct SeccompFilters {
     notifying: Vec<libc::sock_filter>,
     silent: Vec<libc::sock_filter>,
-    /// Flags for a listener, where the kernel has them.
+    /// Flags for a listener, where the kernel has listeners.
     listener_flags: Option<u64>,
-    /// A program's end of a pair of sockets, and the launcher's.
+    /// The program's end of a socket pair, and the launcher's.
     pub(crate) listener_sockets: (OwnedFd, OwnedFd),
 }
 
@@ -64,13 +64,13 @@ impl SeccompFilters {
         })
     }
 
-    /// The listener, if there can be one.
+    /// Installs the filter; returns its listener, if there can be one.
     fn install(&self) -> io::Result<Option<OwnedFd>> {
         let listener = match self
             .listener_flags
             .map(|flags| sys::install_filter(&self.notifying, flags))
         {
-            // Somebody else listens to us already, and there can be only one.
+            // Another process listens to this one already, and the kernel allows one listener.
             Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => None,
             Some(installed) => installed?,
             None => None,
@@ -82,7 +82,7 @@ impl SeccompFilters {
     }
 }
 
-/// A program and its standard streams, as exec wants them.
+/// A program and its standard streams, as `execve` takes them.
 pub(crate) struct ExecTarget<'a> {
     candidates: &'a [CString],
     argv: CStringArray,
@@ -105,14 +105,14 @@ impl<'a> ExecTarget<'a> {
     }
 }
 
-/// The whole life of the run_child, up to exec.
+/// Runs the child up to exec.
 pub(crate) fn run_child(context: &mut ChildContext<'_>) -> ! {
     let (step, error) = contain_and_exec(context);
     context.failed = Some((step, error.raw_os_error().unwrap_or(libc::EIO)));
     sys::exit(127)
 }
 
-/// Takes the steps and runs the program; returns only when one of them failed.
+/// Takes the steps and executes the program; returns only the step that failed.
 fn contain_and_exec(context: &mut ChildContext<'_>) -> (Step, io::Error) {
     if let Err(failed) = contain(context) {
         return failed;
@@ -137,8 +137,8 @@ fn contain_and_exec(context: &mut ChildContext<'_>) -> (Step, io::Error) {
     }
 }
 
-/// All but the limit of open files: the kernel lets no process hand a descriptor over while its user has more of them
-/// in flight than that, so the listener is handed over first.
+/// All steps except the limit of open files: the kernel lets no process send a descriptor while its
+/// user has more of them in flight than that limit, so the listener is sent first.
 pub(crate) fn contain(context: &mut ChildContext<'_>) -> Result<(), (Step, io::Error)> {
     let plan = context.plan;
     context.step(Step::JoinNamespaces, |it| join(it))?;
@@ -156,7 +156,7 @@ pub(crate) fn contain(context: &mut ChildContext<'_>) -> Result<(), (Step, io::E
             landlock::restrict(it.landlock, &plan.writable, plan.landlock_scope)
         })?;
     }
-    // That of open files comes last: the launcher's own are open here, and count.
+    // The limit of open files comes last: the launcher's descriptors are open here, and count.
     context.step(Step::ResourceLimits, |_| {
         set_nice(plan.nice)?;
         limit_resources(plan, |it| it != libc::RLIMIT_NOFILE)
@@ -196,7 +196,7 @@ impl ChildContext<'_> {
     }
 }
 
-/// The pid namespace is not among them: a process is born into that one.
+/// The pid namespace is not among them: a process is born into it.
 fn join(context: &ChildContext<'_>) -> io::Result<()> {
     for namespace in context.namespaces {
         move_into_thread_name_spaces(sys::borrow(*namespace), ThreadNameSpaceType::empty())?;
@@ -204,8 +204,8 @@ fn join(context: &ChildContext<'_>) -> io::Result<()> {
     enter_directory(&context.plan.directory)
 }
 
-/// Links may lead there, for images have such, but none through a descriptor of ours: a program that was in the box
-/// before us could have planted one, and we have handles open on what lies outside.
+/// Symbolic links are followed, because images have them, but no magic link: a program that ran in
+/// the sandbox before could have planted one, and this process holds descriptors of host files.
 fn enter_directory(path: &CStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_MAGICLINKS;
@@ -240,7 +240,7 @@ fn become_user(context: &ChildContext<'_>) -> io::Result<()> {
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// Never forward: whoever was started further back stays there.
+/// Never lowers the value: a process that was started with a higher one keeps it.
 fn set_nice(nice: Option<u32>) -> io::Result<()> {
     let Some(nice) = nice.and_then(|nice| i32::try_from(nice).ok()) else {
         return Ok(());
@@ -263,7 +263,7 @@ fn drop_capabilities() -> io::Result<()> {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
             Err(Errno::INVAL) => break, // past the last one this kernel knows
-            // In a container they may be gone already, and with them the right to give them up.
+            // In a container they may be dropped already, and with them the right to drop them.
             Err(Errno::PERM) if matches!(known(), Ok(false) | Err(Errno::INVAL)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -282,12 +282,12 @@ fn drop_capabilities() -> io::Result<()> {
 }
 
 fn arrange_descriptors(context: &ChildContext<'_>) -> io::Result<()> {
-    // After the last change of credentials, which would clear it. Whoever stands by outlives the lane that made it,
-    // and ends with the first process of its box.
+    // After the last change of credentials, which would clear it. A prepared child outlives the
+    // forker that made it, and is killed with pid 1 of its sandbox.
     if context.start.is_some() {
         set_parent_process_death_signal(Some(Signal::KILL))?;
     }
-    // A session of its own: no controlling terminal to type into, but the box's own.
+    // A session of its own: no controlling terminal except the sandbox's own.
     rustix::process::setsid()?;
     if let Some(start) = &context.start {
         start.take_standard_streams(context.plan.terminal)?;
@@ -296,7 +296,7 @@ fn arrange_descriptors(context: &ChildContext<'_>) -> io::Result<()> {
 }
 
 impl ExecTarget<'_> {
-    /// Puts the streams in their places. A terminal among them becomes the controlling one.
+    /// Puts the streams in place. A terminal among them becomes the controlling one.
     pub(crate) fn take_standard_streams(&self, terminal: bool) -> io::Result<()> {
         (0..)
             .zip(self.streams)
@@ -309,7 +309,8 @@ impl ExecTarget<'_> {
         }
     }
 
-    /// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
+    /// Tries the candidates in order. EACCES for one of them is a better error than ENOENT for the
+    /// last.
     pub(crate) fn exec(&self, exact_environment: bool) -> io::Error {
         let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
         for path in self.candidates {
@@ -327,7 +328,7 @@ impl ExecTarget<'_> {
     }
 }
 
-/// Keeps the type of borrowed descriptors in one place for the launcher.
+/// The raw descriptor, in one place for the launcher.
 pub(crate) fn raw(fd: BorrowedFd<'_>) -> RawFd {
     use std::os::fd::AsRawFd;
     fd.as_raw_fd()

@@ -1,24 +1,25 @@
-//! Which CPUs a program is told of. Most runtimes size their thread pools by this and nothing else.
+//! Limits the CPU affinity of a program: most runtimes size their thread pools by it and by nothing
+//! else.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use std::io;
 
-/// Leaves this process so many of the CPUs it may use. Allocates nothing.
+/// Limits the affinity of this process to `count` of the CPUs it may use. Allocates nothing.
 pub(crate) fn limit_to(count: u32) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     match count < allowed.count() {
-        // Where it is: the kernel has put it where there was room (a parked one when it was made), and moving it would
-        // cost more than all mounts.
+        // The choice starts at the current CPU: the kernel chose a free one (for a warm sandbox
+        // when it was created), and a migration would cost more than all mounts.
         true => Ok(sched_setaffinity(
             None,
             &choose(&allowed, count, sched_getcpu()),
         )?),
-        // No more are left than the limit allows: these it is.
+        // The process may use no more CPUs than the limit allows.
         false => Ok(()),
     }
 }
 
-/// The first allowed one from `first` on and those that follow it, round the end.
+/// The first allowed CPU from `first` on and the ones after it, wrapping around.
 fn choose(allowed: &CpuSet, count: u32, first: usize) -> CpuSet {
     let (before, after) = (0..first.min(CpuSet::MAX_CPU), first..CpuSet::MAX_CPU);
     let mut chosen = CpuSet::new();

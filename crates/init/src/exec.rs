@@ -1,7 +1,6 @@
-//! A further program of a box that outlives it: its process, and its own channel to whoever asked for it.
-//!
-//! It leads a session and a process group of its own, and is not reaped before we let go of it: while we have it, its
-//! number is nobody else's.
+//! An exec: one more program of a sandbox that is a session. Its process has a channel of its own
+//! to the engine, a session and a process group. It is not reaped before this struct is dropped, so
+//! its pid is not reused.
 
 use crate::{
     protocol::{self, Command, MAX_EXECS, ProcessExit, Report},
@@ -11,16 +10,16 @@ use crate::{
 use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};
 use std::os::fd::OwnedFd;
 
-/// One that is under way.
+/// A running exec.
 pub(crate) struct ExecChild {
     pub(crate) pid: i32,
     pub(crate) pidfd: OwnedFd,
-    /// Gone once nobody listens any more.
+    /// Dropped when the engine closes its end.
     pub(crate) channel: Option<OwnedFd>,
 }
 
 impl ExecChild {
-    /// Refuses one more than there may be, by an error that no step of a program gives.
+    /// Refuses an exec beyond the limit, with an errno that no step of a program returns.
     pub(crate) fn check_limit(under_way: &[ExecChild]) -> Result<(), StepFailure> {
         match under_way.len() < MAX_EXECS {
             true => Ok(()),
@@ -35,14 +34,14 @@ impl ExecChild {
         }
     }
 
-    /// Does what its channel says; the channel, if that was its last word.
+    /// Handles a message on the channel. Returns the channel if it was the last one.
     pub(crate) fn on_command(&mut self) -> Option<OwnedFd> {
         match self.channel.as_ref().map(protocol::receive::<Command>) {
             Some(Ok(Some((Command::Signal(number), _)))) => {
                 self.signal(number);
                 None
             }
-            // Whoever asked for it is gone, and so shall it be.
+            // The engine closed its end: the program is killed.
             _ => {
                 self.kill();
                 self.channel.take()
@@ -50,7 +49,7 @@ impl ExecChild {
         }
     }
 
-    /// To its process group. Already ended is as good.
+    /// Signals the process group. A process that has ended is no error.
     fn signal(&self, number: i32) {
         if let (Some(signal), Some(group)) =
             (Signal::from_named_raw(number), Pid::from_raw(self.pid))
@@ -59,16 +58,16 @@ impl ExecChild {
         }
     }
 
-    /// Ends it with its process group, or alone if it has not come as far as to have one.
+    /// Kills the process group, or the process alone if it has no group yet.
     pub(crate) fn kill(&self) {
         self.signal(libc::SIGKILL);
         _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Tells of its end. What it left in its process group goes on.
+    /// Reports the exit. Processes left in the group go on.
     pub(crate) fn report_end(&self, reaped: WaitResult) {
         if let Some(channel) = &self.channel {
-            // An engine that has hung up does not want to know.
+            // The engine may have closed its end.
             _ = protocol::send(channel, &Report::Ended(ProcessExit::from(reaped)), &[]);
         }
     }

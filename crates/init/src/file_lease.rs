@@ -1,28 +1,28 @@
-//! Leases on open files: by them the kernel says whether anybody else has a file open, and holds up whoever opens it next
-//! until the lease is given back.
+//! File leases: the kernel refuses a lease while another process has the file open, and delays an
+//! open that conflicts with it until the lease is released.
 
 use crate::sys;
 use std::{io, os::fd::BorrowedFd};
 
-/// What a lease keeps away.
+/// What a lease conflicts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseKind {
     /// Writers. The file must have been opened for reading only.
     Read,
-    /// Everybody.
+    /// Every open by another process.
     Write,
 }
 
-/// A lease on a file. While it is held nobody can open the file in a way that it keeps away; it is given back when this is
-/// dropped, also where a child that was forked meanwhile still has the descriptor.
+/// A lease on a file, released on drop, also where a forked child still has the descriptor.
 #[derive(Debug)]
 pub struct Lease<'a>(BorrowedFd<'a>);
 
 impl<'a> Lease<'a> {
-    /// Takes one. `WouldBlock` if somebody has the file open; `PermissionDenied` if it is another user's; other errors where
-    /// the file system has none.
+    /// Takes a lease. `WouldBlock` if another process has the file open; `PermissionDenied` if
+    /// another user owns it; other errors where the file system has no leases.
     pub fn take(file: BorrowedFd<'a>, kind: LeaseKind) -> io::Result<Lease<'a>> {
-        // Whoever breaks a lease sends its holder a signal: SIGIO would end the process, and this one is ignored.
+        // A process that breaks the lease signals its holder: SIGIO would end the process, SIGURG
+        // is ignored.
         sys::set_signal(file, libc::SIGURG)?;
         let lease = match kind {
             LeaseKind::Read => libc::F_RDLCK,
@@ -35,7 +35,7 @@ impl<'a> Lease<'a> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        // It can only fail if the kernel took the lease away, after 45 seconds: then there is none to give back.
+        // It fails only if the kernel revoked the lease after 45 seconds.
         _ = sys::set_lease(self.0, libc::F_UNLCK);
     }
 }

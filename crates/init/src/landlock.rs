@@ -1,5 +1,5 @@
-//! Landlock: a second wall behind the mounts, held by another part of the kernel.
-//! Allocates nothing: it runs in the child of a vfork.
+//! Landlock: path rules as a second barrier behind the mounts, enforced by another part of the
+//! kernel. Allocates nothing: it runs in a vfork child.
 
 use crate::{
     plan::LandlockScope,
@@ -19,17 +19,18 @@ const FIRST_VERSION: u64 = (1 << 13) - 1;
 const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
-/// Abstract sockets and signals of other domains.
+/// Abstract sockets and signals outside the domain.
 const SOCKETS: u64 = 1;
 const SIGNALS: u64 = 1 << 1;
 
-/// What one version of the kernel's Landlock can hold.
+/// The access rights that this Landlock ABI version handles, and the size of its struct.
 fn handled(version: u32, landlock_scope: LandlockScope) -> (LandlockAttr, usize) {
     let files = FIRST_VERSION
         | if version >= 2 { REFER } else { 0 }
         | if version >= 3 { TRUNCATE } else { 0 }
         | if version >= 5 { IOCTL_DEV } else { 0 };
-    // Every program has a domain of its own. Where it has landlock_scope, namespaces keep it from all others.
+    // Every program has a domain of its own. Where it may reach other programs of its sandbox,
+    // namespaces keep it from all other processes.
     let scoped = match landlock_scope {
         _ if version < 6 => 0,
         LandlockScope::Isolated => SOCKETS | SIGNALS,
@@ -52,7 +53,8 @@ fn handled(version: u32, landlock_scope: LandlockScope) -> (LandlockAttr, usize)
     )
 }
 
-/// Reads everywhere, writes below `writable` and to the devices of the box, nothing else.
+/// Allows reading everywhere, writing below `writable` and to the devices of the sandbox, nothing
+/// else.
 pub(crate) fn restrict(
     version: u32,
     writable: &[CString],
@@ -62,14 +64,14 @@ pub(crate) fn restrict(
     let all = handled.files;
     let ruleset = sys::landlock_ruleset(&handled, size)?;
     allow(&ruleset, c"/", EXECUTE | READ_FILE | READ_DIR)?;
-    // Programs name their threads and adjust themselves there; other files refuse by their mode.
+    // Programs name their threads and change settings there; other files refuse by their mode.
     allow(
         &ruleset,
         c"/proc",
         READ_FILE | READ_DIR | (WRITE_FILE | TRUNCATE) & all,
     )?;
-    // What stands there we have put there: the plain devices, and terminals where the box has one. A rule for each
-    // would take as long as entering all namespaces.
+    // `/dev` holds only files of ours: the plain devices, and terminals where the sandbox has them.
+    // One rule for each would take as long as entering all namespaces.
     allow(
         &ruleset,
         c"/dev",
@@ -81,7 +83,7 @@ pub(crate) fn restrict(
     sys::landlock_restrict(&ruleset)
 }
 
-/// A rule for a file may only name rights that files have, so a writable mount of a single file is narrowed.
+/// A rule for a file may only name rights of files, so it is narrowed for a mounted file.
 fn allow(ruleset: &std::os::fd::OwnedFd, path: &CStr, access: u64) -> io::Result<()> {
     const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
     let below = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;

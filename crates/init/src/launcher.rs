@@ -1,7 +1,8 @@
-//! The launcher: a small single-threaded process that makes, signals and reaps sandboxes for one engine.
+//! The launcher: a small single-threaded process that creates, signals and reaps the sandboxes of
+//! one engine.
 //!
-//! It is pid 1 of a pid namespace of its own: when it dies, the kernel ends every box. It ends itself when
-//! its control socket does, that is, with the engine.
+//! It is pid 1 of a pid namespace of its own: when it dies, the kernel kills every sandbox. It ends
+//! when its control socket is closed, that is, with the engine.
 
 use crate::{
     container_network,
@@ -39,12 +40,12 @@ use std::{
     },
 };
 
-/// Entry of the binary: control socket on standard input.
+/// Entry of the launcher: the control socket is standard input.
 pub fn main() -> ! {
-    // Started by the number of a descriptor, which would be its name in the process table otherwise.
+    // The launcher is executed by descriptor number, which would be its name in the process table.
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
-    // Whoever started the engine may have had a narrow one, and a root that only we can enter is of no use to a box.
+    // The engine's umask may be narrow; a sandbox needs a root that all users can enter.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let Ok(control) = take_control() else {
         sys::exit(2)
@@ -66,14 +67,14 @@ pub fn main() -> ! {
     {
         Ok(mut launcher) => launcher.serve(control),
         Err(failed) => {
-            // Nobody to tell means the engine is gone, and so are we.
+            // Without a reader the engine is gone, and this process ends anyway.
             _ = protocol::send(&control, &Report::Failed(failed), &[]);
             sys::exit(1)
         }
     }
 }
 
-/// Moves the control socket off standard input, so that 0, 1 and 2 are never anything of value.
+/// Moves the control socket away from standard input, so that 0, 1 and 2 are never of value.
 fn take_control() -> io::Result<OwnedFd> {
     let control = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
     let null = rustix::fs::openat(
@@ -85,20 +86,20 @@ fn take_control() -> io::Result<OwnedFd> {
     for place in 0..3 {
         sys::put_stream(containment::raw(null.as_fd()), place)?;
     }
-    // Whoever started the engine may have left files open in it; they are not ours to keep open.
+    // Descriptors that the engine inherited are not to be kept open.
     pid1::close_all_except(&[control.as_fd(), null.as_fd()])?;
     Ok(control)
 }
 
-/// Handles on namespaces that the launcher goes back to.
+/// Handles on namespaces that the launcher returns to.
 struct LauncherNamespaces {
-    /// The host's mounts, for looking paths up.
+    /// The host's mount namespace, for resolving host paths.
     host_mounts: OwnedFd,
-    /// The launcher's own process table.
+    /// The launcher's own pid namespace.
     home_pids: OwnedFd,
 }
 
-/// The socket on which the first box's namespaces will come.
+/// The socket on which the namespaces of the first sandbox arrive.
 type FirstNamespaces = Option<OwnedFd>;
 
 fn prepare(
@@ -123,7 +124,7 @@ fn prepare(
     Ok((steps, spaces, first))
 }
 
-/// Into namespaces of our own. Without the right to make them, a user namespace gives it.
+/// Enters namespaces of its own. Without the right to create them, a user namespace gives it.
 fn leave_host(first: Option<Ids>) -> io::Result<FirstNamespaces> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -136,7 +137,7 @@ fn leave_host(first: Option<Ids>) -> io::Result<FirstNamespaces> {
         std::fs::write("/proc/self/gid_map", format!("0 {gid} 1\n"))?;
     }
     sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWPID)?;
-    // Unmounts of the host still reach us, so that we keep nothing busy; ours reach nobody.
+    // Host unmounts still propagate to us, so that no mount stays busy; ours do not propagate.
     rustix::mount::mount_change(
         c"/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
@@ -146,11 +147,12 @@ fn leave_host(first: Option<Ids>) -> io::Result<FirstNamespaces> {
         .transpose()?;
     match sys::fork_into(0, None)? {
         ForkSide::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
-        // Only its child is in the new pid namespace. Before we end there is something to do beside it.
+        // Only the child is in the new pid namespace. The parent creates the first namespaces
+        // before it ends.
         ForkSide::Parent { .. } => {
             if let Some((ids, (ours, theirs))) = sockets {
                 drop(ours);
-                // Without them the box makes its own, and says what fails.
+                // Without them the sandbox creates its own, and reports what fails.
                 _ = namespace_pool::create_first(ids, &theirs);
             }
             sys::exit(0)
@@ -175,48 +177,49 @@ fn send_hello(control: &OwnedFd, steps: Steps) -> io::Result<()> {
     protocol::send(control, &Report::Hello(steps), &[own.as_fd()])
 }
 
-/// A process of a box that we started and will reap.
+/// A process of a sandbox that we forked and will reap.
 struct ChildProcess {
     pid: i32,
     pidfd: OwnedFd,
-    /// Whether the box ends with it.
+    /// Whether the sandbox ends with it.
     last: bool,
 }
 
 impl ChildProcess {
-    /// For one whose end nobody waits for.
+    /// For a child whose end nothing waits for.
     fn kill_and_reap(&self) {
         _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
         _ = sys::reap(self.pid, true);
     }
 }
 
-/// One box.
+/// One sandbox.
 struct SandboxEntry {
     channel: OwnedFd,
     pid1: ChildProcess,
-    /// Where the pid1 says that it is ready; gone once it has.
+    /// The socket on which pid 1 reports that it is ready; closed afterwards.
     ready: Option<OwnedFd>,
-    /// The namespaces it was born into, in order, once it has handed them out.
+    /// The namespaces that pid 1 was cloned into and has not handed out yet, in order.
     spaces: Vec<Step>,
     namespaces: Vec<(Step, OwnedFd)>,
     user_namespace: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
     programs: Vec<ChildProcess>,
-    /// Programs that it outlives.
+    /// Programs of a session.
     execs: Vec<ExecChild>,
     /// Processes that put mounts back.
     remounts: Vec<ChildProcess>,
-    /// Where it has its terminals, if it stays.
+    /// `/dev/pts` of a session.
     terminals: Option<OwnedFd>,
     stays: bool,
-    /// The kernel's list of the pid1's children, where it has one.
+    /// The kernel's list of pid 1's children, where it has one.
     children: Option<File>,
-    /// Made warm of its program.
+    /// Created before its run.
     warm: bool,
 }
 
-/// What a forker tells the launcher of a box, with its handles: channel, pid1, program, users, namespaces, cgroup.
+/// What a cgroup v1 forker hands to the launcher, with handles: channel, pid 1, program, user
+/// namespace, namespaces, cgroup.
 struct Handover {
     pid1: i32,
     program: i32,
@@ -274,15 +277,15 @@ fn children(pid: i32) -> Option<File> {
     File::open(format!("/proc/{pid}/task/{pid}/children")).ok()
 }
 
-/// What an event is token: two bits of kind, then the box, then a pid.
+/// What an epoll event is about: two bits of kind, then the sandbox, then a pid.
 #[derive(Clone, Copy)]
 enum EventToken {
     Control,
     NamespacePool,
-    /// A forker, by its pid, has something to hand over.
+    /// A cgroup v1 forker, by its pid, has something to hand over.
     CgroupForker(i32),
     Channel(u32),
-    /// The own channel of a execs program, by its pid.
+    /// The channel of an exec, by its pid.
     Program(u32, i32),
     Ready(u32),
     Process(u32, i32),
@@ -317,7 +320,7 @@ impl EventToken {
     }
 }
 
-/// Boxes have numbers from 1; 0 stands for the helpers of this launcher.
+/// Sandboxes are numbered from 1; 0 stands for the helpers of this launcher.
 const HELPER_NUMBER: u32 = 0;
 const MAX_SANDBOX_NUMBER: u32 = 0x3fff_ffff;
 
@@ -329,16 +332,17 @@ struct Launcher {
     spaces: LauncherNamespaces,
     events: OwnedFd,
     sandboxes: HashMap<u32, SandboxEntry>,
-    /// Lanes, and the namespace_pool.
+    /// The cgroup v1 forkers and the namespace pool.
     helpers: Vec<ChildProcess>,
-    /// Where forkers hand over, by their pids.
+    /// The handover sockets of cgroup v1 forkers, by their pids.
     forkers: HashMap<i32, OwnedFd>,
-    /// Where we do, if we are a forker.
+    /// The handover socket, if this process is a cgroup v1 forker.
     home: Option<OwnedFd>,
     namespace_pool: Option<NamespacePool>,
-    /// Where the namespaces of the first box come from.
+    /// The socket on which the namespaces of the first sandbox arrive.
     first: FirstNamespaces,
-    /// What a forker was given of the stock.
+    /// Namespaces for the next sandbox: those created first, or those that a forker got from the
+    /// pool.
     own_namespaces: Option<PooledNamespaces>,
     next: u32,
     filters: SeccompFilters,
@@ -367,7 +371,7 @@ impl Launcher {
         })
     }
 
-    /// Serves the engine until it is gone.
+    /// Serves the engine until its socket is closed.
     fn serve(&mut self, mut control: OwnedFd) -> ! {
         if self.watch(&control, EventToken::Control).is_err() {
             sys::exit(1);
@@ -401,7 +405,7 @@ impl Launcher {
         watch(&self.events, fd, token)
     }
 
-    /// Before closing: whoever holds a duplicate would keep the registration alive.
+    /// Before closing: a duplicate of the descriptor would keep the registration alive.
     fn unwatch(&self, fd: impl AsFd) {
         _ = epoll::delete(&self.events, fd);
     }
@@ -409,7 +413,7 @@ impl Launcher {
     fn on_control(&mut self, control: &mut OwnedFd) {
         let (request, mut files) = match protocol::receive::<Request>(&*control) {
             Ok(Some(message)) => message,
-            // The engine is gone, or speaks another language: end, and everything with us.
+            // The engine is gone or has another protocol version: everything ends.
             Ok(None) | Err(_) => sys::exit(0),
         };
         match request {
@@ -427,7 +431,7 @@ impl Launcher {
         }
     }
 
-    /// Without a namespace_pool every box makes its own namespaces, which is only slower.
+    /// Without a pool every sandbox creates its own namespaces, which is only slower.
     fn on_start_namespace_pool(&mut self, plan: NamespacePoolPlan) {
         let Ok((namespace_pool, pid, pidfd)) = NamespacePool::start(plan) else {
             return;
@@ -474,7 +478,7 @@ impl Launcher {
             Ok(made) => made,
             Err(error) => {
                 let failed = failure(Step::PidNamespace, "clone into new namespaces")(error);
-                // An engine that no longer listens has hung up, which is all we would do here.
+                // The engine may have closed its end, which has the same effect.
                 _ = protocol::send(&channel, &Report::Failed(failed), &[]);
                 return;
             }
@@ -493,7 +497,7 @@ impl Launcher {
         }
     }
 
-    /// PooledNamespaces made warm, if they fit this box; it then takes their ids.
+    /// Pooled namespaces, if they fit this sandbox; the plan then takes their ids.
     fn pooled(&mut self, plan: &mut SandboxPlan) -> Option<PooledNamespaces> {
         let fits = plan.any_outer_id && plan.own_network && plan.steps.has(Step::NetNamespace);
         if !fits {
@@ -508,7 +512,8 @@ impl Launcher {
         Some(found)
     }
 
-    /// Waits for the namespaces of the first box, which were begun before the root and take less time.
+    /// Waits for the namespaces of the first sandbox, which were started before the root and take
+    /// less time.
     fn take_first(&mut self) {
         if let Some(socket) = self.first.take() {
             self.own_namespaces = namespace_pool::receive_first(&socket);
@@ -563,8 +568,8 @@ impl Launcher {
         }
     }
 
-    /// A copy of us that sits in version 1 cgroups: what it forks is born there, which costs nothing,
-    /// while moving a process costs milliseconds.
+    /// Forks a copy of this process into version 1 cgroups: what the copy forks is born there for
+    /// free, while moving a process costs milliseconds.
     fn on_cgroup_forker(&mut self, control: &mut OwnedFd, forker: OwnedFd, groups: &[OwnedFd]) {
         self.take_first();
         let own_namespaces = self.own_namespaces.take().or_else(|| {
@@ -618,14 +623,14 @@ impl Launcher {
         for group in groups {
             rustix::io::write(group, b"0").map_err(system("cgroup.procs"))?;
         }
-        // Of the launcher's sandboxes nothing stays open here. They are not taken off the epoll, which is shared with
-        // the launcher; we get one of our own.
+        // Handles of the launcher's sandboxes are closed here. They are not removed from the epoll
+        // instance, which is shared with the launcher; this process creates its own.
         self.sandboxes.clear();
         self.helpers.clear();
         self.forkers.clear();
         self.namespace_pool = None;
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
-        // What our programs hand over must not be taken by the launcher, nor by another forker.
+        // Listeners of our programs must not be received by the launcher or by another forker.
         self.filters = SeccompFilters::new().map_err(at("sockets"))?;
         self.watch(control, EventToken::Control)
             .map_err(at("epoll"))?;
@@ -650,7 +655,7 @@ impl Launcher {
     }
 
     fn on_remount(&mut self, number: u32, plan: &Payload, mut files: Vec<OwnedFd>) {
-        // Behind the file of a large plan.
+        // It comes after the file of a large plan.
         let Some(answer) = files.pop() else {
             return;
         };
@@ -662,13 +667,14 @@ impl Launcher {
             (Ok(_), None) => {}
             (Err(error), _) => {
                 let failed = failure(Step::Workspace, "fork")(error);
-                // An engine that no longer listens has ended the box, or is token to.
+                // An engine that has closed its end has ended the sandbox, or is about to.
                 _ = protocol::send(&answer, &Report::Failed(failed), &[]);
             }
         }
     }
 
-    /// Not in the cgroup of the box, whose limits its programs may have used up. A forker sits in that anyway.
+    /// Not in the cgroup of the sandbox, whose limits its programs may have used up. A cgroup v1
+    /// forker sits in it anyway.
     fn remount(
         &mut self,
         number: u32,
@@ -702,7 +708,7 @@ impl Launcher {
             return;
         };
         self.unwatch(&entry.channel);
-        // The end of the pid1 is the end of its pid namespace. Already ended is as good.
+        // Killing pid 1 kills its pid namespace. A process that has ended is no error.
         _ = rustix::process::pidfd_send_signal(&entry.pid1.pidfd, Signal::KILL);
         for program in &entry.programs {
             _ = rustix::process::pidfd_send_signal(&program.pidfd, Signal::KILL);
@@ -721,7 +727,7 @@ impl Launcher {
         _ = epoll::delete(&self.events, &ready);
         let (report, handles) = match message {
             Ok(Some(message)) => message,
-            // Killed while furnishing; its end is told when it is reaped.
+            // It was killed during setup; its exit is reported when it is reaped.
             Ok(None) | Err(_) => return,
         };
         let mut handles = handles.into_iter();
@@ -760,7 +766,8 @@ impl Launcher {
                         entry.programs.push(program);
                         sent
                     }
-                    // It has started, and is said to have. Nobody would learn of its end, so it ends with its box.
+                    // The program has started and is reported as started. Its exit could not be
+                    // noticed, so it ends with its sandbox.
                     Err(error) => {
                         program.kill_and_reap();
                         sent.and(Err(error))
@@ -836,7 +843,7 @@ impl Launcher {
         Ok((program, done, listener))
     }
 
-    /// What fails here ends the process or closes its socket, which is how the engine learns of it.
+    /// A failure ends the process or closes its socket, which is how the engine learns of it.
     fn on_prepare(&mut self, number: u32, plan: &Payload, files: Vec<OwnedFd>) {
         let prepared = self.prepare(number, plan, files);
         let Some(entry) = self.sandboxes.get_mut(&number) else {
@@ -849,15 +856,15 @@ impl Launcher {
         self.hand_over(number);
     }
 
-    /// A execs program: a process that stands by for it, and its own channel. What fails here is said where the
-    /// engine waits for that process.
+    /// Starts an exec: a prepared child for it, and its own channel. A failure is reported on the
+    /// socket of the prepared child.
     fn on_start(&mut self, number: u32, plan: &Payload, mut files: Vec<OwnedFd>) {
-        // Behind the file of a large plan.
+        // They come after the file of a large plan.
         let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else {
             return;
         };
         if let Err(failed) = self.start(number, plan, files, channel, &standby) {
-            // An engine that no longer listens has hung up on the program, too.
+            // An engine that has closed its end has given up the program, too.
             _ = protocol::send(&standby, &Report::Failed(failed), &[]);
         }
     }
@@ -916,8 +923,8 @@ impl Launcher {
         }
     }
 
-    /// A forker that has given birth to all of a box leaves it to the launcher, which inherits its children, and ends:
-    /// one process less for as long as the box is parked.
+    /// A cgroup v1 forker that has created all processes of a warm sandbox hands it to the
+    /// launcher, which inherits the children, and ends: one process less while the sandbox waits.
     fn hand_over(&mut self, number: u32) {
         let (Some(home), Some(entry)) = (&self.home, self.sandboxes.get(&number)) else {
             return;
@@ -949,7 +956,7 @@ impl Launcher {
         }
     }
 
-    /// Takes a box over from a forker that is token to end.
+    /// Takes over a sandbox from a forker that is about to end.
     fn on_handover(&mut self, pid: i32) {
         let Some(forker) = self.forkers.remove(&pid) else {
             return;
@@ -981,7 +988,7 @@ impl Launcher {
         }
     }
 
-    /// A number that no box has: those of sandboxes that live for long are passed over once all were given out.
+    /// An unused sandbox number: after the last one, numbers of living sandboxes are skipped.
     fn next_number(&mut self) -> u32 {
         loop {
             let number = self.next;
@@ -1008,7 +1015,7 @@ impl Launcher {
         self.fork_prepared_child(number, &plan, &channel)
     }
 
-    /// A process that gives everything up and stands by on this socket.
+    /// Forks a process that drops its privileges and waits on this socket.
     fn fork_prepared_child(
         &mut self,
         number: u32,
@@ -1042,7 +1049,7 @@ impl Launcher {
                 let last = plan.last;
                 let child = ChildProcess { pid, pidfd, last };
                 let watched = self.watch(&child.pidfd, EventToken::Process(number, pid));
-                // Nobody would learn of its end.
+                // Its exit could not be noticed.
                 watched
                     .inspect_err(|_| child.kill_and_reap())
                     .map(|()| child)
@@ -1116,7 +1123,7 @@ impl Launcher {
         }
         for program in &entry.programs {
             self.unwatch(&program.pidfd);
-            // Killed with its namespace: there and waiting to be reaped.
+            // It was killed with its pid namespace and waits to be reaped.
             _ = sys::reap(program.pid, true);
         }
         for execs in &entry.execs {
@@ -1127,7 +1134,7 @@ impl Launcher {
             self.unwatch(&child.pidfd);
             _ = sys::reap(child.pid, true);
         }
-        // The engine may have hung up already: that is how it asks for this.
+        // The engine may have closed its end: that is how it asks for this.
         _ = protocol::send(
             &entry.channel,
             &Report::Gone(ProcessExit {
@@ -1149,7 +1156,7 @@ impl Launcher {
 }
 
 impl LauncherNamespaces {
-    /// What is forked from now on is born in the process table of the box.
+    /// Children forked from now on are born in the pid namespace of the sandbox.
     fn enter(&self, entry: &SandboxEntry) -> io::Result<()> {
         match entry
             .namespaces
@@ -1167,7 +1174,7 @@ impl LauncherNamespaces {
     fn go_home(&self) {
         let home = self.home_pids.as_fd();
         if move_into_link_name_space(home, Some(LinkNameSpaceType::ProcessID)).is_err() {
-            // The next box would be born in this one.
+            // The next sandbox would be born in this one.
             sys::exit(1);
         }
     }
@@ -1212,15 +1219,16 @@ impl SandboxEntry {
         }
     }
 
-    /// Whether nobody but the pid1 is left. Whoever lost his parent there has become its child before that parent
-    /// could be reaped, and it makes none itself. Without the kernel's word the answer is no.
+    /// Whether pid 1 is the only process left. An orphan becomes its child before the orphan's
+    /// parent can be reaped, and pid 1 forks nothing itself. Without the kernel's list the answer
+    /// is no.
     fn is_empty(&self) -> bool {
         self.children
             .as_ref()
             .is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
     }
 
-    /// The namespaces that a program joins; it is born into that of pids.
+    /// The namespaces that a program joins; it is born into the pid namespace.
     fn joined_namespaces(&self) -> Vec<RawFd> {
         let joined_namespaces = self
             .namespaces
@@ -1231,7 +1239,7 @@ impl SandboxEntry {
             .collect()
     }
 
-    /// The program's user namespace, which comes with the pid1's word that the box stands.
+    /// The user namespace of the program, known once pid 1 is ready.
     fn user_namespace(&self) -> io::Result<RawFd> {
         let ready = self
             .user_namespace
@@ -1260,7 +1268,7 @@ impl SandboxEntry {
             return;
         };
         for program in &self.programs {
-            // Already ended is as good.
+            // A process that has ended is no error.
             _ = rustix::process::pidfd_send_signal(&program.pidfd, signal);
         }
     }

@@ -1,18 +1,18 @@
-//! Containment: the launcher, the first process of a box, and the steps before a program runs.
+//! Containment: the launcher, pid 1 of a sandbox, and the steps before a program runs.
 //!
 //! ```text
 //! engine ──control──▶ launcher (pid 1 of its own pid namespace, holds the template root)
 //!                        │ clone3, all namespaces
-//!                        ├─▶ steward   makes namespaces first_arguments, where asked to; clears used ones away
-//!                        ├─▶ pid1    pid 1 of one box: mounts, loopback, listeners; then only reaps
-//!                        │ clone3 VM|VFORK, or clone3 for one that stands by
-//!                        └─▶ program   joins the pid1's namespaces, gives everything up, exec
+//!                        ├─▶ namespace pool   creates namespaces in advance, if asked; closes used ones
+//!                        ├─▶ pid 1            of one sandbox: mounts, loopback, listeners; then only reaps
+//!                        │ clone3 VM|VFORK, or clone3 for a prepared child
+//!                        └─▶ program          joins pid 1's namespaces, drops all privileges, exec
 //! ```
 //!
-//! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
-//! the end of its control socket. Nothing else is needed to clean up processes and mounts.
-//! The same program is also the first process of a container ([`entry`]).
-//! Single-threaded, no async; the only crate with `unsafe` that runs on the host, all of it in `sys.rs`.
+//! When the launcher dies, the kernel kills every sandbox with it; when the engine dies, the
+//! launcher reads the end of file of its control socket. Nothing else is needed to clean up
+//! processes and mounts. The same program is also the first process of a container ([`entry`]). It
+//! is single-threaded and not async. All `unsafe` that runs on the host is in `sys.rs`.
 
 pub mod container_init;
 mod container_network;
@@ -42,27 +42,28 @@ mod transparent_proxy;
 pub mod watched_syscalls;
 pub mod wire;
 
-/// What the engine calls the launcher in `argv[0]`. Under any other name the program is [`entry`].
+/// The engine starts the launcher with this `argv[0]`. Under any other name the program is
+/// [`entry`].
 pub const LAUNCHER_NAME: &str = "airlock-launcher";
 
 /// The static program, as bytes.
 #[cfg(feature = "embed")]
 pub static LAUNCHER: &[u8] = include_bytes!(env!("AIRLOCK_INIT_BIN"));
 
-/// Which version of Landlock the kernel has; 0 if none.
+/// The Landlock ABI version of the kernel; 0 if it has none.
 pub fn landlock_version() -> u32 {
     sys::landlock_version()
 }
 
-/// Leaves this thread, for good, with the rights that a user has in files, and none of root's. Other threads keep theirs.
-/// Root himself is such a user: owner of what is his, and a stranger to what others closed.
+/// Gives this thread, for good, the file access rights of a user without root's capabilities. Other
+/// threads keep theirs. For uid 0 that is an owner without the right to override permissions.
 pub fn use_file_rights_of(uid: u32, gid: u32) -> std::io::Result<()> {
     use rustix::thread::CapabilitySet as Set;
     sys::leave_groups()?;
     sys::set_file_ids(uid, gid)?;
     let over_files =
         Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER | Set::FSETID;
-    // With another user's ids the kernel takes these itself, unless the process was told to keep them.
+    // With another user's ids the kernel drops these itself, unless securebits keep them.
     let mut held = rustix::thread::capabilities(None)?;
     held.effective.remove(over_files);
     rustix::thread::set_capabilities(None, held)?;
@@ -75,7 +76,8 @@ pub fn use_file_rights_of(uid: u32, gid: u32) -> std::io::Result<()> {
     }
 }
 
-/// The first process of a container: for a backend of ours (`--box SOCKET`), or by its own orders.
+/// The first process of a container: for the container backend (`--box SOCKET`), or by environment
+/// and arguments.
 pub fn first(arguments: std::env::ArgsOs) -> i32 {
     let mut first_arguments: Vec<_> = std::env::args_os().skip(1).take(3).collect();
     match (first_arguments.len(), first_arguments.pop()) {

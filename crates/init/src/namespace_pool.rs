@@ -1,9 +1,10 @@
-//! The steward: makes namespaces ahead of need and clears used ones away, so that no run waits for either.
-//! A child of the launcher, in its user namespace; it ends with the launcher's end of its socket.
+//! A process that creates namespaces in advance and closes used ones, so that no run waits for
+//! either. It is a child of the launcher, in its user namespace; it ends when the launcher's end of
+//! its socket is closed.
 //!
 //! ```text
-//! launcher ── Make(ids) ──▶ steward ── network, user ──▶ launcher's ready ──▶ one box, once
-//!          ── Clear + handles of a box that is gone ──▶ closed here
+//! launcher ── Make(ids) ──▶ pool process ── network, user namespace ──▶ launcher ──▶ one sandbox, once
+//!          ── Clear + handles of a sandbox that is gone ──▶ closed here
 //! ```
 
 use crate::{
@@ -22,13 +23,13 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// What the launcher asks of its steward.
+/// Requests of the launcher to the pool process.
 enum PoolRequest {
     Make(Ids),
     Clear,
 }
 
-/// What it answers: namespaces for a program of these ids, or that there are none to be had.
+/// The reply: namespaces for a program of these ids, or none if they could not be created.
 struct PoolReply(Option<Ids>);
 
 impl Wire for PoolRequest {
@@ -53,26 +54,26 @@ impl Wire for PoolReply {
     }
 }
 
-/// A network and the user of one box, both new.
+/// A new network namespace and a new user namespace for one sandbox.
 pub(crate) struct PooledNamespaces {
     pub(crate) ids: Ids,
     pub(crate) network: OwnedFd,
     pub(crate) user: OwnedFd,
 }
 
-/// The launcher's side.
+/// The launcher's side of the pool.
 pub(crate) struct NamespacePool {
     socket: OwnedFd,
     plan: NamespacePoolPlan,
     ready: Vec<PooledNamespaces>,
-    /// Counts what was requested for: the next takes the next id.
+    /// Counts the requests: each uses the next id.
     requested: u32,
-    /// Taken and not requested for again yet.
+    /// Namespaces that were taken and not requested again yet.
     missing: u32,
 }
 
 impl NamespacePool {
-    /// Starts one and asks for a full ready.
+    /// Forks the pool process and requests the first namespaces.
     pub(crate) fn start(plan: NamespacePoolPlan) -> io::Result<(NamespacePool, i32, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
         match sys::fork_into(0, None)? {
@@ -98,7 +99,7 @@ impl NamespacePool {
         &self.socket
     }
 
-    /// PooledNamespaces for a program that is this user inside, if any are ready.
+    /// Namespaces for a program with these ids inside, if any are ready.
     pub(crate) fn take(&mut self, ids: Ids) -> Option<PooledNamespaces> {
         let inside = |ids: Ids| (ids.uid, ids.gid, ids.drop_groups);
         if inside(ids) != inside(self.plan.ids) {
@@ -109,7 +110,7 @@ impl NamespacePool {
         Some(found)
     }
 
-    /// One thing came from the steward; false if it is gone.
+    /// Receives one reply; false if the pool process is gone.
     pub(crate) fn receive(&mut self) -> bool {
         let Ok(Some((PoolReply(ids), handles))) = protocol::receive::<PoolReply>(&self.socket)
         else {
@@ -122,19 +123,21 @@ impl NamespacePool {
         true
     }
 
-    /// Has these closed elsewhere: the last handle of a mount namespace waits for the whole machine.
+    /// Lets the pool process close these: closing the last descriptor of a mount namespace waits
+    /// for all CPUs of the machine.
     pub(crate) fn clear(&self, handles: &[OwnedFd]) {
         let handles: Vec<_> = handles.iter().map(AsFd::as_fd).collect();
         // With a full queue they are closed here, which is only slower.
         _ = protocol::send(&self.socket, &PoolRequest::Clear, &handles);
     }
 
-    /// PooledNamespaces for whoever it may be.
+    /// Namespaces for any program.
     pub(crate) fn take_any(&mut self) -> Option<PooledNamespaces> {
         self.take(self.plan.ids)
     }
 
-    /// Asks for what was taken. Best when nobody waits: making a network keeps a CPU busy for as long as a run takes.
+    /// Requests replacements for what was taken. Best while no run waits: creating a network
+    /// namespace keeps a CPU busy for as long as a run takes.
     pub(crate) fn replenish(&mut self) {
         (0..std::mem::take(&mut self.missing)).for_each(|_| self.request_next());
     }
@@ -148,13 +151,13 @@ impl NamespacePool {
             outer_gid: ids.outer_gid + turn,
             ..ids
         };
-        // A queue that is full, or a steward that is gone, means boxes that make their own.
+        // With a full queue or without the pool process, sandboxes create their own namespaces.
         _ = protocol::send(&self.socket, &PoolRequest::Make(ids), &[]);
     }
 }
 
-/// The namespaces of the first box, made beside the building of its root. Takes the place of a steward's life: the
-/// process that calls it ends.
+/// Creates the namespaces of the first sandbox while its root is built. The calling process ends
+/// afterwards.
 pub(crate) fn create_first(ids: Ids, socket: &OwnedFd) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNET)?;
     sys::loopback_up()?;
@@ -167,7 +170,7 @@ pub(crate) fn create_first(ids: Ids, socket: &OwnedFd) -> io::Result<()> {
     )
 }
 
-/// What [`create_first`] made; none if it could not.
+/// The namespaces of [`create_first`]; none if it failed.
 pub(crate) fn receive_first(socket: &OwnedFd) -> Option<PooledNamespaces> {
     let (PoolReply(ids), handles) = protocol::receive::<PoolReply>(socket).ok()??;
     let mut handles = handles.into_iter();
@@ -181,9 +184,9 @@ pub(crate) fn receive_first(socket: &OwnedFd) -> Option<PooledNamespaces> {
 fn serve(socket: &OwnedFd) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     pid1::close_all_except(&[socket.as_fd()])?;
-    // The launcher cannot be looked into; we must be, to write the maps of our helpers.
+    // The launcher is not dumpable; this process has to be, to write the id maps of its helpers.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    // Not to stand in a network that belongs to a box.
+    // It must not stay in a network namespace that belongs to a sandbox.
     sys::unshare(libc::CLONE_NEWNET)?;
     let home = pid1::open_read_only(c"/proc/self/ns/net")?;
     while let Some((request, handles)) = protocol::receive::<PoolRequest>(socket)? {
@@ -197,7 +200,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
                         &[network.as_fd(), user.as_fd()],
                     )?;
                 }
-                // The box that needs them will fail at the same, and say at what.
+                // The sandbox that needs them will fail at the same step, and report it.
                 Err(_) => protocol::send(socket, &PoolReply(None), &[])?,
             },
         }

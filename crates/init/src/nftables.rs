@@ -1,5 +1,6 @@
-//! A table of nf_tables that sends what is dialled in a network to one port of its loopback, whatever its own port was.
-//! As `nft` would make it of this, for ipv6 families; where a connection was meant to go, the kernel remembers:
+//! An nf_tables table that redirects every TCP connection of a network namespace to one port on
+//! loopback. `nft` would build it from this, for both families; the kernel remembers the original
+//! destination:
 //!
 //! ```text
 //! table ip airlock {
@@ -12,34 +13,34 @@
 //!         meta l4proto udp ip daddr & 255.0.0.0 != 127.0.0.0 th dport 53 redirect to :53 } }
 //! ```
 //!
-//! What the kernel remembers of connections is memory of the host's that no cgroup counts, for up to two minutes each.
-//! So it remembers none that a program has with itself, and of others so many new ones a second.
+//! Connection tracking uses host memory that no cgroup counts, for up to two minutes a connection.
+//! So connections of a sandbox with itself are not tracked, and the rate of others is limited.
 
 use crate::netlink::{ACKNOWLEDGE, APPEND, Attributes, CREATE, Messages};
 use std::{ffi::CStr, io};
 
 const TABLE_NAME: &CStr = c"airlock";
-/// What the kernel is not to remember, before it would.
+/// Exempts packets from connection tracking, before it starts.
 const UNTRACKED_CHAIN: &CStr = c"own";
 const REDIRECT_CHAIN: &CStr = c"out";
-/// New connections, and questions for dns_port, a second; and at once.
+/// New connections and DNS queries per second, and in one burst.
 const MAX_NEW_PER_SECOND: u64 = 500;
 const MAX_NEW_BURST: u32 = 2000;
-/// The registers of a rule are its variables; one is enough.
+/// Registers are the variables of a rule; one is enough.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
 const VERDICT: u32 = libc::NFT_REG_VERDICT as u32;
 const EQUAL: u32 = libc::NFT_CMP_EQ as u32;
 const NOT_EQUAL: u32 = libc::NFT_CMP_NEQ as u32;
-/// Where ports lie, in ipv6 protocols.
+/// Offsets in the transport header, in both protocols.
 const SOURCE_PORT: u32 = 0;
 const DESTINATION_PORT: u32 = 2;
-/// Only the port is given: the address is the loopback's.
+/// Only the port is set: a redirect always goes to loopback.
 const PORT_GIVEN: u32 = 2;
 
-/// How a family writes destinations, and which of them are its loopback.
+/// Where an IP header has its destination, and which destinations are loopback.
 struct AddressFamily {
     number: i32,
-    /// Where in a packet.
+    /// Offset in the IP header.
     offset: u32,
     mask: &'static [u8],
     loopback: &'static [u8],
@@ -58,7 +59,7 @@ const IPV6: AddressFamily = AddressFamily {
     loopback: &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
 };
 
-/// Redirects all TCP to a port, and dns_port that are expected_acks for elsewhere to theirs; all of it or nothing.
+/// Redirects all TCP connections to a port, and DNS queries to theirs, in one transaction.
 pub(crate) fn redirect_all(to: u16, dns_port: u16, ipv6: bool) -> io::Result<()> {
     batch(to, dns_port, ipv6).send(Some(rustix::net::netlink::NETFILTER))
 }
@@ -109,7 +110,7 @@ fn batch(to: u16, dns_port: u16, ipv6: bool) -> Messages {
     messages
 }
 
-/// Between two such the kernel does everything at once.
+/// The kernel applies everything between two marks in one transaction.
 fn mark(messages: &mut Messages, kind: i32) {
     let subsystem = (libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes();
     messages.add(
@@ -130,7 +131,7 @@ fn chain(name: &CStr, priority: i32, kind: &CStr) -> Attributes {
         .with_text(7, kind)
 }
 
-/// Answers at the listeners must be remembered: they are to look as if they came from where was dialled.
+/// Replies of the listeners must be tracked: they have to come from the address that was dialled.
 fn untracked_loopback(family: &AddressFamily, to: u16, dns_port: u16) -> Rule {
     let rule = Rule::default().loopback(family, EQUAL);
     rule.port(SOURCE_PORT, NOT_EQUAL, to)
@@ -145,7 +146,7 @@ fn untracked_datagrams(dns_port: u16) -> Rule {
         .notrack()
 }
 
-/// A chain of this kind sees the first packet of each connection alone.
+/// A NAT chain sees only the first packet of each connection.
 fn limit_rate() -> Rule {
     let (second, over, drop) = (1u64, 1, 0);
     let limit = Attributes::default()
@@ -161,7 +162,7 @@ fn limit_rate() -> Rule {
         .step(c"immediate", &drop)
 }
 
-/// What a rule looks at, one after the other, and then does.
+/// The expressions of a rule: matches, then an action.
 #[derive(Default)]
 struct Rule(Attributes);
 
@@ -188,7 +189,7 @@ impl Rule {
         self.step(c"meta", &data).compare(EQUAL, &[protocol as u8])
     }
 
-    /// Whether a destination is on the loopback.
+    /// Matches destinations on loopback, or all others.
     fn loopback(self, family: &AddressFamily, how: u32) -> Rule {
         let length = family.mask.len();
         let data = Attributes::default()
@@ -247,7 +248,7 @@ fn value(bytes: &[u8]) -> Attributes {
 mod tests {
     use super::*;
 
-    /// Kinds of messages, families, and what follows; every length must lead to the next.
+    /// Types, families and bodies of the messages; each length must lead to the next message.
     fn walk(mut bytes: &[u8]) -> Vec<(u16, u8, Vec<u8>)> {
         let mut found = Vec::new();
         while !bytes.is_empty() {
@@ -277,7 +278,7 @@ mod tests {
         );
     }
 
-    /// Else the kernel would put each rule before the one that was said first.
+    /// Without the flag the kernel would insert each rule before the previous one.
     #[test]
     fn rules_stay_in_their_order() {
         let bytes = batch(3129, 53, false).bytes().to_vec();

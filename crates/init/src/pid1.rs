@@ -1,6 +1,6 @@
-//! The pid1: pid 1 of one box. Born in the box's namespaces, it furnishes them, hands the handles out,
-//! gives up its power, and then only reaps. It stays in the launcher's user namespace, so that no program in
-//! the box, whatever it becomes there, has a right over it or over the mounts.
+//! Pid 1 of one sandbox. Born in the sandbox's namespaces, it sets them up, hands their descriptors
+//! out, drops its capabilities, and then only reaps. It stays in the launcher's user namespace, so
+//! that no program of the sandbox ever has rights over it or over the mounts.
 
 use crate::{
     plan::{HostPath, Ids, Owner, SandboxPlan, UPPER, WORK, WORKSPACE_OVERLAY, WorkspaceName},
@@ -24,14 +24,15 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-/// What covers a path of `/proc`.
+/// How a path of `/proc` is masked.
 #[derive(Clone, Copy)]
 pub(crate) enum ProcMask {
-    /// Nothing that can be opened: the file tells about the host or holds keys.
+    /// By an unreadable file: the original tells about the host or holds keys.
     Nothing,
-    /// An empty directory: it is about hardware.
+    /// By an empty directory: the original is about hardware.
     EmptyDirectory,
-    /// Itself, read-only: settings of the kernel. A box of an ordinary user would own those of its namespaces.
+    /// By a read-only bind mount: kernel settings. In an ordinary user's sandbox the program would
+    /// own those of its namespaces.
     ReadOnly,
 }
 
@@ -55,7 +56,8 @@ const PROC_MASKS: [(&CStr, ProcMask); 17] = [
     (c"/proc/fs", ProcMask::ReadOnly),
 ];
 
-/// The masks for what this kernel has. The same for every box, so the launcher looks once.
+/// The masks for the files that this kernel has. They are the same for every sandbox, so the
+/// launcher looks once.
 pub(crate) fn masks() -> Vec<(&'static CStr, ProcMask)> {
     let exists = |path| rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok();
     PROC_MASKS
@@ -64,17 +66,18 @@ pub(crate) fn masks() -> Vec<(&'static CStr, ProcMask)> {
         .collect()
 }
 
-/// What the program's user namespace may hold. The kernel also charges it to whoever made the namespace, so that
-/// a program without a quota could take all that the host's root (or the user) has.
+/// Quotas of the program's user namespace. The kernel also charges the namespace's creator, so a
+/// program without a quota could use up what the host's root (or the user) has.
 pub(crate) const QUOTAS: &[(&str, u32)] = &[
     ("max_user_namespaces", 0),
     ("max_inotify_instances", 32),
     ("max_inotify_watches", 8192),
 ];
-/// Covers of every template, read-only: an empty directory, a device that no mount lets anybody open, and files about
-/// the machine as the limits of the run make it.
+/// Read-only files of every template that cover others: an empty directory, a device file on a
+/// mount without devices, and fake `/proc` files with the limits of the run.
 pub(crate) const EMPTY: &CStr = c"/run/airlock/empty";
-/// In scratch space, before that is out of sight: a regular file, so that git cannot take it for one that was removed.
+/// In scratch space until that is covered: a regular file, so that git does not take it for a
+/// deleted one.
 const HIDDEN_FILE: &CStr = c"/tmp/hidden";
 pub(crate) const NOTHING: &CStr = c"/run/airlock/nothing";
 const FAKE_PROC_FILES: [(&CStr, &CStr); 3] = [
@@ -83,40 +86,40 @@ const FAKE_PROC_FILES: [(&CStr, &CStr); 3] = [
     (c"/proc/stat", c"/run/airlock/stat"),
 ];
 
-/// What a pid1 is born with.
+/// What pid 1 gets from the launcher.
 pub(crate) struct Pid1Args<'a> {
     pub(crate) plan: &'a SandboxPlan,
-    /// The mount namespace in which host paths are looked up.
+    /// The mount namespace in which host paths are resolved.
     pub(crate) host: BorrowedFd<'a>,
-    /// Where it says that it is ready.
+    /// The socket for its report.
     pub(crate) report: BorrowedFd<'a>,
-    /// Stays open to the end.
+    /// Descriptors that stay open as long as it lives.
     pub(crate) inherited: &'a [BorrowedFd<'a>],
-    /// A network made ahead; the program's user namespace was, too.
+    /// A pooled network namespace; the program's user namespace came with it.
     pub(crate) network: Option<BorrowedFd<'a>>,
     pub(crate) masks: &'a [(&'static CStr, ProcMask)],
 }
 
-/// What the pid1 hands out with its report: its namespaces and the program's user namespace, unless made ahead, and
-/// its terminals to the launcher, the rest to the engine.
+/// What pid 1 hands out with its report. The namespaces (unless pooled) and the terminals are for
+/// the launcher, the rest for the engine.
 struct Pid1Resources {
     namespaces: Vec<OwnedFd>,
     user_namespace: Option<OwnedFd>,
-    /// Where the launcher opens further terminals.
+    /// `/dev/pts`, in which the launcher opens further terminals.
     terminals: Option<OwnedFd>,
     workspace: OwnedFd,
-    /// Its mount table, if the engine watches it.
+    /// The mount table, if the engine watches it.
     mount_table: Option<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     intercept: Interception,
     unmapped: Vec<u32>,
-    /// Kernel file systems below mounted folders.
+    /// Kernel file systems below mounted folders, which are covered.
     covered: Vec<CString>,
     done: Steps,
 }
 
-/// The pid1's whole life.
+/// Runs pid 1 to its end.
 pub(crate) fn run(args: &Pid1Args<'_>) -> ! {
     let sent = match set_up(args) {
         Ok(resources) => send_report(args, &resources),
@@ -167,7 +170,7 @@ fn set_up(args: &Pid1Args<'_>) -> Result<Pid1Resources, StepFailure> {
     let own = open_read_only(c"/proc/self/ns/mnt")
         .map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
     mount_proc().map_err(failure(Step::Proc, "/proc"))?;
-    // Its quotas are set through `/proc/sys`, which is about to become read-only.
+    // The quotas are set through `/proc/sys`, which becomes read-only next.
     let user_namespace = match args.network {
         None => Some(user_namespace(IdMap::of_program(plan.ids), QUOTAS)),
         Some(_) => None,
@@ -227,7 +230,7 @@ fn set_up(args: &Pid1Args<'_>) -> Result<Pid1Resources, StepFailure> {
         .map_err(failure(Step::Workspace, "the mount table"))?;
     let namespaces =
         open_namespaces(args).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
-    // The last maps are written. From now on a program can be about.
+    // The last id map is written. Programs can start from now on.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
     Ok(Pid1Resources {
@@ -245,7 +248,7 @@ fn set_up(args: &Pid1Args<'_>) -> Result<Pid1Resources, StepFailure> {
     })
 }
 
-/// Where further terminals are opened, if it stays, and its own.
+/// `/dev/pts` if the sandbox is a session, and its own terminal if it has one.
 fn set_up_terminals(plan: &SandboxPlan) -> Result<(Option<OwnedFd>, Option<OwnedFd>), StepFailure> {
     let at_terminal = || failure(Step::Terminal, "/dev/pts");
     let terminals = (plan.terminal || plan.stays).then(|| terminal::mount(plan.ids));
@@ -255,7 +258,7 @@ fn set_up_terminals(plan: &SandboxPlan) -> Result<(Option<OwnedFd>, Option<Owned
     Ok((terminals.filter(|_| plan.stays), own))
 }
 
-/// The namespaces that the launcher asked the kernel for when it cloned us.
+/// The namespaces that the launcher cloned this process into.
 fn namespace_steps(plan: &SandboxPlan) -> Steps {
     let mut done = Steps::default();
     for (step, _) in namespaces(plan) {
@@ -264,10 +267,10 @@ fn namespace_steps(plan: &SandboxPlan) -> Steps {
     done
 }
 
-/// Which namespaces a box is born into, with the kernel's flag for each.
+/// The namespaces of a sandbox, with the clone flag of each.
 pub(crate) fn namespaces(plan: &SandboxPlan) -> impl Iterator<Item = (Step, libc::c_int)> + use<> {
     let (steps, own_network) = (plan.steps, plan.own_network);
-    // The network first: one made ahead stands in its place.
+    // The network namespace comes first: a pooled one takes its place.
     let all = [
         (Step::NetNamespace, libc::CLONE_NEWNET),
         (Step::PidNamespace, libc::CLONE_NEWPID),
@@ -312,9 +315,10 @@ fn prepare_process(plan: &SandboxPlan) -> io::Result<()> {
     if !plan.warm {
         set_parent_process_death_signal(Some(Signal::KILL))?;
     }
-    // The launcher cannot be looked into; we must be, for a moment, to write the maps of our helper.
+    // The launcher is not dumpable; this process has to be, for a moment, to write the id maps of
+    // its helper.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    // What we make gets exactly the mode we chown_to_program it.
+    // Files get exactly the mode that they are created with.
     rustix::process::umask(Mode::empty());
     if plan.steps.has(Step::UtsNamespace) {
         rustix::system::sethostname(plan.hostname.as_bytes())?;
@@ -344,7 +348,7 @@ fn mask_proc(masks: &[(&CStr, ProcMask)]) -> io::Result<()> {
     })
 }
 
-/// One call: the cover is read-only in the template, and a bind mount takes that along.
+/// One call: the covering file is read-only in the template, and a bind mount inherits that.
 fn cover(path: &CStr, by: &CStr) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(by, path)?)
 }
@@ -355,8 +359,8 @@ fn make_read_only(path: &CStr) -> io::Result<()> {
     template::attach(&tree, &CWD, path)
 }
 
-/// Detached trees of the workspace, if it is the host's, of the layer over it, and of the mounts, in that order; and which of them
-/// could not be idmapped as asked.
+/// Detached mounts of the host's workspace, of the layer over it and of the mounts, in that order;
+/// and the numbers of those that could not be idmapped.
 fn open_paths(
     plan: &SandboxPlan,
     host: BorrowedFd<'_>,
@@ -387,7 +391,7 @@ fn open_paths(
     Ok((trees, unmapped))
 }
 
-/// The same file that the engine checked, or nothing.
+/// Opens the file that the engine checked, or fails.
 fn open_checked_tree(path: &HostPath) -> io::Result<OwnedFd> {
     let tree = template::open_tree(&CWD, &path.host)?;
     let found = rustix::fs::statat(&tree, c"", AtFlags::EMPTY_PATH)?;
@@ -397,13 +401,13 @@ fn open_checked_tree(path: &HostPath) -> io::Result<OwnedFd> {
     }
 }
 
-/// What belongs to the owner on disk becomes the program's own. Not every file system can.
+/// Shows the owner's files as the program's own. Not every file system can.
 fn idmap(tree: &OwnedFd, owner: Owner, ids: Ids) -> io::Result<()> {
     let namespace = user_namespace(IdMap::of_owner(owner, ids), &[])?;
     sys::set_mount(tree.as_fd(), false, 0, Some(namespace.as_fd()))
 }
 
-/// One file system for everything that is written and not kept, so that one size limits it all.
+/// One tmpfs for everything that is written and not kept, so that one size limits it all.
 fn mount_scratch(plan: &SandboxPlan) -> io::Result<()> {
     let size = CString::new(plan.scratch_bytes.to_string())?;
     let files = CString::new(plan.scratch_files.to_string())?;
@@ -441,7 +445,7 @@ fn mount_scratch(plan: &SandboxPlan) -> io::Result<()> {
     Ok(())
 }
 
-/// Lays a writable layer over a folder of the root: what is changed there is changed in scratch space, by this box.
+/// Mounts a writable overlay on a folder of the root; its layer is in scratch space.
 fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
     let lower = beneath(&CWD, folder)?;
     let layers = beneath(&CWD, c"/tmp/layers")?;
@@ -454,7 +458,7 @@ fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
     for place in [&upper, &work] {
         rustix::fs::mkdirat(&layers, place, Mode::from_raw_mode(0o755))?;
     }
-    // The topmost folder decides who may do what there.
+    // The permissions of an overlay's top folder are those of its upper layer.
     let found = rustix::fs::fstat(&lower)?;
     rustix::fs::chmodat(
         &layers,
@@ -463,7 +467,7 @@ fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
         AtFlags::empty(),
     )?;
     let (upper, work) = (beneath(&layers, &upper)?, beneath(&layers, &work)?);
-    // In the namespace of an ordinary user the layers keep their notes in names that such a user may write.
+    // In an ordinary user's namespace overlay attributes need names that such a user may write.
     let own_names = !ids.drop_groups;
     let options: &[_] = match own_names {
         true => &[(c"userxattr", c"")],
@@ -473,9 +477,9 @@ fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
     template::attach(&merged, &CWD, folder)
 }
 
-/// An overlay of a folder, what is written over it, and where the kernel works.
+/// An overlay of a lower folder, an upper folder and a work folder.
 fn overlay(folders: [&OwnedFd; 3], options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
-    // By descriptor: a path could hold the characters that separate layers.
+    // By descriptor: a path could contain the characters that separate layers.
     let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
     let [lower, upper, work] = folders.map(handle);
     let (lower, upper, work) = (lower?, upper?, work?);
@@ -488,7 +492,7 @@ fn overlay(folders: [&OwnedFd; 3], options: &[(&CStr, &CStr)]) -> io::Result<Own
     template::new_file_system(c"overlay", &all)
 }
 
-/// The home is scratch space, with the folders at which something is mounted.
+/// The home folder is scratch space, with directories as mount points.
 fn set_up_home(plan: &SandboxPlan) -> io::Result<()> {
     let home = beneath(&CWD, c"/home/agent")?;
     bind_scratch(c"home", &home)?;
@@ -537,21 +541,21 @@ fn set_up_workspace(
             bind_scratch(c"workspace", &place(c"/workspace")?).map_err(at("/workspace"))?
         }
     }
-    // Through a descriptor that reads: the engine will list it.
+    // Opened for reading: the engine lists it.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
         .map_err(|error| at("/workspace")(error.into()))?;
     prepare_workspace(plan, &workspace, folder.as_ref().unwrap_or(&workspace))?;
     set_up_home(plan).map_err(at("/home/agent"))?;
     bind_scratch(c"shm", &place(c"/dev/shm")?).map_err(at("/dev/shm"))?;
-    // Last: it covers the scratch space itself.
+    // Last: it covers the scratch mount itself.
     bind_scratch(c"tmp", &place(c"/tmp")?).map_err(at("/tmp"))?;
     Ok(workspace)
 }
 
-/// Shows the folder of the workspace with a layer over it, which takes all that is written there.
+/// Mounts an overlay on the workspace: all writes go to the layer.
 fn mount_workspace_overlay(folder: &OwnedFd, layer: &OwnedFd, ids: Ids) -> io::Result<()> {
-    // Older kernels lay nothing over what is not mounted somewhere.
+    // Older kernels accept only mounted folders as layers.
     template::attach(folder, &CWD, c"/workspace")?;
     template::attach(layer, &CWD, c"/tmp/layer")?;
     let (lower, above) = (beneath(&CWD, c"/workspace")?, beneath(&CWD, c"/tmp/layer")?);
@@ -562,7 +566,8 @@ fn mount_workspace_overlay(folder: &OwnedFd, layer: &OwnedFd, ids: Ids) -> io::R
         false => &[(c"userxattr", c"")],
     };
     let options = [own_names, &[(c"metacopy", c"off"), (c"index", c"off")]].concat();
-    // What the kernel makes in the layer later it makes as whoever mounts it, and the layer knows only the program.
+    // The kernel creates files in the layer with the ids of the process that mounted it, and the
+    // layer is idmapped for the program alone.
     let merged = sys::with_file_ids(ids.outer_uid, ids.outer_gid, || {
         overlay([&lower, &upper, &work], &options)
     })?;
@@ -572,14 +577,15 @@ fn mount_workspace_overlay(folder: &OwnedFd, layer: &OwnedFd, ids: Ids) -> io::R
     {
         sys::set_mount(merged.as_fd(), false, libc::MOUNT_ATTR_NOEXEC, None)?;
     }
-    // It holds on to both of itself.
+    // The overlay keeps references to both.
     for place in [c"/workspace", c"/tmp/layer"] {
         rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH)?;
     }
     template::attach(&merged, &CWD, c"/workspace")
 }
 
-/// Makes the folders of a fresh workspace, and covers names of the host's: those that are found in `folder`.
+/// Creates the directories of a fresh workspace, and covers the names that were found in the host's
+/// `folder`.
 fn prepare_workspace(
     plan: &SandboxPlan,
     workspace: &OwnedFd,
@@ -610,7 +616,8 @@ fn prepare_workspace(
     Ok(())
 }
 
-/// The name that was looked at, or nothing. A layer shows other inodes than the folder below it.
+/// Opens the name if it still has the checked inode. An overlay shows other inodes than the folder
+/// below it.
 fn open_checked_name(
     workspace: &OwnedFd,
     folder: &OwnedFd,
@@ -630,7 +637,7 @@ pub(crate) fn protect(place: &OwnedFd) -> io::Result<()> {
     template::attach(&tree, place, c"")
 }
 
-/// Covers a file by another that nobody may open, and a folder by one with nothing in it.
+/// Covers a file by an unreadable file, and a folder by an empty one.
 pub(crate) fn hide(place: &OwnedFd, by: &CStr) -> io::Result<()> {
     let cover = match template::is_directory(place)? {
         true => template::open_tree(&CWD, EMPTY)?,
@@ -640,7 +647,8 @@ pub(crate) fn hide(place: &OwnedFd, by: &CStr) -> io::Result<()> {
     template::attach(&cover, place, c"")
 }
 
-/// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.
+/// Opens a path without following symbolic links, so that links planted in a workspace are
+/// harmless.
 pub(crate) fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -689,7 +697,7 @@ fn start_interception(plan: &SandboxPlan) -> io::Result<Option<Interception>> {
         .transpose()
 }
 
-/// One line each of a user namespace's maps: inside, outside.
+/// One line of each id map of a user namespace: inside, outside.
 pub(crate) struct IdMap {
     uid: (u32, u32),
     gid: (u32, u32),
@@ -703,7 +711,7 @@ impl IdMap {
         }
     }
 
-    /// For a mount: what belongs to `owner` on disk appears as the program's own.
+    /// For an idmapped mount: the files of `owner` appear as the program's own.
     fn of_owner(owner: Owner, ids: Ids) -> IdMap {
         IdMap {
             uid: (owner.uid, ids.outer_uid),
@@ -712,8 +720,8 @@ impl IdMap {
     }
 }
 
-/// A user namespace with these maps and quotas. A helper is born in it, sets the quotas once we hold the handle,
-/// and ends.
+/// Creates a user namespace with this id map and these quotas. A helper process is born in it, sets
+/// the quotas once we hold the descriptor, and ends.
 pub(crate) fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<OwnedFd> {
     let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let pid = match sys::fork_into(libc::CLONE_NEWUSER, None)? {
@@ -742,12 +750,12 @@ pub(crate) fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<O
     }
 }
 
-/// Only its existence is needed until the other end of the pipe is closed, by our parent or by its end.
+/// The process only has to exist until the other end of the pipe is closed.
 fn hold_user_namespace(wait: &OwnedFd, quotas: &[(&str, u32)]) -> io::Result<()> {
     while rustix::io::retry_on_intr(|| rustix::io::read(wait, &mut [0; 1]))? > 0 {}
     quotas.iter().try_for_each(|(name, most)| {
         match std::fs::write(format!("/proc/sys/user/{name}"), most.to_string()) {
-            // What the kernel does not have needs no quota.
+            // The kernel has no such resource.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
         }
@@ -765,7 +773,7 @@ fn contain(inherited: &[BorrowedFd<'_>]) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// Closes everything but standard streams and these.
+/// Closes all descriptors except the standard streams and these.
 pub(crate) fn close_all_except(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd() as u32).collect();
     kept.sort_unstable();

@@ -1,4 +1,5 @@
-//! Everything containment will do, as data. Made by the backend, carried out by the launcher, printable.
+//! Plans: everything that containment will do, as data. Made by the backend, executed by the
+//! launcher.
 
 use crate::{
     step::Steps,
@@ -7,38 +8,38 @@ use crate::{
 };
 use std::ffi::{CStr, CString};
 
-/// The root that all boxes of one launcher start from.
+/// The root file system that all sandboxes of one launcher start from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TemplatePlan {
-    /// Which steps to take (all of them, outside of tests).
+    /// The steps to take: all of them, except in tests.
     pub steps: Steps,
-    /// A folder that holds a root file system; without it the root is built from `entries`.
+    /// The folder of an image; without it the root is built from `entries` alone.
     pub image: Option<ImageRoot>,
-    /// What stands in the root, in the order in which it is put there.
+    /// The files of the root, in the order of their creation.
     pub entries: Vec<RootEntry>,
 }
 
 /// A folder that holds the root file system of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageRoot {
-    /// Where it is outside.
+    /// Its path on the host.
     pub path: CString,
-    /// The very folder that was meant: another one of that name is another image.
+    /// The identity of the admitted folder: another folder of that name is another image.
     pub id: FileId,
 }
 
-/// One thing in the root.
+/// One file of the root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RootEntry {
-    /// Where, without a leading slash. Its parents stand before it in the list.
+    /// Its path, without a leading slash. Its parents come before it in the list.
     pub path: CString,
-    /// What.
+    /// What it is.
     pub kind: RootEntryKind,
-    /// Host path of a bind, a device or what is host_mounts; target of a link; contents of a file.
+    /// Host path of a bind mount, device or overlay; target of a link; contents of a file.
     pub content: CString,
 }
 
-/// What stands in a place.
+/// The kind of a file in the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RootEntryKind {
     /// An empty directory.
@@ -51,174 +52,180 @@ pub enum RootEntryKind {
     Bind,
     /// A host device node.
     Device,
-    /// A host directory, read-only, through our own at that place: what we have there wins, and its sockets
-    /// answer nobody.
+    /// A host directory, read-only, merged below our own directory there: our files win, and its
+    /// sockets cannot be connected to.
     HostOverlay,
-    /// Hides what a host_mounts directory has there, also when it comes later.
+    /// An overlay whiteout: hides a file of a host directory, also one that is created later.
     Whiteout,
 }
 
-/// What is tried when a layer is laid over the folder of a workspace, as a failure names it.
+/// What is tried when an overlay is mounted on the workspace, as a failure names it.
 pub const WORKSPACE_OVERLAY: &str = "a layer over the folder of the workspace";
 
-/// The folders of an overlay's layer: what is written goes to the first, and the kernel works in the other.
+/// The folders of an overlay's layer: writes go to `upper`, the kernel uses `work`.
 pub const UPPER: &CStr = c"upper";
 /// See [`UPPER`].
 pub const WORK: &CStr = c"work";
 
-/// One box.
+/// One sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxPlan {
     /// Which steps to take.
     pub steps: Steps,
-    /// Who the program is.
+    /// The ids of its programs.
     pub ids: Ids,
-    /// Whether any other id outside that is as good will do: namespaces made warm have theirs.
+    /// Whether any other spare id on the host will do: pooled namespaces have their own.
     pub any_outer_id: bool,
-    /// Whether it is made warm of its program. A lane that has made one hands it to the launcher and ends.
+    /// Whether it is created before its run. A cgroup v1 forker hands it to the launcher and ends.
     pub warm: bool,
     /// The host name inside.
     pub hostname: CString,
-    /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
+    /// Whether it has a network namespace of its own; otherwise it shares the host's.
     pub own_network: bool,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on loopback inside at which the host listens.
     pub doors: Vec<u16>,
-    /// Whether whatever is dialled inside arrives at the host.
+    /// Transparent proxying, if asked for.
     pub intercept: Option<InterceptPlan>,
-    /// Whether the box has a terminal of its own.
+    /// Whether it has a terminal of its own.
     pub terminal: bool,
-    /// Whether it outlives its programs, of which each may get a terminal.
+    /// Whether it is a session: it outlives its programs, each of which may get a terminal.
     pub stays: bool,
-    /// Bytes that may be written to scratch space.
+    /// Size limit of scratch space.
     pub scratch_bytes: u64,
-    /// Files and folders that may be made there.
+    /// Limit of files and folders in scratch space.
     pub scratch_files: u64,
-    /// Folders of the root that the program may change: a layer in scratch space lies over each.
+    /// Folders of the root that the program may change, each by an overlay with its layer in
+    /// scratch space.
     pub writable_folders: Vec<CString>,
-    /// A host folder for `/workspace`; else it is in scratch space.
+    /// A host folder for `/workspace`; without it the workspace is in scratch space.
     pub workspace: Option<HostPath>,
-    /// What takes all that is written to that folder: a folder that holds [`UPPER`] and [`WORK`], on the same mount.
+    /// The layer that takes all writes to that folder: a folder with [`UPPER`] and [`WORK`], on the
+    /// same mount.
     pub overlay: Option<HostPath>,
-    /// What in that folder is read-only, relative to it, parents first.
+    /// Read-only names in that folder, relative to it, parents first.
     pub protected: Vec<WorkspaceName>,
-    /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
+    /// Whether the engine watches the mount table, because host tools can detach mounts in that
+    /// folder.
     pub watch_mounts: bool,
-    /// What in that folder is covered by something empty, relative to it.
+    /// Names in that folder that are covered by an empty file or folder, relative to it.
     pub hidden: Vec<WorkspaceName>,
-    /// Directories to make in a fresh workspace, parents first, as entries for mounts.
+    /// Directories to create in a fresh workspace as mount points, parents first.
     pub workspace_directories: Vec<CString>,
-    /// The same in the home.
+    /// The same in the home folder.
     pub home_directories: Vec<CString>,
     /// ExecChild mounts, parents first.
     pub mounts: Vec<HostPath>,
 }
 
-/// Names of a workspace whose mounts are gone.
+/// Names of a workspace whose mounts were detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemountPlan {
-    /// Protected and hidden ones.
+    /// Protected and hidden names.
     pub names: Vec<RemountName>,
 }
 
-/// One of them.
+/// One name whose mount was detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemountName {
     /// Relative to the workspace.
     pub path: CString,
-    /// Whether it is covered by something that nobody may open; otherwise it is mounted onto itself, read-only.
+    /// Whether an unreadable file covers it; otherwise it is mounted onto itself, read-only.
     pub hidden: bool,
 }
 
-/// What makes a file or folder itself, whatever its name.
+/// The identity of a file or folder, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct FileId {
+    /// The device of its file system.
     pub device: u64,
+    /// Its inode there.
     pub inode: u64,
 }
 
-/// What the first process of a container looks for and hands out.
+/// What the first process of a container checks and hands out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPlan {
-    /// The host's namespaces, by number, in the order of [`crate::container_init::NAMESPACES`]; its own must be others.
+    /// Inode numbers of the host's namespaces, in the order of
+    /// [`crate::container_init::NAMESPACES`]; the container's must differ.
     pub namespaces: Vec<u64>,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on loopback inside at which the host listens.
     pub doors: Vec<u16>,
-    /// Whether what is dialled on the loopback inside arrives at the host.
+    /// Transparent proxying of connections to loopback, if asked for.
     pub intercept: Option<InterceptPlan>,
-    /// Whether it is on a network with others, by its caller's wish.
+    /// Whether the container shares its network with other containers, as its caller asked.
     pub shared_network: bool,
     /// Whether it opens a terminal.
     pub terminal: bool,
-    /// Bytes that may be written to scratch space.
+    /// Size limit of scratch space.
     pub scratch_bytes: u64,
     /// Whether the workspace is scratch space, too.
     pub fresh_workspace: bool,
-    /// Who it must be, with no further group.
+    /// The user that the process must have, without supplementary groups.
     pub user: Owner,
-    /// What of the host must be host_mounts where: an engine looks paths up once more.
+    /// The host files that must be mounted: the engine resolved their paths a second time.
     pub host_mounts: Vec<ContainerMount>,
-    /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
+    /// Paths at and below which no mount may be writable, as the kernel writes them in `mountinfo`.
     pub read_only: Vec<CString>,
-    /// Directories to make in a fresh workspace, parents first.
+    /// Directories to create in a fresh workspace, parents first.
     pub workspace_directories: Vec<CString>,
 }
 
-/// How what is dialled inside arrives at the host, by programs that know of no door.
+/// How transparent proxying intercepts connections of programs that do not use a door.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterceptPlan {
-    /// At these ports of every address.
+    /// Listens at these ports of every address.
     pub ports: Vec<u16>,
-    /// Or all of it at this one, where the kernel can redirect.
+    /// Redirects all connections to this port, where the kernel has nf_tables.
     pub redirect_port: Option<u16>,
-    /// Where names are asked for, on the loopback.
+    /// The port of the DNS sockets, on loopback.
     pub dns_port: u16,
 }
 
-/// What to do in the network of a container.
+/// Transparent proxying in the network namespace of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerNetworkPlan {
-    /// How everything is to arrive.
+    /// What to intercept.
     pub intercept: InterceptPlan,
-    /// Ports of doors, which stay theirs.
+    /// Ports of doors, which keep their listeners.
     pub doors: Vec<u16>,
 }
 
-/// A file or folder of the host in a container.
+/// A host file or folder that a container must show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerMount {
-    /// Where it appears.
+    /// Its path inside.
     pub inside: CString,
-    /// Which one it is.
+    /// Its identity on the host.
     pub id: FileId,
 }
 
-/// A host path that appears in the box.
+/// A host path that is mounted in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
-    /// Where it is outside.
+    /// Its path on the host.
     pub host: CString,
-    /// Device and inode that were checked; the launcher finds the same ones or refuses.
+    /// Device and inode that were checked; the launcher opens the same file or refuses.
     pub device: u64,
     /// See `device`.
     pub inode: u64,
-    /// Where it appears inside, absolute.
+    /// Its absolute path inside.
     pub inside: CString,
     /// Whether it may be written.
     pub writable: bool,
-    /// The owner outside whose files appear as the program's own, by an idmapped mount.
+    /// The owner on the host whose files appear as the program's own, by an idmapped mount.
     pub owner: Option<Owner>,
 }
 
-/// A user and a group outside.
+/// A user and a group on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Owner {
+    /// The user id.
     pub uid: u32,
+    /// The group id.
     pub gid: u32,
 }
 
-/// Who the program is, inside and outside.
+/// The ids of a program, inside and on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ids {
     /// User inside.
@@ -229,88 +236,93 @@ pub struct Ids {
     pub outer_uid: u32,
     /// Group as the launcher's user namespace sees it.
     pub outer_gid: u32,
-    /// Whether supplementary groups can and must be dropped: not in a user's own namespace, where the
-    /// kernel forbids it.
+    /// Whether supplementary groups can and must be dropped: the kernel forbids it in an ordinary
+    /// user's own namespace.
     pub drop_groups: bool,
 }
 
-/// One program in a box.
+/// One program of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramPlan {
     /// Which steps to take.
     pub steps: Steps,
-    /// Who it is.
+    /// Its ids.
     pub ids: Ids,
-    /// What to run; without it the process stands by, with everything given up, until it is told.
+    /// What to execute; without it the process is a prepared child that waits for its exec
+    /// arguments.
     pub exec_args: Option<ExecArgs>,
-    /// Whether the box ends with it.
+    /// Whether the sandbox ends with it.
     pub last: bool,
     /// Working directory.
     pub directory: CString,
-    /// Resource limits: the kernel's number, soft, hard.
+    /// Resource limits: resource, soft, hard.
     pub rlimits: Vec<ResourceLimit>,
-    /// Directories below which Landlock allows everything.
+    /// Directories below which Landlock allows all access.
     pub writable: Vec<CString>,
-    /// Whom else in its box Landlock lets it reach.
+    /// The other processes of the sandbox that Landlock lets it reach.
     pub landlock_scope: LandlockScope,
-    /// How many CPUs it is told of, if there is a limit.
+    /// The size of its CPU affinity, if CPUs are limited.
     pub cpus: Option<u32>,
-    /// How far it stands back when CPUs are short.
+    /// Its nice value, if one is set.
     pub nice: Option<u32>,
-    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling terminal.
     pub terminal: bool,
 }
 
-/// Other programs of the same box, as far as a program may reach them.
+/// The Landlock scope of a program: which other processes of its sandbox it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LandlockScope {
-    /// There are none.
+    /// No other process.
     Isolated,
-    /// By signals. The box is on the host's network, whose abstract sockets stay out of reach.
+    /// By signals only: the sandbox is on the host's network, whose abstract sockets stay out of
+    /// reach.
     Signals,
     /// By signals and by abstract sockets.
     SignalsAndSockets,
 }
 
-/// What a process is to run.
+/// The arguments of `execve`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecArgs {
     /// Exact arguments, never empty.
     pub argv: Vec<CString>,
     /// Exact environment, `NAME=VALUE`.
     pub env: Vec<CString>,
-    /// Files to try, in order.
+    /// Paths to try, in order.
     pub candidates: Vec<CString>,
 }
 
-/// Namespaces that a launcher makes warm of need: networks, and users of these ids.
+/// Namespaces that a launcher creates in advance: network namespaces, and user namespaces for these
+/// ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespacePoolPlan {
-    /// How many of each are kept ready.
+    /// The number of each that are kept ready.
     pub depth: u32,
-    /// Who the programs are: the first of them outside.
+    /// The ids of the programs; on the host the first of the range.
     pub ids: Ids,
-    /// How many ids outside there are to take turns.
+    /// The number of ids in the range on the host, used in turn.
     pub outer_count: u32,
-    /// Whose turn it is first.
+    /// The first one to use.
     pub first_turn: u32,
 }
 
-/// A name in a workspace, and what must be there.
+/// A name in a workspace, and the inode that was found there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceName {
     /// Relative to the workspace.
     pub path: CString,
-    /// What it must turn out to be: another program may exchange names there.
+    /// The expected inode: another program may replace the file.
     pub inode: u64,
 }
 
 /// One resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ResourceLimit {
+    /// The kernel's number of the resource.
     pub resource: u32,
+    /// The soft limit.
     pub soft: u64,
+    /// The hard limit.
     pub hard: u64,
 }
 
@@ -647,7 +659,7 @@ pub(crate) mod tests {
             )
     }
 
-    /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.
+    /// The value survives a round trip; with bytes missing or one too many, decoding fails.
     fn travels_whole_or_not_at_all<T: Wire + PartialEq + Debug>(
         value: &T,
     ) -> Result<(), TestCaseError> {
@@ -667,7 +679,7 @@ pub(crate) mod tests {
         Ok(())
     }
 
-    /// Whatever the bytes: an answer, and one that reads back if it is a value.
+    /// Decoding arbitrary bytes never panics, and a decoded value survives a round trip.
     fn answers<T: Wire + PartialEq + Debug>(bytes: &[u8]) -> Result<(), TestCaseError> {
         if let Ok(value) = decode::<T>(bytes) {
             prop_assert_eq!(decode::<T>(&encode(&value)), Ok(value));
@@ -698,7 +710,7 @@ pub(crate) mod tests {
             answers::<ProgramPlan>(&bytes)?;
         }
 
-        /// Random bytes seldom get past the first length; a whole plan with one byte changed goes deep.
+        /// Random bytes seldom get past the first length; a whole plan with one changed byte does.
         #[test]
         fn no_changed_byte_makes_a_plan_panic(plan in sandbox_plan(), place: prop::sample::Index, byte: u8) {
             let mut bytes = encode(&plan);

@@ -1,6 +1,7 @@
-//! A program's process, made ahead of its program: everything is given up already, what to run is told later.
-//! It has memory of its own, unlike the child of a vfork: what runs in its box already may stop or kill it, and nobody
-//! but its own program waits for it then.
+//! A prepared child: the process of a program, forked before the program is known. Its privileges
+//! are dropped already; its exec arguments arrive later. It has memory of its own, unlike a vfork
+//! child: programs that run in its sandbox may stop or kill it, and then only its own program is
+//! delayed.
 
 use crate::{
     containment::{self, ChildContext, ExecTarget},
@@ -15,13 +16,13 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// Gives everything up, says so, and waits for the exec_args. Only exec leads out of here alive.
+/// Drops all privileges, reports that, and waits for the exec arguments. Ends by exec or exit.
 pub(crate) fn run(mut context: ChildContext<'_>, channel: &OwnedFd) -> ! {
     let failed = match containment::contain(&mut context) {
         Ok(()) => wait_and_exec(&mut context, channel),
         Err((step, error)) => failure(step, &error),
     };
-    // Nobody to tell means that the engine is gone, and so are we.
+    // Without a reader the engine is gone, and this process ends anyway.
     _ = protocol::send(channel, &Report::Failed(failed), &[]);
     sys::exit(127)
 }
@@ -43,7 +44,7 @@ fn wait_and_exec(context: &mut ChildContext<'_>, channel: &OwnedFd) -> StepFailu
     if exact {
         context.done.add(Step::EmptyEnvironment);
     }
-    // The launcher's descriptors came along; the limit of open files counts them.
+    // The launcher's descriptors are open here; the limit of open files would count them.
     let listener: Vec<_> = context.listener.into_iter().map(sys::borrow).collect();
     let kept: Vec<_> = [channel.as_fd()]
         .into_iter()

@@ -1,24 +1,25 @@
-//! What engine and launcher say to each other.
+//! The messages between the engine and the launcher.
 //!
 //! ```text
 //! control   engine → launcher   Template, once                launcher → engine   Hello + its pidfd
-//!                               or Network + its handle                           Interception + listeners…, and its end
-//!                               Box  + channel[, cgroup][, held…]
+//!                               or ContainerNetwork + its handle                  NetworkReady + listeners…, and its end
+//!                               Sandbox + channel[, cgroup][, inherited…]
 //!                               CgroupForker + its control[, cgroup.procs…]
 //!                               NamespacePool
 //! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, intercept…
-//! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
-//!                               Signal, Destroy                                   ProcessExit, Failed, Gone
-//!                               Start + program, standby
-//!                               Terminal + answer                                 Terminal + our end of it, or Failed, on answer
-//!                               Remount + answer                                  RemountedName, or Failed, on answer
-//! program   engine → launcher   Signal, or its end: kill      launcher → engine   ProcessExit
-//! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
+//! (one a sandbox)               Prepare + child                                   Started + pidfd[, listener]
+//!                               Signal, Destroy                                   Ended, Failed, Gone
+//!                               StartExec + exec, child
+//!                               Terminal + answer                                 Terminal + its master, or Failed, on answer
+//!                               Remount + answer                                  Remounted, or Failed, on answer
+//! exec      engine → launcher   Signal, or its end: kill      launcher → engine   Ended
+//! child     engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
 //! ```
 //!
-//! Sequenced packets: a message is whole or not there, and an end of file is a death. A plan travels in the message,
-//! or, because a command line may be larger than a packet, in a memory file that comes first.
+//! Sockets of type SEQPACKET: a message is whole or absent, and an end of file means that the peer
+//! died. A plan is part of the message or, because a command line may be larger than a packet, in a
+//! memfd that comes first.
 
 use crate::{
     plan::{Ids, NamespacePoolPlan},
@@ -43,71 +44,75 @@ use std::{
 
 /// Descriptors in one message.
 const MAX_DESCRIPTORS: usize = 96;
-/// ExecChild programs of one box that are under way at once.
+/// Execs of one sandbox that run at the same time.
 pub const MAX_EXECS: usize = 64;
-/// Ports at which what is dialled inside may arrive, beside a redirect: with two listeners each they fit a message.
+/// Intercepted ports, beside a redirect: with two listeners each they fit one message.
 pub const MAX_PORTS: usize = 32;
-/// Bytes in one message.
+/// Bytes of one message.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
-/// Bytes of a plan that travels in a message.
+/// Bytes of a plan inside a message.
 const MAX_INLINE_BYTES: usize = 6 << 10;
 /// Bytes of one plan.
 const MAX_PLAN_BYTES: u64 = 16 << 20;
 
-/// What the engine asks on the control socket.
+/// Requests of the engine on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The root of the boxes to come; once, first.
+    /// The root of all sandboxes of this launcher; the first message, once.
     Template {
         /// Its plan.
         plan: Payload,
-        /// Who the program of the first box will be: its namespaces are made while the root is built.
+        /// The ids of the first sandbox's program: its namespaces are created while the root is
+        /// built.
         first: Option<Ids>,
     },
-    /// A box: channel, then the cgroup directory if it is to be born in one, then what its pid1 holds open for as
-    /// long as it lives.
+    /// Creates a sandbox: its channel, then the cgroup directory if it is to be born in one, then
+    /// descriptors that its pid 1 keeps open as long as it lives.
     Sandbox {
         /// Its plan.
         plan: Payload,
         /// Whether a cgroup directory is among the handles.
         cgroup: bool,
     },
-    /// A copy of the launcher in version 1 cgroups: its control socket, then their `cgroup.procs` files.
+    /// Forks the launcher into version 1 cgroups: the fork's control socket, then the
+    /// `cgroup.procs` files.
     CgroupForker,
-    /// From now on keep namespaces ready.
+    /// Keeps namespaces ready from now on.
     NamespacePool(NamespacePoolPlan),
-    /// Instead of all this: furnish the network of a container, whose handle comes along, and end.
+    /// Instead of all this: sets up the network of a container, whose namespace comes along, and
+    /// ends.
     ContainerNetwork(Payload),
 }
 
-/// What the engine asks on the channel of a box.
+/// Requests of the engine on the channel of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// In a container: look around by this plan, and hand out what is found.
+    /// In a container: checks the barriers by this plan, and hands out what the engine needs.
     CheckContainer(Payload),
-    /// Run a program by its plan (or exec_args): standard input, output, error.
+    /// Executes a program by its plan, or a prepared child by its exec arguments: standard input,
+    /// output, error.
     Exec(Payload),
-    /// Make a process that has given everything up and stands by for its exec_args: its socket.
+    /// Forks a prepared child, which drops its privileges and waits on this socket.
     Prepare(Payload),
-    /// Make such a process for a further program, which the box outlives: the program's own channel, then the socket
-    /// on which the process stands by.
+    /// Forks a prepared child for an exec, which the sandbox outlives: the exec's channel, then the
+    /// socket on which the child waits.
     StartExec(Payload),
-    /// Open another terminal, and answer on the socket that comes along.
+    /// Opens another terminal; the reply goes to the socket that comes along.
     Terminal,
-    /// Put mounts of protected names back by a plan, and answer on the socket that comes along.
+    /// Puts mounts of protected names back; the reply goes to the socket that comes along.
     Remount(Payload),
-    /// Send a signal to the program; on a further program's own channel to its process group.
+    /// Signals the program; on the channel of an exec its process group.
     Signal(i32),
-    /// End the box with everything in it.
+    /// Ends the sandbox and every process in it.
     Destroy,
 }
 
-/// A plan in a message: its bytes, or none when they are in a memory file, the first handle.
+/// A plan in a message: its bytes, or none if they are in a memfd, the first descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Payload(Vec<u8>);
 
 impl Payload {
-    /// A plan, and the file it is in if it is large.
+    /// Encodes a plan; the memfd is for a large one.
     pub fn new<T: Wire>(plan: &T) -> io::Result<(Payload, Option<OwnedFd>)> {
         let bytes = encode(plan);
         match bytes.len() <= MAX_INLINE_BYTES {
@@ -116,7 +121,7 @@ impl Payload {
         }
     }
 
-    /// The plan; its file is taken from the handles.
+    /// Decodes the plan; its memfd is removed from the descriptors.
     pub(crate) fn read<T: Wire>(&self, files: &mut Vec<OwnedFd>) -> io::Result<T> {
         let malformed = |_| io::Error::other("the plan is malformed");
         match (self.0.is_empty(), files.is_empty()) {
@@ -137,73 +142,77 @@ impl Wire for Payload {
     }
 }
 
-/// What the launcher says.
+/// Reports of the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The launcher (or lane) is ready; its pidfd comes along.
+    /// The launcher (or cgroup v1 forker) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace, its mount table if that is watched, our end of its terminal if it has one, and its listeners come along, those
-    /// of its doors first, with the sockets for names at the end.
+    /// The sandbox exists. Descriptors: its workspace, its mount table if that is watched, the
+    /// master of its terminal if it has one, the listeners of its doors, then those of transparent
+    /// proxying, the DNS sockets last.
     Ready {
-        /// What was done.
+        /// The steps that were taken.
         steps: Steps,
-        /// Who the program will be.
+        /// The ids of the program.
         ids: Ids,
-        /// Which host paths, counted from the workspace, could not be idmapped as asked.
+        /// The host paths, counted from the workspace, that could not be idmapped.
         unmapped: Vec<u32>,
-        /// File systems of the kernel's own below mounted folders, which were covered.
+        /// Kernel file systems below mounted folders, which were covered.
         covered: Vec<CString>,
-        /// What was made for programs that know of no door.
+        /// The sockets of transparent proxying.
         intercept: InterceptHandles,
     },
-    /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
+    /// The program runs, and its pidfd comes along; or the prepared child waits. Then the listener
+    /// of its seccomp filter, if it has one.
     Started(Steps),
-    /// A terminal is open, and our end of it comes along.
+    /// A terminal is open; its master comes along.
     Terminal,
-    /// Which of the names are there, and read-only again.
+    /// The names that exist and are read-only again.
     Remounted(Vec<RemountedName>),
-    /// The network is furnished; the handles are counted.
+    /// The container's network is set up; the descriptors are counted.
     NetworkReady(InterceptHandles),
-    /// The program has ended.
+    /// The program has exited.
     Ended(ProcessExit),
     /// A step failed; no line of the program ran.
     Failed(StepFailure),
-    /// The box and every process in it are gone.
+    /// The sandbox and every process in it are gone.
     Gone(ProcessExit),
 }
 
-/// How many handles came along beyond those of the doors.
+/// The number of descriptors after those of the doors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterceptHandles {
-    /// Listeners.
+    /// TCP listeners.
     pub listeners: u32,
-    /// Sockets at which names are asked for.
+    /// DNS sockets.
     pub dns_sockets: u32,
-    /// The kernel's answer to a redirect that it could not make.
+    /// The errno of a redirect that could not be made.
     pub redirect_errno: Option<i32>,
 }
 
-/// How a process ended.
+/// How a process exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessExit {
-    /// As `wait` gives it.
+    /// The wait status.
     pub status: i32,
-    /// CPU time of it and of what it waited for.
+    /// CPU time of the process and of the children that it waited for.
     pub cpu_us: u64,
-    /// Largest resident size of one process.
+    /// The largest resident set of one process.
     pub peak_bytes: u64,
-    /// Nothing else is left in the box, for certain. It may be so without this.
+    /// No other process is left in the sandbox, for certain; `false` says nothing.
     pub alone: bool,
 }
 
-/// A name that is read-only again, and the file as it was before a program could go on.
+/// A name that is read-only again, and the state of its file before any program continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct RemountedName {
-    /// Its place in the plan.
+    /// Its index in the plan.
     pub number: u32,
+    /// The inode of the file.
     pub inode: u64,
+    /// The seconds of its change time.
     pub changed_seconds: u64,
+    /// The nanoseconds of its change time.
     pub changed_nanoseconds: u64,
 }
 
@@ -392,7 +401,7 @@ impl Wire for Report {
     }
 }
 
-/// A pair of connected sockets for messages.
+/// A connected pair of message sockets.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -402,7 +411,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends one message with descriptors; never waits.
+/// Sends one message with descriptors; never blocks.
 pub fn send<T: Wire>(
     socket: impl AsFd,
     message: &T,
@@ -419,7 +428,8 @@ pub fn send<T: Wire>(
     Ok(())
 }
 
-/// Receives one message; `None` is the end. Descriptors close at exec. Waits if the socket does.
+/// Receives one message; `None` is the end of file. The descriptors are close-on-exec. Blocks if
+/// the socket does.
 pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; MAX_MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -446,7 +456,7 @@ pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>
     Ok(Some((message, descriptors)))
 }
 
-/// A sealed memory file.
+/// Writes a plan to a sealed memfd.
 fn seal_plan(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = std::fs::File::from(file);
@@ -456,7 +466,7 @@ fn seal_plan(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads a plan from its file.
+/// Decodes a plan from its memfd.
 fn decode_plan_file<T: Wire>(file: OwnedFd) -> io::Result<T> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(file);

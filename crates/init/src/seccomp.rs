@@ -1,50 +1,54 @@
-//! The system call filter: which calls are refused, and its compilation into a balanced tree.
+//! Seccomp: which system calls are refused, and the compilation of that table into a balanced tree.
 //!
-//! The kernel tries every number once at installation to fill its bitmap, so the shape of the program
-//! decides what installing costs; a tree is many times shorter to walk than a chain.
+//! The kernel runs the filter for every number at installation to fill its bitmap, so the shape of
+//! the program decides the cost of installing it; a tree is many times shorter to walk than a
+//! chain.
 
 use crate::watched_syscalls;
 use libc::sock_filter;
 
-/// What happens to a call.
+/// What the filter does with a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterAction {
-    /// It goes through.
+    /// The call is executed.
     Allow,
-    /// It fails with this error, and nobody is told: what C libraries try in intercept and do without.
+    /// It fails with this error, without a notification: what C libraries try and do without.
     Errno(u16),
-    /// The engine is told, and answers with this error. Without an engine it fails, too (ENOSYS).
+    /// The engine is notified, and responds with this error. Without an engine the call fails, too
+    /// (ENOSYS).
     Refuse(u16),
-    /// The engine is asked. It may refuse what would be refused anyway, to know of it; otherwise the kernel decides.
+    /// The engine is notified. It may refuse a call that would fail anyway, to report it; otherwise
+    /// the kernel executes it.
     Watch,
-    /// It ends the process.
+    /// It kills the process.
     Kill,
-    /// First match wins, else the last action.
+    /// The first matching test decides, else the last action.
     Args(Vec<ArgumentTest>, Box<FilterAction>),
 }
 
-/// Looks at 32 bits of one argument: right for flags and `int`; a pointer takes two tests, one in the other.
+/// Tests 32 bits of one argument: right for flags and `int`; a pointer takes two tests, one in the
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgumentTest {
-    /// Which argument, from 0.
+    /// The argument, from 0.
     pub argument: u8,
-    /// Which half of it.
+    /// Its half.
     pub half: ArgumentHalf,
-    /// The bits that count.
+    /// The bits that are compared.
     pub mask: u32,
-    /// What they must be.
+    /// Their expected value.
     pub value: u32,
-    /// What happens then.
+    /// The action if they match.
     pub then: FilterAction,
 }
 
-/// ArgumentHalf of a 64-bit argument.
+/// A half of a 64-bit argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ArgumentHalf {
-    /// All there is of an `int`.
+    /// All of an `int`.
     Low = 0,
-    /// What only pointers and 64-bit numbers have. Both architectures put it last.
+    /// The part that only pointers and 64-bit numbers have. Both architectures are little-endian.
     High = 4,
 }
 
@@ -62,7 +66,7 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// On x86-64, this bit in a number means the x32 ABI.
+/// On x86-64, this bit of a number means the x32 ABI.
 const X32: u32 = 0x4000_0000;
 
 fn op(code: u16, k: u32) -> sock_filter {
@@ -79,7 +83,7 @@ fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 }
 
 impl FilterAction {
-    /// What it comes to for these arguments: what the filter does, for those who were told of a call.
+    /// The action for these arguments: what the filter does, for a process that got a notification.
     pub fn resolve(&self, arguments: &[u64; 6]) -> &FilterAction {
         let FilterAction::Args(tests, other) = self else {
             return self;
@@ -99,7 +103,7 @@ impl FilterAction {
             .resolve(arguments)
     }
 
-    /// The same where nobody can be told: no weaker, only without_listener.
+    /// The same without notifications: no weaker, only unreported.
     fn without_listener(self) -> FilterAction {
         match self {
             FilterAction::Refuse(errno) => FilterAction::Errno(errno),
@@ -157,14 +161,14 @@ fn tree(ranges: &[(u32, &FilterAction)]) -> Vec<sock_filter> {
     out
 }
 
-/// Whether a filter does the same for both: what is told is told apart only by whom it is told to.
+/// Whether two actions compile to the same instructions: all notifications do.
 fn compile_alike(one: &FilterAction, other: &FilterAction) -> bool {
     let told =
         |action: &FilterAction| matches!(action, FilterAction::Refuse(_) | FilterAction::Watch);
     one == other || told(one) && told(other)
 }
 
-/// `table[number]`; numbers above it get `other`; foreign ABIs and x32 end the process.
+/// Compiles `table[number]`; numbers above it get `other`; foreign ABIs and x32 kill the process.
 pub fn compile(table: &[FilterAction], other: &FilterAction) -> Vec<sock_filter> {
     let numbers = (0u32..)
         .zip(table)
@@ -178,7 +182,7 @@ pub fn compile(table: &[FilterAction], other: &FilterAction) -> Vec<sock_filter>
             ranges.push((number, action));
         }
     }
-    // The architecture first: the same number means another call through a foreign entry.
+    // The architecture first: the same number is another call in a foreign ABI.
     let mut out = vec![
         op(LD, 4),
         jump(JEQ, ARCHITECTURE, 1, 0),
@@ -197,7 +201,7 @@ const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 const NEW_TIME: u32 = 0x80;
-/// Requests to a terminal that are refused on every descriptor, and why.
+/// `ioctl` requests to terminals that are refused on every descriptor, and why.
 const REFUSED_REQUESTS: [(u32, &str); 4] = [
     (0x5412, "TIOCSTI: types into a terminal"),
     (0x541c, "TIOCLINUX: pastes into a console"),
@@ -208,34 +212,35 @@ const REFUSED_REQUESTS: [(u32, &str); 4] = [
     ),
 ];
 
-/// Requests that change flags of a file on its disk, and stay with it on the host: written through at each write,
-/// left out of backups. Programs that set them go on where a file system has none.
+/// `ioctl` requests that change inode flags, which stay on the host: synchronous writes, exclusion
+/// from backups. Programs that set them continue where a file system has none.
 const FILE_FLAGS: [u32; 2] = [0x4008_6602, 0x401c_5820];
 const FILE_SETATTR: usize = 469;
 
-/// Commands of `fcntl` that are refused, their names, and by which error.
+/// Commands of `fcntl` that are refused, their names, and the error.
 const REFUSED_FCNTL: [(i32, &str, i32); 5] = [
-    // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools. A
-    // delegation (Linux 6.19) is the same, for folders, too.
+    // A process that opens a leased file waits up to 45 seconds for its release: also host tools. A
+    // delegation (Linux 6.19) does the same to folders.
     (libc::F_SETLEASE, "F_SETLEASE", libc::EPERM),
     (1040, "F_SETDELEG", libc::EPERM),
-    // They stay for as long as the open file, which a mapping or a message in flight holds after the last
-    // descriptor is closed: nobody could count them. Programs then use `F_SETLK`, as before Linux 3.15.
+    // Open file description locks live as long as the open file, which a mapping or a message in
+    // flight holds after the last descriptor is closed: they cannot be counted. Programs then use
+    // `F_SETLK`, as before Linux 3.15.
     (libc::F_OFD_GETLK, "F_OFD_GETLK", libc::EINVAL),
     (libc::F_OFD_SETLK, "F_OFD_SETLK", libc::EINVAL),
     (libc::F_OFD_SETLKW, "F_OFD_SETLKW", libc::EINVAL),
 ];
 
-/// The name of a command of `fcntl` that is refused.
+/// The name of a refused command of `fcntl`.
 pub fn fcntl_name(command: u32) -> Option<&'static str> {
     let mut all = REFUSED_FCNTL.iter();
     let (_, name, _) = all.find(|(known, ..)| *known as u32 == command)?;
     Some(name)
 }
 
-/// Options of `SOL_SOCKET` that give a socket a program of the kernel's packet filter. Its machine code comes from
-/// one pool for all users (`net.core.bpf_jit_limit`) that no limit of a sandbox counts; once that is empty, no
-/// process on the machine can install a system call filter.
+/// Options of `SOL_SOCKET` that attach a BPF program to a socket. Its machine code comes from one
+/// pool for all users (`net.core.bpf_jit_limit`) that no limit of a sandbox counts; when that is
+/// empty, no process of the machine can install a seccomp filter.
 const PACKET_FILTERS: [i32; 4] = [
     libc::SO_ATTACH_FILTER,
     libc::SO_ATTACH_BPF,
@@ -245,17 +250,17 @@ const PACKET_FILTERS: [i32; 4] = [
 
 const REFUSE: FilterAction = FilterAction::Refuse(libc::EPERM as u16);
 
-/// A number and its name.
+/// A system call number and its name.
 type NamedSyscall = (libc::c_long, &'static str);
 
-/// Calls by the name of their constant, then those that the library has no constant for.
+/// System calls by the name of their constant, then those that the library has no constant for.
 macro_rules! calls {
     ($($constant:ident),* $(,)? $(; $($number:literal = $name:literal),*)?) => {
         &[$((libc::$constant, stringify!($constant)),)* $($(($number, $name),)*)?]
     };
 }
 
-/// RequestError whatever their arguments are, and why.
+/// Refused with any arguments, and why.
 const REFUSED_ALWAYS: &[(&[NamedSyscall], &str)] = &[
     (
         calls![
@@ -356,8 +361,9 @@ const REFUSED_ALWAYS: &[(&[NamedSyscall], &str)] = &[
     ),
 ];
 
-/// Not `uretprobe` and `uprobe` (335, 336): newer kernels let them past every filter, so this would promise what
-/// it cannot hold, and on older ones it ends programs that the host traces. The kernel ends whoever else calls them.
+/// Not `uretprobe` and `uprobe` (335, 336): newer kernels let them past every filter, so refusing
+/// them would promise too much, and on older ones it ends programs that the host traces. The kernel
+/// kills any other caller.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_ON_ARCH: &[(&[NamedSyscall], &str)] = &[
     (calls![SYS_iopl, SYS_ioperm], "hardware ports"),
@@ -377,13 +383,13 @@ const REFUSED_ON_ARCH: &[(&[NamedSyscall], &str)] = &[
 #[cfg(target_arch = "aarch64")]
 const REFUSED_ON_ARCH: &[(&[NamedSyscall], &str)] = &[];
 
-/// RequestError only with certain arguments; [`table`] says which and why.
+/// Refused only with certain arguments; [`table`] says which and why.
 const REFUSED_BY_ARGUMENT: &[NamedSyscall] = calls![
     SYS_clone, SYS_unshare, SYS_socket, SYS_socketpair, SYS_setsockopt, SYS_fchmod, SYS_fchmodat, SYS_openat,
     SYS_mknodat, SYS_prlimit64, SYS_fcntl, SYS_io_setup, SYS_ioctl, SYS_personality, SYS_close_range; 452 = "fchmodat2"
 ];
 
-/// The name of a call that is refused.
+/// The name of a refused call.
 pub fn name(number: libc::c_long) -> Option<&'static str> {
     #[cfg(target_arch = "x86_64")]
     const ON_ARCH: &[NamedSyscall] = calls![SYS_chmod, SYS_open, SYS_creat, SYS_mknod];
@@ -398,10 +404,11 @@ pub fn name(number: libc::c_long) -> Option<&'static str> {
     Some(name.strip_prefix("SYS_").unwrap_or(name))
 }
 
-/// The last number this table knows (`file_setattr`, Linux 6.17). What comes after is ENOSYS until looked at.
+/// The last number in this table (`file_setattr`, Linux 6.17). Later ones are ENOSYS until they are
+/// reviewed.
 const LAST_KNOWN_SYSCALL: usize = 469;
 
-/// The policy of every box, one action a number.
+/// The policy of every sandbox, one action per system call number.
 pub fn table() -> Vec<FilterAction> {
     let mut table = vec![FilterAction::Allow; LAST_KNOWN_SYSCALL + 1];
     for watched in watched_syscalls::CALLS
@@ -420,9 +427,10 @@ pub fn table() -> Vec<FilterAction> {
     for (number, _) in refused {
         table[*number as usize] = REFUSE;
     }
-    // Its flags lie in memory, where a filter cannot look; C libraries then use `clone`.
+    // Its flags are in memory, which a filter cannot read; C libraries then use `clone`.
     table[libc::SYS_clone3 as usize] = FilterAction::Errno(libc::ENOSYS as u16);
-    // A sibling of the program would be the launcher's child: nobody reaps it, and no look at the box finds it.
+    // With `CLONE_PARENT` the child would be the launcher's: it would not be reaped, nor found in
+    // the sandbox.
     table[libc::SYS_clone as usize] =
         without_bits(0, NEW_NAMESPACES | libc::CLONE_PARENT as u32, REFUSE);
     let own_files = libc::CLONE_FILES as u32;
@@ -452,8 +460,8 @@ pub fn table() -> Vec<FilterAction> {
     require_own_file_table(&mut table);
     table[libc::SYS_setsockopt as usize] = socket_options();
     refuse_huge_pages(&mut table);
-    // Where the kernel merges equal pages, the time of a write tells what others have in memory. Programs that ask
-    // for it go without, as on a kernel that has none of it.
+    // Where the kernel merges equal pages, the time of a write tells what other sandboxes have in
+    // memory. Programs continue without it, as on a kernel that lacks it.
     table[libc::SYS_madvise as usize] = FilterAction::Args(
         vec![test(
             2,
@@ -473,20 +481,21 @@ pub fn table() -> Vec<FilterAction> {
         )],
         Box::new(FilterAction::Allow),
     );
-    // The same as `FS_IOC_SETFLAGS` by path.
+    // The same as `FS_IOC_SETFLAGS`, by path.
     table[FILE_SETATTR] = FilterAction::Errno(libc::EOPNOTSUPP as u16);
-    // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
+    // One quota for the whole machine (`fs.aio-max-nr`): a sandbox could use it up.
     table[libc::SYS_io_setup as usize] = FilterAction::Refuse(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = ioctl_rules();
-    // Only asking for the current one, and plain Linux: others switch protections of memory off.
+    // Only queries, and plain Linux: other personalities switch memory protections off.
     table[libc::SYS_personality as usize] = FilterAction::Args(
         [0, u32::MAX]
             .map(|persona| test(0, u32::MAX, persona, FilterAction::Allow))
             .into(),
         Box::new(REFUSE),
     );
-    // Of two that listen the later answers, and may let go on what we refuse. The kernel knows but one (EBUSY), only
-    // as long as it listens: with the engine's death the program would be next. So this one is never asked about.
+    // A listener installed later responds first, and could continue calls that we refuse. The
+    // kernel allows one listener (EBUSY), but only while it listens: after the engine's death the
+    // program could install its own. So this rule does not depend on the engine.
     table[libc::SYS_seccomp as usize] = without_bits(
         1,
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32,
@@ -512,8 +521,8 @@ fn without_bits(argument: u8, mask: u32, otherwise: FilterAction) -> FilterActio
     )
 }
 
-/// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
-/// not, or not wholly, held by the network namespace.
+/// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that
+/// the network namespace does not, or not wholly, isolate.
 fn socket_families() -> FilterAction {
     /// The two families differ in one bit.
     const INTERNET: u32 = !(libc::AF_INET ^ libc::AF_INET6) as u32;
@@ -530,8 +539,8 @@ fn socket_families() -> FilterAction {
     )
 }
 
-/// Routing is asked for in every name lookup of the C library, which goes on without: nothing was denied that
-/// anybody misses.
+/// The C library opens a routing socket for every name lookup, and continues without: not worth a
+/// report.
 fn netlink_protocols() -> FilterAction {
     let unsupported = libc::EAFNOSUPPORT as u16;
     FilterAction::Args(
@@ -545,9 +554,9 @@ fn netlink_protocols() -> FilterAction {
     )
 }
 
-/// The plain kinds, each with its own protocols. Others (SCTP, DCCP, MPTCP, L2TP, SMC, `SOCK_PACKET`, …) are large
-/// and seldom used, and merely asking for what is not there makes the kernel look for a module each time, in a
-/// process of the host's.
+/// TCP, UDP and ping sockets. Others (SCTP, DCCP, MPTCP, L2TP, SMC, `SOCK_PACKET`, …) are large and
+/// seldom used, and asking for one that is not loaded makes the kernel search for a module each
+/// time, in a process of the host.
 fn internet_protocols() -> FilterAction {
     const KIND: u32 = 0xf;
     let refused = || Box::new(FilterAction::Refuse(libc::EPROTONOSUPPORT as u16));
@@ -577,7 +586,7 @@ fn internet_protocols() -> FilterAction {
     )
 }
 
-/// Without a packet filter libpcap and others look at every packet themselves, if this is the error.
+/// With this error libpcap and others filter packets themselves.
 fn socket_options() -> FilterAction {
     let unknown = FilterAction::Refuse(libc::ENOPROTOOPT as u16);
     let of_socket = FilterAction::Args(
@@ -592,18 +601,20 @@ fn socket_options() -> FilterAction {
     )
 }
 
-/// Requests to what is open. The kernel takes them as 32 bits, so rubbish above them changes nothing here either.
+/// Requests of `ioctl`. The kernel takes them as 32 bits, so the filter ignores the upper half,
+/// too.
 fn ioctl_rules() -> FilterAction {
     const KIND: u32 = 0xff00;
     const OF_BTRFS: u32 = 0x9400;
-    /// `FICLONE`, `FICLONERANGE` and `FIDEDUPERANGE`, which other file systems have by the same numbers.
+    /// `FICLONE`, `FICLONERANGE` and `FIDEDUPERANGE`, which other file systems have under the same
+    /// numbers.
     const CLONES: [u32; 3] = [0x4004_9409, 0x4020_940d, 0xc018_9436];
     let mut tests: Vec<_> = REFUSED_REQUESTS
         .map(|(request, _)| test(1, u32::MAX, request, REFUSE))
         .into();
     let unsupported = FilterAction::Errno(libc::EOPNOTSUPP as u16);
     tests.extend(FILE_FLAGS.map(|request| test(1, u32::MAX, request, unsupported.clone())));
-    // A snapshot is of the whole subvolume around a folder, not of the folder.
+    // A btrfs snapshot is of the whole subvolume around a folder, not of the folder.
     let plain = FilterAction::Args(
         CLONES
             .map(|request| test(1, u32::MAX, request, FilterAction::Allow))
@@ -614,8 +625,8 @@ fn ioctl_rules() -> FilterAction {
     FilterAction::Args(tests, Box::new(FilterAction::Allow))
 }
 
-/// The threads of a process share one table of open files, and no other process has a part in it. So whatever hangs on
-/// a table (POSIX locks) is found in its process, and goes with it.
+/// The threads of a process share one file table, and no other process shares it. So all POSIX
+/// locks of a table are found in its process, and go with it.
 fn require_own_file_table(table: &mut [FilterAction]) {
     const OF_THREADS: u32 = (libc::CLONE_FILES | libc::CLONE_THREAD) as u32;
     let otherwise = std::mem::replace(&mut table[libc::SYS_clone as usize], REFUSE);
@@ -633,15 +644,16 @@ fn require_own_file_table(table: &mut [FilterAction]) {
     );
 }
 
-/// In a mounted workspace a file belongs to its owner outside, maybe the host's root: set-id bits on it would
-/// lend out his rights. At creation, too: the first byte written clears the bits, but not setgid on a file that its group may
-/// not execute, which a list of rights (`setxattr`) can change later. `mkdir` ignores them. The mode of `openat2` lies in
-/// memory, where a filter cannot look: whoever takes the workspace back clears what is left.
+/// In a mounted workspace a file belongs to its owner on the host, maybe the host's root: set-id
+/// bits on it would lend out that user's rights. Creation with them is refused, too: the first
+/// write clears the bits, but not setgid on a file that its group may not execute, which an ACL
+/// (`setxattr`) can change later. `mkdir` ignores them. The mode of `openat2` is in memory, which a
+/// filter cannot read: the cleanup of the workspace clears what is left.
 fn refuse_set_id_modes(table: &mut [FilterAction]) {
     const FCHMODAT2: usize = 452;
     let bits = libc::S_ISUID | libc::S_ISGID;
     let mut refuse = |number: usize, mode: u8| {
-        // By path it is watched, too.
+        // `chmod` by path is watched, too.
         let otherwise = std::mem::replace(&mut table[number], FilterAction::Allow);
         table[number] = FilterAction::Args(vec![test(mode, bits, 0, otherwise)], Box::new(REFUSE));
     };
@@ -656,7 +668,8 @@ fn refuse_set_id_modes(table: &mut [FilterAction]) {
         refuse(libc::SYS_mknod as usize, 1);
         refuse(libc::SYS_creat as usize, 1);
     }
-    // Of devices anybody may make one, the whiteout of an overlay, which hides a file where the folder is a layer.
+    // The one device that anybody may create is an overlay's whiteout, which hides a file where the
+    // folder is a layer.
     let mut refuse_devices = |number: usize, mode: u8| {
         let otherwise = std::mem::replace(&mut table[number], FilterAction::Allow);
         let device = test(mode, libc::S_IFMT, libc::S_IFCHR, REFUSE);
@@ -665,7 +678,7 @@ fn refuse_set_id_modes(table: &mut [FilterAction]) {
     refuse_devices(libc::SYS_mknodat as usize, 2);
     #[cfg(target_arch = "x86_64")]
     refuse_devices(libc::SYS_mknod as usize, 1);
-    // Where nothing is made, the mode is whatever stood in the register.
+    // Without creation the mode argument is undefined.
     const MAKES: u32 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
     let mut refuse_making = |number: usize, flags: u8, mode: u8| {
         let otherwise = std::mem::replace(&mut table[number], FilterAction::Allow);
@@ -682,7 +695,8 @@ fn refuse_set_id_modes(table: &mut [FilterAction]) {
     refuse_making(libc::SYS_openat as usize, 2, 3);
 }
 
-/// The host sets them aside for somebody, and no memory cgroup counts them. Programs fall back, as where there are none.
+/// Huge pages are reserved on the host and not charged to the memory cgroup. Programs fall back, as
+/// where there are none.
 fn refuse_huge_pages(table: &mut [FilterAction]) {
     const OF_MEMFD: u32 = libc::MFD_HUGETLB;
     let (of_map, of_segment) = (libc::MAP_HUGETLB as u32, libc::SHM_HUGETLB as u32);
@@ -703,9 +717,10 @@ fn refuse_huge_pages(table: &mut [FilterAction]) {
     }
 }
 
-/// Its own limits only: the pid1 of an ordinary user's box has the program's id outside, so the kernel would
-/// let the program limit it. And never that of core dumps, see `RLIMIT_CORE` in the plan: many programs switch
-/// them off and give up when that fails, so they are told that it was done.
+/// Only the program's own limits: pid 1 of an ordinary user's sandbox has the program's id on the
+/// host, so the kernel would let the program limit it. And never the core dump limit, see
+/// `RLIMIT_CORE` in the plan: many programs set it to 0 and give up when that fails, so the call
+/// reports success.
 fn limit_prlimit(table: &mut [FilterAction]) {
     const CORE: u32 = libc::RLIMIT_CORE;
     let done = FilterAction::Errno(0);
@@ -736,12 +751,12 @@ fn limit_prlimit(table: &mut [FilterAction]) {
     );
 }
 
-/// The filter of every box.
+/// The filter of every sandbox.
 pub fn program() -> Vec<sock_filter> {
     compile(&table(), &FilterAction::Errno(libc::ENOSYS as u16))
 }
 
-/// The same for where nobody can listen.
+/// The same without a listener.
 pub fn program_without_listener() -> Vec<sock_filter> {
     let table: Vec<_> = table()
         .into_iter()
@@ -755,7 +770,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the kernel would do: an interpreter that shares nothing with the compiler.
+    /// An interpreter of BPF that shares no code with the compiler.
     fn interpret(
         program: &[sock_filter],
         architecture: u32,
@@ -917,7 +932,8 @@ mod tests {
         );
         let lookup = told(libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0]);
         assert_eq!(lookup, 0x0005_0000 | libc::EAFNOSUPPORT as u32);
-        // Where nobody listens the same is refused; the errors are those that the engine would give.
+        // Without a listener the same calls are refused, with the errors that the engine would
+        // send.
         let program = program_without_listener();
         let errno = |number: libc::c_long, arguments| {
             interpret(&program, ARCHITECTURE, number as u32, arguments)
@@ -1069,7 +1085,7 @@ mod tests {
         }
         assert_eq!(option(libc::SOL_SOCKET, libc::SO_REUSEADDR), ALLOWED);
         let ioctl = |request: u64| without_listener(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
-        // Snapshots and subvolumes of btrfs; clones, which others have, too; flags of files.
+        // btrfs snapshots and subvolumes; clones, which other file systems have, too; inode flags.
         assert_eq!(
             [0x5000_9401, 0x5000_9417, 0x5000_940e].map(ioctl),
             [fails(libc::ENOTTY); 3]
@@ -1082,7 +1098,7 @@ mod tests {
             [0x4008_6602, 0x401c_5820].map(ioctl),
             [fails(libc::EOPNOTSUPP); 2]
         );
-        // Reading them is nobody's harm.
+        // Reading them is harmless.
         assert_eq!([0x8008_6601, 0x801c_581f].map(ioctl), [ALLOWED; 2]);
         assert_eq!(without_listener(469, [0; 6]), fails(libc::EOPNOTSUPP));
         let advise =

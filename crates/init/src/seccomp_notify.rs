@@ -1,7 +1,8 @@
-//! The engine's side of a filter with a listener: hears of calls, looks at their arguments, answers.
+//! Seccomp user notification, the engine's side: receives notifications of system calls, reads
+//! their arguments, responds.
 //!
-//! A call that is told of waits in the kernel until it is answered. It is answered once: whoever answers it
-//! with an error has denied it, whatever the memory of the program says meanwhile.
+//! A call waits in the kernel until the response. There is one response to it: a response with an
+//! error denies the call, whatever the memory of the program holds afterwards.
 
 use crate::sys;
 use std::{
@@ -11,36 +12,37 @@ use std::{
     time::Duration,
 };
 
-/// The longest path that the kernel takes, with its NUL.
+/// `PATH_MAX`, with its NUL.
 const MAX_PATH_BYTES: usize = 4096;
-/// Pages are this large or a multiple of it.
+/// Pages have this size or a multiple of it.
 const PAGE_BYTES: u64 = 4096;
 
-/// One call that waits for an answer.
+/// A system call that waits for a response.
 #[derive(Clone, Copy, Debug)]
 pub struct SeccompNotification {
-    /// Names this one call, for ever.
+    /// The kernel's id of this call, never reused.
     pub id: u64,
-    /// The thread that made it, as this process counts.
+    /// The calling thread, in this process's pid namespace.
     pub pid: u32,
-    /// Its number.
+    /// The system call number.
     pub number: libc::c_long,
-    /// Its arguments, as they were when it was made.
+    /// The arguments at the time of the call.
     pub arguments: [u64; 6],
 }
 
-/// The answer to a call.
+/// The response to a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotificationResponse {
-    /// The kernel carries it out, with what then stands in memory: right only for what need not be denied here.
+    /// The kernel executes the call, with what is in memory by then: only right where nothing has
+    /// to be denied here.
     Continue,
-    /// It fails with this error, and is not carried out.
+    /// The call fails with this error and is not executed.
     Errno(i32),
 }
 
-/// Which flags for a listener this kernel knows; none if it knows no listeners.
+/// The listener flags that this kernel knows; none if it has no listeners.
 pub(crate) fn listener_flags() -> Option<u64> {
-    // With the second, a signal that comes while we look does not break the call off.
+    // With the second flag a signal does not interrupt a call whose notification was received.
     let known = [
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
@@ -50,7 +52,7 @@ pub(crate) fn listener_flags() -> Option<u64> {
         .find(|flags| sys::filter_flags_known(*flags))
 }
 
-/// Waits for the next call; nothing when there is nobody left to make one.
+/// Waits for the next notification; `None` when no process is left under the filter.
 pub fn receive(listener: impl AsFd) -> io::Result<Option<SeccompNotification>> {
     use rustix::event::{PollFd, PollFlags};
     loop {
@@ -61,32 +63,33 @@ pub fn receive(listener: impl AsFd) -> io::Result<Option<SeccompNotification>> {
         };
         match heard[0].revents() {
             some if some.contains(PollFlags::IN) => {}
-            // A signal kept the kernel from looking.
+            // A signal interrupted the poll.
             PollFlags::ERR => continue,
             _ => return Ok(None),
         }
         match sys::receive_notification(listener.as_fd()) {
-            // Its maker was killed, or a signal broke the call off, before we heard of it.
+            // The caller was killed, or a signal interrupted the call, before the notification was
+            // received.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => {}
             other => return other.map(Some),
         }
     }
 }
 
-/// Lets calls wait for that long, or until there is nobody left to make one.
+/// Delays all calls for this long, or until no process is left under the filter.
 pub fn delay(listener: impl AsFd, time: Duration) {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let Ok(time) = Timespec::try_from(time) else {
         return;
     };
-    // Whatever ends it early: it is asked for again after the next call.
+    // An early wake-up is harmless: the debt is computed again after the next call.
     _ = rustix::event::poll(
         &mut [PollFd::new(&listener, PollFlags::empty())],
         Some(&time),
     );
 }
 
-/// Answers a call. Fails if it no longer waits: then nothing was decided.
+/// Responds to a notification. Fails if the call no longer waits: then nothing was decided.
 pub fn answer(
     listener: impl AsFd,
     notification: &SeccompNotification,
@@ -95,13 +98,13 @@ pub fn answer(
     sys::answer_notification(listener.as_fd(), notification.id, answer)
 }
 
-/// Has the kernel switch to whoever listens on the same CPU, and back: what is asked and answered in turn is not
-/// faster on two. Older kernels cannot.
+/// Lets the kernel run caller and listener on the same CPU in turn, since they never run at the
+/// same time. Older kernels cannot.
 pub fn enable_sync_wakeup(listener: &OwnedFd) {
     _ = sys::enable_sync_wakeup(listener.as_fd());
 }
 
-/// Bytes in the memory of a thread that waits; fewer than asked for where it ends.
+/// Bytes of the memory of a waiting thread; fewer than asked for where the mapping ends.
 pub fn memory(pid: u32, address: u64, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; most];
     let count = sys::read_memory(pid, address, &mut bytes)?;
@@ -109,12 +112,12 @@ pub fn memory(pid: u32, address: u64, most: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A path in the memory of a thread that waits, of a length that the kernel would take.
+/// A path in the memory of a waiting thread, within `PATH_MAX`.
 pub fn path(pid: u32, address: u64) -> io::Result<CString> {
     let mut bytes = Vec::with_capacity(256);
     while bytes.len() < MAX_PATH_BYTES {
         let from = address.wrapping_add(bytes.len() as u64);
-        // Never over the end of a page: the next one may not be there.
+        // Never across a page boundary: the next page may not be mapped.
         let most = (PAGE_BYTES - from % PAGE_BYTES).min((MAX_PATH_BYTES - bytes.len()) as u64);
         let part = memory(pid, from, most as usize)?;
         if part.is_empty() {
@@ -129,27 +132,27 @@ pub fn path(pid: u32, address: u64) -> io::Result<CString> {
     Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG))
 }
 
-/// Whether a socket goes where its options say instead of where its address leads.
+/// Whether socket options choose the interface, instead of the address.
 pub fn has_fixed_device(socket: BorrowedFd<'_>) -> bool {
     const CHOICES: [(i32, i32); 3] = [
         (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
         (libc::IPPROTO_IP, libc::IP_UNICAST_IF),
         (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF),
     ];
-    // Sockets of the other family do not have all of them.
+    // Sockets of the other family lack some of them.
     CHOICES.iter().any(|(level, name)| {
         sys::socket_option(socket, *level, *name).is_ok_and(|chosen| chosen != 0)
     })
 }
 
-/// From here on this thread has the rights of these ids, and no others, where files are concerned. For a
-/// thread that ends so; the rest of the process stays as it is.
+/// Gives this thread the file access rights of these ids until it ends; the rest of the process is
+/// unchanged.
 pub fn use_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     rustix::thread::set_thread_groups(&[])?;
     sys::set_file_ids(uid, gid)
 }
 
-/// Hands a listener to the launcher. Runs in the child of a vfork: allocates nothing.
+/// Sends a listener to the launcher. Runs in a vfork child: allocates nothing.
 pub(crate) fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<()> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -165,7 +168,7 @@ pub(crate) fn send_listener(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io:
     Ok(())
 }
 
-/// What a child has handed over, if it did.
+/// The listener that a child has sent, if it did.
 pub(crate) fn receive_listener(from: BorrowedFd<'_>) -> Option<OwnedFd> {
     crate::protocol::receive::<u8>(from).ok()??.1.pop()
 }
@@ -180,8 +183,8 @@ mod tests {
         mount::UnmountFlags,
     };
 
-    /// What a thread under the filter gets for a refused call, for a watched one, and then for listening itself. The
-    /// engine gets the listener in a thread of its own, which must not be under the filter itself.
+    /// The results of a refused call, of a watched call and of installing a second listener, in a
+    /// thread under the filter. The engine's thread must not be under the filter itself.
     fn under_filter(
         engine: impl FnOnce(OwnedFd) + Send + 'static,
     ) -> ([Option<Errno>; 2], Option<i32>) {
@@ -190,7 +193,7 @@ mod tests {
         let program = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
             let flags = listener_flags().expect("a kernel with listeners");
-            // It ends with this thread.
+            // The filter ends with this thread.
             let listener = sys::install_filter(&seccomp::program(), flags)
                 .unwrap()
                 .unwrap();
@@ -219,7 +222,7 @@ mod tests {
         assert_eq!(under_filter(drop).0, [Some(Errno::NOSYS); 2]);
     }
 
-    /// Whoever listens last answers first, and could let everything go on.
+    /// The listener installed last responds first and could let every call continue.
     #[test]
     fn with_an_engine_or_without_nobody_under_the_filter_comes_to_listen() {
         assert_eq!(under_filter(drop).1, Some(libc::EBUSY));

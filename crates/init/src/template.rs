@@ -1,4 +1,4 @@
-//! The root that all boxes of one launcher start from: built once, then read-only.
+//! The root that all sandboxes of one launcher start from: built once, then read-only.
 
 use crate::{
     plan::{FileId, ImageRoot, RootEntry, RootEntryKind, TemplatePlan},
@@ -23,7 +23,7 @@ pub(crate) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 pub(crate) const NO_SUID_NO_DEV: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// A failure with what was tried.
+/// A failure with the operation that was tried.
 pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> StepFailure + use<> {
     let detail = detail.to_owned();
     move |error| StepFailure {
@@ -33,7 +33,7 @@ pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> Ste
     }
 }
 
-/// Replaces the root of the current mount namespace by the template and reports what was done.
+/// Replaces the root of the current mount namespace by the template; returns the steps taken.
 pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, StepFailure> {
     let mut done = Steps::default();
     let root = build_root(plan)?;
@@ -43,13 +43,14 @@ pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, StepFailure> {
             .map_err(failure(Step::ReadOnlyRoot, "the whole tree"))?;
         done.add(Step::ReadOnlyRoot);
     }
-    // While the host's own is still in sight: without one, the kernel gives an ordinary user none.
+    // While the host's own `/proc` is still visible: without one, the kernel refuses another to an
+    // ordinary user.
     mount_proc(&root).map_err(failure(Step::Template, "a proc of our own"))?;
     enter(&root).map_err(failure(Step::Template, "pivot_root"))?;
     Ok(done)
 }
 
-/// Puts every entry into a new root, attached at `/tmp` of the old one.
+/// Builds a new root from the entries, attached at `/tmp` of the old one.
 fn build_root(plan: &TemplatePlan) -> Result<OwnedFd, StepFailure> {
     let sources = open_sources(plan)?;
     let image = plan.image.as_ref().map(open_image).transpose()?;
@@ -81,7 +82,8 @@ fn display_path(entry: &RootEntry) -> String {
     format!("/{}", entry.path.to_string_lossy())
 }
 
-/// In an overlay the topmost folder decides who may enter: ours must not open what the host keeps shut.
+/// The permissions of a merged folder are those of the upper one: ours must not open what the host
+/// keeps closed.
 fn copy_folder_permissions(
     ours: &OwnedFd,
     plan: &TemplatePlan,
@@ -109,7 +111,7 @@ fn copy_folder_permissions(
     Ok(())
 }
 
-/// What is left of a path below a folder; `.` for the folder itself.
+/// The part of a path below a folder; `.` for the folder itself.
 fn below<'a>(path: &'a CStr, folder: &CStr) -> Option<&'a [u8]> {
     match path.to_bytes().strip_prefix(folder.to_bytes())? {
         [] => Some(b"."),
@@ -125,7 +127,7 @@ fn copy_permissions(
     below: &[u8],
 ) -> io::Result<()> {
     let found = match rustix::fs::statat(host, below, AtFlags::SYMLINK_NOFOLLOW) {
-        // The host has no such folder, or shows it to nobody like us: then it is ours alone.
+        // The host has no such folder, or hides it from us: then ours is the only one.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(()),
         other => other?,
     };
@@ -140,7 +142,8 @@ fn copy_permissions(
         Some(gid),
         AtFlags::SYMLINK_NOFOLLOW,
     ) {
-        // A user's namespace lacks the id; there the lower folder is checked with the user's own rights.
+        // A user's namespace lacks the id; there the lower folder is checked with the user's own
+        // rights.
         Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
@@ -161,7 +164,7 @@ fn mount_source(root: &OwnedFd, entry: &RootEntry, source: &OwnedFd) -> io::Resu
     attach(&merge(&ours, source)?, root, &entry.path)
 }
 
-/// Handles on what is bound or display_path, taken before anything covers it.
+/// Opens the host files of binds and overlays, before anything covers them.
 fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, StepFailure> {
     let open = |entry: &RootEntry| -> io::Result<Option<OwnedFd>> {
         let (path, attributes) = match entry.kind {
@@ -195,7 +198,7 @@ fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, StepFailure
         .collect()
 }
 
-/// The thing itself, or something of the same kind to mount it on.
+/// Creates the file, or a mount point of the same type.
 fn create_entry(root: &OwnedFd, entry: &RootEntry, source: Option<&OwnedFd>) -> io::Result<()> {
     let directory = || {
         Ok(rustix::fs::mkdirat(
@@ -214,7 +217,7 @@ fn create_entry(root: &OwnedFd, entry: &RootEntry, source: Option<&OwnedFd>) -> 
         (RootEntryKind::Directory | RootEntryKind::HostOverlay, _) => directory(),
         (RootEntryKind::File, _) => file(entry.content.as_bytes()),
         (RootEntryKind::Link, _) => Ok(rustix::fs::symlinkat(&entry.content, root, &entry.path)?),
-        // The sign of an overlay that a lower name does not exist.
+        // An overlay takes a character device 0:0 for a whiteout.
         (RootEntryKind::Whiteout, _) => {
             let mode = Mode::from_raw_mode(0o000);
             Ok(rustix::fs::mknodat(
@@ -235,7 +238,7 @@ fn create_entry(root: &OwnedFd, entry: &RootEntry, source: Option<&OwnedFd>) -> 
     }
 }
 
-/// Taken before anything covers it: it may lie in `/tmp`.
+/// Opened before anything covers it: it may be in `/tmp`.
 fn open_image(image: &ImageRoot) -> Result<OwnedFd, StepFailure> {
     let open = || -> io::Result<OwnedFd> {
         let folder = rustix::fs::openat(CWD, &image.path, DIRECTORY, Mode::empty())?;
@@ -258,9 +261,10 @@ fn mount_image_overlay(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(root)
 }
 
-/// A folder under one of our own: what it has in the entry of ours, a symbolic link say, is shadowed.
+/// Merges a host folder below one of ours; our files hide those of the same name, also symbolic
+/// links.
 fn merge(ours: &OwnedFd, folder: &OwnedFd) -> io::Result<OwnedFd> {
-    // By descriptor: a path could hold the characters that separate layers.
+    // By descriptor: a path could contain the characters that separate layers.
     let layers = format!(
         "/proc/self/fd/{}:/proc/self/fd/{}",
         ours.as_raw_fd(),
@@ -283,7 +287,7 @@ fn mount_proc(root: &OwnedFd) -> io::Result<()> {
 fn enter(root: &OwnedFd) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::pivot_root(c".", c".")?;
-    // The old root now lies on top of the new one, at the same entry.
+    // The old root is mounted on top of the new one, at the same place.
     rustix::mount::mount_change(
         c".",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
@@ -292,7 +296,7 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
     Ok(rustix::process::chdir(c"/")?)
 }
 
-/// A new file system, not yet attached. An option without a value is a flag.
+/// Creates a file system, not yet attached. An option without a value is a flag.
 pub(crate) fn new_file_system(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
     create_file_system(
         kind,
@@ -301,7 +305,7 @@ pub(crate) fn new_file_system(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Re
     )
 }
 
-/// The same for one that has nothing but devices in it.
+/// The same for one that holds nothing but devices.
 pub(crate) fn new_device_file_system(
     kind: &CStr,
     options: &[(&CStr, &CStr)],
@@ -333,7 +337,7 @@ fn create_file_system(
     )?)
 }
 
-/// A detached copy of the tree at a path; a symbolic link at its end is not followed.
+/// A detached copy of the mounts at a path; a symbolic link at its end is not followed.
 pub(crate) fn open_tree(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -343,13 +347,13 @@ pub(crate) fn open_tree(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(at, path, flags)?)
 }
 
-/// Attaches a detached tree at a path.
+/// Attaches a detached mount at a path.
 pub(crate) fn attach(tree: &OwnedFd, at: &impl AsFd, path: &CStr) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(tree, c"", at, path, flags)?)
 }
 
-/// In a fresh workspace the home can also be reached from there, unless something is create_file_system at that entry.
+/// Links `.home` in a fresh workspace to the home folder, unless something is mounted there.
 pub(crate) fn link_home(workspace: &impl AsFd) -> io::Result<()> {
     match rustix::fs::symlinkat(c"/home/agent", workspace, c".home") {
         Ok(()) | Err(Errno::EXIST) => Ok(()),

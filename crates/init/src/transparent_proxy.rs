@@ -1,11 +1,12 @@
-//! The network of a box: loopback, the doors on it, and, where expected_acks for, everything else.
+//! Transparent proxying in a sandbox: the loopback interface, the listeners of the doors on it and,
+//! if asked for, listeners for every other connection.
 //!
 //! ```text
 //! program ── connect 93.184.216.34:443 ─▶ every address is local ─▶ a listener of the host's, on lo
-//!         ── which address has NAME?   ─▶ 127.0.0.1:53           ─▶ a socket of the host's
+//!         ── DNS query for NAME        ─▶ 127.0.0.1:53           ─▶ a socket of the host's
 //! ```
 //!
-//! There is no interface but `lo`: what is dialled arrives at whoever has the listeners, or nowhere.
+//! `lo` is the only interface: a connection reaches a process that has a listener, or fails.
 
 use crate::{
     netlink::{ACKNOWLEDGE, Attributes, CREATE, Messages},
@@ -21,22 +22,22 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-/// In every network it is the first.
+/// The interface index of `lo` in every network namespace.
 const LOOPBACK: u32 = 1;
-/// Connections that wait to be accepted.
+/// The accept queue of a listener.
 const LISTEN_BACKLOG: i32 = 128;
 
-/// What was made for programs that know of no door.
+/// The sockets that take intercepted connections and DNS queries.
 #[derive(Default)]
 pub(crate) struct Interception {
     pub(crate) listeners: Vec<TcpListener>,
     pub(crate) dns_sockets: Vec<UdpSocket>,
-    /// Why there is no redirect, though one was expected_acks for.
+    /// The errno of the redirect that was asked for and could not be made.
     pub(crate) redirect_errno: Option<i32>,
 }
 
 impl Interception {
-    /// What is handed out, in the order in which it is counted.
+    /// The descriptors for the engine, in the order of the counts.
     pub(crate) fn handles(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listeners = self.listeners.iter().map(AsFd::as_fd);
         listeners.chain(self.dns_sockets.iter().map(AsFd::as_fd))
@@ -51,7 +52,7 @@ impl Interception {
     }
 }
 
-/// Listeners on the loopback at these ports.
+/// Listeners on loopback at these ports.
 pub(crate) fn open_doors(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
     ports
         .iter()
@@ -59,10 +60,11 @@ pub(crate) fn open_doors(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
         .collect()
 }
 
-/// Has everything that is dialled arrive, in a network over which we have power. Ports of doors stay theirs.
+/// Makes every address of a network namespace local and listens. Ports of doors keep their
+/// listeners.
 pub(crate) fn intercept_all(plan: &InterceptPlan, doors: &[u16]) -> io::Result<Interception> {
     make_local(libc::AF_INET)?;
-    // Without IPv6 there is nothing to reach by it.
+    // A failure means that the kernel has no IPv6, so nothing can be reached by it.
     let ipv6 = make_local(libc::AF_INET6).is_ok();
     let redirected = plan
         .redirect_port
@@ -88,7 +90,8 @@ pub(crate) fn intercept_all(plan: &InterceptPlan, doors: &[u16]) -> io::Result<I
     })
 }
 
-/// Redirects ipv6 families, or, where the kernel has no NAT for IPv6, the old one alone; whether it was ipv6.
+/// Redirects both families, or IPv4 alone where the kernel has no NAT for IPv6. Returns whether
+/// IPv6 is included.
 fn redirect_to(to: u16, dns_port: u16, ipv6: bool) -> io::Result<bool> {
     match nftables::redirect_all(to, dns_port, ipv6) {
         Err(_) if ipv6 => nftables::redirect_all(to, dns_port, false).map(|()| false),
@@ -96,7 +99,8 @@ fn redirect_to(to: u16, dns_port: u16, ipv6: bool) -> io::Result<bool> {
     }
 }
 
-/// The same where the network is somebody else's: only what leads to loopback arrives. From others on it, nothing.
+/// The same without power over the network namespace: only connections to loopback are intercepted,
+/// and none that come from other interfaces.
 pub(crate) fn intercept_loopback(
     plan: &InterceptPlan,
     doors: &[u16],
@@ -113,7 +117,7 @@ pub(crate) fn intercept_loopback(
     })
 }
 
-/// Makes every address of a family one of this machine's.
+/// Makes every address of a family a local one.
 fn make_local(family: i32) -> io::Result<()> {
     routes(family).send(None)
 }
@@ -145,7 +149,8 @@ fn routes(family: i32) -> Messages {
     messages
 }
 
-/// At these ports of every address. On the loopback a door's port is the door's, and so for IPv4 nobody else's.
+/// Listeners at these ports of every address. On IPv4 a door's port on loopback belongs to the door
+/// alone.
 fn listen_at(ports: &[u16], doors: &[u16], ipv6: bool) -> io::Result<Vec<TcpListener>> {
     let ipv4_ports = ports.iter().filter(|port| !doors.contains(port));
     let ipv4_ports = ipv4_ports.map(|port| (IpAddr::from(Ipv4Addr::UNSPECIFIED), *port));
@@ -170,7 +175,7 @@ fn loopbacks(ipv6: bool) -> impl Iterator<Item = IpAddr> {
     [IpAddr::from(Ipv4Addr::LOCALHOST)].into_iter().chain(new)
 }
 
-/// Sockets at which names are expected_acks for. Not shared: nobody else can bind to the same address.
+/// DNS sockets. Not shared: no other process can bind to the same address.
 fn open_dns_sockets(port: u16, ipv6: bool) -> io::Result<Vec<UdpSocket>> {
     let bind = |address| {
         let socket = UdpSocket::bind((address, port))?;
@@ -180,8 +185,8 @@ fn open_dns_sockets(port: u16, ipv6: bool) -> io::Result<Vec<UdpSocket>> {
     loopbacks(ipv6).map(bind).collect()
 }
 
-/// Not with the standard library: its listeners on `[::]` are also those of IPv4. Whose device counts must be said before it
-/// listens: who came earlier would be let in.
+/// The standard library's listeners on `[::]` accept IPv4, too. The device is set before `listen`:
+/// a connection that came earlier would be accepted.
 fn listen(address: IpAddr, port: u16, only_from: Option<u32>) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() {
         AddressFamily::INET
@@ -205,7 +210,7 @@ fn listen(address: IpAddr, port: u16, only_from: Option<u32>) -> io::Result<TcpL
 mod tests {
     use super::*;
 
-    /// As `ip route add local 0.0.0.0/0 dev lo table local` says it.
+    /// As `ip route add local 0.0.0.0/0 dev lo table local` encodes it.
     #[test]
     fn a_route_names_no_address_and_leads_to_loopback() {
         let message = [

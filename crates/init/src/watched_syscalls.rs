@@ -1,61 +1,65 @@
-//! The calls that the engine looks at before they happen, so that it knows what a program was denied: what
-//! connects, and what changes files by path. Which argument is what; nothing is decided here.
+//! The system calls that the engine examines before they happen, to learn what a program was
+//! denied: connections, and changes of files by path. This table says which argument is what; it
+//! decides nothing.
 //!
-//! Reading is not among them, nor what works on an open descriptor: both are too frequent to be asked about. Being asked
-//! about costs a call some 18 to 25 µs (Linux 6.18: opening to write 5 → 22, making a file 8 → 32, removing one 5 → 23).
+//! Reads are not among them, nor calls on an open descriptor: both are too frequent. A notification
+//! costs a call some 18 to 25 µs (Linux 6.18: opening to write 5 → 22, creating a file 8 → 32,
+//! removing one 5 → 23).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// One watched call.
+/// One watched system call.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchedSyscall {
     pub(crate) number: libc::c_long,
     /// What it does.
     pub operation: SyscallOperation,
-    /// It is not asked about if these bits of this argument are all clear.
+    /// No notification if these bits of this argument are all clear.
     pub(crate) unless: Option<(u8, u32)>,
 }
 
-/// A path among the arguments of a call.
+/// A path argument of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathArgument {
-    /// The argument with the folder that it starts from; else the working directory.
+    /// The argument with the folder descriptor it is relative to; without one, the working
+    /// directory.
     pub folder: Option<u8>,
-    /// The argument that points at it.
+    /// The argument with the pointer to the path.
     pub path: u8,
 }
 
-/// Where the flags of a call are.
+/// Where a call has its flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagsSource {
-    /// Always these.
+    /// Constant.
     Fixed(i32),
-    /// An argument.
+    /// In an argument.
     Argument(u8),
-    /// The first 64 bits of what an argument points at: the struct of `openat2`. Its size is the next argument.
+    /// In the first 64 bits of the struct that an argument points to: `openat2`. Its size is the
+    /// next argument.
     Pointed(u8),
 }
 
-/// What a call does.
+/// What a watched call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallOperation {
     /// Connects: socket, address, length of the address.
     Connect,
-    /// Opens a file to write, or makes it.
+    /// Opens a file to write, or creates it.
     Open(PathArgument, FlagsSource),
-    /// Makes a folder.
+    /// Creates a folder.
     MakeFolder(PathArgument),
-    /// Makes a name for a symbolic link, whose content an argument points at.
+    /// Creates a symbolic link, whose target an argument points to.
     MakeLink(u8, PathArgument),
-    /// Makes a name for anything else.
+    /// Creates a file of another type.
     Make(PathArgument),
-    /// Gives a file (the first) one more name (the second); flags of `linkat`.
+    /// Creates a hard link from the first path to the second; flags of `linkat`.
     Link(PathArgument, PathArgument, FlagsSource),
-    /// Takes a name away; flags of `unlinkat`.
+    /// Removes a name; flags of `unlinkat`.
     Remove(PathArgument, FlagsSource),
-    /// Changes a name; flags of `renameat2`.
+    /// Renames; flags of `renameat2`.
     Rename(PathArgument, PathArgument, FlagsSource),
-    /// Changes what a name leads to; flags of the `…at` calls.
+    /// Changes mode or owner; flags of the `…at` calls.
     Change(PathArgument, FlagsSource),
 }
 
@@ -79,7 +83,7 @@ const fn call(number: libc::c_long, operation: SyscallOperation) -> WatchedSysca
 const FCHMODAT2: libc::c_long = 452;
 const PLAIN: FlagsSource = FlagsSource::Fixed(0);
 
-/// Those of every architecture.
+/// The calls of every architecture.
 pub(crate) const CALLS: &[WatchedSyscall] = &[
     call(libc::SYS_connect, SyscallOperation::Connect),
     WatchedSyscall {
@@ -134,7 +138,7 @@ const fn here(path: u8) -> PathArgument {
     PathArgument { folder: None, path }
 }
 
-/// Those that only older architectures have.
+/// The calls that only older architectures have.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const CALLS_ON_ARCH: &[WatchedSyscall] = &[
     WatchedSyscall {
@@ -177,14 +181,15 @@ pub(crate) const CALLS_ON_ARCH: &[WatchedSyscall] = &[
 #[cfg(target_arch = "aarch64")]
 pub(crate) const CALLS_ON_ARCH: &[WatchedSyscall] = &[];
 
-/// What a watched call does.
+/// The operation of a watched call.
 pub fn operation_of(number: libc::c_long) -> Option<SyscallOperation> {
     let mut all = CALLS.iter().chain(CALLS_ON_ARCH);
     all.find(|watched| watched.number == number)
         .map(|watched| watched.operation)
 }
 
-/// Where a socket address of the Internet leads; nothing for other families and for less than a whole one.
+/// The destination in an Internet socket address; none for other families and for truncated
+/// addresses.
 pub fn destination(bytes: &[u8]) -> Option<SocketAddr> {
     let part = |from: usize, to: usize| bytes.get(from..to);
     let family = i32::from(u16::from_ne_bytes(part(0, 2)?.try_into().ok()?));
@@ -200,8 +205,9 @@ pub fn destination(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Whether an address is certainly not to be found in this box. The unspecified one means the box itself when
-/// connecting; groups, and addresses of one link, are on whatever interface is chosen, which may be `lo`.
+/// Whether an address is certainly outside of the sandbox. The unspecified address means the
+/// sandbox itself when connecting; multicast and link-local addresses are on any interface, which
+/// may be `lo`.
 pub fn is_outside_sandbox(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let of_a_link = match address {

@@ -1,28 +1,28 @@
-//! Bytes for plans and messages, by hand: the static launcher carries no serde.
-//! Decoding never panics and never allocates more than the input could fill.
+//! Encoding of plans and messages, by hand: the static launcher has no serde. Decoding never panics
+//! and never allocates more than the input could fill.
 
 use std::ffi::CString;
 
-/// Why bytes could not be read.
+/// Bytes that could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeError;
 
-/// Something with a form in bytes.
+/// A type with an encoding.
 pub trait Wire: Sized {
-    /// Appends its bytes.
+    /// Appends its encoding.
     fn put(&self, out: &mut Vec<u8>);
-    /// Reads it from the front.
+    /// Decodes it from the front.
     fn get(input: &mut &[u8]) -> Result<Self, DecodeError>;
 }
 
-/// The bytes of a value.
+/// Encodes a value.
 pub fn encode<T: Wire>(value: &T) -> Vec<u8> {
     let mut out = Vec::new();
     value.put(&mut out);
     out
 }
 
-/// A value from all of the bytes.
+/// Decodes a value from all of the bytes.
 pub fn decode<T: Wire>(mut input: &[u8]) -> Result<T, DecodeError> {
     let value = T::get(&mut input)?;
     if input.is_empty() {
@@ -94,7 +94,7 @@ impl<T: Wire> Wire for Vec<T> {
         self.iter().for_each(|item| item.put(out));
     }
     fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
-        // No capacity is reserved on the word of the input.
+        // No capacity is reserved for a length that the input claims.
         (0..u32::get(input)?).map(|_| T::get(input)).collect()
     }
 }
@@ -111,7 +111,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// Gives a struct its form: its fields, in order.
+/// Implements the encoding of a struct: its fields, in order.
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident { $($field:ident),* $(,)? }) => {
@@ -126,7 +126,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// Gives an enum without data its form: the number of the variant.
+/// Implements the encoding of an enum without data: the number of the variant.
 #[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $($variant:ident = $number:literal),* $(,)? }) => {
@@ -163,7 +163,7 @@ mod tests {
         Ok(())
     }
 
-    /// What is accepted has as many bytes again, so that none of them was passed over.
+    /// Every byte of an accepted input is used.
     fn takes_every_byte<T: Wire>(bytes: &[u8]) -> Result<(), TestCaseError> {
         if let Ok(value) = decode::<T>(bytes) {
             prop_assert_eq!(encode(&value).len(), bytes.len());

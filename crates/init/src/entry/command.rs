@@ -1,14 +1,14 @@
-//! Which program to run: from the variables, from the arguments, or as one line for a shell. Exactly one of these
-//! ways may be used; where two are, nothing is guessed and nothing lost: it is refused.
+//! Which program to run: from variables, from arguments, or as one line for a shell. More than one
+//! of these sources is an error.
 
 use super::EntryError;
 
-/// More than any command needs, and less than the kernel takes.
+/// More than any command needs, and less than the kernel accepts.
 const MAX_ARGUMENTS: usize = 4096;
-/// What one list of arguments may hold as text.
+/// Bytes of `AGENT_COMMAND_JSON`.
 const MAX_JSON_BYTES: usize = 128 << 10;
 
-/// What the environment says about the command.
+/// The variables that name a command.
 #[derive(Debug, Default)]
 pub struct CommandSettings {
     /// `AGENT_COMMAND`: a program.
@@ -19,7 +19,7 @@ pub struct CommandSettings {
     pub json: Option<Vec<u8>>,
 }
 
-/// Program and arguments, from one way of naming them.
+/// Program and arguments, from exactly one source.
 pub fn choose(asked: CommandSettings, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, EntryError> {
     let from_arguments = "the arguments of airlock-init";
     let ways = [
@@ -94,13 +94,13 @@ fn from_line(mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, EntryError> {
     }
 }
 
-/// The words of `AGENT_ARGS`: no quotes, no escapes, no empty ones.
+/// Splits `AGENT_ARGS` at white space: no quotes, no escapes, no empty words.
 pub fn split(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| byte.is_ascii_whitespace() || *byte == 0x0b)
         .filter(|word| !word.is_empty())
 }
 
-/// A JSON list of strings, and nothing else: any other value, a NUL, text after the list are errors.
+/// Parses a JSON array of strings; any other value, a NUL or trailing text is an error.
 pub fn parse_json(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     if text.len() > MAX_JSON_BYTES {
         return Err("it is longer than 128 KiB");
@@ -133,7 +133,7 @@ impl Reader<'_> {
         first
     }
 
-    /// The next character that is no white space.
+    /// The next character that is not white space.
     fn next(&mut self) -> Option<char> {
         self.skip_space();
         self.take()

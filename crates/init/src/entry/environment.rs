@@ -1,20 +1,20 @@
-//! What the environment asks of us, and what of it the program gets. Secrets are taken out here, once; from then on
-//! they lie in [`Token`] alone, which cannot be printed.
+//! The settings in the environment, and the variables that the program gets. Secrets are taken out
+//! here, once; afterwards they are only in [`Token`], which cannot be printed.
 
 use super::{EntryError, command::CommandSettings};
 use std::{ffi::CString, time::Duration};
 
 const MAX_GRACE_SECONDS: u64 = 3600;
-/// Shorter than the ten seconds after which `docker stop` ends us ourselves.
+/// Shorter than the ten seconds after which `docker stop` kills this process.
 const DEFAULT_GRACE: Duration = Duration::from_secs(8);
 const DEFAULT_WORKDIR: &[u8] = b"/workspace";
 const DEFAULT_SOCKET: &[u8] = b"/llm-sock/llm.sock";
 const DEFAULT_PORT: u16 = 8080;
 const MAX_TOKEN_BYTES: usize = 4096;
-/// Every variable of this prefix is ours.
+/// Every variable with this prefix is for airlock-init.
 const PREFIX: &[u8] = b"AGENT_";
 
-/// The variables of a process, in order.
+/// The environment variables of a process, in order.
 #[derive(Debug, Default)]
 pub struct Variables(Vec<Vec<u8>>);
 
@@ -28,7 +28,8 @@ impl Variables {
         Variables(entries)
     }
 
-    /// A value; one that is empty counts as not given. Of several of one name the first counts, as for the C library.
+    /// A value; an empty one counts as unset. The first entry of a name counts, as for the C
+    /// library.
     pub fn get(&self, wanted: &[u8]) -> Option<&[u8]> {
         let entry = self.0.iter().find(|entry| name(entry) == wanted)?;
         entry
@@ -36,7 +37,7 @@ impl Variables {
             .filter(|value| !value.is_empty())
     }
 
-    /// A value that the program is not to see. All of that name go.
+    /// Removes a variable that the program must not see, with all entries of its name.
     fn take(&mut self, wanted: &[u8]) -> Option<Vec<u8>> {
         let value = self.get(wanted).map(<[u8]>::to_vec);
         self.0.retain_mut(|entry| {
@@ -49,15 +50,16 @@ impl Variables {
         value
     }
 
-    /// Sets a value, in place of all others of the name.
+    /// Sets a value, in place of all entries of the name.
     pub fn set(&mut self, wanted: &str, value: &[u8]) {
         self.0.retain(|entry| name(entry) != wanted.as_bytes());
         self.0.push([wanted.as_bytes(), b"=", value].concat());
     }
 
-    /// As exec wants them.
+    /// As `execve` takes them.
     pub fn entries(self) -> Vec<CString> {
-        // None holds a NUL: they came as C strings, and what we set is checked where it comes from.
+        // None holds a NUL: they came as C strings, and values that we set are checked at their
+        // source.
         self.0
             .into_iter()
             .filter_map(|entry| CString::new(entry).ok())
@@ -65,14 +67,14 @@ impl Variables {
     }
 }
 
-/// Overwrites what must not lie about.
+/// Overwrites a secret.
 fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
-    // Or the compiler would see that nobody reads it any more.
+    // Otherwise the compiler would remove the write.
     std::hint::black_box(bytes);
 }
 
-/// A secret. It has no `Debug` that shows it, and is gone from memory when it is dropped.
+/// A secret. Its `Debug` does not show it, and it is overwritten on drop.
 pub struct Token(Vec<u8>);
 
 impl std::fmt::Debug for Token {
@@ -82,7 +84,7 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// One that can stand in a header.
+    /// A token that fits a header.
     pub fn new(value: Vec<u8>) -> Result<Token, EntryError> {
         let token = Token(value);
         match token.0.len() <= MAX_TOKEN_BYTES && token.0.iter().all(u8::is_ascii_graphic) {
@@ -105,19 +107,19 @@ impl Drop for Token {
     }
 }
 
-/// Where the model is reached.
+/// How the model is reached.
 #[derive(Debug)]
 pub(super) enum ModelUpstream {
-    /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: we add the token.
+    /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: the bridge adds the token.
     Url { url: Vec<u8>, token: Token },
-    /// A socket; `promised_by` says by which variable. Without one it need not be there.
+    /// A socket. If no variable promises it, it may be absent.
     Socket {
         path: Vec<u8>,
         promised_by: Option<&'static str>,
     },
 }
 
-/// What was command for.
+/// The settings of airlock-init.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) command: CommandSettings,
@@ -127,9 +129,9 @@ pub(super) struct Settings {
     pub(super) verbose: bool,
     pub(super) upstream: ModelUpstream,
     pub(super) port: u16,
-    /// Variables of our prefix that mean nothing to us.
+    /// Unknown variables with our prefix.
     pub(super) unknown: Vec<String>,
-    /// Variables of the program that hold the token all the same.
+    /// Variables of the program that contain the token.
     pub(super) holds_token: Vec<String>,
 }
 
@@ -137,7 +139,7 @@ fn text(name: &str, value: Vec<u8>) -> Result<String, EntryError> {
     String::from_utf8(value).map_err(|_| EntryError::new(format!("{name} is not UTF-8")))
 }
 
-/// A number in plain digits, not larger than `most`.
+/// Parses a decimal number within bounds.
 fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, EntryError> {
     let wrong = || {
         EntryError::new(format!(
@@ -157,9 +159,9 @@ fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, EntryE
     }
 }
 
-/// Takes what is ours out of the variables.
+/// Takes our settings out of the variables.
 pub(super) fn read(variables: &mut Variables) -> Result<Settings, EntryError> {
-    // All that is to be stripped is, before anything can be refused.
+    // Every variable is removed before the first error.
     let token = variables.take(b"SESSION_TOKEN");
     let url = variables.take(b"CONTROL_PLANE_URL");
     variables.take(b"SESSION_ID");
@@ -207,7 +209,7 @@ fn absolute(name: &str, path: Vec<u8>) -> Result<CString, EntryError> {
     CString::new(path).map_err(|_| EntryError::new(format!("{name} has a NUL")))
 }
 
-/// Removes what is left of our prefix; returns the names, as they may be shown.
+/// Removes the other variables with our prefix; returns their names for messages.
 fn strip_prefix(variables: &mut Variables) -> Vec<String> {
     let ours = |entry: &Vec<u8>| entry.starts_with(PREFIX);
     let names = variables
@@ -258,7 +260,7 @@ fn upstream(
             })
         }
         (None, None) => {
-            // In a run of Airlock's own the door stands already, as a listener: nobody promises a socket.
+            // In a run of Airlock's own the door is already a listener: no socket is promised.
             let stands = variables.get(b"AIRLOCK_RUN_ID").is_some();
             let base = variables.get(b"OPENAI_API_BASE").filter(|_| !stands);
             let promised_by = base.map(|_| "OPENAI_API_BASE");

@@ -1,12 +1,14 @@
-//! The first process of a container: takes its orders from variables and arguments, gives up what the program must not
-//! have, runs it, and stays to reap, to pass signals on and to keep its exit status. The order is that of `run`.
+//! The first process of a container: reads its settings from variables and arguments, drops what
+//! the program must not have, starts it, reaps, forwards signals and keeps its exit status. The
+//! order is that of `run`.
 //!
 //! ```text
 //! variables ──▶ settings ──▶ bridge (own process) ──▶ user, no capabilities ──▶ program
 //!     └─ overwritten where the kernel shows them
 //! ```
 //!
-//! Also works where it is not the first process: it then adopts the orphans of its own tree. See `docs/init.md`.
+//! It also works where it is not pid 1: it then adopts the orphans of its own process tree. See
+//! `docs/init.md`.
 
 pub mod bridge;
 pub mod command;
@@ -29,7 +31,7 @@ use std::{
 };
 use user::ProgramUser;
 
-/// The status of a start that failed, and of a bridge that died.
+/// The exit status of a failed start, and of a bridge that died.
 const CANNOT_START: i32 = 125;
 const DEFAULT_USER: &str = "agent";
 const HELP: &str = "\
@@ -46,7 +48,7 @@ Or by variables: AGENT_COMMAND with AGENT_ARGS, or AGENT_COMMAND_JSON. Also AGEN
 Exit status: the program's own, 128+N when signal N ended it, 127 not found, 126 not executable, 125 not started.
 ";
 
-/// Why the program does not run. Never holds the value of a variable that may be secret.
+/// Why the program does not run. Never contains the value of a variable that may be secret.
 #[derive(Debug)]
 pub struct EntryError(pub String);
 
@@ -62,7 +64,7 @@ impl fmt::Display for EntryError {
     }
 }
 
-/// The whole life of the process; returns its exit status.
+/// Runs the process to its end; returns its exit status.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
     let arguments: Vec<_> = arguments.map(OsString::into_vec).collect();
     if arguments.first().is_some_and(|first| first == b"--help") {
@@ -76,13 +78,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
     })
 }
 
-/// One line on stderr, in one piece.
+/// Writes one line to stderr, in one write.
 fn log(what: &str) {
-    // Nobody is left to log_start that nobody listens.
+    // A failure to report has no other place to be reported.
     _ = std::io::stderr().write_all(format!("airlock-init: {what}\n").as_bytes());
 }
 
-/// Everything, in order. Each step only takes away; whatever fails before the program runs is an error.
+/// All steps, in order. Each only removes power; a failure before the program runs is an error.
 fn run(arguments: Vec<Vec<u8>>) -> Result<i32, StartError> {
     let mut variables = take_variables()?;
     close_descriptors()?;
@@ -114,7 +116,7 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, StartError> {
         env: variables.entries(),
         path,
     })?;
-    // The bridge lives as long as we hold it.
+    // The bridge lives as long as its handle.
     Ok(process_tree::supervise(
         program,
         bridge.as_ref().map(|bridge| bridge.pid),
@@ -122,7 +124,7 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, StartError> {
     ))
 }
 
-/// Takes the variables out of this process, and sees that the kernel does not show them any more.
+/// Takes the variables out of this process, and checks that the kernel does not show them any more.
 fn take_variables() -> Result<Variables, EntryError> {
     let variables = Variables::new(sys::take_environment());
     match std::fs::read("/proc/self/environ") {
@@ -132,7 +134,7 @@ fn take_variables() -> Result<Variables, EntryError> {
                 "/proc still shows the variables of airlock-init",
             ));
         }
-        // Without /proc nobody sees anything.
+        // Without /proc nothing shows them.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => {
             return Err(EntryError::new(format!(
@@ -140,18 +142,20 @@ fn take_variables() -> Result<Variables, EntryError> {
             )));
         }
     }
-    // Only now: an ordinary user who is hidden cannot look at himself there.
+    // Only now: a process of an ordinary user that is not dumpable cannot open its own files there.
     hide()?;
     Ok(variables)
 }
 
-/// Nobody without power over us may trace us, read our memory or look at our descriptors.
+/// Makes this process not dumpable: no process without privileges over it may trace it, read its
+/// memory or see its descriptors.
 fn hide() -> Result<(), EntryError> {
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.map_err(|error| EntryError::new(format!("cannot hide from other processes: {error}")))
 }
 
-/// Three standard streams, and nothing else. What we open from here on closes at exec.
+/// Leaves the three standard streams open, and nothing else. Descriptors opened later close at
+/// exec.
 fn close_descriptors() -> Result<(), EntryError> {
     let failed = |error: std::io::Error| {
         EntryError::new(format!("cannot close inherited descriptors: {error}"))
@@ -162,7 +166,7 @@ fn close_descriptors() -> Result<(), EntryError> {
         rustix::stdio::stderr(),
     ] {
         if rustix::io::fcntl_getfd(stream) == Err(Errno::BADF) {
-            // It takes the lowest place that is free.
+            // It takes the lowest free number.
             let nothing = std::fs::File::options()
                 .read(true)
                 .write(true)
@@ -174,7 +178,7 @@ fn close_descriptors() -> Result<(), EntryError> {
         }
     }
     match sys::close_range(3, u32::MAX) {
-        // Older kernels, filters and emulators do not know the call.
+        // Older kernels, filters and emulators lack the call.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
             close_each().map_err(failed)
         }
@@ -191,7 +195,7 @@ fn close_each() -> std::io::Result<()> {
         .filter(|number| *number > 2);
     for number in numbers {
         match sys::close(number) {
-            // That of the list itself, which is closed already.
+            // The descriptor of the listing itself, which is closed already.
             Err(error) if error.raw_os_error() != Some(libc::EBADF) => return Err(error),
             _ => {}
         }
@@ -199,7 +203,7 @@ fn close_each() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The first process of a namespace gets them in any case.
+/// Pid 1 of a namespace adopts orphans in any case.
 fn adopt_orphans() -> Result<(), EntryError> {
     if process_tree::is_first() {
         return Ok(());
@@ -208,7 +212,7 @@ fn adopt_orphans() -> Result<(), EntryError> {
     adopted.map_err(|error| EntryError::new(format!("cannot adopt orphans: {error}")))
 }
 
-/// Whom root is to become.
+/// The user that root changes to.
 fn configured_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     let wanted = settings.user.as_deref().unwrap_or(DEFAULT_USER);
     user::resolve(
@@ -218,7 +222,7 @@ fn configured_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     )
 }
 
-/// Who we are, started as an ordinary user; it must be who was asked for.
+/// The user of this process, if it was not started as root; it must match the setting.
 fn own_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     use rustix::process::{getgid, getgroups, getuid};
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
@@ -261,7 +265,8 @@ fn enter(settings: &Settings) -> Result<(), EntryError> {
     })
 }
 
-/// `HOME` and the like of the user. Not root from the start, what is there was meant for him and stays.
+/// Sets `HOME` and the like. If this process was not root, existing values were meant for the user
+/// and stay.
 fn set_user_variables(
     variables: &mut Variables,
     user: &ProgramUser,
@@ -289,7 +294,8 @@ fn set_user_variables(
     }
 }
 
-/// What a reader of the program's stderr has to know; with `AGENT_LOG=1` also what he may want to.
+/// Logs what a reader of the program's stderr has to know; with `AGENT_LOG=1` also the ids and the
+/// bridge.
 fn log_start(
     settings: &Settings,
     user: &ProgramUser,

@@ -1,5 +1,5 @@
-//! Gives up everything but the user's own rights, then asks the kernel whether that is so.
-//! A drop that was refused, or that can be undone, is an error: nobody goes on as root by mistake.
+//! Drops everything but the user's own rights, then asks the kernel whether that is so. A drop that
+//! was refused, or that can be undone, is an error: the program must never run as root by mistake.
 
 use super::{EntryError, user::ProgramUser};
 use rustix::{
@@ -9,11 +9,11 @@ use rustix::{
 };
 use std::{collections::BTreeSet, io};
 
-/// What can become of the bounding set, which only `CAP_SETPCAP` may empty.
+/// The state of the bounding set, which only `CAP_SETPCAP` may empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum BoundingSet {
     Empty,
-    /// Worth nothing under `no_new_privs`.
+    /// Without effect under `no_new_privs`.
     Kept,
 }
 
@@ -22,12 +22,12 @@ pub(super) fn is_root() -> bool {
     geteuid().is_root() || getuid().is_root()
 }
 
-/// Becomes the user for good.
+/// Changes to the user for good.
 pub(super) fn become_user(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     if let Some(missing) = missing_capabilities(user)? {
         return Err(missing);
     }
-    // While we still may.
+    // While the capabilities are still there.
     empty_bounding_set()?;
     take_identity(user).map_err(|error| refused(user, &error.to_string()))?;
     give_up_capabilities()?;
@@ -35,7 +35,7 @@ pub(super) fn become_user(user: &ProgramUser) -> Result<BoundingSet, EntryError>
     Ok(bounding())
 }
 
-/// Not root from the start: what is left is given up all the same.
+/// For a process that was not root: drops what is left.
 pub(super) fn stay(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     empty_bounding_set()?;
     give_up_capabilities()?;
@@ -54,7 +54,7 @@ fn refused(user: &ProgramUser, why: &str) -> EntryError {
     ))
 }
 
-/// Says what is missing before it fails half way, and what to do about it.
+/// Reports a missing capability before a drop fails half way, and what to do about it.
 fn missing_capabilities(user: &ProgramUser) -> Result<Option<EntryError>, EntryError> {
     let held = thread::capabilities(None)
         .map_err(failed("read our capabilities"))?
@@ -82,7 +82,7 @@ fn missing_capabilities(user: &ProgramUser) -> Result<Option<EntryError>, EntryE
     }))
 }
 
-/// Whether the groups are these already, the user's own aside.
+/// Whether the supplementary groups are these already, the user's own aside.
 fn has_groups(user: &ProgramUser) -> Result<bool, EntryError> {
     let now: BTreeSet<_> = getgroups()
         .map_err(failed("read our groups"))?
@@ -108,7 +108,7 @@ fn take_identity(user: &ProgramUser) -> io::Result<()> {
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// The numbers of the capabilities that this kernel knows.
+/// The capabilities that this kernel knows.
 fn known() -> impl Iterator<Item = CapabilitySet> {
     let is_known =
         |capability: &CapabilitySet| thread::capability_is_in_bounding_set(*capability).is_ok();
@@ -117,7 +117,7 @@ fn known() -> impl Iterator<Item = CapabilitySet> {
         .take_while(is_known)
 }
 
-/// As far as we may.
+/// As far as the capabilities allow.
 fn empty_bounding_set() -> Result<(), EntryError> {
     for capability in known() {
         match thread::remove_capability_from_bounding_set(capability) {
@@ -141,7 +141,7 @@ fn give_up_capabilities() -> Result<(), EntryError> {
     thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))
 }
 
-/// What the kernel says we are now.
+/// Checks the drops with the kernel.
 fn verify(user: &ProgramUser) -> Result<(), EntryError> {
     let wrong = |what: &str| {
         Err(refused(

@@ -1,4 +1,4 @@
-//! The program and all that descends from it: started, signalled, reaped, and ended as a whole.
+//! The process tree of the program: started, signalled, reaped, and ended as a whole.
 //!
 //! ```text
 //! signals ──▶ this process ──▶ program      the program's end, or the bridge's, ends the tree
@@ -23,19 +23,19 @@ use std::{
 
 const NOT_EXECUTABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
-/// Where a program is looked for when nobody says.
+/// The search path if `PATH` is not set.
 const DEFAULT_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
-/// How long the end of a tree may take where we are not the first process of a namespace.
+/// How long the end of a tree may take where this process is not pid 1.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to run.
+/// A program to execute.
 pub(super) struct EntryProgram {
     pub(super) argv: Vec<CString>,
     pub(super) env: Vec<CString>,
     pub(super) path: Option<Vec<u8>>,
 }
 
-/// Why nothing runs, and the status that says so.
+/// Why the program did not start, and the exit status for that.
 pub(super) struct StartError {
     pub(super) status: i32,
     pub(super) why: EntryError,
@@ -50,13 +50,13 @@ impl From<EntryError> for StartError {
     }
 }
 
-/// The files that the name may mean, in order.
+/// The paths that a name may mean, in order.
 fn candidates(name: &[u8], path: Option<&[u8]>) -> Vec<CString> {
     if name.contains(&b'/') {
         return CString::new(name).into_iter().collect();
     }
     let folders = path.unwrap_or(DEFAULT_PATH).split(|byte| *byte == b':');
-    // An empty entry is the working directory, as everywhere.
+    // An empty entry is the working directory, as in shells.
     let folder = |folder: &[u8]| {
         if folder.is_empty() {
             b".".to_vec()
@@ -69,7 +69,7 @@ fn candidates(name: &[u8], path: Option<&[u8]>) -> Vec<CString> {
         .collect()
 }
 
-/// Starts the program, and knows when this returns that it began.
+/// Starts the program; when this returns, it was executed.
 pub(super) fn start(program: &EntryProgram) -> Result<i32, StartError> {
     let failed = |error: io::Error| EntryError::new(format!("cannot start a process: {error}"));
     let name = program
@@ -109,13 +109,13 @@ fn become_program(files: &[CString], argv: &CStringArray, env: &CStringArray, te
 }
 
 fn prepare() -> io::Result<()> {
-    // Should we die where the kernel does not end the whole namespace with us.
+    // For the case that this process dies where it is not pid 1.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A group of its own in the foreground: keys of a terminal are for the program.
+    // A foreground process group of its own: keys of a terminal are for the program.
     rustix::process::setpgid(None, None)?;
     if rustix::termios::isatty(rustix::stdio::stdin()) {
         match rustix::termios::tcsetpgrp(rustix::stdio::stdin(), rustix::process::getpid()) {
-            // A terminal that is not ours to arrange.
+            // The terminal belongs to another session.
             Ok(()) | Err(Errno::NOTTY | Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
@@ -124,7 +124,8 @@ fn prepare() -> io::Result<()> {
     Ok(())
 }
 
-/// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
+/// Tries the candidates in order. EACCES for one of them is a better error than ENOENT for the
+/// last.
 fn exec(files: &[CString], argv: &CStringArray, env: &CStringArray) -> io::Error {
     let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
     for file in files {
@@ -160,13 +161,13 @@ fn not_executed(name: &[u8], errno: i32) -> StartError {
     }
 }
 
-/// Lives as long as the program: passes signals on, reaps, and after SIGTERM ends the tree when its grace is over.
-/// Returns the exit status.
+/// Lives as long as the program: forwards signals, reaps, and after SIGTERM kills the tree when its
+/// grace period is over. Returns the exit status.
 pub(super) fn supervise(program: i32, bridge: Option<i32>, grace: Duration) -> i32 {
     let (mut deadline, mut killed) = (None::<Instant>, false);
     let status = loop {
-        // First, whatever the signal was: a flood of others must neither hide an end nor outlast the grace. A bridge
-        // that has gone along with the tree is no fault.
+        // First, whatever the signal was: a flood of signals must neither hide an exit nor outlast
+        // the grace period. A bridge that was killed along with the tree is no fault.
         if let Some(status) = reap(program, bridge.filter(|_| !killed)) {
             break status;
         }
@@ -178,16 +179,16 @@ pub(super) fn supervise(program: i32, bridge: Option<i32>, grace: Duration) -> i
             continue;
         }
         match sys::await_signal(left) {
-            // SIGPIPE is of our own making, by writing to a stream that nobody reads.
+            // Our own write to a stream without a reader raised SIGPIPE.
             Ok(Some(libc::SIGCHLD | libc::SIGPIPE) | None) => {}
             Ok(Some(signal)) => {
                 if signal == libc::SIGTERM {
                     deadline.get_or_insert_with(|| Instant::now() + grace);
                 }
-                // It fails only for one that has ended, which is reaped next.
+                // It fails only for a program that has ended, which is reaped next.
                 _ = sys::send_signal(program, signal);
             }
-            // Interrupted: by being stopped and continued, for example.
+            // Interrupted, for example by a stop and continue.
             Err(_) => {}
         }
     };
@@ -195,7 +196,8 @@ pub(super) fn supervise(program: i32, bridge: Option<i32>, grace: Duration) -> i
     status
 }
 
-/// Reaps all that have ended; the exit status, if there is nothing more to wait for.
+/// Reaps all children that have ended; returns the exit status if there is nothing more to wait
+/// for.
 fn reap(program: i32, bridge: Option<i32>) -> Option<i32> {
     let (mut ended, mut bridge_ended) = (None, false);
     while let Ok(Some((pid, reaped))) = sys::reap(-1, false) {
@@ -223,7 +225,7 @@ pub(super) fn is_first() -> bool {
     rustix::process::getpid() == Pid::INIT
 }
 
-/// Ends what is left of the tree, and waits for that.
+/// Kills the rest of the tree, and waits for its end.
 fn end(bridge: Option<i32>) {
     let deadline = Instant::now() + END_TIMEOUT;
     loop {
@@ -241,23 +243,23 @@ fn end(bridge: Option<i32>) {
         if Instant::now() >= deadline {
             return log("some processes of the program could not be ended in time");
         }
-        // Their end is told; the limit is for orphans that come to us without a word.
+        // SIGCHLD wakes this up; the timeout is for orphans that are adopted silently.
         _ = sys::await_signal(Some(Duration::from_millis(20)));
     }
 }
 
 fn only_bridge_left(bridge: Option<i32>) -> bool {
-    // Without /proc nobody can log; the kernel ends them with us where we are the first.
+    // Without /proc nothing can say; where this process is pid 1, the kernel kills them with it.
     children().map_or(true, |children| {
         children.iter().all(|child| Some(*child) == bridge)
     })
 }
 
-/// Kills every other process of the tree. The first process of a namespace has a call for that; anybody else ends his
-/// children, and gets theirs as his own.
+/// Kills every other process of the tree. Pid 1 has a call for that; another process kills its
+/// children, and adopts theirs.
 fn kill_others(bridge: Option<i32>) {
     if is_first() {
-        // It fails only when nobody is left.
+        // It fails only when no process is left.
         _ = sys::send_signal(-1, libc::SIGKILL);
         return;
     }

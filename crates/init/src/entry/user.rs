@@ -1,5 +1,6 @@
-//! Who the program is to be: a name, a `uid`, or either with a group after a colon, looked up in the image's own
-//! `/etc/passwd` and `/etc/group`. The C library's look-up is of no use in a static program.
+//! The user of the program: a name, a uid, or either with a group after a colon, looked up in the
+//! image's own `/etc/passwd` and `/etc/group`. The C library's lookup does not work in a static
+//! program.
 
 use super::EntryError;
 use std::{fs::File, io::Read, os::unix::fs::OpenOptionsExt};
@@ -9,20 +10,20 @@ const MAX_GROUPS: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
 const ROOT: u32 = 0;
 
-/// A user as the kernel and the program's variables want him.
+/// A user, with the values that the kernel and the program's variables need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramUser {
-    /// His number, never that of root unless root was named.
+    /// The uid, never 0 unless root was named.
     pub uid: u32,
-    /// His own group.
+    /// The primary group.
     pub gid: u32,
-    /// All his groups, his own first.
+    /// All groups, the primary one first.
     pub groups: Vec<u32>,
     /// For `USER` and `LOGNAME`.
     pub name: String,
-    /// For `HOME`, if he has one.
+    /// For `HOME`, if there is one.
     pub home: Option<Vec<u8>>,
-    /// For `SHELL`, if he has one.
+    /// For `SHELL`, if there is one.
     pub shell: Option<Vec<u8>>,
 }
 
@@ -36,7 +37,7 @@ struct Account<'a> {
     shell: Option<&'a [u8]>,
 }
 
-/// An id in plain digits. The largest number is no id: to the kernel it means "leave it".
+/// An id in decimal digits. The largest number is no id: to the kernel it means "unchanged".
 fn id(text: &[u8]) -> Option<u32> {
     let digits = std::str::from_utf8(text).ok()?;
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -66,7 +67,8 @@ fn account<'a>(fields: &[&'a [u8]]) -> Option<Account<'a>> {
     })
 }
 
-/// The first account of a name or number. A line of that name that cannot be read is an error, not another user.
+/// The first account of a name or number. A malformed line of that name is an error, not another
+/// user.
 fn find<'a>(passwd: &'a [u8], wanted: &str) -> Result<Option<Account<'a>>, EntryError> {
     let number = id(wanted.as_bytes());
     for fields in lines(passwd) {
@@ -97,7 +99,7 @@ fn group_number(group: &[u8], wanted: &str) -> Result<u32, EntryError> {
     })
 }
 
-/// The groups that name this user as a member.
+/// The groups that list this user as a member.
 fn memberships(group: &[u8], user: &[u8]) -> Vec<u32> {
     let is_member = |fields: &Vec<&[u8]>| {
         fields.get(3).is_some_and(|members| {
@@ -118,7 +120,7 @@ fn well_formed(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Looks `NAME`, `UID`, `NAME:GROUP` or `UID:GID` up. With a group named, it is the only one.
+/// Looks up `NAME`, `UID`, `NAME:GROUP` or `UID:GID`. A named group is the only group.
 pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<ProgramUser, EntryError> {
     let (user, its_group) = match wanted.split_once(':') {
         Some((user, group)) => (user, Some(group)),
@@ -148,7 +150,7 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<ProgramUser,
     let (gid, groups) = match its_group {
         Some(named) => group_number(group, named).map(|gid| (gid, vec![gid]))?,
         None => {
-            // A number that nobody has an account for gets a group of its own, not root's.
+            // A uid without an account gets a group of its own, not root's.
             let gid = found.as_ref().map_or(uid, |account| account.gid);
             (gid, [vec![gid], memberships(group, name)].concat())
         }
@@ -190,10 +192,10 @@ fn each_once(groups: Vec<u32>) -> Result<Vec<u32>, EntryError> {
     Ok(once)
 }
 
-/// Reads one of the two files; one that is not there has no lines.
+/// Reads one of the two files; an absent one is empty.
 pub(super) fn read(path: &str) -> Result<Vec<u8>, EntryError> {
     let failed = |error: std::io::Error| EntryError::new(format!("cannot read {path}: {error}"));
-    // Not to wait for the other end, should it be a pipe.
+    // A pipe in its place must not block.
     let file = match File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)

@@ -1,30 +1,31 @@
-//! Requests on their way to the control plane. One request a connection: what is framed so that two readers could
-//! differ about it is refused, the token is put in, all else passes byte for byte.
+//! Requests on their way to the control plane, one per connection. A request whose framing two
+//! parsers could read differently is refused; the token is added, all else passes byte for byte.
 //!
-//! The end of a response is the end of its connection, which we ask for; so only its head is looked at.
+//! The end of a response is the end of its connection, which `Connection: close` asks for; so only
+//! its head is parsed.
 
 use super::{super::environment::Token, url::ControlPlaneUrl};
 
 const MAX_HEAD_BYTES: usize = 32 << 10;
 const MAX_HEADERS: usize = 128;
-/// What a buffer takes before we wait for its other end.
+/// The bytes that a buffer takes before its source has to wait.
 pub(super) const BUFFER_BYTES: usize = 64 << 10;
 
-/// Why a request goes no further.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestError {
-    /// It is not what HTTP/1.1 says, or could be read in two ways.
+    /// It is not valid HTTP/1.1, or ambiguous.
     Malformed(&'static str),
-    /// Its head is longer than we keep.
+    /// Its head is too large.
     TooLarge,
-    /// Tunnels and other protocols have no place here.
+    /// Tunnels and other protocols are not supported.
     Unsupported(&'static str),
-    /// The other end cannot be reached, or does not speak HTTP.
+    /// The upstream cannot be reached, or does not speak HTTP.
     Upstream(&'static str),
 }
 
 impl RequestError {
-    /// A whole response that says so.
+    /// The whole response for this error.
     pub fn response(self) -> Vec<u8> {
         let (status, message) = match self {
             RequestError::Malformed(why) => ("400 Bad Request", why),
@@ -67,30 +68,30 @@ impl RequestRewrite {
 /// How far a request has been read.
 #[derive(Debug, Default, PartialEq)]
 pub enum RequestState {
-    /// Its head is not complete.
+    /// Its head is incomplete.
     #[default]
     Head,
-    /// So many bytes of its body are to come.
+    /// So many bytes of its body are missing.
     Length(u64),
-    /// Its body comes in chunks.
+    /// Its body is chunked.
     Chunks(ChunkState),
-    /// Nothing of it is to come. What follows it is never read.
+    /// It is complete. What follows it is never read.
     Done,
 }
 
-/// Where in a chunked body we are.
+/// How far a chunked body has been read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ChunkState {
     /// Before the size of a chunk.
     Size,
-    /// So many bytes of a chunk, and the end of its line, are to come.
+    /// So many bytes of a chunk and its line end are missing.
     Data(u64),
     /// Before the empty line that ends the body.
     End,
 }
 
 impl RequestState {
-    /// Moves what is complete and in order from one buffer to the other, as far as that has room.
+    /// Moves complete and valid bytes from one buffer to the other, as far as that has room.
     pub fn advance(
         &mut self,
         from: &mut Vec<u8>,
@@ -125,7 +126,7 @@ impl RequestState {
     }
 }
 
-/// Moves up to `left` bytes; how many are left to move.
+/// Moves up to `left` bytes; returns how many are left.
 fn pass(from: &mut Vec<u8>, to: &mut Vec<u8>, left: u64) -> u64 {
     let room = BUFFER_BYTES.saturating_sub(to.len()).min(from.len());
     let count = usize::try_from(left).unwrap_or(usize::MAX).min(room);
@@ -185,7 +186,7 @@ impl ChunkState {
     }
 }
 
-/// Digits alone: extensions are a classic way to make two readers differ.
+/// Digits alone: extensions are a classic way to make two parsers differ.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
     let plain =
@@ -193,7 +194,7 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| plain)
 }
 
-/// A short line with its end, as chunked bodies have them.
+/// A short line with its end, as in chunked bodies.
 fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
     const MAX_LINE_BYTES: usize = 32;
     match from
@@ -209,7 +210,7 @@ fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
     }
 }
 
-/// A head with the empty line that ends it, once it is there.
+/// A head with its empty line, once it is complete.
 fn take_head(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
     let window = &from[..from.len().min(MAX_HEAD_BYTES)];
     match window.windows(4).position(|part| part == b"\r\n\r\n") {
@@ -219,14 +220,14 @@ fn take_head(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
     }
 }
 
-/// The head of a request that can be read in one way only.
+/// The head of a request with one reading only.
 #[derive(Debug)]
 struct RequestHead<'a> {
     method: &'a [u8],
     target: &'a [u8],
-    /// Names and values that pass.
+    /// The headers that are passed on.
     headers: Vec<(&'a [u8], &'a [u8])>,
-    /// How its body comes.
+    /// The framing of its body.
     body: RequestState,
 }
 
@@ -248,7 +249,7 @@ fn trim(value: &[u8]) -> &[u8] {
     &value[start..end]
 }
 
-/// Between two neighbours only, or about who somebody is, which is ours to say.
+/// Hop-by-hop headers, and credentials, which are ours to set.
 const REMOVED_HEADERS: [&str; 12] = [
     "host",
     "connection",
@@ -327,10 +328,10 @@ impl<'a> RequestHead<'a> {
     }
 }
 
-/// The lines of a head without their ends; a lone CR or LF, or a NUL, is somebody's trick.
+/// The lines of a head without their ends; a lone CR or LF, or a NUL, is an attack.
 fn lines(head: &[u8]) -> Result<Vec<&[u8]>, RequestError> {
     let mut lines: Vec<_> = head.split(|byte| *byte == b'\n').collect();
-    // After the last end of a line there is nothing, and before it the empty line.
+    // Splitting leaves an empty string behind the last line end, and the empty line before it.
     lines.truncate(lines.len() - 1);
     let mut whole = lines.into_iter().map(|line| {
         let line = line
@@ -353,7 +354,7 @@ fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     if !is_token(method) {
         return Err(RequestError::Malformed("the method is malformed"));
     }
-    // In any case: some servers do not mind it, and an echo of the request would show the token.
+    // In any case: some servers ignore it, and an echo of the request would show the token.
     if [&b"CONNECT"[..], b"TRACE"]
         .iter()
         .any(|other| method.eq_ignore_ascii_case(other))
@@ -384,7 +385,7 @@ fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     }
 }
 
-/// A list here can name headers that are to be removed: ours must not be among them.
+/// The header can name others that are to be removed: ours must not be among them.
 fn check_connection(values: &[&[u8]]) -> Result<(), RequestError> {
     let known = |option: &[u8]| {
         [&b""[..], b"close", b"keep-alive", b"te"]
@@ -430,14 +431,14 @@ fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<RequestState, RequestE
     }
 }
 
-/// Whether a path has a part that means "here" or "one up", in any spelling that some server takes for one.
+/// Whether a path has a `.` or `..` segment, in any spelling that some server accepts.
 fn leaves_prefix(target: &[u8]) -> bool {
     let path = target
         .split(|byte| *byte == b'?')
         .next()
         .unwrap_or_default();
     let mut plain = path.to_ascii_lowercase();
-    // Twice, since some servers decode twice.
+    // Twice, because some servers decode twice.
     for _ in 0..2 {
         plain = [
             (&b"%25"[..], b'%'),
@@ -474,17 +475,18 @@ fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
 /// How far a response has been read.
 #[derive(Debug, Default, PartialEq)]
 pub enum ResponseState {
-    /// Its head is not complete.
+    /// Its head is incomplete.
     #[default]
     Head,
-    /// All that comes is its body.
+    /// All further bytes are its body.
     Body,
 }
 
 impl ResponseState {
-    /// Moves what came, as far as there is room. To the client each response is the last of its connection.
+    /// Moves bytes as far as there is room. For the client each response is the last of its
+    /// connection.
     pub fn advance(&mut self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<(), RequestError> {
-        // Heads that only say "go on" may come without end.
+        // Interim responses may come without end.
         while *self == ResponseState::Head && to.len() < BUFFER_BYTES {
             let Some(head) = take_head(from)
                 .map_err(|_| RequestError::Upstream("its answer has too large a head"))?

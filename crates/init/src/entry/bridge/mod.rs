@@ -1,8 +1,9 @@
-//! The way to the model: a listener on loopback, and a process of our own that carries what comes there to a socket
-//! of the host, or to the control plane with the session's token. The listener stands before the program starts.
+//! The bridge to the model: a listener on loopback, and a process of its own that carries
+//! connections to a socket of the host, or to the control plane with the session's token. It
+//! listens before the program starts.
 //!
-//! The process has no capabilities, cannot be traced, and where we may choose it has a user of its own, so that the
-//! program can neither read the token out of it nor signal it.
+//! The process has no capabilities, is not dumpable, and where it can be chosen has a user of its
+//! own, so that the program can neither read the token from its memory nor signal it.
 
 pub mod http;
 mod relay;
@@ -34,40 +35,41 @@ use std::{
 use url::UpstreamAddress;
 
 const BACKLOG: i32 = 128;
-/// The user of the bridge where we may choose; the second if the program is the first.
+/// The user of the bridge where it can be chosen; the second if the program has the first.
 const BRIDGE_UIDS: [u32; 2] = [65534, 65533];
 
 const CONTROL_PLANE: &str = "CONTROL_PLANE_URL";
 
-/// What the listener leads to.
+/// Where the bridge leads to.
 #[derive(Debug)]
 struct BridgeTarget {
     address: UpstreamAddress,
-    /// With a token to add; otherwise bytes are carried as they are.
+    /// The token to add to requests; without it bytes are carried unchanged.
     rewrite: Option<http::RequestRewrite>,
     names: NameResolver,
-    /// Whoever listened on the socket at the start is none of our pid namespace, so nobody of it may.
+    /// The process that listened on the socket at the start is in another pid namespace, so no
+    /// process of ours may take its place.
     outside: bool,
-    /// The variable that promised_by it.
+    /// The variable that promised it.
     promised_by: &'static str,
 }
 
-/// A bridge at work. It ends when this is dropped.
+/// A running bridge. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Bridge {
     pub(super) pid: i32,
     _lifeline: OwnedFd,
 }
 
-/// How the start of the bridge went, as its process tells.
+/// The outcome of the bridge's start, as its process reports it.
 enum BridgeStart {
     Ready,
-    /// This user may not use the socket.
+    /// This user may not connect to the socket.
     WrongUser(String),
     Failed(String),
 }
 
-/// Starts the bridge, if the settings name something to bridge to. Returns once connections are taken.
+/// Starts the bridge, if the settings name an upstream. Returns once connections are accepted.
 pub(super) fn start(
     settings: &mut Settings,
     program: &ProgramUser,
@@ -147,7 +149,7 @@ fn check_socket(path: &[u8], promised_by: &str) -> Result<(), EntryError> {
 }
 
 fn no_target(path: &[u8], promised_by: &str, why: &str) -> EntryError {
-    // What was given as a URL is not shown.
+    // A URL is not shown: it may hold secrets.
     let path = match promised_by {
         CONTROL_PLANE => String::new(),
         _ => format!("`{}` ", String::from_utf8_lossy(path).escape_default()),
@@ -158,7 +160,7 @@ fn no_target(path: &[u8], promised_by: &str, why: &str) -> EntryError {
     ))
 }
 
-/// Listens on loopback, and sees that it can be reached there.
+/// Listens on loopback, and checks that a connection arrives.
 fn listen(port: u16) -> Result<OwnedFd, EntryError> {
     let failed = |what: &str, error: Errno| {
         EntryError::new(format!(
@@ -174,7 +176,7 @@ fn listen(port: u16) -> Result<OwnedFd, EntryError> {
         .and_then(|socket| net::listen(&socket, BACKLOG).map(|()| socket))
         .map_err(|error| failed("listen on", error))?;
     if TcpStream::connect(address).is_err() {
-        // A network namespace fresh from the kernel has its loopback down.
+        // In a new network namespace loopback is down.
         let raised = sys::loopback_up().and_then(|()| TcpStream::connect(address));
         raised.map_err(|error| {
             EntryError::new(format!(
@@ -182,7 +184,7 @@ fn listen(port: u16) -> Result<OwnedFd, EntryError> {
             ))
         })?;
     }
-    // It may take a moment until the kernel hands out what stands already.
+    // The kernel may need a moment to hand out the connection.
     let limit = Timespec {
         tv_sec: 5,
         tv_nsec: 0,
@@ -193,7 +195,7 @@ fn listen(port: u16) -> Result<OwnedFd, EntryError> {
     Ok(listener)
 }
 
-/// Whom the bridge may run as, the best first.
+/// The users that the bridge may run as, the best first.
 fn users(program: &ProgramUser, root: bool) -> Vec<ProgramUser> {
     let own = BRIDGE_UIDS
         .into_iter()
@@ -265,7 +267,7 @@ fn outcome(message: &[u8]) -> BridgeStart {
     }
 }
 
-/// In the process of the bridge: gives up what it does not need, then sees that the other end is there.
+/// In the bridge's process: drops its privileges, then checks that the other end is there.
 fn prepare(target: &mut BridgeTarget, user: &ProgramUser, root: bool) -> BridgeStart {
     if let Err(error) = detach() {
         return BridgeStart::Failed(format!("cannot set the bridge apart: {error}"));
@@ -278,7 +280,7 @@ fn prepare(target: &mut BridgeTarget, user: &ProgramUser, root: bool) -> BridgeS
     if let Err(refusal) = contained {
         return BridgeStart::WrongUser(refusal.0);
     }
-    // Again, since a change of user changes it too.
+    // Again, because a change of user resets it.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         return BridgeStart::Failed(format!("cannot hide the bridge: {error}"));
     }
@@ -300,7 +302,8 @@ fn prepare(target: &mut BridgeTarget, user: &ProgramUser, root: bool) -> BridgeS
             target.outside = relay::is_outside(&socket);
             BridgeStart::Ready
         }
-        // Its queue being full, somebody is there; outside, as nearly everybody is whom we could meet at this moment.
+        // A full queue means that a process listens; an outside one, because nearly no other can
+        // exist at this moment.
         Err(Errno::AGAIN) => {
             target.outside = true;
             BridgeStart::Ready
@@ -320,7 +323,7 @@ fn prepare(target: &mut BridgeTarget, user: &ProgramUser, root: bool) -> BridgeS
     }
 }
 
-/// Away from the terminal and the streams of the program, which this process has no business with.
+/// Leaves the terminal and the streams of the program.
 fn detach() -> io::Result<()> {
     rustix::process::setsid()?;
     let nothing = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! The bridge at work: one process, one loop, a bounded number of connections with bounded buffers.
+//! The bridge's event loop: one process, a bounded number of connections with bounded buffers.
 //!
 //! ```text
 //! program ─▶ 127.0.0.1:PORT ─▶ [inbox ─ request ─▶ up] ─▶ upstream        plain: bytes both ways, ends kept
@@ -24,26 +24,26 @@ use std::{
 };
 
 const MAX_CONNECTIONS: usize = 64;
-/// A model may think for long before it says a word.
+/// A model may be silent for long before its first word.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long the head of a request may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long we listen to one that was answered, so that the answer is not lost by our hanging up.
+/// How long a connection is read after its response, so that closing it does not lose the response.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often one connection is served before the next.
 const MAX_STEPS_PER_TURN: usize = 32;
-/// How often a silent client is asked whether it is there.
+/// How often the kernel probes a silent client.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How soon a socket whose queue is full is tried again.
+/// How soon a socket with a full queue is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The other end of a connection, as far as we are with it.
+/// The connection to the upstream.
 enum UpstreamLink {
     None,
     Open(OwnedFd),
 }
 
-/// What goes one way, and whether its source has ended and its sink been end_sent.
+/// A buffer of one direction, whether its source has ended, and whether the end was passed on.
 #[derive(Default)]
 struct RelayBuffer {
     bytes: Vec<u8>,
@@ -58,29 +58,29 @@ struct Connection {
     down: RelayBuffer,
     exchange: Option<HttpExchange>,
     deadline: Instant,
-    /// It had its turn, and was not done.
+    /// Its turn ended with work left.
     has_more: bool,
-    /// The other end has stopped listening; what the client still says is dropped.
+    /// The upstream has stopped reading; further bytes of the client are dropped.
     upstream_closed: bool,
-    /// All is said; we only listen on for a moment.
+    /// The response is complete; the connection is only read for a moment.
     lingers: bool,
 }
 
-/// What a request with a token needs besides.
+/// The HTTP state of a connection with a token.
 #[derive(Default)]
 struct HttpExchange {
     request: RequestState,
     response: ResponseState,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// All of the answer is in `down`; the upstream is not needed any more.
+    /// The whole response is in `down`; the upstream is not needed any more.
     answered: bool,
 }
 
-/// Why a connection is over.
+/// The connection is over.
 struct ConnectionEnd;
 
-/// Serves until the process whose end of `lifeline` is the other one ends.
+/// Serves until the process that holds the other end of `lifeline` ends.
 pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, target: &BridgeTarget) {
     let (mut connections, most) = (Vec::new(), max_connections());
     loop {
@@ -101,8 +101,8 @@ pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, target: &BridgeTarge
     }
 }
 
-/// Two descriptors each, besides the few that we have: one that is accepted and cannot be served, or a queue that cannot
-/// be emptied, would keep us busy for nothing.
+/// Each connection needs two descriptors. A connection that is accepted and cannot be served, or a
+/// queue that cannot be emptied, would make the loop spin.
 fn max_connections() -> usize {
     const OURS: u64 = 8;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -111,7 +111,8 @@ fn max_connections() -> usize {
         .clamp(1, MAX_CONNECTIONS)
 }
 
-/// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
+/// Waits for events: which connections have some, and whether one is to be accepted. `None` at the
+/// end.
 fn wait(
     listener: &OwnedFd,
     lifeline: &OwnedFd,
@@ -174,16 +175,17 @@ fn accept(
     }
 }
 
-/// Has the kernel ask the client from time to time; one that has hung up is forgotten there after a minute, and says so.
+/// Enables TCP keepalive, so that the connection of a client that disappeared is closed after a
+/// minute.
 fn enable_keepalive(client: &OwnedFd) {
     use net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl};
-    // Without it, only the longest silence counts.
+    // Without it only the idle timeout applies.
     _ = set_socket_keepalive(client, true)
         .and_then(|()| set_tcp_keepidle(client, KEEPALIVE_INTERVAL))
         .and_then(|()| set_tcp_keepintvl(client, KEEPALIVE_INTERVAL));
 }
 
-/// Reads once, if there is room. `Ok(false)` when there was nothing.
+/// Reads once, if the buffer has room. `Ok(false)` if there was nothing.
 fn fill(
     from: BorrowedFd<'_>,
     bytes: &mut Vec<u8>,
@@ -222,10 +224,10 @@ fn drain(to: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> Result<bool, ConnectionEnd>
     }
 }
 
-/// Tells the sink that its source has ended, once all is passed on.
+/// Shuts the sink down once its source has ended and all bytes are passed on.
 fn pass_end(to: BorrowedFd<'_>, flow: &mut RelayBuffer) {
     if flow.ended && flow.bytes.is_empty() && !flow.end_sent {
-        // It fails for one that is gone, of which the other direction hears.
+        // It fails for a peer that is gone, which the other direction notices.
         _ = net::shutdown(to, Shutdown::Write);
         flow.end_sent = true;
     }
@@ -251,14 +253,14 @@ impl Connection {
         }
     }
 
-    /// Which descriptors it waits for, and for what.
+    /// The descriptors that it polls, and for which events.
     fn poll_events(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let mut poll_events = Vec::new();
         let mut add_event = |descriptor, reads: bool, writes: bool, ends: bool| {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, reads);
             events.set(PollFlags::OUT, writes);
-            // Without a add_event the kernel would still tell of an end, again and again.
+            // Without an event the kernel would still report a hangup, again and again.
             if !events.is_empty() || ends {
                 poll_events.push((descriptor, events));
             }
@@ -320,8 +322,8 @@ impl Connection {
         self.has_more || self.wants_upstream()
     }
 
-    /// Does all that can be done now, so that whatever waits in a buffer waits for the kernel to tell us something;
-    /// up to a bound, so that the others have their turn.
+    /// Does all that can be done now, so that a non-empty buffer always waits for a kernel event;
+    /// bounded, so that the other connections get their turn.
     fn turn(&mut self, target: &BridgeTarget) -> Result<(), ConnectionEnd> {
         for _ in 0..MAX_STEPS_PER_TURN {
             self.has_more = self.step(target)?;
@@ -338,13 +340,13 @@ impl Connection {
             .is_some_and(|it| it.request == RequestState::Done && !it.answered)
     }
 
-    /// Whether the client is gone, and not only done with speaking. Nobody would hear of that before the answer comes,
-    /// and connections that nobody wants any more would fill the bridge.
+    /// Whether the client is gone, and not only done with sending. That would be noticed only after
+    /// the response, and abandoned connections would fill the bridge.
     fn is_abandoned(&self) -> bool {
         self.waits_for_answer() && !matches!(net::sockopt::socket_error(&self.client), Ok(Ok(())))
     }
 
-    /// Whether anything was moved.
+    /// Returns whether any bytes were moved.
     fn step(&mut self, target: &BridgeTarget) -> Result<bool, ConnectionEnd> {
         if self.is_abandoned() {
             return Err(ConnectionEnd);
@@ -396,7 +398,7 @@ impl Connection {
         Ok(moved)
     }
 
-    /// Answers in place of the other end, unless that has begun to.
+    /// Responds in place of the upstream, unless its response has begun.
     fn refuse(&mut self, refused: RequestError) -> Result<(), ConnectionEnd> {
         let Some(exchange) = &mut self.exchange else {
             return Err(ConnectionEnd);
@@ -412,7 +414,7 @@ impl Connection {
 
     fn connect(&mut self, target: &BridgeTarget) -> Result<(), ConnectionEnd> {
         match open(&target.address) {
-            // The program may have put a socket of its own in that place, to be sent the token.
+            // The program may have put a socket of its own there, to get the token.
             Ok(upstream)
                 if target.rewrite.is_some() && target.outside && !is_outside(&upstream) =>
             {
@@ -442,7 +444,8 @@ impl Connection {
                 fill(upstream, &mut down.bytes, &mut down.ended),
             );
             if sent.is_err() || read.is_err() {
-                // It may have answered and hung up before it had heard everything: the answer counts.
+                // The upstream may have responded and closed before it read everything: its
+                // response counts.
                 up.bytes.clear();
                 self.upstream_closed = true;
             }
@@ -450,7 +453,7 @@ impl Connection {
             pass_end(upstream, up);
             return Ok(sent.unwrap_or(false) | read.unwrap_or(false));
         };
-        // One that has answered may have stopped listening: only what it says counts then.
+        // After its response the upstream may stop reading: only its response counts then.
         let sent = drain(upstream, &mut up.bytes);
         let read = fill(upstream, &mut exchange.outbox, &mut down.ended);
         if sent.is_err() {
@@ -476,7 +479,7 @@ impl Connection {
         self.refuse(refused).map(|()| true)
     }
 
-    /// Passes ends on; over when nothing is left to do.
+    /// Passes ends on; the connection is over when nothing is left to do.
     fn finish(&mut self) -> Result<(), ConnectionEnd> {
         let is_said = match &self.exchange {
             Some(exchange) => exchange.answered && self.down.bytes.is_empty(),
@@ -499,17 +502,17 @@ impl Connection {
     }
 }
 
-/// Whether the listener at the other end of a socket in the file system is of another pid namespace than ours: the
-/// kernel has no number for it here.
+/// Whether the peer of a unix socket is in another pid namespace: then the kernel has no pid for it
+/// here.
 pub(super) fn is_outside(socket: &OwnedFd) -> bool {
-    // The process is the first field of what is asked for.
+    // The pid is the first field of the option.
     matches!(
         sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED),
         Ok(0)
     )
 }
 
-/// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
+/// Starts a connection; an error of TCP shows on first use, one of a unix socket at once.
 pub(super) fn open(address: &UpstreamAddress) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let begin = |family, address: &dyn Fn(&OwnedFd) -> Result<(), Errno>| {
@@ -535,7 +538,7 @@ pub(super) fn open(address: &UpstreamAddress) -> Result<OwnedFd, Errno> {
             let address: SocketAddr = *address;
             begin(family, &|socket| net::connect(socket, &address))
         }
-        // Looked up before the program began.
+        // It was looked up before the program started.
         UpstreamAddress::Name(..) => Err(Errno::INVAL),
     }
 }

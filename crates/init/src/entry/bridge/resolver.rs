@@ -1,5 +1,6 @@
-//! NameResolver, by `/etc/hosts` and by one plain question to the first server of `/etc/resolv.conf`. The C library's way
-//! loads other libraries, which a static program cannot. No search domains: a name is question_bytes for as it is written.
+//! Name lookups by `/etc/hosts` and by a DNS query to the first server of `/etc/resolv.conf`. The C
+//! library's resolver loads other libraries, which a static program cannot. There are no search
+//! domains.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -13,7 +14,7 @@ const MAX_QUERIES: u32 = 2;
 const MAX_ANSWER_BYTES: usize = 1500;
 const INTERNET: u16 = 1;
 
-/// What is question_bytes for.
+/// The record type of a query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecordType {
     /// An IPv4 address.
@@ -22,7 +23,7 @@ pub enum RecordType {
     Aaaa = 28,
 }
 
-/// The address that a file like `/etc/hosts` gives a name; an IPv4 one before others.
+/// The address of a name in a file like `/etc/hosts`; IPv4 before IPv6.
 pub fn from_hosts(hosts: &[u8], name: &str) -> Option<IpAddr> {
     let mut found = None;
     for line in String::from_utf8_lossy(hosts).lines() {
@@ -51,7 +52,7 @@ pub fn server(configuration: &[u8]) -> Option<IpAddr> {
         .find_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
 }
 
-/// A question as a server reads it.
+/// Encodes a DNS query.
 pub fn question(name: &str, id: u16, kind: RecordType) -> Vec<u8> {
     let mut message = [&id.to_be_bytes()[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
     for label in name.trim_end_matches('.').split('.') {
@@ -65,7 +66,7 @@ pub fn question(name: &str, id: u16, kind: RecordType) -> Vec<u8> {
     message
 }
 
-/// The first address in the answer to a question. `None` if it is not an answer to it at all.
+/// The first address in a response. `None` if the message is no response to this query.
 pub fn answer(
     message: &[u8],
     question_bytes: &[u8],
@@ -107,7 +108,7 @@ fn records(mut rest: &[u8], count: u16, kind: RecordType) -> Option<IpAddr> {
     None
 }
 
-/// What follows a name, whose last part may be a pointer that we need not follow.
+/// Skips a name, which may end in a compression pointer.
 fn after_name(mut rest: &[u8]) -> Option<&[u8]> {
     loop {
         match *rest.first()? {
@@ -119,7 +120,7 @@ fn after_name(mut rest: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// What the files of the image say about names.
+/// The resolver settings of the image.
 #[derive(Debug, Default)]
 pub(super) struct NameResolver {
     pub(super) hosts: Vec<u8>,
@@ -127,8 +128,9 @@ pub(super) struct NameResolver {
 }
 
 impl NameResolver {
-    /// Looks a name up, and waits for that. Only before the program runs: it shares our network, where it can answer in
-    /// place of a server on loopback (that of Docker's own networks is one), and would be sent the token.
+    /// Looks a name up and blocks. Only before the program runs: it shares our network, where it
+    /// could respond in place of a server on loopback (such as that of Docker's networks), and
+    /// would get the token.
     pub(super) fn find(&self, name: &str) -> Result<IpAddr, &'static str> {
         match (from_hosts(&self.hosts, name), self.server) {
             (Some(found), _) => Ok(found),
@@ -159,7 +161,7 @@ fn connected(server: IpAddr) -> io::Result<UdpSocket> {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((local, 0))?;
-    // Only that server's answers reach us.
+    // Only that server's responses reach us.
     socket.connect((server, 53))?;
     Ok(socket)
 }
@@ -175,7 +177,7 @@ fn query_once(
         kind,
     );
     let until = Instant::now() + QUERY_TIMEOUT;
-    // One that is lost is question_bytes again.
+    // A lost query is repeated.
     _ = socket.send(&question_bytes);
     let mut message = [0; MAX_ANSWER_BYTES];
     loop {

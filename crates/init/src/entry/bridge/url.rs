@@ -8,22 +8,22 @@ const MAX_HOST_BYTES: usize = 253;
 /// Where connections go.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UpstreamAddress {
-    /// A socket in the file system.
+    /// A unix socket.
     Unix(Vec<u8>),
-    /// An address that needs no name.
+    /// An IP address.
     Ip(SocketAddr),
     /// A name to look up, and a port.
     Name(String, u16),
 }
 
-/// Where requests go, and what is put before their paths.
+/// The URL of the control plane.
 #[derive(Debug, PartialEq)]
 pub struct ControlPlaneUrl {
-    /// The other end.
+    /// The address to connect to.
     pub address: UpstreamAddress,
     /// For the header `Host`.
     pub host: String,
-    /// Without a slash at its end; mostly empty.
+    /// The prefix of all paths, without a slash at its end; mostly empty.
     pub prefix: String,
 }
 
@@ -33,7 +33,7 @@ fn wrong(why: &str) -> EntryError {
     ))
 }
 
-/// Reads one.
+/// Parses a URL.
 pub fn parse(text: &[u8]) -> Result<ControlPlaneUrl, EntryError> {
     let text = std::str::from_utf8(text)
         .ok()
