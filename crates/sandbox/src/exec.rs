@@ -1,8 +1,8 @@
-//! A further program of a box that outlives it: it has a channel of its own to whoever started it.
+//! An exec: a program of a session, with a channel of its own to the engine.
 //!
 //! ```text
-//! start ─▶ a process that has given everything up stands by, and says by which steps
-//!      ─▶ every step that the box promises is among them ─▶ its exec_args ─▶ exec ─▶ ExecProcess
+//! StartExec ─▶ a prepared child drops its privileges, and reports its steps
+//!           ─▶ every step that the sandbox promises is among them ─▶ exec arguments ─▶ exec ─▶ ExecProcess
 //! ```
 
 use crate::native::{
@@ -22,10 +22,10 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// How long a program may take to start: what runs in its box already could hold its process up.
+/// The time in which a program must start: programs that run in its sandbox already could delay it.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A program under way. Dropped, it is killed with its process group; the box goes on.
+/// A running exec. Dropped, it is killed with its process group; the sandbox goes on.
 #[derive(Debug)]
 pub struct ExecProcess {
     channel: Channel,
@@ -34,17 +34,17 @@ pub struct ExecProcess {
 }
 
 impl ExecProcess {
-    /// The steps that it took before its first line ran.
+    /// The steps that were taken before its first line ran.
     pub fn steps(&self) -> Steps {
         self.steps
     }
 
-    /// What it is denied; nothing where that cannot be known.
+    /// Its denials; none where they cannot be observed.
     pub fn take_denials(&mut self) -> Option<mpsc::Receiver<DenialEvent>> {
         self.denials.take()
     }
 
-    /// Waits for its end; `None` if the box went under it. May be asked again after it was not awaited to its end.
+    /// Waits for its exit; `None` if the sandbox ended. A dropped call can be repeated.
     pub async fn ended(&mut self) -> Option<ProcessExit> {
         loop {
             match self.channel.report().await {
@@ -55,20 +55,20 @@ impl ExecProcess {
         }
     }
 
-    /// Sends a signal to its process group.
+    /// Signals its process group.
     pub fn signal(&self, number: i32) {
         // A launcher that is gone took the program with it.
         _ = self.channel.command(Command::Signal(number));
     }
 }
 
-/// A process that has given everything up and stands by. Dropped, it ends.
+/// A process that has dropped its privileges and waits for its exec arguments. Dropped, it ends.
 pub(crate) struct PreparedChild {
     channel: Channel,
     prepared_child: Channel,
-    /// What it has given up.
+    /// The steps that it took.
     pub(crate) steps: Steps,
-    /// Of its filter.
+    /// The listener of its seccomp filter.
     pub(crate) listener: Option<OwnedFd>,
 }
 
@@ -84,7 +84,7 @@ fn timed_out<T>(_: T) -> SandboxError {
 }
 
 impl PreparedChild {
-    /// Has one made by whoever is at the other end of a box's channel.
+    /// Asks the process at the other end of the sandbox's channel for one.
     pub(crate) async fn ask(
         of: &Channel,
         plan: &ProgramPlan,
@@ -116,7 +116,7 @@ impl PreparedChild {
         }
     }
 
-    /// Sends it on its exec_args.
+    /// Sends it the exec arguments.
     pub(crate) async fn run(
         self,
         program: &Program,
@@ -141,8 +141,8 @@ impl PreparedChild {
     }
 }
 
-/// Whether a process took every step that its plan names. The box has said what stands in it, and no further program
-/// may make that untrue.
+/// Checks that a process took every step that its plan names: the sandbox has reported its
+/// barriers, and no exec may make that untrue.
 fn complete(taken: Steps, plan: &ProgramPlan) -> Result<(), SandboxError> {
     let landlock = init::landlock_version() > 0;
     let due = |step: &Step| match step {
@@ -164,7 +164,7 @@ fn complete(taken: Steps, plan: &ProgramPlan) -> Result<(), SandboxError> {
 }
 
 impl SandboxError {
-    /// A further program joins a box that stands: what fails then is the folder to start in, or room.
+    /// An exec joins a running sandbox: a failure there concerns its working directory, or limits.
     fn exec_failure(failure: StepFailure) -> SandboxError {
         if failure.step != Step::JoinNamespaces {
             return SandboxError::Step(failure);
@@ -186,7 +186,7 @@ impl SandboxError {
     }
 }
 
-/// Opens a terminal in the box at the other end of a channel.
+/// Opens a terminal in the sandbox at the other end of a channel.
 pub(crate) async fn open_terminal(of: &Channel) -> Result<OwnedFd, SandboxError> {
     let (ours, theirs) = protocol::pair().map_err(failed)?;
     of.send(&Command::Terminal, &[theirs.as_fd()])
@@ -247,7 +247,7 @@ mod tests {
         {
             let error = complete(taken.without(step), &plan(Steps::ALL)).unwrap_err();
             assert!(error.to_string().contains(step.name()), "{error}");
-            // A control that leaves it out on purpose wants to see the program.
+            // A control that leaves it out on purpose has to run.
             assert!(complete(taken.without(step), &plan(Steps::ALL.without(step))).is_ok());
         }
         let with_cpus = ProgramPlan {

@@ -1,5 +1,5 @@
-//! For programs that know of no door: what they dial arrives at the host all the same, and so do the names that they
-//! ask for. What of this a kind of box can have, what came of it, and how far it reaches.
+//! Transparent proxying: connections and DNS queries of programs that do not use a door arrive at
+//! the host all the same. What each backend can intercept, the sockets for it, and its limits.
 
 use crate::native::SandboxError;
 use init::{plan::InterceptPlan, protocol};
@@ -12,39 +12,40 @@ use std::{
     os::fd::OwnedFd,
 };
 
-/// What all ports are in a container, where nobody can redirect: web, and what development asks for.
+/// The ports of "all" in a container, where nothing can be redirected: web and development.
 const DEFAULT_PORTS: [u16; 8] = [22, 80, 443, 3306, 5432, 6379, 8443, 9418];
-/// Where the loopback is all there is; of it, a part that nothing else uses.
+/// Fake IPs where loopback is the only range; a part of it that nothing else uses.
 const LOOPBACK_FAKE_IPS: RangeInclusive<Ipv4Addr> =
     Ipv4Addr::new(127, 64, 0, 1)..=Ipv4Addr::new(127, 127, 255, 254);
-/// For tests of networks (RFC 2544), so nobody's.
+/// For network tests (RFC 2544), so never a real destination.
 const TEST_NET_FAKE_IPS: RangeInclusive<Ipv4Addr> =
     Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
 
-/// What arrives from programs that know of no door. Dropped, all of it is refused inside.
+/// The sockets that take intercepted connections and DNS queries. Dropped, all of them are refused
+/// inside.
 #[derive(Debug)]
 pub struct InterceptSockets {
-    /// Where their connections arrive.
+    /// Listeners of intercepted connections.
     pub listeners: Vec<TcpListener>,
-    /// Where they ask for addresses of names: DNS, over UDP.
+    /// DNS sockets, over UDP.
     pub dns_sockets: Vec<UdpSocket>,
-    /// How to learn where a connection was meant to go.
+    /// How to find the original destination of a connection.
     pub original_destination: OriginalDestination,
-    /// Addresses that lead to the listeners and to nothing else: for names that may be reached.
+    /// Addresses that lead to the listeners and to nothing else, for allowed names.
     pub fake_ips: RangeInclusive<Ipv4Addr>,
 }
 
-/// How to learn where a connection was meant to go.
+/// How to find the original destination of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OriginalDestination {
-    /// It is its own local address.
+    /// It is the local address of the accepted socket.
     LocalAddress,
-    /// The kernel has redirected it, and remembers.
+    /// The kernel redirected the connection and remembers it (`SO_ORIGINAL_DST`).
     Redirected,
 }
 
 impl OriginalDestination {
-    /// Where an accepted connection was meant to go.
+    /// The original destination of an accepted connection.
     pub fn destination(self, stream: &TcpStream) -> io::Result<SocketAddr> {
         let local = stream.local_addr()?;
         match (self, local) {
@@ -59,20 +60,20 @@ impl OriginalDestination {
     }
 }
 
-/// What connections of a box arrive.
+/// Which connections of a sandbox are intercepted.
 #[derive(Clone, Debug)]
 pub(crate) struct InterceptReach {
-    /// Those to these ports.
+    /// Connections to these ports.
     pub(crate) ports: Ports,
-    /// Whether also to addresses that did not come from us.
+    /// Whether also those to real addresses, not only fake IPs.
     pub(crate) by_address: bool,
-    /// Whether of IPv6, too.
+    /// Whether IPv6 is intercepted, too.
     pub(crate) ipv6: bool,
-    /// What would let others arrive.
+    /// The option that would intercept others.
     pub(crate) more_with: &'static str,
 }
 
-/// What came out of a box, beside what its doors are.
+/// The sockets of a sandbox's transparent proxying, and what they reach.
 #[derive(Debug)]
 pub(crate) struct Interception {
     pub(crate) intercept: InterceptSockets,
@@ -80,16 +81,16 @@ pub(crate) struct Interception {
     pub(crate) notes: Vec<String>,
 }
 
-/// ProgramIdentity has power over the network of a box.
+/// Who has power over the network namespace of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkOwner {
-    /// We have.
+    /// This process.
     Airlock,
-    /// A container engine alone.
+    /// Only the container engine.
     ContainerEngine,
 }
 
-/// How it is to be done.
+/// The plan of transparent proxying for a spec.
 pub(crate) fn plan(
     spec: &SandboxSpec,
     power: NetworkOwner,
@@ -123,7 +124,8 @@ pub(crate) fn plan(
     }))
 }
 
-/// What came of it: listeners and then sockets for names, as many as were handles_sent.
+/// Takes the sockets from the descriptors of a report: listeners, then DNS sockets, as many as it
+/// counts.
 pub(crate) fn received(
     spec: &SandboxSpec,
     plan: InterceptPlan,
@@ -178,7 +180,7 @@ pub(crate) fn received(
     }
 }
 
-/// The three apart.
+/// The three parts.
 pub(crate) fn parts(
     arrived: Option<Interception>,
 ) -> (
@@ -196,7 +198,7 @@ pub(crate) fn parts(
     }
 }
 
-/// What does not reach as far as was requested.
+/// Notes about connections that are not intercepted though they were asked for.
 fn notes(
     spec: &SandboxSpec,
     plan: &InterceptPlan,
@@ -281,7 +283,7 @@ mod tests {
                 .map(|port| format!("a.com:{port}"))
                 .collect::<Vec<_>>()
         };
-        // With those of the web, which every rule has.
+        // With the web ports, which every rule includes.
         assert_eq!(
             plan(&spec(None, &hosts(30)), NetworkOwner::Airlock)
                 .unwrap()

@@ -1,4 +1,5 @@
-//! The API of Docker, which Podman speaks, too: HTTP over a unix socket on this fake_proc, a connection a call.
+//! The Docker API, which Podman serves, too: HTTP over a local unix socket, one connection per
+//! call.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1};
@@ -11,40 +12,40 @@ use std::{
 };
 use tokio::net::UnixStream;
 
-/// Most of an answer that is read: lists of containers and images are long, nothing else is.
+/// Bytes of a response that are read: lists of containers and images are long, nothing else is.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-/// The latest version of the API whose words we know.
+/// The latest API version that is supported.
 const LATEST: (u32, u32) = (1, 53);
-/// Creating and starting take a while on a busy fake_proc; everything else is quick.
+/// Creating and starting take a while on a busy machine; everything else is quick.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A container engine that answers.
+/// A container engine that responds.
 #[derive(Clone, Debug)]
 pub(super) struct EngineApi {
     socket: PathBuf,
     prefix: String,
 }
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EngineApiError {
-    /// Nobody answers, or not in HTTP.
+    /// No HTTP response.
     #[error("`{}` does not answer: {source}", socket.display())]
     Silent { socket: PathBuf, source: io::Error },
-    /// It says no.
+    /// An error response.
     #[error("{message}")]
     Refused { status: u16, message: String },
 }
 
 impl EngineApiError {
-    /// Whether there is no such thing.
+    /// Whether it is a 404.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self, EngineApiError::Refused { status: 404, .. })
     }
 }
 
 impl EngineApi {
-    /// Connects, and agrees on a version; what it says of itself.
+    /// Connects, and agrees on a version; returns the engine's version info.
     pub(super) async fn connect(socket: &Path) -> Result<(EngineApi, Value), EngineApiError> {
         let mut api = EngineApi {
             socket: socket.to_owned(),
@@ -56,7 +57,7 @@ impl EngineApi {
         Ok((api, info))
     }
 
-    /// Where it listens.
+    /// The engine's socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
@@ -77,7 +78,7 @@ impl EngineApi {
         self.call(Method::DELETE, path, None).await
     }
 
-    /// The bytes of an answer that is not JSON.
+    /// The body of a response that is not JSON.
     pub(super) async fn read(&self, path: &str) -> Result<Bytes, EngineApiError> {
         self.ask(Method::GET, path, None).await
     }
@@ -105,7 +106,7 @@ impl EngineApi {
         let answer = tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let (status, bytes) = answer.map_err(late).flatten().map_err(silent)?;
-        // 304: it is as we want it already.
+        // 304: it is in the requested state already.
         match status.is_success() || status == StatusCode::NOT_MODIFIED {
             true => Ok(bytes),
             false => {
@@ -157,7 +158,7 @@ fn version(info: &Value) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What it says against it, on one line.
+/// The error message, on one line.
 fn complaint(value: &Value, status: StatusCode) -> String {
     let text = value["message"]
         .as_str()
@@ -175,7 +176,7 @@ fn complaint(value: &Value, status: StatusCode) -> String {
     }
 }
 
-/// For one part of a path or query.
+/// Percent-encodes one segment of a path or query.
 pub(super) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()

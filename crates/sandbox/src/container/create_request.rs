@@ -1,4 +1,4 @@
-//! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
+//! The create request of a container: pure, from the spec to the body of the API call.
 
 use super::{
     ImageFacts,
@@ -21,22 +21,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where our own things are inside.
+/// Our folder inside.
 pub(super) const OURS: &str = "/.airlock";
-/// Our first process is one more.
+/// Our first process counts as one.
 pub(super) const SPARE_PIDS: u32 = 1;
-/// And holds about this much.
+/// Its memory.
 pub(super) const SPARE_BYTES: u64 = 2 << 20;
 /// The first process needs a few before it gives the program its own limit.
 const MIN_OPEN_FILES: u32 = 128;
-/// As many as any engine can give, for all of one user together.
+/// As many as any engine can give, for all processes of one user together.
 const MAX_PROCESSES: u64 = 32768;
 const PAGE: u64 = 4096;
-/// In each place that is written and not kept.
+/// For each scratch mount.
 const MIN_INODES: u64 = 1024;
 
-/// What the engine itself refuses. Our own filter, put up by our first process, refuses these and many more, and tells
-/// of them; what the engine refuses, nobody hears of.
+/// The calls that the engine itself refuses. Our own filter, installed by our first process,
+/// refuses these and many more, and reports them; what the engine refuses is not reported.
 const REFUSED: [&str; 10] = [
     "kexec_load",
     "kexec_file_load",
@@ -50,7 +50,8 @@ const REFUSED: [&str; 10] = [
     "bpf",
 ];
 
-/// What of `/proc` and `/sys` tells of the host. Engines have lists of their own, and not all the same.
+/// Files of `/proc` and `/sys` that show the host. Engines have lists of their own, and not the
+/// same ones.
 const MASKED: [&str; 16] = [
     "/proc/acpi",
     "/proc/asound",
@@ -69,7 +70,7 @@ const MASKED: [&str; 16] = [
     "/sys/firmware",
     "/sys/kernel",
 ];
-/// What tells of the fake_proc: its place below our own, and the one that it covers.
+/// The fake files: their path in the staging folder, and the path that they cover.
 const MACHINE_MOUNTS: [(&str, &str); 5] = [
     ("run/airlock/meminfo", "/proc/meminfo"),
     ("run/airlock/cpuinfo", "/proc/cpuinfo"),
@@ -78,7 +79,7 @@ const MACHINE_MOUNTS: [(&str, &str); 5] = [
     ("sys/fs/cgroup", "/sys/fs/cgroup"),
 ];
 
-/// Everything about a box that the spec does not say.
+/// What a create request needs besides the spec.
 pub(super) struct CreateRequest<'a> {
     pub(super) engine: &'a ContainerEngine,
     pub(super) name: &'a str,
@@ -86,18 +87,18 @@ pub(super) struct CreateRequest<'a> {
     pub(super) image: &'a ImageFacts,
     pub(super) user: User,
     pub(super) labels: &'a [(&'static str, String)],
-    /// The host's folder with our first process and its socket.
+    /// The staging folder on the host.
     pub(super) ours: &'a Path,
     /// A mounted workspace as it is on this host, and the mounts.
     pub(super) workspace: Option<&'a HostPath>,
     pub(super) mounts: &'a [HostPath],
-    /// Whether its network may be furnished from outside.
+    /// Whether its network may be set up from outside.
     pub(super) enter_network: bool,
     /// Of a mounted workspace.
     pub(super) protection: Option<&'a Protection>,
 }
 
-/// Bytes for each place that is written and not kept: together what the limit says.
+/// The sizes of the scratch mounts: together the disk limit.
 pub(super) struct ScratchSizes {
     pub(super) workspace: u64,
     pub(super) home: u64,
@@ -141,8 +142,8 @@ impl CreateRequest<'_> {
         }))
     }
 
-    /// A namespace with nothing but loopback needs none of Docker's own work on networks, which takes it most of its
-    /// time. Nor does Docker then write who is known by name.
+    /// A network namespace with only loopback needs none of Docker's own network setup, which takes
+    /// most of its time. Docker then writes no hosts file either.
     fn without_network(&self) -> bool {
         self.spec.internal_network.is_none() && !self.engine.podman
     }
@@ -179,7 +180,8 @@ impl CreateRequest<'_> {
             set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
         }
         if self.spec.passing.is_some() {
-            // Our first process, which has no rights, is to listen at the ports that programs dial. Of its own network only.
+            // Our unprivileged first process listens at the ports that programs dial. Only in its
+            // own network.
             set(
                 "Sysctls",
                 json!({ "net.ipv4.ip_unprivileged_port_start": "0" }),
@@ -197,7 +199,7 @@ impl CreateRequest<'_> {
             false => set("MaskedPaths", json!(MASKED)),
         }
         if self.engine.podman && self.engine.rootless {
-            // The caller is the program: what it writes belongs to the caller outside.
+            // The caller is the program: what it writes belongs to the caller on the host.
             set(
                 "UsernsMode",
                 json!(format!(
@@ -209,7 +211,7 @@ impl CreateRequest<'_> {
         Ok(host)
     }
 
-    /// Podman hides more on request by an option.
+    /// Podman masks more paths by an option.
     fn security(&self) -> Value {
         let mut options = vec!["no-new-privileges".to_owned(), self.seccomp()];
         if self.engine.podman {
@@ -218,7 +220,7 @@ impl CreateRequest<'_> {
         json!(options)
     }
 
-    /// Docker wants the profile itself, Podman the path of a file.
+    /// Docker takes the profile itself, Podman the path of a file.
     fn seccomp(&self) -> String {
         match self.engine.podman {
             true => format!("seccomp={}", self.ours.join("seccomp.json").display()),
@@ -230,7 +232,7 @@ impl CreateRequest<'_> {
         let limits = &self.spec.limits;
         let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
         let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
-        // It has a few for each program; those lower the limit for themselves.
+        // The first process needs a few for each exec; programs lower the limit for themselves.
         let programs = if self.spec.stays {
             4 * init::protocol::MAX_EXECS as u32
         } else {
@@ -240,14 +242,16 @@ impl CreateRequest<'_> {
             "nofile",
             limits.open_files.max(MIN_OPEN_FILES + programs).into(),
         );
-        // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
+        // Not a limit of ours: engines by themselves ask for more than a host without privileges
+        // can give.
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
         let processes = exact(
             "nproc",
             processes.map_or(MAX_PROCESSES, |most| most.min(MAX_PROCESSES)),
         );
         let mut all = vec![files, exact("fsize", size), processes];
-        // Programs lower these for themselves; engines give less by themselves than may be asked for.
+        // Programs lower these for themselves; engines by themselves give less than may be asked
+        // for.
         let further = [
             (
                 "memlock",
@@ -271,12 +275,13 @@ impl CreateRequest<'_> {
 
     fn tmpfs(&self) -> Value {
         let sizes = ScratchSizes::of(self.spec.limits.disk.0);
-        // Some engines take the mode from what the image has at this place: so it is also the program's own.
+        // Some engines take the mode from the image's folder: so the mount also belongs to the
+        // program's user.
         let own = match self.engine.podman {
             true => "notmpcopyup,U".to_owned(),
             false => format!("uid={},gid={}", self.user.uid, self.user.gid),
         };
-        // Podman cannot bound how many; their memory is counted all the same.
+        // Podman cannot limit the number of files; their memory is counted all the same.
         let count = |size: u64| match self.engine.podman {
             true => String::new(),
             false => format!(",nr_inodes={}", (size / PAGE).max(MIN_INODES)),
@@ -287,13 +292,13 @@ impl CreateRequest<'_> {
                 count(size)
             ))
         };
-        // A mounted workspace takes nothing of it.
+        // A mounted workspace takes none of it.
         let (workspace, home) = match self.workspace {
             Some(_) => (None, sizes.workspace + sizes.home),
             None => (Some((spec::WORKSPACE, sizes.workspace)), sizes.home),
         };
         let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (spec::HOME, home)];
-        // Docker's own would have no such bound.
+        // Docker's own would have no such limit.
         let shm = (!self.engine.podman).then_some(("/dev/shm", sizes.shm));
         Value::Object(
             places
@@ -309,7 +314,7 @@ impl CreateRequest<'_> {
         self.protection.map_or(&[], Protection::binds)
     }
 
-    /// Something empty of the same kind.
+    /// An empty file or folder.
     fn cover(&self, path: &Path) -> Result<PathBuf, SandboxError> {
         let look = |source: rustix::io::Errno| SandboxError::Look {
             path: path.to_owned(),
@@ -380,8 +385,8 @@ impl CreateRequest<'_> {
         Ok(Value::Array(all))
     }
 
-    /// Read-only, without what is mounted below it, which older engines leave writable; and writable, without what is mounted
-    /// below it if a file system of the host's kernel is among that.
+    /// A read-only mount leaves out mounts below it, which older engines leave writable; a writable
+    /// one does so only if a file system of the host's kernel is below it.
     fn bind(&self, host: &Path, inside: &Path, access: Access) -> Result<Value, SandboxError> {
         let read_only = access == Access::ReadOnly;
         let alone = read_only || !kernel_submounts(host)?.is_empty();
@@ -394,7 +399,7 @@ impl CreateRequest<'_> {
         }))
     }
 
-    /// JSON has no other paths than texts, and Podman makes one line of options of them.
+    /// JSON strings hold no other paths than text, and Podman joins them to one line of options.
     fn text<'p>(&self, path: &'p Path) -> Result<&'p str, SandboxError> {
         let plain = |text: &&str| !self.engine.podman || !text.contains([',', '"', '\n', '\r']);
         path.to_str().filter(plain).ok_or_else(|| {
@@ -409,7 +414,7 @@ impl CreateRequest<'_> {
         })
     }
 
-    /// What must be found inside, by identity.
+    /// The files that must be found inside, by identity.
     pub(super) fn host_mounts(&self) -> io::Result<Vec<ContainerMount>> {
         let mounts = self.workspace.into_iter().chain(self.mounts).map(|path| {
             let id = FileId {
@@ -446,7 +451,7 @@ impl CreateRequest<'_> {
         mounts.chain(guarded).collect()
     }
 
-    /// Places at and below which our first process must find nothing writable.
+    /// Paths at and below which our first process must find no writable mount.
     pub(super) fn read_only_places(&self) -> Vec<String> {
         let guarded = self.binds().iter();
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
@@ -484,7 +489,7 @@ fn kernel_submounts(host: &Path) -> Result<Vec<CString>, SandboxError> {
     })
 }
 
-/// What to say where a writable mount is shown without what is mounted below it.
+/// Notes about writable mounts that are shown without the mounts below them.
 pub(super) fn submount_notes<'a>(
     mounts: impl IntoIterator<Item = &'a HostPath>,
 ) -> Result<Vec<String>, SandboxError> {
@@ -505,7 +510,7 @@ fn path_of(path: &CString) -> &Path {
     Path::new(OsStr::from_bytes(path.as_bytes()))
 }
 
-/// As the kernel writes a path in a list of mounts.
+/// As the kernel writes a path in `mountinfo`.
 fn as_listed(path: &Path) -> String {
     let text = path.to_string_lossy();
     text.replace('\\', "\\134")
@@ -514,7 +519,7 @@ fn as_listed(path: &Path) -> String {
         .replace('\n', "\\012")
 }
 
-/// The filter that the engine puts up.
+/// The seccomp profile for the engine.
 pub(super) fn profile() -> Value {
     json!({
         "defaultAction": "SCMP_ACT_ALLOW",

@@ -1,4 +1,5 @@
-//! Which container engine to ask: where it may listen, whether it is on this fake_proc, what it is and what it can hold.
+//! Finds the container engine: where it may listen, whether it is local, what it is and which
+//! limits it enforces.
 
 use super::{api::EngineApi, refused, unavailable};
 use crate::native::SandboxError;
@@ -6,7 +7,7 @@ use serde_json::Value;
 use spec::{Backend, ErrorCode};
 use std::path::{Path, PathBuf};
 
-/// Where container engines may listen, best first. Whoever reads the environment fills it.
+/// Where container engines may listen, best first. The caller fills it from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineSockets {
     /// `unix:///PATH` or a path; exactly one if the caller named one (`DOCKER_HOST`).
@@ -15,19 +16,19 @@ pub struct EngineSockets {
     pub podman: Vec<String>,
 }
 
-/// A container engine that answers, and what it says of itself.
+/// A container engine that responds, and its description.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerEngine {
     pub(super) api: EngineApi,
     pub(super) podman: bool,
-    /// It runs as an ordinary user, and so does all that it starts.
+    /// It runs as an ordinary user, and so do its containers.
     pub(super) rootless: bool,
     pub(super) holds: EngineLimits,
-    /// How many CPUs its host has; it takes no request for more.
+    /// The CPUs of its host; it refuses requests for more.
     pub(super) cpus: Option<u64>,
 }
 
-/// Which limits it says that it can hold.
+/// The limits that it claims to enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EngineLimits {
     pub(super) memory: bool,
@@ -36,12 +37,12 @@ pub(super) struct EngineLimits {
 }
 
 impl ContainerEngine {
-    /// The engine that this backend means.
+    /// The engine of this backend.
     pub(super) async fn find(
         hosts: &EngineSockets,
         backend: Backend,
     ) -> Result<ContainerEngine, SandboxError> {
-        // Podman first: without a engine it is the caller's own.
+        // Podman first: without a daemon it is the caller's own.
         let candidates: Vec<_> = match backend {
             Backend::Docker => hosts.docker.iter().collect(),
             Backend::Podman => hosts.podman.iter().collect(),
@@ -98,7 +99,7 @@ impl ContainerEngine {
         }
     }
 
-    /// What results call it.
+    /// Its name in results.
     pub(super) fn name(&self) -> &'static str {
         if self.podman {
             Backend::Podman.name()
@@ -126,7 +127,7 @@ fn is_rootless(info: &Value) -> bool {
 }
 
 fn holds(info: &Value) -> EngineLimits {
-    // Podman says what the kernel has; cgroups of version 1 are never an ordinary user's.
+    // Podman reports what the kernel has; an ordinary user never owns v1 cgroups.
     let could = !(is_rootless(info) && info["CgroupVersion"] == "1");
     let says = |name: &str| could && info[name].as_bool().unwrap_or(false);
     EngineLimits {
@@ -136,7 +137,7 @@ fn holds(info: &Value) -> EngineLimits {
     }
 }
 
-/// Only this fake_proc's: a program's streams and files are handed over as descriptors.
+/// Only a local socket: a program's streams and files are passed as descriptors.
 fn local_socket(host: &str) -> Result<PathBuf, SandboxError> {
     let path = host.strip_prefix("unix://").unwrap_or(host);
     match path.starts_with('/') {

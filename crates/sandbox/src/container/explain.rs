@@ -1,4 +1,4 @@
-//! What a container engine would be asked for, in words, for `--explain`.
+//! The plan of a container in words, for `--explain`.
 
 use super::{ContainerBackend, ImageFacts, create_request::ScratchSizes};
 use crate::{
@@ -59,7 +59,7 @@ impl ContainerBackend {
                 limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
             ),
         ));
-        // As it will be tried; which of the two it is, the network itself says.
+        // The ways in the order in which they are tried; the network itself decides.
         let ways = match self.enter_networks && spec.internal_network.is_none() {
             true => &[
                 (NetworkOwner::Airlock, ""),
@@ -116,7 +116,8 @@ impl ContainerBackend {
     }
 }
 
-/// ProgramIdentity the program will be; the numbers of a name, and of an owner, are known when the container is made.
+/// The user of the program; the ids of a name, and of an owner, are known when the container is
+/// created.
 fn user(spec: &SandboxSpec) -> String {
     match (&spec.workspace, &spec.named_user) {
         (Some(_), _) => "the owner of the workspace, with a rootful engine".to_owned(),

@@ -1,15 +1,16 @@
-//! Whom an image means by a name: read from its own `/etc/passwd` and `/etc/group`, in a container that never runs.
+//! The ids of a user name of an image: read from its own `/etc/passwd` and `/etc/group`, in a
+//! container that never runs.
 
 use super::{ImageFacts, api::escaped, engine::ContainerEngine, of_api, refused};
 use crate::native::SandboxError;
 use serde_json::{Map, json};
 use spec::{ErrorCode, User};
 
-/// Most of such a file that is read.
+/// Bytes of such a file that are read.
 const MAX_FILE_BYTES: usize = 1 << 20;
 const TAR_BLOCK_BYTES: usize = 512;
 
-/// The numbers of `USER[:GROUP]`.
+/// The ids of `USER[:GROUP]`.
 pub(super) async fn look_up(
     engine: &ContainerEngine,
     image: &ImageFacts,
@@ -31,7 +32,7 @@ pub(super) async fn look_up(
     let id = made["Id"].as_str().unwrap_or_default();
     let passwd = file(engine, id, "/etc/passwd").await;
     let group = file(engine, id, "/etc/group").await;
-    // What could not be removed, the sweep finds by its labels.
+    // The sweep finds by the labels what could not be removed.
     super::remove(engine, id)
         .await
         .map_err(of_api("remove a container"))?;
@@ -47,7 +48,7 @@ pub(super) async fn look_up(
     })
 }
 
-/// A file of the image; nothing if it is not there or no plain file.
+/// A file of the image; empty if it is absent or not a regular file.
 async fn file(engine: &ContainerEngine, id: &str, path: &str) -> String {
     let archive = engine
         .api
@@ -63,7 +64,7 @@ async fn file(engine: &ContainerEngine, id: &str, path: &str) -> String {
         .unwrap_or_default()
 }
 
-/// The one plain file of an archive.
+/// The one regular file of a tar archive.
 fn only_file(tar: &[u8]) -> Option<String> {
     let header = tar.get(..TAR_BLOCK_BYTES)?;
     let size = std::str::from_utf8(header.get(124..135)?)
@@ -102,7 +103,7 @@ fn find(name: &str, passwd: &str, group: &str) -> Option<User> {
             Err(_) => number(&row(group, group_name)?, 2)?,
         },
     };
-    // The last two mean something else to the kernel.
+    // The last two numbers have another meaning to the kernel.
     (uid < u32::MAX - 1 && gid < u32::MAX - 1).then_some(User { uid, gid })
 }
 

@@ -1,15 +1,15 @@
-//! The container backend: boxes that Docker or Podman makes, held to the same spec.
+//! The container backend: sandboxes that Docker or Podman creates, held to the same spec.
 //!
 //! ```text
 //! SandboxSpec ─▶ request ─▶ engine's API: create, start ─▶ our init as first process
-//!                                                            │ connects to a socket of ours, watch_budget at the walls,
-//!                                                            ▼ hands out workspace, listeners, terminal
-//!                            streams, plan, signals ◀── the same protocol as in a box of our own
+//!                                                             │ connects to our socket, checks the barriers,
+//!                                                             ▼ hands out workspace, listeners, terminal
+//!                           streams, plan, signals ◀── the same protocol as in a native sandbox
 //! ```
 //!
-//! The program's streams are our own pipes: no output passes through the container engine or its logs. When the
-//! connection ends, so does the first process, and with it the container; what is left of it is removed by its id, or
-//! by its labels after a crash.
+//! The program's streams are our own pipes: no output passes through the container engine or its
+//! logs. When the connection is closed, the first process ends, and with it the container; what is
+//! left of it is removed by its id, or by its labels after a crash.
 
 mod api;
 mod create_request;
@@ -38,25 +38,25 @@ use std::{
     time::Duration,
 };
 
-/// How long an engine may take to remove a container: whoever waits for the result waits for that.
+/// How long an engine may take to remove a container: the result waits for that.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 const RUN: &str = "io.airlock.run";
 const OWNER: &str = "io.airlock.owner";
 
-/// What a container engine knows of an image.
+/// What a container engine knows about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFacts {
-    /// The engine's own name for exactly this image.
+    /// The engine's own id of exactly this image.
     pub id: String,
-    /// The digest that it was pulled by, if any.
+    /// The digest by which it was pulled, if any.
     pub digest: Option<Digest>,
-    /// What it says about itself.
+    /// Its configuration.
     pub config: ImageConfig,
-    /// Places for which the engine would make writable storage of its own.
+    /// Paths for which the engine would create writable storage.
     pub volumes: Vec<String>,
 }
 
-/// Makes boxes by container engines.
+/// Creates sandboxes by container engines.
 #[derive(Debug)]
 pub struct ContainerBackend {
     state: PathBuf,
@@ -106,7 +106,7 @@ fn of_api(what: &str) -> impl FnOnce(EngineApiError) -> SandboxError {
 }
 
 impl ContainerBackend {
-    /// A backend that keeps what a crash must not lose in `state`.
+    /// A backend that keeps its crash records in `state`.
     pub fn new(state: PathBuf, hosts: EngineSockets) -> ContainerBackend {
         ContainerBackend {
             state,
@@ -116,7 +116,8 @@ impl ContainerBackend {
         }
     }
 
-    /// Leaves the networks of containers as their engines made them, as where we have no power over them.
+    /// Leaves the networks of containers as their engines create them, as where we have no power
+    /// over them.
     pub fn leave_networks(&mut self) {
         self.enter_networks = false;
     }
@@ -138,7 +139,7 @@ impl ContainerBackend {
         Ok(engine)
     }
 
-    /// What results call this backend, and where it listens: for the record of a run.
+    /// The backend's name in results and its socket, for the record of a run.
     pub async fn identify(
         &self,
         backend: Backend,
@@ -147,7 +148,7 @@ impl ContainerBackend {
         Ok((engine.name(), engine.api.socket().to_owned()))
     }
 
-    /// What the engine knows of an image. Never pulls one.
+    /// What the engine knows about an image. Never pulls one.
     pub async fn image(
         &self,
         backend: Backend,
@@ -166,7 +167,8 @@ impl ContainerBackend {
         }
     }
 
-    /// Makes a box. Whatever fails, nothing is left of it but what the run's record tells the sweep of.
+    /// Creates a sandbox. On an error nothing is left of it except what the sweep finds by the
+    /// run's record.
     pub async fn create(
         &self,
         name: &Id,
@@ -261,7 +263,7 @@ impl ContainerBackend {
         Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
-    /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.
+    /// The runs of this state folder that have containers at an engine, each with their ids.
     pub async fn left_over(
         &self,
         socket: &Path,
@@ -289,7 +291,8 @@ impl ContainerBackend {
         let engine = ContainerEngine::open(socket).await?;
         let path = |what| format!("/containers/{}/{what}", escaped(id));
         let told = engine.api.get(&path("json")).await.unwrap_or_default();
-        // One that is frozen goes on, sees that nobody is there, and ends; no engine likes to remove it before.
+        // A thawed container notices the closed connection and ends; engines refuse to remove a
+        // paused one.
         if told["State"]["Paused"] == true && engine.api.post(&path("unpause"), None).await.is_ok()
         {
             _ = tokio::time::timeout(END_TIMEOUT, engine.api.post(&path("wait"), None)).await;
@@ -299,13 +302,13 @@ impl ContainerBackend {
             .map_err(of_api("remove a container"))
     }
 
-    /// Removes what a run has in the state folder.
+    /// Removes the staging folder of a run.
     pub fn remove_leftovers(&self, run: &Id) -> std::io::Result<()> {
         staging_dir::remove(&self.state, run)
     }
 }
 
-/// Gone already is as good. An engine that is still busy with its end may refuse at first.
+/// An absent container is fine. An engine that is still ending it may refuse at first.
 async fn remove(engine: &ContainerEngine, id: &str) -> Result<(), EngineApiError> {
     if remove_at_once(engine, id).await.is_ok() {
         return Ok(());
@@ -342,7 +345,7 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
         .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
         .collect();
     let id = text(&told["Id"]);
-    // Of this repository: the same image may have come from others, by other digests.
+    // Of this repository: the same image may have other digests in others.
     let named = |text: &String| {
         let of: ImageRef = text.parse().ok()?;
         let same = (of.registry(), of.repository()) == (name.registry(), name.repository());
@@ -386,7 +389,7 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     })
 }
 
-/// What the engine could not hold is refused before anything is made.
+/// Refuses what the engine cannot enforce, before anything is created.
 async fn check(
     engine: &ContainerEngine,
     spec: &SandboxSpec,
@@ -461,7 +464,7 @@ async fn check_internal(engine: &ContainerEngine, network: &Id) -> Result<(), Sa
     }
 }
 
-/// ProgramIdentity the program is: with a mounted workspace its owner, so that files stay his.
+/// The user of the program: with a mounted workspace its owner, so that files stay the owner's.
 fn user_of(
     spec: &SandboxSpec,
     mut user: User,

@@ -1,4 +1,5 @@
-//! A live container: made and started by its engine, spoken to through our own first process in it.
+//! A live container: created and started by its engine, controlled through our own first process in
+//! it.
 
 use super::{
     api::{EngineApi, EngineApiError},
@@ -47,7 +48,7 @@ use tokio::sync::mpsc;
 
 /// How long a container may take to end before its engine is told to kill it.
 pub(super) const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// What the program of a container does last; its namespaces and its user are the engine's work.
+/// The last steps of a program in a container; its namespaces and its user are the engine's work.
 pub(super) const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
 
 /// A live container.
@@ -61,25 +62,25 @@ pub struct ContainerSandbox {
     done: Steps,
     groups: Option<ForeignCgroups>,
     workspace: OwnedFd,
-    /// The places that are written and not kept.
+    /// The mounts of scratch space.
     scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     intercept: Option<InterceptSockets>,
     reach: Option<InterceptReach>,
     denials: Option<mpsc::Receiver<DenialEvent>>,
-    /// What looking at its calls may cost.
+    /// The CPU budget of its denial watchers.
     watch_budget: Arc<WatchBudget>,
     protection: Option<Protection>,
     staging_dir: StagingDir,
     notes: Vec<String>,
-    /// Every process of it is stopped where it is.
+    /// Every process of it is frozen.
     frozen: bool,
-    /// Its first process is known to be gone, and the container with it.
+    /// Its first process has ended, and the container is removed.
     removed: bool,
 }
 
-/// A container whose first process has called.
+/// A container whose first process has connected.
 pub(super) struct StartedContainer {
     id: String,
     channel: Channel,
@@ -87,11 +88,11 @@ pub(super) struct StartedContainer {
     ids: Ids,
     done: Steps,
     workspace: OwnedFd,
-    /// What was asked for programs that know of no door, and which handles came of it.
+    /// The plan of transparent proxying, and the counts of its sockets.
     intercept: Option<(InterceptPlan, NetworkOwner, InterceptHandles)>,
-    /// ScratchSizes space, the terminal, if there is one, and the listeners.
+    /// Scratch mounts, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
-    /// Why its network was not furnished from outside.
+    /// Why its network was not set up from outside.
     note: Option<String>,
 }
 
@@ -99,7 +100,7 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
     move |source| SandboxError::Launcher { what, source }
 }
 
-/// Has a container made and started, and hears from it.
+/// Creates and starts a container, and waits for its first process.
 pub(super) async fn start(
     request: &CreateRequest<'_>,
     staging_dir: &StagingDir,
@@ -112,7 +113,7 @@ pub(super) async fn start(
     let id = made["Id"].as_str().unwrap_or_default().to_owned();
     let started = match engine_warnings(&made) {
         None => wait_for_init(request, staging_dir, &id).await,
-        // What an engine leaves out with a warning is a wall that does not stand.
+        // A setting that an engine drops with a warning is a missing barrier.
         Some(warning) => Err(refused(
             ErrorCode::BarrierMissing,
             format!("the container engine cannot hold what was asked: {warning}"),
@@ -120,14 +121,15 @@ pub(super) async fn start(
         )),
     };
     if started.is_err() {
-        // What could not be removed, the sweep finds by its labels.
+        // The sweep finds by the labels what could not be removed.
         _ = super::remove(request.engine, &id).await;
     }
     started
 }
 
-/// Asks again where Podman stumbles over itself: two requests that look up the user's ranges at the same time can each
-/// find none, since the library it asks (libsubid) keeps them in one place for all threads.
+/// Retries an error of Podman's own: two requests that look up the user's id ranges at the same
+/// time can each find none, because its library (libsubid) keeps them in one buffer for all
+/// threads.
 async fn make(api: &EngineApi, path: &str, body: &Value) -> Result<Value, EngineApiError> {
     let mut tries = 3;
     loop {
@@ -153,8 +155,9 @@ fn engine_warnings(made: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// Starts a container, and once more where containerd lost the connection to the shim that it had just started: nothing of
-/// the container ran then, and the engine leaves it as it was made. It happens on machines that are short of time.
+/// Starts a container, and once more if containerd lost the connection to the shim that it had just
+/// started: nothing of the container ran then, and the engine leaves it as it was created. It
+/// happens on overloaded machines.
 async fn begin(api: &EngineApi, id: &str) -> Result<Value, EngineApiError> {
     let path = format!("/containers/{}/start", escaped(id));
     match api.post(&path, None).await {
@@ -242,8 +245,8 @@ async fn wait_for_init(
     }
 }
 
-/// Has everything arrive that is dialled in the container, if its network is its own and we have power over it. Else
-/// its first process does what it can, and a reader of the result learns why.
+/// Sets up transparent proxying in the container's network, if that is its own and we have power
+/// over it. Otherwise its first process intercepts what it can, and a note says why.
 async fn set_up_network(
     request: &CreateRequest<'_>,
     pid: i32,
@@ -264,7 +267,7 @@ async fn set_up_network(
     let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else {
         return Ok((None, None));
     };
-    // Whoever called still waits for our word: the number was nobody else's.
+    // The process that connected still waits for our message, so its pid was not reused.
     if !channel.is_quiet() {
         return Err(SandboxError::Died);
     }
@@ -285,7 +288,7 @@ async fn set_up_network(
     })
 }
 
-/// A container that ends before it calls says so only to its engine.
+/// A container that ends before it connects reports that only to its engine.
 async fn until_ended(engine: &ContainerEngine, id: &str) -> SandboxError {
     let ended = engine
         .api
@@ -395,8 +398,9 @@ impl StartedContainer {
 }
 
 impl ContainerSandbox {
-    /// Before anything runs: everything required will stand once the last steps are taken. In one that stays they are
-    /// taken by a process that runs nothing, so that it is known before the first program.
+    /// Before anything runs: checks that every required barrier will be in force after the last
+    /// steps. For a session a prepared child takes them, so that this is known before the first
+    /// exec.
     pub(super) async fn checked(mut self) -> Result<ContainerSandbox, SandboxError> {
         let checked = match self.check_required() {
             Ok(()) if self.spec.stays => self.rehearse().await,
@@ -406,7 +410,7 @@ impl ContainerSandbox {
             Ok(()) => Ok(self),
             Err(error) => {
                 self.end_all().await;
-                // What is left over, the sweep finds by the run's record.
+                // The sweep finds by the run's record what is left.
                 Box::new(self).release().await;
                 Err(error)
             }
@@ -444,12 +448,13 @@ impl ContainerSandbox {
             .for_each(|step| expected.add(step));
         let expected =
             barriers::standing(expected, &self.spec, &self.enforcers(), InvokingUser::User);
-        // Whether the program has a user namespace of its own is the engine's choice; ours is that it is nobody's root.
+        // Whether the program has a user namespace of its own is the engine's choice; ours is that
+        // it is not root.
         let insisted = barriers::insisted(&self.spec).into_iter();
         let insisted =
             insisted.filter(|barrier| ![Barrier::OwnUser, Barrier::OwnCgroup].contains(barrier));
         let held = self.engine.holds;
-        // What the engine says it holds must be held.
+        // Limits that the engine claims to enforce must be enforced.
         let text = [
             (held.memory, Barrier::MemoryLimit),
             (held.pids, Barrier::PidsLimit),
@@ -485,7 +490,7 @@ impl ContainerSandbox {
         let mut plan =
             plan::program_plan(program, &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
         if !self.done.has(Step::EnterUserNamespace) {
-            // Counted for the user on the whole host: others run as the same one.
+            // Counted for the user on the whole host: other containers run as the same one.
             plan.rlimits
                 .retain(|limit| limit.resource != plan::PROCESSES);
         }
@@ -558,7 +563,7 @@ impl ContainerSandbox {
         }
         let verb = if frozen { "pause" } else { "unpause" };
         let path = format!("/containers/{}/{verb}", escaped(&self.id));
-        // Even if nobody waits for the answer: what may be frozen is let go before its end.
+        // Set even if the caller is gone: a container that may be frozen is thawed before its end.
         self.frozen = true;
         let answer = self.engine.api.post(&path, None).await;
         self.frozen = frozen == answer.is_ok();
@@ -580,10 +585,10 @@ impl ContainerSandbox {
         }
     }
 
-    /// The first process ends on our word; whether or not it does, the engine removes the container, and only then
-    /// is it gone for certain.
+    /// The first process ends on our command; in any case the engine removes the container, and
+    /// only then it is gone for certain.
     async fn end_all(&mut self) -> Option<ProcessExit> {
-        // An engine that will not let it go on is told to remove it below.
+        // If the engine does not thaw it, removing it below kills it.
         _ = tokio::time::timeout(END_TIMEOUT, self.set_frozen(false)).await;
         _ = self.channel.command(Command::Destroy);
         let mut last = ProcessExit {
@@ -600,9 +605,10 @@ impl ContainerSandbox {
                 }
             }
         };
-        // Whoever does not listen is killed below.
+        // A process that does not end is killed below.
         if tokio::time::timeout(END_TIMEOUT, gone).await.is_ok() && !self.engine.podman {
-            // Removing one that Docker does not yet know to have ended takes it longer than this.
+            // Docker takes longer than this wait to remove a container whose end it has not
+            // noticed.
             let wait = format!("/containers/{}/wait", escaped(&self.id));
             _ = tokio::time::timeout(END_TIMEOUT, self.engine.api.post(&wait, None)).await;
         }
@@ -653,7 +659,7 @@ impl Sandbox for ContainerSandbox {
         }
     }
 
-    /// Its repository is the host's own, and what it has is not ours to write.
+    /// Its repository is the host's own, which is read-only inside.
     fn read_only_paths(&self) -> Vec<PathBuf> {
         Vec::new()
     }
@@ -685,7 +691,7 @@ impl Sandbox for ContainerSandbox {
         }
     }
 
-    /// Where this process may look into those of the container, that is, as root.
+    /// Where this process may inspect those of the container, that is, as root.
     fn file_locks(&self) -> Option<FileLocks> {
         let cgroup = self.groups.as_ref()?.directory()?;
         Some(FileLocks::new(cgroup.to_owned(), false))
@@ -804,7 +810,8 @@ mod tests {
     const LOST: &str =
         "failed to create task for container: failed to create shim task: ttrpc: closed: unknown";
 
-    /// An engine that refuses each start with the next of these complaints and then agrees; how often it was asked.
+    /// A fake engine that refuses each start with the next of these messages and then succeeds;
+    /// returns the number of starts.
     async fn engine(socket: &Path, complaints: &[&str]) -> tokio::task::JoinHandle<usize> {
         let listener = UnixListener::bind(socket).unwrap();
         let mut complaints: Vec<_> = complaints.iter().rev().map(|it| (*it).to_owned()).collect();
@@ -849,7 +856,7 @@ mod tests {
         stream.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Whether the container began, and how often the engine was asked.
+    /// Whether the container started, and the number of starts.
     fn began_after(complaints: &[&str]) -> (bool, usize) {
         static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

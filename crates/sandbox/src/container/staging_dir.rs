@@ -1,5 +1,5 @@
-//! What a container gets of ours: a folder with our init, what it is told of the fake_proc, and the socket that it calls,
-//! mounted read-only. The socket is gone before anything of the image runs.
+//! The staging folder of a container: our init, fake `/proc` files, and the socket that it connects
+//! to, mounted read-only. The socket is removed before anything of the image runs.
 
 use crate::native::{fake_proc, root};
 use init::plan::RootEntryKind;
@@ -22,7 +22,7 @@ use std::{
 };
 use tokio::{io::Interest, net::UnixDatagram};
 
-/// Where they lie in the state folder.
+/// Their folder in the state folder.
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
@@ -35,19 +35,19 @@ const FILES: [&str; 7] = [
     RESOLVER,
     HIDDEN,
 ];
-/// Init, on its way to become the one copy for all.
+/// Init, before it becomes the shared copy.
 const DRAFT: &str = "init.draft";
-/// Names of hosts, for an engine that has no part in its network.
+/// The hosts file, for an engine that does not set up its network.
 pub(super) const HOSTS: &str = "hosts";
-/// Where names are asked for, for a box that has an egress door.
+/// The resolver settings of a sandbox with an egress door.
 pub(super) const RESOLVER: &str = "resolv.conf";
-/// What covers a hidden file, and a hidden folder.
+/// Covers a hidden file; `EMPTY` a hidden folder.
 pub(super) const HIDDEN: &str = "hidden";
 pub(super) const EMPTY: &str = "empty";
-/// What tells of the fake_proc, below the same paths as in a root of our own.
+/// The fake files, below the same paths as in a native root.
 pub(super) const MACHINE: &str = "machine";
 
-/// The folder of one container.
+/// The staging folder of one container.
 #[derive(Debug)]
 pub(super) struct StagingDir {
     path: PathBuf,
@@ -63,12 +63,13 @@ impl StagingDir {
             .recursive(true)
             .mode(0o700)
             .create(state.join(FOLDER))?;
-        // Anybody may enter: nobody but the container gets here, its user is not ours, and the folder above is shut.
+        // All users may enter: nothing but the container gets here, its user is not ours, and the
+        // parent folder is closed.
         fs::DirBuilder::new().mode(0o755).create(&path)?;
         let made =
             describe_machine(&path.join(MACHINE), limits).and_then(|()| furnish(state, &path));
         if made.is_err() {
-            // What could not be removed, the sweep finds by the run's record.
+            // The sweep finds by the run's record what could not be removed.
             _ = clear(&path);
         }
         Ok(StagingDir {
@@ -77,12 +78,13 @@ impl StagingDir {
         })
     }
 
-    /// As the container engine has to call it.
+    /// The path that the container engine mounts.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits for the container's first process: the connection, and its pid as we see it. Then nobody can call again.
+    /// Waits for the container's first process: its connection, and its pid in our namespace.
+    /// Further connections are impossible.
     pub(super) async fn called(&self) -> io::Result<(OwnedFd, i32)> {
         let accept = || {
             Ok(rustix::net::accept_with(
@@ -97,7 +99,7 @@ impl StagingDir {
         Ok((channel, peer.pid.as_raw_nonzero().get()))
     }
 
-    /// Whether everything is gone.
+    /// Returns whether everything was removed.
     pub(super) fn remove(self) -> bool {
         clear(&self.path).is_ok()
     }
@@ -139,7 +141,7 @@ fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
     listen(folder)
 }
 
-/// The fake_proc is as large as the limits.
+/// The machine looks as large as the limits.
 fn describe_machine(folder: &Path, limits: &Limits) -> io::Result<()> {
     let make = |path: &Path| fs::create_dir(path).and_then(|()| let_everybody(path, 0o755));
     ["", "run", fake_proc::COVER_FOLDER, "sys"]
@@ -161,13 +163,14 @@ fn describe_machine(folder: &Path, limits: &Limits) -> io::Result<()> {
     Ok(())
 }
 
-/// Whatever the caller's mask is, the container's user must get there.
+/// Whatever the caller's umask is, the container's user must get access.
 fn let_everybody(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Init for one container: another name of the one copy in this state folder, which is written anew if it is another
-/// version's. Its draft lies in the folder of this run: nobody else writes there, and a sweep finds it.
+/// Init for one container: a hard link to the one copy in this state folder, which is replaced if
+/// it is of another version. Its draft is in the folder of this run: no other process writes there,
+/// and a sweep finds it.
 fn put_init(state: &Path, folder: &Path) -> io::Result<()> {
     let (shared, own, draft) = (
         state.join(FOLDER).join(INIT),
@@ -189,7 +192,7 @@ fn put_init(state: &Path, folder: &Path) -> io::Result<()> {
     fs::rename(&draft, &shared)
 }
 
-/// By the handle of its folder: a path of any depth is too long for a socket's name.
+/// By the descriptor of its folder: a deep path is too long for a socket address.
 fn listen(folder: &Path) -> io::Result<UnixDatagram> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let handle = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;

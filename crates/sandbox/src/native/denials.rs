@@ -1,17 +1,18 @@
-//! What a program was denied: hears of the calls that the filter refuses and of those that could be denied, answers
-//! them, and tells what it denied.
+//! Reports what a program was denied: receives the notifications of refused and of watched system
+//! calls, responds to them, and reports the denials.
 //!
 //! ```text
-//! program ── call ─▶ filter ── refused ─▶ this thread: error, told
-//!                       └───── watched ─▶ this thread ─┬─ certainly denied: error, told
-//!                                                      └─ else: the kernel decides
+//! program ── call ─▶ seccomp ── refused ─▶ this thread: error, reported
+//!                        └───── watched ─▶ this thread ─┬─ certainly denied: error, reported
+//!                                                       └─ else: the kernel decides
 //! ```
 //!
-//! What is told is true, because it was denied here: the call ended with our answer. Enforcement does not depend on
-//! it: what is answered with *continue* meets the mounts, the network namespace and Landlock as if nobody had
-//! looked. So it does no harm that a program can change the memory that was looked at, or what a path leads
-//! to, before or after the look: it denies itself something, or gets the kernel's answer. Where anything is in doubt,
-//! the kernel decides and nothing is told. Without us every such call fails (ENOSYS).
+//! A report is true, because the call was denied here: it ended with our response. Enforcement does
+//! not depend on it: a call that is *continued* meets the mounts, the network namespace and
+//! Landlock as if nothing had examined it. So it is harmless that a program can change the examined
+//! memory, or the target of a path, before or after: it denies itself something, or gets the
+//! kernel's answer. In doubt the kernel decides and nothing is reported. Without this thread every
+//! such call fails (ENOSYS).
 
 mod cpu_budget;
 mod file_changes;
@@ -44,11 +45,11 @@ use std::{
 };
 use tokio::{io::Interest, net::unix::pipe, sync::mpsc};
 
-/// How many different denials are told. A program could make any number of them.
+/// Different denials that are reported. A program could produce any number of them.
 pub const MAX_DENIALS: usize = 64;
 /// The kernel takes no longer socket address.
 const MAX_ADDRESS_BYTES: u64 = 128;
-/// Of `openat2`: what it points at, in the only version that there is.
+/// The size of the struct of `openat2`, in its only version.
 const OPEN_HOW_BYTES: usize = 24;
 /// Enough for a path or two on the stack.
 const STACK_BYTES: usize = 256 << 10;
@@ -58,30 +59,30 @@ const EPERM: i32 = 1;
 const ENETUNREACH: i32 = 101;
 const ECONNREFUSED: i32 = 111;
 
-/// What is heard of a program's denials.
+/// A report about a program's denials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DenialEvent {
-    /// This, for the first time.
+    /// A denial, for the first time.
     Denied(Denial),
-    /// More than are told.
+    /// There are more denials than are reported.
     More,
-    /// Nobody could answer any longer, though the program may have gone on: its calls failed.
+    /// No process responds any more, though the program may continue: its calls failed.
     Unanswered,
 }
 
-/// Watches the programs under a filter. What they are denied comes out of the receiver, which ends with the last
-/// of them.
+/// Watches the programs under a seccomp filter. The receiver gets their denials and ends with the
+/// last program.
 pub(crate) fn watch(
     listener: OwnedFd,
     rules: DenialRules,
     budget: Arc<WatchBudget>,
 ) -> io::Result<mpsc::Receiver<DenialEvent>> {
-    // Room for all there can be: the watcher never waits for a reader.
+    // Room for all reports: the watcher never waits for a reader.
     let (tell, told) = mpsc::channel(MAX_DENIALS + 2);
     // To tokio it is the reading end of a pipe: something to wait for.
     let listener = pipe::Receiver::from_owned_fd_unchecked(listener)?;
     tokio::spawn(async move {
-        // Many programs never make such a call: the thread is for those that do.
+        // Many programs never make such a call: the thread is only for those that do.
         let over = listener
             .ready(Interest::READABLE)
             .await
@@ -96,8 +97,8 @@ pub(crate) fn watch(
     Ok(told)
 }
 
-/// A thread and no task: a file system that does not answer holds up this run's program alone. Without it the
-/// listener closes, and calls fail.
+/// A thread and no task: a file system that does not answer blocks this run's program alone.
+/// Without it the listener is closed, and calls fail.
 fn start(
     listener: pipe::Receiver,
     rules: DenialRules,
@@ -130,7 +131,8 @@ struct DenialWatcher {
 
 impl DenialWatcher {
     fn work(mut self) {
-        // Paths are looked up with the program's own rights, so that no answer tells it what it may not see.
+        // Paths are resolved with the program's rights, so that no response tells it what it may
+        // not see.
         let able = self
             .rules
             .file_ids
@@ -155,11 +157,11 @@ impl DenialWatcher {
                 _ = self.tell.try_send(DenialEvent::More);
             }
             let (answer, denial) = self.decide(&notification, places.as_mut());
-            // An answer that arrives is one to the very call whose thread we looked at: it has waited all the
-            // time, so its number was nobody else's. One that does not arrive decided nothing.
+            // A response that arrives is for the very call that was examined: its thread waited all
+            // the time, so its pid was not reused. One that does not arrive decided nothing.
             match seccomp_notify::answer(&self.listener, &notification, answer) {
                 Ok(()) => denial.into_iter().for_each(|denial| self.tell(denial)),
-                // Then a root that was found by that number may be another's.
+                // The root found by that pid may be another process's.
                 Err(_) => places = able.then(SandboxFiles::default),
             }
         }
@@ -170,7 +172,7 @@ impl DenialWatcher {
             return;
         }
         self.full = self.seen.len() == MAX_DENIALS;
-        // Nobody may want to know.
+        // The receiver may be gone.
         _ = self.tell.try_send(match self.full {
             true => DenialEvent::More,
             false => DenialEvent::Denied(denial.clone()),
@@ -200,12 +202,12 @@ impl DenialWatcher {
                 Some((errno, denial)) => (NotificationResponse::Errno(errno), Some(denial)),
                 None => (NotificationResponse::Continue, None),
             },
-            // Nothing that our filter tells of.
+            // No call that our filter reports.
             _ => (NotificationResponse::Errno(EPERM), None),
         }
     }
 
-    /// The error and what to tell, if the call would certainly be denied.
+    /// The errno and the denial, if the call would certainly be denied.
     fn denied(
         &self,
         notification: &SeccompNotification,
@@ -229,9 +231,9 @@ impl DenialWatcher {
             }
         };
         let by_that_rule = match errno {
-            // Something is there: denied if it is there only to keep the name from being taken.
+            // A file exists: denied only if it is a cover that keeps the name from being used.
             Errno::EXIST | Errno::ISDIR => rule == "protected",
-            // It belongs to somebody else: what is granted instead does not.
+            // The file belongs to another user: granting the path would not help.
             Errno::ACCESS => rule == "read_only_root",
             _ => true,
         };
@@ -248,7 +250,7 @@ impl DenialWatcher {
         Some((errno.raw_os_error(), denial))
     }
 
-    /// In a network of its own a box has only itself, and what arrives at the host from there.
+    /// In a network namespace of its own a sandbox reaches only itself, and what is intercepted.
     fn connect(&self, notification: &SeccompNotification) -> Option<(i32, Denial)> {
         if !self.rules.own_network {
             return None;
@@ -299,7 +301,7 @@ fn descriptor_of(pid: u32, number: i32) -> Option<OwnedFd> {
         .trim()
         .parse()
         .ok()?;
-    // Only a process can be taken hold of, and its threads may have descriptors of their own.
+    // A pidfd is of a process, and its threads may have file tables of their own.
     let there = |pid: u32| std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok();
     if process != pid && there(process)? != there(pid)? {
         return None;
@@ -309,7 +311,7 @@ fn descriptor_of(pid: u32, number: i32) -> Option<OwnedFd> {
     rustix::process::pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
 }
 
-/// Whether that is a socket of this family which is free to connect, by no way of its own.
+/// Whether it is an unconnected socket of this family without options that choose a route.
 fn can_connect(socket: BorrowedFd<'_>, family: AddressFamily) -> rustix::io::Result<bool> {
     let stream = sockopt::socket_type(socket)? == SocketType::STREAM;
     let taken = stream
@@ -320,7 +322,7 @@ fn can_connect(socket: BorrowedFd<'_>, family: AddressFamily) -> rustix::io::Res
         && !seccomp_notify::has_fixed_device(socket))
 }
 
-/// What a call would come to that changes files.
+/// The denial of a call that changes files.
 fn change(
     notification: &SeccompNotification,
     action: SyscallOperation,
@@ -393,7 +395,7 @@ fn flags(notification: &SeccompNotification, flags: FlagsSource) -> Option<i32> 
     }
 }
 
-/// The flags for `openat2`, if it takes them and watch_budget the path up as we do.
+/// The flags for `openat2`, if it accepts them and resolves the path as we do.
 fn plain_open(how: &[u8; OPEN_HOW_BYTES]) -> Option<i32> {
     const KNOWN: u64 = 1 << 23;
     let mut words = how
@@ -407,7 +409,8 @@ fn plain_open(how: &[u8; OPEN_HOW_BYTES]) -> Option<i32> {
     (flags < KNOWN && mode <= most && resolve == 0).then_some(flags as i32)
 }
 
-/// A call that is refused whatever it is about. Its target is told as the program gave it.
+/// The denial of a call that is refused with any arguments. Its target is reported as the program
+/// gave it.
 fn refused(notification: &SeccompNotification) -> Option<Denial> {
     let what = seccomp::name(notification.number)?;
     let path = |argument: usize| {

@@ -13,9 +13,9 @@ use std::{collections::BTreeMap, fmt::Write};
 /// One line: a step and what it will do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExplainLine {
-    /// The step.
+    /// The name of the step.
     pub step: &'static str,
-    /// What exactly.
+    /// The details.
     pub detail: String,
 }
 
@@ -118,7 +118,7 @@ impl NativeBackend {
 }
 
 impl NativeBackend {
-    /// Refuses a required barrier that would not stand if every step succeeds.
+    /// Refuses a required barrier that would be missing even if every step succeeds.
     fn check_planned(
         &self,
         spec: &SandboxSpec,
@@ -142,7 +142,7 @@ impl NativeBackend {
     }
 }
 
-/// What becomes of connections that no program sent to a door.
+/// What happens to connections that no program sent to a door.
 pub(crate) fn intercept(plan: &InterceptPlan) -> ExplainLine {
     let ports: Vec<_> = plan.ports.iter().map(u16::to_string).collect();
     let ports = match plan.redirect_port {
@@ -224,7 +224,7 @@ fn describe_limits(limits: &Limits) -> String {
     )
 }
 
-/// Only where there is a limit of CPUs.
+/// Only with a CPU limit.
 fn affinity(plan: &ProgramPlan) -> Option<ExplainLine> {
     plan.cpus.map(|count| {
         line(

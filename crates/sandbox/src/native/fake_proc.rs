@@ -1,5 +1,6 @@
-//! The fake_proc as a program inside is told of it: the limits of its run, in the files where runtimes look for the
-//! size of a fake_proc. They tell what may be used, not what is in use, so they never change and are made once.
+//! Fake `/proc` and `/sys` files: the limits of the run, where runtimes look for the size of the
+//! machine. They show what may be used, not what is in use, so they never change and are written
+//! once.
 
 use super::{SandboxError, c_string};
 use init::plan::{RootEntry, RootEntryKind};
@@ -7,19 +8,19 @@ use rustix::thread::sched_getaffinity;
 use spec::{Cpus, Limits};
 use std::{fmt::Write, fs, io::Read, ops::Range, sync::OnceLock, time::SystemTime};
 
-/// What the keeper of each box puts over that of `/proc`; here it can be seen, too, and does no harm.
+/// The files that pid 1 mounts over those of `/proc`; visible here, too, which is harmless.
 pub(crate) const COVER_FOLDER: &str = "run/airlock";
-/// An empty directory to cover others with.
+/// An empty directory that covers others.
 pub(super) const EMPTY_FOLDER: &str = "run/airlock/empty";
-/// A device where no device may be opened, to cover what nobody may read.
+/// A device file on a mount without devices, which covers unreadable files.
 pub(super) const UNREADABLE_DEVICE: &str = "run/airlock/nothing";
 const CPU: &str = "sys/devices/system/cpu";
 const CGROUP: &str = "sys/fs/cgroup";
 const FOLDERS: [&str; 5] = ["sys/devices", "sys/devices/system", CPU, "sys/fs", CGROUP];
-/// The period of a quota of CPU time, as in the cgroups of a box.
+/// The period of a CPU quota, as in the cgroups of a sandbox.
 const PERIOD_US: u64 = 100_000;
-/// What a CPU tells anybody who asks it, and programs choose their code by. Left out is what the kernel knows beyond
-/// that, such as name, microcode and frequency: it tells one host from another.
+/// The lines of `/proc/cpuinfo` that a CPU reports itself, and by which programs choose their code.
+/// Name, microcode and frequency are left out: they tell one host from another.
 const SHOWN_CPUINFO_KEYS: [&str; 11] = [
     "vendor_id",
     "cpu family",
@@ -34,21 +35,21 @@ const SHOWN_CPUINFO_KEYS: [&str; 11] = [
     "CPU revision",
 ];
 
-/// What of the host stays true inside.
+/// The host facts that stay true inside.
 #[derive(Debug)]
 struct HostFacts {
     /// Memory in bytes: a limit above it is no promise.
     memory: u64,
-    /// When it was started, in seconds since 1970; any clock inside tells it, too.
+    /// The boot time, in seconds since 1970; any clock inside shows it, too.
     booted: u64,
     /// The numbers that its CPUs may have.
     possible: String,
-    /// The lines of `/proc/cpuinfo` that every CPU has.
+    /// The lines of `/proc/cpuinfo` that all CPUs share.
     kind: String,
 }
 
 impl HostFacts {
-    /// Looks once: none of it changes.
+    /// Read once: none of it changes.
     fn look() -> &'static HostFacts {
         static HOST: OnceLock<HostFacts> = OnceLock::new();
         HOST.get_or_init(|| {
@@ -64,11 +65,11 @@ impl HostFacts {
     }
 }
 
-/// Its beginning: on a large host the file is long, and we want the first CPU.
+/// Its beginning: on a large host the file is long, and only the first CPU is needed.
 fn start_of_cpuinfo() -> String {
     const ENOUGH: u64 = 1 << 13;
     let mut text = Vec::new();
-    // What the host does not tell, we do not either.
+    // What the host does not show, we do not show either.
     _ = fs::File::open("/proc/cpuinfo").and_then(|file| file.take(ENOUGH).read_to_end(&mut text));
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -78,7 +79,7 @@ fn boot_time(uptime: u64) -> u64 {
     now.map_or(0, |now| now.as_secs().saturating_sub(uptime))
 }
 
-/// Of the first CPU.
+/// The shown lines of the first CPU.
 fn kind(cpuinfo: &str) -> String {
     let first = cpuinfo.lines().take_while(|line| !line.is_empty());
     let kept = first.filter(|line| {
@@ -88,12 +89,13 @@ fn kind(cpuinfo: &str) -> String {
     kept.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// How many CPUs this process may use, and so what it starts; unknown on hosts with more than we can count.
+/// The number of CPUs of our affinity, which programs inherit; unknown on hosts with more than fit
+/// a set.
 pub(super) fn allowed() -> Option<u32> {
     sched_getaffinity(None).ok().map(|cpus| cpus.count().max(1))
 }
 
-/// A part of a CPU is a CPU to those who count them.
+/// A part of a CPU counts as one.
 pub(super) fn whole_cpus(cpus: Cpus) -> u32 {
     cpus.0.div_ceil(1000).max(1)
 }
@@ -104,7 +106,7 @@ pub(super) fn processors(limits: &Limits) -> u32 {
     limits.cpus.map_or(host, |cpus| whole_cpus(cpus).min(host))
 }
 
-/// How many numbers are in a list such as `0-3,8`.
+/// The number of CPUs in a list such as `0-3,8`.
 fn count(list: &str) -> u32 {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -125,7 +127,7 @@ fn range(processors: u32) -> String {
     }
 }
 
-/// What tells of the fake_proc, parents first: below folders of the template that nothing else lies in.
+/// The fake files, parents first: below folders of the template that hold nothing else.
 pub(crate) fn root_entries(limits: &Limits) -> Result<Vec<RootEntry>, SandboxError> {
     let processors = processors(limits);
     let files = describe(HostFacts::look(), limits, processors);
@@ -148,7 +150,8 @@ pub(crate) fn root_entries(limits: &Limits) -> Result<Vec<RootEntry>, SandboxErr
     .collect()
 }
 
-/// One CPU, a core of its own: old C libraries count these folders, and `lscpu` wants to know who shares a core.
+/// One CPU, a core of its own: old C libraries count these folders, and `lscpu` reads which CPUs
+/// share a core.
 fn cpu(number: u32, processors: u32) -> [(String, RootEntryKind, String); 4] {
     let folder = format!("{CPU}/cpu{number}");
     let topology = format!("{folder}/topology");
@@ -171,7 +174,7 @@ fn cpu(number: u32, processors: u32) -> [(String, RootEntryKind, String); 4] {
     ]
 }
 
-/// These CPUs as the kernel writes them: in groups of 32, the highest first.
+/// A CPU mask as the kernel writes it: groups of 32 bits, the highest first.
 fn mask(numbers: Range<u32>) -> String {
     let groups = (0..=numbers.end.saturating_sub(1) / 32).rev().map(|group| {
         let bits = (0..32).filter(|bit| numbers.contains(&(group * 32 + bit)));
@@ -191,7 +194,8 @@ fn describe(host: &HostFacts, limits: &Limits, processors: u32) -> [(String, Str
         (COVER_FOLDER, "stat", stat(host.booted, processors)),
         (CPU, "online", range(processors)),
         (CPU, "present", range(processors)),
-        // Not how many, but how high: allocators keep a place for each number that a CPU may have.
+        // Not the count, but the highest number: allocators reserve memory for each number that a
+        // CPU may have.
         (CPU, "possible", host.possible.clone()),
         (CGROUP, "cgroup.controllers", "cpu memory\n".to_owned()),
         (CGROUP, "memory.max", format!("{}\n", limits.memory.0)),
@@ -200,7 +204,7 @@ fn describe(host: &HostFacts, limits: &Limits, processors: u32) -> [(String, Str
     all.map(|(folder, name, text)| (format!("{folder}/{name}"), text))
 }
 
-/// All of it is free: what is in use is nobody's business but the program's, who can ask about itself.
+/// All memory is free: the program can ask about its own usage elsewhere.
 fn meminfo(bytes: u64) -> String {
     let total = bytes / 1024;
     let full = ["MemTotal", "MemFree", "MemAvailable"].map(|name| (name, total));
@@ -228,7 +232,7 @@ fn meminfo(bytes: u64) -> String {
         .collect()
 }
 
-/// One socket with so many cores.
+/// One socket with this many cores.
 fn cpuinfo(kind: &str, processors: u32) -> String {
     let mut text = String::new();
     for number in 0..processors {
@@ -242,7 +246,7 @@ fn cpuinfo(kind: &str, processors: u32) -> String {
     text
 }
 
-/// No times: those of the host would tell of its other work.
+/// No times: the host's would show its other work.
 fn stat(booted: u64, processors: u32) -> String {
     let none = " 0 0 0 0 0 0 0 0 0 0\n";
     let lines: String = (0..processors)

@@ -24,8 +24,8 @@ use std::{
 };
 use tokio::{io::Interest, net::UnixDatagram};
 
-/// One end of a socket for messages. To tokio it is a datagram socket, which differs only in how a connection
-/// is made; ours come connected.
+/// One end of a message socket. To tokio it is a datagram socket, which differs only in how a
+/// connection is made; ours come connected.
 #[derive(Debug)]
 pub(crate) struct Channel(UnixDatagram);
 
@@ -36,7 +36,7 @@ impl Channel {
         UnixDatagram::from_std(socket).map(Channel)
     }
 
-    /// The next report, or `None` when the other end is gone.
+    /// The next report, or `None` when the other end is closed.
     pub(crate) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
         self.0
             .async_io(Interest::READABLE, || protocol::receive(&self.0))
@@ -47,8 +47,8 @@ impl Channel {
         protocol::send(&self.0, message, handles)
     }
 
-    /// Whether nothing has been said, nor has the other end gone. Asks the kernel: what the event loop knows of the
-    /// socket is as old as its last turn.
+    /// Whether no message has arrived and the other end is open. Asks the kernel: what the event
+    /// loop knows of the socket is as old as its last turn.
     pub(crate) fn is_quiet(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&self.0, &mut [0; 1], flags)
@@ -59,7 +59,7 @@ impl Channel {
         self.send(&command, &[])
     }
 
-    /// An command with a plan, which comes before the other handles if it is large.
+    /// A command with a plan, whose memfd comes before the other descriptors if it is large.
     pub(crate) fn send_plan<T: Wire>(
         &self,
         command: fn(Payload) -> LauncherCommand,
@@ -76,13 +76,13 @@ impl Channel {
     }
 }
 
-/// A live launcher, or a cgroup_forker of one. Dropping it ends it with all its boxes.
+/// A live launcher, or a cgroup v1 forker of one. Dropping it ends it with all its sandboxes.
 #[derive(Debug)]
 pub(super) struct Launcher {
     control: Channel,
-    /// What it has done for all its boxes.
+    /// The steps that it took for all its sandboxes.
     pub(super) steps: Steps,
-    /// Whose cgroup_forker it is: the launcher's end would be the end of its lanes.
+    /// The launcher of a forker: its end would be the forker's.
     _parent: Option<Arc<Launcher>>,
 }
 
@@ -91,7 +91,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
 }
 
 impl Launcher {
-    /// Briefs one that has begun, and waits until its template stands.
+    /// Sends the template to a launcher process, and waits until it is built.
     pub(super) async fn start(
         process: LauncherProcess,
         plan: &TemplatePlan,
@@ -105,12 +105,13 @@ impl Launcher {
             .send(&Request::Template { plan, first }, &files)
             .map_err(failed("send the plan to"))?;
         let launcher = Launcher::receive_hello(control).await;
-        // The process we started ends as soon as it has forked the launcher into its own pid namespace.
+        // The process that we started ends as soon as it has forked the launcher into its own pid
+        // namespace.
         child.wait().map_err(failed("wait for"))?;
         launcher
     }
 
-    /// A copy that sits in version 1 cgroups.
+    /// Forks the launcher into version 1 cgroups.
     pub(super) async fn cgroup_forker(
         self: &Arc<Self>,
         groups: &[OwnedFd],
@@ -145,14 +146,15 @@ impl Launcher {
         }
     }
 
-    /// Has it keep namespaces ready from now on.
+    /// Lets it keep namespaces ready from now on.
     pub(super) fn start_namespace_pool(&self, plan: NamespacePoolPlan) -> Result<(), SandboxError> {
         self.control
             .send(&Request::NamespacePool(plan), &[])
             .map_err(failed("start the namespace pool of"))
     }
 
-    /// Asks for a box; what comes of it is said on the channel. `inherited` stays open as long as the box lives.
+    /// Requests a sandbox; the reply comes on the channel. `inherited` stays open as long as the
+    /// sandbox lives.
     pub(super) fn request_sandbox(
         &self,
         plan: &SandboxPlan,
@@ -178,7 +180,7 @@ impl Launcher {
     }
 }
 
-/// Furnishes the network of a container like one of our own, if we have power over it.
+/// Sets up transparent proxying in the network of a container, if we have power over it.
 pub(crate) async fn set_up_network(
     network: OwnedFd,
     plan: &ContainerNetworkPlan,
@@ -196,7 +198,7 @@ pub(crate) async fn set_up_network(
         .send(&Request::ContainerNetwork(plan), &handles)
         .map_err(failed("send the plan to"))?;
     let report = control.report().await.map_err(failed("hear from"))?;
-    // It ends behind its report.
+    // The process ends after its report.
     child.wait().map_err(failed("wait for"))?;
     match report {
         Some((Report::NetworkReady(told), handles)) => Ok((told, handles)),
@@ -205,7 +207,7 @@ pub(crate) async fn set_up_network(
     }
 }
 
-/// The process of a launcher, which knows nothing yet.
+/// The process of a launcher that has no template yet.
 #[derive(Debug)]
 pub(super) struct LauncherProcess {
     child: Child,
@@ -236,7 +238,8 @@ fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     command.spawn()
 }
 
-/// The launcher's program in a sealed memory file: nobody can change it, also not through `/proc/PID/exe`.
+/// The launcher's program in a sealed memfd: it cannot be changed, also not through
+/// `/proc/PID/exe`.
 fn sealed_launcher() -> io::Result<&'static OwnedFd> {
     static SEALED: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(file) = SEALED.get() {
@@ -244,7 +247,7 @@ fn sealed_launcher() -> io::Result<&'static OwnedFd> {
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match rustix::fs::memfd_create(c"airlock-init", flags | MemfdFlags::EXEC) {
-        // Linux before 6.3 does not know the flag and needs none.
+        // Linux before 6.3 lacks the flag and needs none.
         Err(Errno::INVAL) => rustix::fs::memfd_create(c"airlock-init", flags)?,
         other => other?,
     };

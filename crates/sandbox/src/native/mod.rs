@@ -1,8 +1,8 @@
 //! The native backend: namespaces, cgroups, Landlock and seccomp of plain Linux.
 //!
 //! ```text
-//! SandboxSpec ─▶ plans ─▶ launcher (one a root) ─▶ box ─▶ program
-//!      └─▶ cgroup, protected names: resources by the box, given back when it is released
+//! SandboxSpec ─▶ plans ─▶ launcher (one per root) ─▶ sandbox ─▶ program
+//!      └─▶ cgroup, protected names: held by the sandbox, released with it
 //! ```
 
 pub(crate) mod barriers;
@@ -64,49 +64,49 @@ use std::{
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MAX_LAUNCHERS: usize = 16;
-/// How long the plan of a root is good for another run: a host changes seldom, and runs come in flocks.
+/// How long the plan of a root is reused: hosts change seldom, and runs come in bursts.
 const MAX_PLAN_AGE: Duration = Duration::from_secs(1);
 
-/// The process of a launcher on its way, beside whatever its caller has to do before the first run.
+/// A launcher process that starts while the caller prepares the first run.
 #[derive(Debug)]
 pub struct PrespawnedLauncher(std::io::Result<JoinHandle<std::io::Result<LauncherProcess>>>);
 
 impl PrespawnedLauncher {
-    /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
+    /// Starts it, in a thread of its own. If it is dropped unused, the process ends by itself.
     pub fn give() -> PrespawnedLauncher {
         PrespawnedLauncher(std::thread::Builder::new().spawn(|| LauncherProcess::new(true)))
     }
 
-    /// None if it came to nothing: then a launcher is started as usual, and that says why.
+    /// None if the start failed: then a launcher is started as usual, and reports why.
     fn wait(self) -> Option<LauncherProcess> {
         self.0.ok()?.join().ok()?.ok()
     }
 }
 
-/// Makes boxes on this fake_proc.
+/// Creates sandboxes on this machine.
 #[derive(Debug)]
 pub struct NativeBackend {
     state: PathBuf,
-    /// What no root shows: the state folder, and more that the engine names.
+    /// Host paths that no root shows: the state folder, and more that the engine names.
     hidden: Vec<PathBuf>,
     invoking_user: InvokingUser,
     cgroups: cgroup::CgroupHost,
     launchers: Mutex<Vec<(Arc<TemplatePlan>, Arc<Launcher>)>>,
     prespawned: Mutex<Option<PrespawnedLauncher>>,
-    /// Roots that were planned a moment ago.
+    /// Recently planned roots.
     planned: Mutex<Vec<(Instant, SandboxSpec, Arc<TemplatePlan>)>>,
-    /// How many network and user namespaces each launcher keeps ready.
+    /// The number of network and user namespaces that each launcher keeps ready.
     namespace_pool_size: u32,
     steps: Steps,
     use_cgroups: bool,
 }
 
-/// Cgroups made warm of a box, with the cgroup_forker that sits in those of version 1.
+/// Cgroups created before their sandbox, with the forker in those of version 1.
 #[derive(Debug)]
 pub struct CgroupReservation(HostResources);
 
 impl NativeBackend {
-    /// A backend that keeps what a crash must not lose in `state`.
+    /// A backend that keeps its crash records in `state`.
     pub fn new(state: PathBuf) -> NativeBackend {
         let root = rustix::process::geteuid().is_root() && probe::may_make_namespaces();
         let spare = if root { probe::spare_ids() } else { None };
@@ -124,27 +124,27 @@ impl NativeBackend {
         }
     }
 
-    /// Uses a launcher that has already launcher_process for the first root.
+    /// Uses a launcher process that was started before, for the first root.
     pub fn use_prespawned_launcher(&mut self, launcher_process: PrespawnedLauncher) {
         self.prespawned = Mutex::new(Some(launcher_process));
     }
 
-    /// Roots that show all of `/etc` and `/var` leave these out, too.
+    /// Hides further paths from roots that show all of `/etc` and `/var`.
     pub fn hide(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.hidden.extend(paths);
     }
 
-    /// From now on launchers keep this many network and user namespaces ready.
+    /// Lets launchers keep this many network and user namespaces ready.
     pub fn set_namespace_pool_size(&mut self, count: u32) {
         self.namespace_pool_size = count;
     }
 
-    /// What the cgroups of this host offer.
+    /// The cgroups of this host.
     pub fn cgroups(&self) -> &cgroup::CgroupHost {
         &self.cgroups
     }
 
-    /// ProgramIdentity starts boxes here.
+    /// The user that creates sandboxes here.
     pub fn invoking_user(&self) -> InvokingUser {
         self.invoking_user
     }
@@ -164,27 +164,27 @@ impl NativeBackend {
         Ok(made?)
     }
 
-    /// Removes the cgroups that the dead owner of a run left.
+    /// Removes the cgroups of a run whose owner is dead.
     pub fn remove_leftovers(&self, run: &Id) -> Result<(), SandboxError> {
         Ok(self.own_cgroups()?.remove(run)?)
     }
 
-    /// Settles workspaces whose runs are dead.
+    /// Cleans up the workspaces of dead runs.
     pub fn sweep_workspaces(&self) -> protect::SweptWorkspaces {
         protect::sweep(&self.state)
     }
 
-    /// Leaves a step out, so that a control can show what it is for. `barriers` of its boxes lack what it resources.
+    /// Leaves a step out, so that a control can show its effect. The sandboxes lack its barriers.
     pub fn dangerously_omit(&mut self, step: Step) {
         self.steps = self.steps.without(step);
     }
 
-    /// Leaves cgroups out, so that a control can show what they are for.
+    /// Leaves cgroups out, so that a control can show their effect.
     pub fn dangerously_omit_cgroups(&mut self) {
         self.use_cgroups = false;
     }
 
-    /// Makes the cgroups of a box warm of it.
+    /// Creates the cgroups of a sandbox in advance.
     pub async fn reserve_cgroups(
         &self,
         name: &Id,
@@ -210,7 +210,7 @@ impl NativeBackend {
         }
     }
 
-    /// Makes a box, in a reservation if there is one. Whatever fails, nothing is left of it.
+    /// Creates a sandbox, in reserved cgroups if there are some. On an error nothing is left of it.
     pub async fn create(
         &self,
         name: &Id,
@@ -225,14 +225,14 @@ impl NativeBackend {
             Ok(made) if spec.stays => NativeSandbox { resources, ..made }.rehearsed().await,
             Ok(made) => Ok(NativeSandbox { resources, ..made }),
             Err(error) => {
-                // What could not be given back, the sweep finds by the run's record.
+                // The sweep finds by the run's record what could not be released.
                 resources.give_back().await;
                 Err(error)
             }
         }
     }
 
-    /// Makes a box warm, with the process of its program: all that is left to do then is exec.
+    /// Creates a warm sandbox, with a prepared child: only the exec is left.
     pub async fn create_warm(
         &self,
         name: &Id,
@@ -255,7 +255,7 @@ impl NativeBackend {
         match made {
             Ok(made) => {
                 let warm = NativeSandbox { resources, ..made };
-                // Opens what will be read at the end.
+                // Opens the counter files that are read at the end.
                 warm.counters();
                 Ok(warm)
             }
@@ -286,7 +286,7 @@ impl NativeBackend {
             .await
         {
             Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
-                // It may have died in its sleep, with nothing of this box made yet. A fresh one has no such excuse.
+                // An idle launcher may have died before this sandbox. A new one has no such excuse.
                 resources.cgroup_forker = None;
                 self.create_or_forget(name, spec, &template, resources)
                     .await
@@ -295,7 +295,7 @@ impl NativeBackend {
         }
     }
 
-    /// The plan of a root. One that was made a moment ago will do: the root itself lives longer than that.
+    /// The plan of a root. A recent one is reused: the root itself lives longer than that.
     fn template(&self, spec: &SandboxSpec) -> Result<Arc<TemplatePlan>, SandboxError> {
         let spec = spec.kind();
         let mut planned = self.planned.lock().expect("no panic while held");
@@ -310,7 +310,7 @@ impl NativeBackend {
         Ok(plan)
     }
 
-    /// The same plan as that of a launcher, if one has it: what is the same thing is compared in no time.
+    /// A launcher's own copy of an equal plan, if there is one: the same allocation compares fast.
     fn reuse_plan(&self, plan: TemplatePlan) -> Arc<TemplatePlan> {
         let launchers = self.launchers.lock().expect("no panic while held");
         let known = launchers
@@ -320,7 +320,7 @@ impl NativeBackend {
         known.unwrap_or_else(|| Arc::new(plan))
     }
 
-    /// Asks the launcher for this root. One that does not answer is not asked again.
+    /// Asks the launcher for this root; one that does not answer is dropped.
     async fn create_or_forget(
         &self,
         name: &Id,
@@ -338,7 +338,7 @@ impl NativeBackend {
         made
     }
 
-    /// Asks for a box whose program is the best user there can be.
+    /// Creates a sandbox with the best user that the host allows.
     async fn create_as_best_user(
         &self,
         name: &Id,
@@ -353,7 +353,7 @@ impl NativeBackend {
         let who = ProgramIdentity::new(spec, self.invoking_user, name, None);
         match self.ask(spec, who, launcher, resources).await {
             Err(SandboxError::RootsWorkspace { path }) => {
-                // The next honest way: be the owner, if that is not the host's root.
+                // The second choice: the workspace's owner, if that is not the host's root.
                 let owner = owner_of(spec, &path)?;
                 if owner.uid == 0 {
                     return Err(SandboxError::RootsWorkspace { path });
@@ -370,7 +370,7 @@ impl NativeBackend {
         }
     }
 
-    /// Whoever makes a box in cgroups of version 1 must sit in them.
+    /// A process that creates a sandbox in version 1 cgroups must be in them.
     async fn cgroup_forker(
         &self,
         launcher: &Arc<Launcher>,
@@ -396,7 +396,7 @@ impl NativeBackend {
         Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
-    /// The process of a launcher: the one that had a head start, or a new one.
+    /// A launcher process: the prespawned one, or a new one.
     fn launcher_process(&self) -> Result<LauncherProcess, SandboxError> {
         let launcher_process = self.prespawned.lock().expect("no panic while held").take();
         let launcher_process = launcher_process
@@ -420,7 +420,7 @@ impl NativeBackend {
         Some(launcher)
     }
 
-    /// A launcher with this root: one that waits, or a new one.
+    /// A launcher with this root: an idle one, or a new one.
     async fn launcher_for(
         &self,
         template: &Arc<TemplatePlan>,
@@ -443,7 +443,7 @@ impl NativeBackend {
         }
         let mut all = self.launchers.lock().expect("no panic while held");
         if all.len() >= MAX_LAUNCHERS {
-            // The one not asked for the longest. Those in use live on with their boxes.
+            // The least recently used one. Launchers in use live on with their sandboxes.
             all.remove(0);
         }
         all.push((template.clone(), launcher.clone()));
@@ -579,7 +579,7 @@ impl NativeBackend {
     }
 }
 
-/// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
+/// Checks what a spec names on this host, before anything is created: image, workspace, mounts.
 pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.backend == spec::Backend::Native {
         root::look(spec)?;
@@ -594,7 +594,7 @@ pub fn has_mounts_below(folder: &Path) -> std::io::Result<bool> {
     init::submounts::any_below(&path)
 }
 
-/// A file system of the kernel's own below a folder, if there is one: its files are nobody's to copy.
+/// The first kernel file system below a folder: its files are not to be copied.
 pub fn kernel_file_system_below(folder: &Path) -> std::io::Result<Option<PathBuf>> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
     let found = init::submounts::below(&path)?;
@@ -602,7 +602,7 @@ pub fn kernel_file_system_below(folder: &Path) -> std::io::Result<Option<PathBuf
     Ok(first.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes()))))
 }
 
-/// What came back for a box.
+/// The reply of the launcher for a new sandbox.
 struct CreatedSandbox {
     channel: Channel,
     launcher: Arc<Launcher>,
@@ -614,7 +614,7 @@ struct CreatedSandbox {
     handles: Vec<OwnedFd>,
 }
 
-/// What to say of idmaps, and the workspace if it needed one and could not have it.
+/// Notes about idmaps, and the workspace if it needed one and could not have it.
 fn mapping_notes(
     plan: &SandboxPlan,
     unmapped: &[u32],
@@ -648,7 +648,8 @@ fn covered_note(path: &CStr) -> String {
     )
 }
 
-/// The workspace was looked up twice, for its protection and for its mount: it must be the same folder.
+/// The workspace was resolved twice, for its protection and for its mount: it must be the same
+/// folder.
 fn check_same(
     spec: &SandboxSpec,
     plan: &SandboxPlan,
@@ -670,7 +671,7 @@ fn check_same(
     }
 }
 
-/// Watches the mounts that tools of the host can detach.
+/// Watches the mounts that host tools can detach.
 fn watch_mounts(
     table: Option<OwnedFd>,
     channel: &Arc<Channel>,
@@ -713,7 +714,7 @@ fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<Owner, SandboxError> {
 }
 
 impl CgroupReservation {
-    /// Gives it back unused.
+    /// Releases unused cgroups.
     pub async fn release(self) -> ReleaseOutcome {
         self.0.give_back().await
     }

@@ -1,4 +1,4 @@
-//! From a checked spec to plans: pure, but for looking at the host paths it names.
+//! From a checked spec to plans: pure, except for reading the host paths that it names.
 
 use crate::transparent_proxy::{self, NetworkOwner};
 
@@ -25,47 +25,49 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders of an image that get a layer of their own.
+/// Image folders with an overlay of their own.
 const MAX_WRITABLE_FOLDERS: usize = 64;
-/// Folders of a search path that are looked at.
+/// Folders of a search path that are tried.
 const MAX_PATH_FOLDERS: usize = 64;
-/// Average size of a file in scratch space below which the number of files, not the size, is the limit.
+/// Average file size in scratch space below which the number of files, not their size, is the
+/// limit.
 const BYTES_PER_FILE: u64 = 4096;
 
-/// ProgramIdentity starts boxes here.
+/// The user who creates sandboxes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvokingUser {
-    /// The host's root, with the right to make namespaces: programs are one of these ids outside.
+    /// The host's root, with the right to create namespaces: programs get one of these ids on the
+    /// host.
     Root(SpareIds),
-    /// Anybody else: programs are this user outside.
+    /// An ordinary user: programs are this user on the host.
     User,
 }
 
-/// What to run in a box.
+/// A program to run in a sandbox.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Exact arguments, never empty.
     pub argv: Vec<OsString>,
     /// Exact environment.
     pub env: BTreeMap<OsString, OsString>,
-    /// Where it starts, if not where the spec says.
+    /// The working directory, if not that of the spec.
     pub directory: Option<PathBuf>,
-    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling terminal.
     pub terminal: bool,
 }
 
-/// ProgramIdentity a program is, and how it comes to own what it writes on the host.
+/// The ids of a program, and how it comes to own what it writes on the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramIdentity {
     pub(super) ids: Ids,
-    /// Writable host paths are to be idmapped to it.
+    /// Writable host paths are idmapped to it.
     pub(super) idmaps: bool,
-    /// Any other spare id outside will do.
+    /// Any other spare id on the host is as good.
     any_outer_id: bool,
 }
 
 impl ProgramIdentity {
-    /// Outside it is an id by the name of the run, or the owner of its workspace.
+    /// On the host it is an id chosen by the name of the run, or the owner of its workspace.
     pub(super) fn new(
         spec: &SandboxSpec,
         invoking_user: InvokingUser,
@@ -95,7 +97,7 @@ impl ProgramIdentity {
 }
 
 impl SpareIds {
-    /// Spread by the FNV-1a hash of the name; two runs of one id are possible, and harmless.
+    /// Spread by the FNV-1a hash of the name; two runs with one id are possible, and harmless.
     fn id_of(self, name: &Id) -> u32 {
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -103,7 +105,7 @@ impl SpareIds {
     }
 }
 
-/// The plan of a box, maybe warm of its program. `protection` are the protected names of a mounted workspace.
+/// The plan of a sandbox, warm or not. `protection` are the protected names of a mounted workspace.
 pub(super) fn sandbox_plan(
     spec: &SandboxSpec,
     steps: Steps,
@@ -114,7 +116,7 @@ pub(super) fn sandbox_plan(
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let overlay = overlay(spec, who.idmaps)?;
     let fresh = workspace.is_none();
-    // A copy is out of reach of the host's tools.
+    // Host tools do not reach a copy.
     let watch_mounts = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
     Ok(SandboxPlan {
         watch_mounts,
@@ -148,7 +150,8 @@ pub(super) fn sandbox_plan(
     })
 }
 
-/// What a tool of the host can detach by replacing it: protected and hidden names, and what stands for the repository.
+/// The mounts that a host tool can detach: protected and hidden names, and the git view of the
+/// repository.
 pub(super) fn watched_names(
     spec: &SandboxSpec,
     protection: &[protect::Bind],
@@ -176,7 +179,8 @@ fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<WorkspaceName>, Sa
     binds.map(name).collect()
 }
 
-/// The folders of an image that its program may change: all at the top but those that the box has its own of.
+/// The folders of an image that its program may change: all top folders except those that the
+/// sandbox replaces.
 pub(super) fn writable_folders(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
     let Root::Folder(folder) = &spec.root else {
         return Ok(Vec::new());
@@ -188,7 +192,7 @@ pub(super) fn writable_folders(spec: &SandboxSpec) -> Result<Vec<PathBuf>, Sandb
         path: folder.clone(),
         source,
     };
-    // On the host's network its resolver is mounted in `/etc`, which a layer would hide.
+    // On the host's network its resolver is mounted in `/etc`, which an overlay would hide.
     let etc = (spec.network == Network::Host).then_some("etc");
     let own = |name: &OsStr| {
         ["dev", "proc", "run", "sys", "tmp", "workspace"]
@@ -259,7 +263,7 @@ pub(crate) fn host_paths(
     Ok((workspace, mounts))
 }
 
-/// The layer over the workspace: it belongs to whoever owns that.
+/// The layer over the workspace, with the workspace's owner.
 fn overlay(spec: &SandboxSpec, idmaps: bool) -> Result<Option<HostPath>, SandboxError> {
     let path = |overlay: &spec::WorkspaceOverlay| {
         let place = Path::new(spec::WORKSPACE);
@@ -274,13 +278,13 @@ fn path_of(path: &HostPath) -> PathBuf {
 
 /// Whether a writable mount shows a protected name of the workspace a second time, unprotected.
 fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec) -> bool {
-    // By identity, too: a bind mount of the host's may give the same folder another path.
+    // By identity, too: a bind mount on the host may give the same folder another path.
     let same = |path: &Path| {
         fs::metadata(path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
     };
     let (mount, workspace) = (path_of(mount), path_of(workspace));
-    // A folder above the workspace shows all of it; one within it only what is protected there.
+    // A folder above the workspace shows all of it; one within it only the protected names below.
     if workspace.ancestors().any(|way| way == mount || same(way)) {
         return true;
     }
@@ -290,8 +294,8 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
     }
 }
 
-/// Only what may be written is idmapped, and the workspace's own repository: reading anything else stays with the rights
-/// that anybody has.
+/// Idmaps only writable paths, the workspace and its own repository: other files are read with the
+/// rights that anybody has.
 fn host_path(
     spec: &SandboxSpec,
     host: &Path,
@@ -326,7 +330,7 @@ fn host_path(
     })
 }
 
-/// Refuses what is no longer what was admitted at this path.
+/// Refuses a path that leads to another file than when it was admitted.
 pub(crate) fn check_exact(
     spec: &SandboxSpec,
     path: &Path,
@@ -340,7 +344,7 @@ pub(crate) fn check_exact(
     }
 }
 
-/// A mounted workspace, opened: the one that was admitted.
+/// Opens a mounted workspace: the one that was admitted.
 pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd, SandboxError> {
     let look = |error: rustix::io::Errno| SandboxError::Look {
         path: path.to_owned(),
@@ -353,7 +357,7 @@ pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd,
     Ok(folder)
 }
 
-/// The folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
+/// The artifacts folder, and the mount points in a fresh workspace; parents first.
 fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     let mut folders = BTreeSet::from([PathBuf::from(".artifacts")]);
     for mount in &spec.mounts {
@@ -375,7 +379,7 @@ fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxErro
     folders.iter().map(c_string).collect()
 }
 
-/// The folders at which something is mounted in the home; parents first.
+/// The mount points in the home folder; parents first.
 fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     let below = |mount: &Mount| {
         let below = mount.inside.as_path().strip_prefix(spec::HOME).ok()?;
@@ -399,7 +403,8 @@ fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     folders.iter().map(c_string).collect()
 }
 
-/// Namespaces for boxes of this kind, warm of need. The ids begin anywhere: other launchers do the same.
+/// The namespace pool for sandboxes of this kind. The ids begin anywhere, because other launchers
+/// use the same range.
 pub(super) fn namespace_pool_plan(
     depth: u32,
     spec: &SandboxSpec,
@@ -431,7 +436,7 @@ pub(super) fn namespace_pool_plan(
     }
 }
 
-/// What a program's process is told to run.
+/// The exec arguments of a program.
 pub(super) fn exec_args(program: &Program) -> Result<ExecArgs, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
         let mut line = name.clone();
@@ -450,7 +455,7 @@ pub(super) fn exec_args(program: &Program) -> Result<ExecArgs, SandboxError> {
     })
 }
 
-/// The plan of one program, or of the process that stands by for one.
+/// The plan of a program, or of a prepared child.
 pub(crate) fn program_plan(
     program: Option<&Program>,
     spec: &SandboxSpec,
@@ -468,7 +473,7 @@ pub(crate) fn program_plan(
         .iter()
         .filter(|volume| volume.access == Access::ReadWrite);
     let volumes = volumes.map(|volume| volume.inside.as_path().to_owned());
-    // Of containers it is scratch space, too.
+    // In containers `/run` is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable
         .into_iter()
@@ -500,8 +505,8 @@ pub(crate) fn program_plan(
     })
 }
 
-/// Those that lie in no other. What lies in one that may be written is allowed with it, and could have been replaced
-/// by a link before the next program of the box is started.
+/// The paths that are in no other one. A path in another writable one is allowed with it, and could
+/// be replaced by a link before the next exec of the session.
 fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
     let inner = |path: &PathBuf| {
         paths
@@ -519,13 +524,13 @@ fn landlock_scope(spec: &SandboxSpec) -> LandlockScope {
     }
 }
 
-/// Of as many as can be counted: the step would fail on others.
+/// Only as many CPUs as fit a CPU set: the step would fail on others.
 fn cpus(limits: &Limits) -> Option<u32> {
     fake_proc::allowed()?;
     limits.cpus.map(fake_proc::whole_cpus)
 }
 
-/// A name is searched in the path inside; anything with a slash is taken as it is.
+/// A name is searched in the path inside; one with a slash is taken as it is.
 fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, SandboxError> {
     if name.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(name)?]);
@@ -536,12 +541,12 @@ fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, San
         .split(|byte| *byte == b':')
         .take(MAX_PATH_FOLDERS)
         .map(OsStr::from_bytes);
-    // A relative folder, or an empty one, would be one that the program's own files lie in.
+    // A relative or empty folder would be one with the program's own files.
     let folders = folders.map(Path::new).filter(|folder| folder.is_absolute());
     folders.map(|folder| c_string(folder.join(name))).collect()
 }
 
-// The numbers of these resources are the same on every architecture we build for.
+// These numbers are the same on every architecture we build for.
 const CPU: u32 = 0;
 const FILE_SIZE: u32 = 1;
 const DATA: u32 = 2;
@@ -555,9 +560,9 @@ const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
-/// What a box must not have of its caller. The kernel counts some of them also for whoever made the box's user
-/// namespace: with the usual limits one box could leave its invoking_user none, see [`Limits::LOCKED_MEMORY`]. The others are a
-/// right that some callers have.
+/// Limits that a sandbox must not inherit. The kernel counts some of them also for the creator of
+/// the sandbox's user namespace: with the usual limits one sandbox could leave its creator none,
+/// see [`Limits::LOCKED_MEMORY`]. The others are a right that some callers have.
 const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
@@ -567,7 +572,7 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         hard: value,
     };
     let mut all = vec![
-        // Not 0: a core dump that is piped to a program of the host's is kept back only by exactly 1.
+        // Not 0: only exactly 1 keeps the kernel from piping a core dump to a program on the host.
         exact(CORE, 1),
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
@@ -595,14 +600,15 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         enforcers.get("memory"),
         None | Some(Enforcer::Rlimit | Enforcer::Nothing)
     ) {
-        // Private writable memory. The size of the address space would stop runtimes that only reserve it.
+        // Private writable memory. A limit of address space would stop runtimes that only reserve
+        // it.
         all.push(exact(DATA, limits.memory.0));
     }
     all
 }
 
-/// Counted per user namespace, and every box has a fresh one. Where a cgroup holds the limit, too, that one has to
-/// refuse first: only it counts what it refused.
+/// Counted per user namespace, and every sandbox has a new one. Where a cgroup enforces the limit,
+/// too, the cgroup has to refuse first: only it counts refusals.
 fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u64 {
     match enforcers.get("pids") {
         Some(Enforcer::CgroupV1 | Enforcer::CgroupV2) => u64::from(limits.pids) + 1,
@@ -610,8 +616,8 @@ fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u
     }
 }
 
-/// In a box that stays, programs are started beside others of the same user. What those could look into on its way to
-/// exec still has handles on the host.
+/// In a session, execs start beside other programs of the same user. A process that those could
+/// inspect on its way to exec still has descriptors of the host.
 pub(super) fn check_stays(
     spec: &SandboxSpec,
     can_be_looked_into: bool,
@@ -626,7 +632,7 @@ pub(super) fn check_stays(
     }
 }
 
-/// Refuses what cannot be had before anything is made.
+/// Refuses what cannot be enforced before anything is created.
 pub(super) fn check_invoking_user(
     invoking_user: InvokingUser,
     effective_uid: u32,
@@ -647,7 +653,7 @@ mod tests {
     use spec::{ErrorCode, Policy, RunRequest};
     use std::os::unix::fs::symlink;
 
-    /// Every place of this crate that watch_budget a host path up.
+    /// Every host path lookup of this crate.
     fn lookups(spec: &SandboxSpec) -> Vec<Result<(), SandboxError>> {
         let mut done = vec![host_paths(spec, true).map(drop)];
         if let Some(workspace) = &spec.workspace {
@@ -692,7 +698,7 @@ mod tests {
         fs::rename(&folder, top.join("moved")).unwrap();
         symlink(&other, &folder).unwrap();
         let refused: Vec<_> = all().into_iter().filter_map(Result::err).collect();
-        // The image alone has no path of its own among the first.
+        // The image has no path of its own among the first lookups.
         assert_eq!(refused.len(), 5, "{refused:?}");
         for error in refused {
             assert!(matches!(error, SandboxError::Replaced { .. }), "{error:?}");

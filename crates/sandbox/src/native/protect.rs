@@ -1,15 +1,15 @@
-//! A mounted workspace that cannot be turned on its owner: what tools of the host execute or obey
-//! there is read-only for the program where it exists, and what the program makes under such a name
-//! is taken out of the folder when it ends.
+//! Protects a mounted workspace from the program: files that host tools execute or obey are
+//! read-only for it where they exist, and what it creates under such a name is taken out of the
+//! folder when it ends.
 //!
 //! ```text
-//! put_up ── workspace looked through ─ start written down, locked ─ binds ──▶ run
-//! take_down ── workspace compared with its start ─ things taken out ─ start removed
-//! sweep ── the same for each start that nobody has locked any more
+//! put_up ── workspace scanned ─ snapshot written, locked ─ binds ──▶ run
+//! take_down ── workspace compared with its snapshot ─ files taken out ─ snapshot removed
+//! sweep ── the same for each snapshot without a lock holder
 //! ```
 //!
-//! Nothing of Airlock's appears in the folder at any time. The lock dies with its holders: the
-//! engine and the sandbox's first process.
+//! Nothing of Airlock's appears in the folder at any time. The lock ends with its holders: the
+//! engine and pid 1 of the sandbox.
 
 mod beneath;
 mod held;
@@ -51,24 +51,25 @@ use std::{
 /// Names that a note lists.
 const MAX_LISTED: usize = 10;
 
-/// One name in the workspace that the program may only read, or not even that.
+/// A name in the workspace that the program may only read, or not even that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bind {
-    /// Relative to the workspace; to be resolved beneath it, through no symbolic link.
+    /// Relative to the workspace; resolved beneath it, through no symbolic link.
     pub path: PathBuf,
-    /// Whether something empty covers it.
+    /// Whether an empty file or folder covers it.
     pub hidden: bool,
-    /// What must turn out to be there.
+    /// The expected inode.
     pub inode: u64,
 }
 
-/// The protection of one workspace for one run. Dropped without being taken down, it is left to the sweep.
+/// The protection of one workspace for one run. If it is dropped without being taken down, the
+/// sweep does that.
 #[derive(Debug)]
 pub struct Protection {
     workspace: OwnedFd,
-    /// Nothing where the changes are looked at before they are taken over.
+    /// None where the changes are reviewed before they are applied.
     held: Option<(WorkspaceSnapshot, HeldFolder)>,
-    /// The layer that takes the changes, locked against whoever removes it or takes it over.
+    /// The layer that takes the changes, locked against its removal and application.
     layer: Option<OwnedFd>,
     binds: Vec<Bind>,
     replaced: Vec<Replaced>,
@@ -76,29 +77,29 @@ pub struct Protection {
     notes: Vec<String>,
 }
 
-/// A protected name that a tool of the host replaced while the program ran.
+/// A protected name that a host tool replaced while the program ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replaced {
     /// Relative to the workspace.
     pub path: PathBuf,
-    /// The file that was found once it was read-only; nothing where it is no file, but a folder.
+    /// The file that was found once it was read-only; none for a folder.
     pub file: Option<FileState>,
     /// Whether it is hidden, and was covered again.
     pub hidden: bool,
-    /// How long the program could have written it, or read what is hidden.
+    /// How long the program could have written it, or read a hidden file.
     pub exposed: Duration,
 }
 
-/// By what a file is known again, unchanged.
+/// By what an unchanged file is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileState {
     inode: u64,
     born: (i64, i64),
-    /// Set by the kernel with every change, and by nobody else.
+    /// The change time, which only the kernel sets.
     changed: (i64, i64),
 }
 
-/// Whether something other than a link is there.
+/// Whether a file other than a symbolic link is there.
 pub fn is_file_or_folder(workspace: BorrowedFd<'_>, path: &Path) -> bool {
     let found = beneath::open(workspace, path, OFlags::PATH);
     let found = found.and_then(|file| Ok(rustix::fs::fstat(file)?));
@@ -106,7 +107,7 @@ pub fn is_file_or_folder(workspace: BorrowedFd<'_>, path: &Path) -> bool {
 }
 
 impl FileState {
-    /// Looks at a regular file in a workspace.
+    /// Reads the state of a regular file in a workspace.
     pub fn look(workspace: BorrowedFd<'_>, path: &Path) -> Option<FileState> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let folder = beneath::open_folder(workspace, folder).ok()?;
@@ -133,31 +134,31 @@ impl FileState {
     }
 }
 
-/// What taking down found.
+/// The result of a cleanup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceCleanup {
     /// What was taken out of the workspace.
     pub held_back: Vec<HeldBack>,
-    /// The run as whose it is kept: its own id may have been another's, of which something is kept still.
+    /// The run under which it is listed: the run's own id may be in use by an earlier one.
     pub held_as: Option<String>,
-    /// What a reader of the result should know.
+    /// Notes for the result.
     pub notes: Vec<String>,
 }
 
 /// Why a workspace cannot be protected.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtectError {
-    /// Git obeys what lies beside it, which is all the program's to write.
+    /// Git would obey the files in it, which are all the program's to write.
     #[error("the workspace is itself a git repository: it has `HEAD`, `objects` and `refs`")]
     Bare,
-    /// It could not be looked through.
+    /// It could not be scanned.
     #[error("cannot look through the workspace")]
     Look {
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// What was found could not be written down.
+    /// The snapshot could not be written.
     #[error("cannot write down what is in the workspace, in `{}`", state.display())]
     State {
         /// The state folder.
@@ -169,7 +170,7 @@ pub enum ProtectError {
 }
 
 impl ProtectError {
-    /// What to do about it.
+    /// A hint.
     pub fn hint(&self) -> String {
         match self {
             ProtectError::Bare => "mount a checkout of it, or `--allow-protected HEAD`".to_owned(),
@@ -180,7 +181,7 @@ impl ProtectError {
 }
 
 impl Protection {
-    /// What the workspace of a box needs before its program is let in.
+    /// The protection that a workspace needs before its program starts.
     pub fn of(
         state: &Path,
         run: &Id,
@@ -208,7 +209,7 @@ impl Protection {
         Protection::put_up(state, run, workspace.as_fd(), spec)
     }
 
-    /// Looks through a workspace that the program may write. Names that are allowed, and what lies below them, are the
+    /// Scans a workspace that the program may write. Allowed names, and all below them, are the
     /// program's to write.
     pub fn put_up(
         state: &Path,
@@ -229,7 +230,7 @@ impl Protection {
         };
         let path = beneath::path_of(&workspace).map_err(look)?;
         let unsettled = || held::unsettled(state, &path).map_err(state_error);
-        // Before and after: one may be settled, and one may begin, while the workspace is looked through.
+        // Before and after the scan: runs may end or begin meanwhile.
         let mut others = unsettled()?;
         let mut hiding = HiddenFiles::new(&spec.hide);
         let mut start = WorkspaceSnapshot::look(workspace.as_fd(), &spec.protected, &mut hiding)
@@ -264,7 +265,7 @@ impl Protection {
         })
     }
 
-    /// For a workspace that cannot be written: only what is hidden counts.
+    /// For a workspace that cannot be written: only hidden files matter.
     fn read_only(workspace: OwnedFd, spec: &SandboxSpec) -> Result<Protection, ProtectError> {
         let mut hiding = HiddenFiles::new(&spec.hide);
         let looked = hiding.look(workspace.as_fd());
@@ -280,7 +281,7 @@ impl Protection {
         })
     }
 
-    /// For a workspace of which only these files are kept from the program.
+    /// For a workspace of which only these files are hidden.
     fn hiding(workspace: OwnedFd, hidden: &[PathBuf]) -> Result<Protection, ProtectError> {
         let binds = binds(
             workspace.as_fd(),
@@ -294,7 +295,8 @@ impl Protection {
         })
     }
 
-    /// For a workspace whose changes are looked at before they are taken over: nothing needs to be kept from it.
+    /// For a workspace whose changes are reviewed before they are applied: nothing needs
+    /// protection.
     pub fn reviewed(workspace: OwnedFd) -> Protection {
         Protection {
             workspace,
@@ -312,30 +314,30 @@ impl Protection {
         &self.binds
     }
 
-    /// The workspace itself.
+    /// The workspace.
     pub fn workspace(&self) -> BorrowedFd<'_> {
         self.workspace.as_fd()
     }
 
-    /// The lock of the run. The first process of the sandbox should inherit it, out of the program's reach: then no
-    /// sweep settles a workspace in which a program may still run.
+    /// The lock of the run. Pid 1 of the sandbox inherits it, out of the program's reach: then no
+    /// sweep cleans up a workspace in which a program may still run.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         let held = self.held.as_ref().map(|(_, hold)| hold.lock.as_fd());
         held.or(self.layer.as_ref().map(AsFd::as_fd))
     }
 
-    /// All that the program put into the folder for artifacts is kept: it need not stay.
+    /// All that the program put into the artifacts folder was collected: it need not stay.
     pub fn mark_artifacts_kept(&mut self) {
         self.artifacts_kept = true;
     }
 
-    /// What the watch over its mounts has found.
+    /// Adds the findings of the mount watch.
     pub(super) fn take_in(&mut self, found: WatchFindings) {
         self.replaced.extend(found.replaced);
         self.notes.extend(found.problems);
     }
 
-    /// Takes out what does not belong into the workspace. The program must be gone.
+    /// Takes out what does not belong in the workspace. The program must have ended.
     pub fn take_down(self) -> WorkspaceCleanup {
         let CleanupResult { mut taken_down, .. } = match self.held {
             Some((start, hold)) => settle(
@@ -352,7 +354,8 @@ impl Protection {
     }
 }
 
-/// Whether a folder of a workspace is protected or has something protected in it. What cannot be looked at may have.
+/// Whether a folder of a workspace is protected or contains a protected name. A folder that cannot
+/// be read may.
 pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) -> bool {
     let has = || {
         let folder = beneath::open_absolute(&workspace.join(inside))?;
@@ -374,12 +377,12 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
     named || protects(inside, names).is_some() || has().unwrap_or(true)
 }
 
-/// What of `--allow-protected` does nothing.
+/// Names in `--allow-protected` that have no effect.
 pub fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
     let is_folder = |path: &Path| {
         let found = spec.workspace.as_ref().map(|it| it.join(path).metadata());
         let kind = found.and_then(Result::ok).map(|found| found.file_type());
-        // A socket can be lifted, too.
+        // A socket can be allowed, too.
         kind.is_some_and(|kind| kind.is_dir() || kind.is_socket())
     };
     spec.protected.allowed.iter().filter_map(move |path| {
@@ -390,7 +393,7 @@ pub fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
     })
 }
 
-/// What to say once of files that are hidden.
+/// A note about hidden files.
 pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     listed(
         hidden,
@@ -398,7 +401,7 @@ pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     )
 }
 
-/// What to say of sockets that are covered.
+/// A note about covered sockets.
 fn sockets_note(sockets: &[PathBuf]) -> Option<String> {
     listed(
         sockets,
@@ -417,7 +420,7 @@ pub fn noted_paths<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
     noted.into_iter().collect()
 }
 
-/// What to say of them.
+/// A note about them.
 pub fn noted_note(noted: &[PathBuf]) -> Option<String> {
     listed(
         noted,
@@ -425,7 +428,7 @@ pub fn noted_note(noted: &[PathBuf]) -> Option<String> {
     )
 }
 
-/// What to say of so many new names that would be protected outside of packages.
+/// A note about the number of new names in packages that would be protected elsewhere.
 pub fn spared_note(count: usize) -> Option<String> {
     (count > 0).then(|| {
         format!(
@@ -435,8 +438,9 @@ pub fn spared_note(count: usize) -> Option<String> {
     })
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace; and by its second names.
-/// It fails where a name stands for something else by now: then what was there would not be protected.
+/// The mounts: each existing name read-only onto itself; for a link, its target in the workspace;
+/// and other hard links of them. It fails if a name was replaced meanwhile, because the replacement
+/// would not be protected.
 fn binds(
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
@@ -470,7 +474,7 @@ fn binds(
         add(place, handle, false)?;
     }
     for path in hidden {
-        // The file that a hidden link leads to is what must not be read.
+        // The file that a hidden link leads to must not be read.
         let place = match beneath::look(workspace, path)? {
             Some(found) if beneath::kind(&found) == FileType::Symlink => {
                 beneath::target_inside(workspace, path)
@@ -498,7 +502,7 @@ fn in_use(layer: OwnedFd) -> io::Result<OwnedFd> {
     Ok(layer)
 }
 
-/// What became of a workspace in which nobody is any more.
+/// The result of the cleanup of a workspace without a running program.
 #[derive(Default)]
 struct CleanupResult {
     taken_down: WorkspaceCleanup,
@@ -583,7 +587,7 @@ fn listed(paths: &[PathBuf], what: &str) -> Option<String> {
     (!paths.is_empty()).then(|| format!("{} in the workspace {what}", shown.join(", ")))
 }
 
-/// What there is to say of workspaces whose runs are dead.
+/// Notes about the workspaces of dead runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweptWorkspaces {
     /// What was done.
@@ -592,7 +596,7 @@ pub struct SweptWorkspaces {
     pub problems: Vec<String>,
 }
 
-/// Settles workspaces whose runs are dead.
+/// Cleans up the workspaces of dead runs.
 pub fn sweep(state: &Path) -> SweptWorkspaces {
     let mut swept = SweptWorkspaces::default();
     let folders = held::folders(state).unwrap_or_else(|error| {

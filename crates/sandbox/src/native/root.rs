@@ -1,5 +1,5 @@
-//! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
-//! entries laid over it.
+//! The files in the root of a sandbox: the host's `/usr` and the little that it needs, or an image
+//! with our own entries laid over it.
 
 use super::{SandboxError, c_string, fake_proc};
 use init::{
@@ -15,9 +15,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Top-level names that lead into `/usr` on a merged system and are folders of their own elsewhere.
+/// Top-level names that are links into `/usr` on a merged system and folders of their own
+/// elsewhere.
 const BESIDE_USR: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-/// What programs need of `/etc`: how to load libraries, look names up, check certificates, tell the time.
+/// What programs need of `/etc`: the loader, name lookups, certificates, time zones.
 const SHOWN_ETC: [&str; 16] = [
     "alternatives",
     "ca-certificates",
@@ -38,12 +39,12 @@ const SHOWN_ETC: [&str; 16] = [
 ];
 /// Settings of language runtimes, whose folders carry their version.
 const SHOWN_ETC_PREFIXES: [&str; 2] = ["java-", "python3"];
-/// ProgramIdentity is known by name in a box: itself.
+/// The hosts file of a sandbox: only itself.
 pub(crate) const HOSTS: &str = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
-/// Names are asked for at the door, which has addresses of one family for them.
+/// Name lookups go to the egress door, which has fake IPs of one family.
 pub(crate) const RESOLVER: &str = "nameserver 127.0.0.1\noptions timeout:5 attempts:2 no-aaaa\n";
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
-/// What nobody inside has business with, even where all of `/etc` is shown.
+/// Never visible inside, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = [
     "shadow",
     "shadow-",
@@ -53,12 +54,12 @@ const SECRETS_OF_ETC: [&str; 6] = [
     "ssl/private",
 ];
 
-/// The entries of one root, in the order in which they are made; each path at most once.
+/// The entries of one root, in the order of creation; each path at most once.
 #[derive(Default)]
 struct RootEntries {
     list: Vec<RootEntry>,
     seen: BTreeSet<PathBuf>,
-    /// Below these nothing can be made, because they are the host's or the image's own.
+    /// Nothing can be created below these, because they are the host's or the image's own.
     bound: Vec<PathBuf>,
 }
 
@@ -106,7 +107,7 @@ impl RootEntries {
     }
 }
 
-/// Looks at what a spec names for its root, without planning all of it.
+/// Checks what a spec names for its root, without planning all of it.
 pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if let Root::Folder(folder) = &spec.root {
         check_mount_points(&image_folder(folder)?, spec)?;
@@ -114,7 +115,7 @@ pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     mount_points(&mut RootEntries::default(), spec)
 }
 
-/// The plan of the root for a box. Nothing of `hidden` is in it.
+/// The plan of a root. Nothing of `hidden` is in it.
 pub(super) fn plan(
     spec: &SandboxSpec,
     steps: Steps,
@@ -171,8 +172,8 @@ pub(super) fn plan(
         )?;
     }
     if steps.has(Step::ShowLimits) {
-        // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
-        // cost more than all its mounts.
+        // So limits are part of a root, and of the launcher's key: writing these files in each
+        // sandbox would cost more than all its mounts.
         entries.list.extend(fake_proc::root_entries(&spec.limits)?);
     }
     if spec.tty.is_some() || spec.stays {
@@ -221,7 +222,7 @@ fn runtimes_of_etc() -> BTreeSet<String> {
         .collect()
 }
 
-/// A link stays a link: it leads into the root of the box, not the host's.
+/// A link stays a link: it leads into the root of the sandbox, not the host's.
 fn bind_or_link(entries: &mut RootEntries, path: &str) -> Result<(), SandboxError> {
     let host = Path::new("/").join(path);
     match fs::symlink_metadata(&host) {
@@ -235,7 +236,7 @@ fn bind_or_link(entries: &mut RootEntries, path: &str) -> Result<(), SandboxErro
     }
 }
 
-/// All of `/etc` and `/var`, without secrets, sockets and what is our own.
+/// All of `/etc` and `/var`, without secrets, sockets and our own files.
 fn whole_system(entries: &mut RootEntries, own: &[PathBuf]) -> Result<(), SandboxError> {
     for folder in ["etc", "var"] {
         entries.add(
@@ -250,7 +251,7 @@ fn whole_system(entries: &mut RootEntries, own: &[PathBuf]) -> Result<(), Sandbo
         .collect();
     hidden.push(PathBuf::from("var/lib/airlock"));
     hidden.extend(own.iter().filter_map(|path| within_shown(path)));
-    // Parents first: nothing needs hiding below what is hidden.
+    // Parents first: nothing needs hiding below a hidden path.
     hidden.sort();
     for path in hidden {
         let Some(inside) = path.to_str() else {
@@ -261,7 +262,7 @@ fn whole_system(entries: &mut RootEntries, own: &[PathBuf]) -> Result<(), Sandbo
     Ok(())
 }
 
-/// Where a folder of the host appears in `/etc` or `/var`, which may themselves be links.
+/// The path at which a host folder appears in `/etc` or `/var`, which may themselves be links.
 fn within_shown(folder: &Path) -> Option<PathBuf> {
     let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = real(folder);
@@ -289,15 +290,16 @@ fn users(entries: &mut RootEntries, user: User) -> Result<(), SandboxError> {
     )
 }
 
-/// Where the terminals of a box appear. `/dev/tty` is whatever terminal its opener has, never one of the host's.
+/// The terminals of a sandbox. `/dev/tty` is the terminal of the process that opens it, never one
+/// of the host's.
 fn terminal(entries: &mut RootEntries) -> Result<(), SandboxError> {
     entries.add("dev/pts", RootEntryKind::Directory, "")?;
     entries.add("dev/ptmx", RootEntryKind::Link, "pts/ptmx")?;
     entries.add("dev/tty", RootEntryKind::Device, "/dev/tty")
 }
 
-/// How names are looked up inside: only this box, or at the egress door, unless it is on the
-/// host's network.
+/// Name lookups inside: only this sandbox, or through the egress door, unless it is on the host's
+/// network.
 fn names(entries: &mut RootEntries, spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.network == Network::Host {
         for file in ["hosts", "resolv.conf"] {
@@ -355,7 +357,7 @@ fn image_root(folder: &Path) -> Result<ImageRoot, SandboxError> {
     })
 }
 
-/// Whoever knows where images lie puts the folder in their place.
+/// The engine replaces the name by the folder of the unpacked image.
 fn not_here(name: &ImageRef) -> SandboxError {
     SandboxError::Image {
         code: ErrorCode::ImageMissing,
@@ -393,8 +395,8 @@ fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
     }
 }
 
-/// Our entries cover what an image has there; a link on the way to a mount point would be covered with all
-/// that lies behind it, which breaks the image in ways that are hard to see.
+/// Our entries cover what an image has there; a link on the way to a mount point would be covered
+/// with all that is behind it, which breaks the image in ways that are hard to see.
 fn check_mount_points(image: &Path, spec: &SandboxSpec) -> Result<(), SandboxError> {
     for mount in &spec.mounts {
         let inside = mount

@@ -1,4 +1,4 @@
-//! A live box: its program, its counters, its barriers, its end, and what it holds outside.
+//! A live native sandbox: its program, counters, barriers, exit, and the host resources it holds.
 
 use super::{
     InvokingUser, MissingBarrier, ProcessExit, Program, SandboxError, barriers,
@@ -31,24 +31,25 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// How long the kernel may take to end a box. Only a process stuck in the kernel takes longer.
+/// The time in which the kernel must kill a sandbox. Only a process stuck in the kernel takes
+/// longer.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A live box.
+/// A live native sandbox.
 #[derive(Debug)]
 pub struct NativeSandbox {
     pub(super) channel: Arc<Channel>,
-    /// Of its mounts, where tools of the host can detach some.
+    /// The watch over its mounts, where host tools can detach some.
     pub(super) watch: Option<MountWatch>,
-    /// The process of its program, made warm.
+    /// The prepared child of a warm sandbox.
     pub(super) prepared_child: Option<Channel>,
-    /// Its program has ended.
+    /// Its program has exited.
     pub(super) program_ended: bool,
-    /// Every process of it is stopped where it is.
+    /// Every process of it is frozen.
     pub(super) frozen: bool,
-    /// Nothing is left that could run in it, by the launcher's word.
+    /// The launcher reported that no process is left in it.
     pub(super) known_empty: bool,
-    /// Keeps the launcher, or the cgroup_forker that is this box's alone, alive.
+    /// Keeps the launcher alive, or the cgroup v1 forker of this sandbox.
     pub(super) launcher: Arc<Launcher>,
     pub(super) spec: SandboxSpec,
     pub(super) ids: Ids,
@@ -61,29 +62,29 @@ pub struct NativeSandbox {
     pub(super) intercept: Option<InterceptSockets>,
     pub(super) reach: Option<InterceptReach>,
     pub(super) denials: Option<mpsc::Receiver<DenialEvent>>,
-    /// What looking at its calls may cost.
+    /// The CPU budget of its denial watchers.
     pub(super) watch_budget: Arc<WatchBudget>,
     pub(super) resources: HostResources,
     pub(super) notes: Vec<String>,
 }
 
-/// What a box holds outside of its own processes.
+/// What a sandbox holds outside of its own processes.
 #[derive(Debug, Default)]
 pub(super) struct HostResources {
     pub(super) group: Option<RunCgroups>,
-    /// In the group, where that is of version 1.
+    /// The forker in its version 1 cgroups.
     pub(super) cgroup_forker: Option<Arc<Launcher>>,
     pub(super) protection: Option<Protection>,
-    /// The box is made warm of its program.
+    /// The sandbox is created before its run.
     pub(super) warm: bool,
 }
 
-/// How a program in a box went on.
+/// What happened to a sandbox.
 #[derive(Debug)]
 pub enum SandboxEvent {
-    /// It has ended.
+    /// Its program has exited.
     Exited(ProcessExit),
-    /// The box is gone, by our order or not.
+    /// The sandbox is gone, whether asked for or not.
     Gone(ProcessExit),
 }
 
@@ -91,7 +92,7 @@ impl Sandbox for NativeSandbox {
     fn workspace(&self) -> BorrowedFd<'_> {
         let protection = self.resources.protection.as_ref();
         protection
-            // What lies over a folder is seen from inside alone.
+            // An overlay is visible only inside.
             .filter(|_| self.spec.overlay.is_none())
             .map_or(self.workspace.as_fd(), Protection::workspace)
     }
@@ -112,7 +113,7 @@ impl Sandbox for NativeSandbox {
     fn owner_inside(&self) -> Option<(u32, u32)> {
         match (self.invoking_user, &self.spec.workspace) {
             (InvokingUser::Root(_), None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
-            // Whoever writes into a user's folder as root leaves it to that user.
+            // Root leaves files in a user's folder to that user.
             (InvokingUser::Root(_), Some(_)) => rustix::fs::fstat(self.workspace())
                 .ok()
                 .map(|found| (found.st_uid, found.st_gid)),
@@ -143,7 +144,7 @@ impl Sandbox for NativeSandbox {
             .iter()
             .flat_map(RunCgroups::shortfalls)
             .map(|(limit, _)| limit);
-        // The resource limit of processes counts the whole box: no weaker than a cgroup's.
+        // The process rlimit counts the whole sandbox: no weaker than a cgroup's.
         let weaker: Vec<_> = shortfalls.filter(|limit| *limit != "pids").collect();
         let told = format!(
             "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
@@ -168,7 +169,8 @@ impl Sandbox for NativeSandbox {
 
     fn file_locks(&self) -> Option<FileLocks> {
         let cgroup = self.resources.group.as_ref()?.directory()?;
-        // A user made the namespace of the program's processes; for root they are another user's.
+        // For an ordinary user the program's user namespace is its own; for root the program is
+        // another user.
         let sees_all = self.invoking_user == InvokingUser::User || probe::may_trace();
         Some(FileLocks::new(cgroup.to_owned(), sees_all))
     }
@@ -260,7 +262,8 @@ impl Sandbox for NativeSandbox {
 }
 
 impl NativeSandbox {
-    /// Without a network of its own only Landlock keeps a program from abstract sockets, and not every version does.
+    /// Without a network namespace only Landlock keeps a program from abstract sockets, and not
+    /// every ABI version does.
     fn old_landlock(&self) -> Option<String> {
         let asked = self.spec.network == spec::Network::Host && self.steps.has(Step::PathRules);
         let version = if asked { probe::landlock_version() } else { 0 };
@@ -271,7 +274,8 @@ impl NativeSandbox {
         })
     }
 
-    /// Before anything runs: everything required will stand once the last steps are taken.
+    /// Before anything runs: checks that every required barrier will be in force after the last
+    /// steps.
     pub(super) fn check_required(&self, resources: &HostResources) -> Result<(), SandboxError> {
         let landlock = probe::landlock_version() > 0;
         let last = if landlock {
@@ -290,7 +294,7 @@ impl NativeSandbox {
             &enforcers(resources),
             self.invoking_user,
         );
-        // A control that leaves a step out wants to see the run.
+        // A control that leaves a step out has to run.
         let insisted = if self.steps == Steps::ALL {
             barriers::insisted(&self.spec)
         } else {
@@ -310,7 +314,7 @@ impl NativeSandbox {
         }
     }
 
-    /// Makes the process of its program warm.
+    /// Forks the prepared child of a warm sandbox.
     pub(super) async fn prepare(&mut self, resources: &HostResources) -> Result<(), SandboxError> {
         let plan = plan::program_plan(
             None,
@@ -341,12 +345,12 @@ impl NativeSandbox {
         }
     }
 
-    /// Whether a box that was left alone still stands.
+    /// Whether a waiting sandbox is still alive.
     pub fn is_quiet(&self) -> bool {
         self.channel.is_quiet() && self.prepared_child.as_ref().is_none_or(Channel::is_quiet)
     }
 
-    /// Runs a program with these standard streams.
+    /// Runs the program with these standard streams.
     async fn run(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
         if let Some(prepared_child) = self.prepared_child.take() {
             return start_prepared_child(prepared_child, program, streams).await;
@@ -378,14 +382,14 @@ impl NativeSandbox {
         }
     }
 
-    /// With a process that gives everything up and runs nothing: what will stand between programs and the host is
-    /// known before the first of them.
+    /// Takes the last steps in a prepared child that runs nothing, so that the barriers of a
+    /// session are known before its first exec.
     pub(super) async fn rehearsed(mut self) -> Result<NativeSandbox, SandboxError> {
         match self.rehearse().await {
             Ok(()) => Ok(self),
             Err(error) => {
                 self.end_all().await;
-                // What could not be given back, the sweep finds by the run's record.
+                // The sweep finds by the run's record what could not be released.
                 Box::new(self).release().await;
                 Err(error)
             }
@@ -400,7 +404,7 @@ impl NativeSandbox {
         Ok(())
     }
 
-    /// Runs a further program with these standard streams.
+    /// Starts an exec with these standard streams.
     async fn run_exec(
         &mut self,
         program: &Program,
@@ -443,7 +447,7 @@ impl NativeSandbox {
             Some(Err((why, remedy))) => return Err(cannot(why.to_owned(), remedy)),
             None => return Err(cannot("it has no cgroup".to_owned(), "let it have one")),
         };
-        // Even if nobody waits for the answer: what may be frozen is let go before its end.
+        // Set even if the caller is gone: a sandbox that may be frozen is thawed before its end.
         self.frozen = true;
         let set = move || {
             if frozen {
@@ -455,7 +459,7 @@ impl NativeSandbox {
         let done = tokio::task::spawn_blocking(set)
             .await
             .unwrap_or_else(|error| Err(error.into()));
-        // What could not be stopped as a whole goes on as a whole.
+        // What could not be frozen as a whole continues as a whole.
         self.frozen = frozen == done.is_ok();
         done.map_err(|why| match why.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
@@ -485,7 +489,7 @@ impl NativeSandbox {
             .transpose()
     }
 
-    /// Waits for the end of the program or of the box.
+    /// Waits for the exit of the program or of the sandbox.
     async fn await_end(&mut self) -> SandboxEvent {
         loop {
             match self.channel.report().await {
@@ -510,11 +514,11 @@ impl NativeSandbox {
         }
     }
 
-    /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
+    /// Kills every process of the sandbox and waits until they are gone; `None` on timeout.
     async fn end_all(&mut self) -> Option<ProcessExit> {
-        // What is frozen does not hear, and with version 1 of cgroups it cannot die.
+        // A frozen process handles no command, and in cgroup v1 it cannot even be killed.
         _ = self.set_frozen(false).await;
-        // With the program ends its box. Another order would only be in the way of the last word from there.
+        // The sandbox ends with its program. Another command could only disturb the last report.
         if !self.program_ended {
             _ = self.channel.command(Command::Destroy);
         }
@@ -532,21 +536,21 @@ impl NativeSandbox {
         ended
     }
 
-    /// Whoever would have told us of the end is gone. The kernel ends the box with him, in its own time.
+    /// The launcher is gone without a report. The kernel kills the sandbox with it, at some point.
     async fn kill_group(&mut self) {
         let Some(group) = self.resources.group.take() else {
             return;
         };
         let killed = tokio::task::spawn_blocking(move || {
-            // What cannot be killed now is tried again when the group is removed, and said then.
+            // A failure is reported when the cgroup is removed, after another attempt.
             _ = group.kill();
             group
         });
         self.resources.group = killed.await.ok();
     }
 
-    /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
-    /// the end of the box, its release gives it back, after that of the cgroup.
+    /// Releases a mounted workspace and returns notes. Not while a program may still run: where the
+    /// sandbox's end is not certain, `release` does it after removing the cgroup.
     async fn take_protection_down(&mut self) -> WorkspaceCleanup {
         let mut protection = self.resources.protection.take_if(|_| self.known_empty);
         if let (Some(protection), Some(watch)) = (&mut protection, self.watch.take()) {
@@ -556,7 +560,8 @@ impl NativeSandbox {
     }
 }
 
-/// Sends the process that stands by on its exec_args. Its end of the socket closes when it becomes the program.
+/// Sends the exec arguments to the prepared child. Its end of the socket closes when it becomes the
+/// program.
 pub(crate) async fn start_prepared_child(
     prepared_child: Channel,
     program: &Program,
@@ -615,10 +620,10 @@ pub(crate) fn why_missing(barrier: Barrier, group: Option<&RunCgroups>) -> Strin
     )
 }
 
-/// What became of the things a box resources outside.
+/// What is left of the host resources of a sandbox.
 #[derive(Debug, Default)]
 pub struct ReleaseOutcome {
-    /// What a reader of the result should know.
+    /// Notes for the result.
     pub notes: Vec<String>,
     /// What was taken out of a mounted workspace.
     pub held_back: Vec<HeldBack>,
@@ -668,7 +673,7 @@ impl HostResources {
 
 const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
 
-/// Takes a protection down, off the event loop.
+/// Takes a protection down, on a blocking thread.
 pub(crate) async fn taken_down(protection: Option<Protection>) -> WorkspaceCleanup {
     let Some(protection) = protection else {
         return WorkspaceCleanup::default();

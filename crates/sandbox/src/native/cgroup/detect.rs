@@ -1,5 +1,5 @@
-//! What this host offers: which controller is where, and if not, why not and what would help.
-//! Looks only; nothing is made or moved here.
+//! Detection of the host's cgroups: which controller is in which tree, and if it is missing, why
+//! and what would help. Read-only.
 
 use super::{
     CgroupHost, Controller, MissingController, PREFIX, Subtree, Version, tree::CgroupTree,
@@ -13,7 +13,7 @@ const DELEGATE: &str = "start it in a scope of its own: `systemd-run --user --sc
 const BE_ROOT: &str =
     "start it as root, or boot with `systemd.unified_cgroup_hierarchy=1` and use a delegated scope";
 
-/// Judges each tree and keeps those that are of use.
+/// Keeps the usable trees.
 pub(super) fn judge(trees: &CgroupTrees) -> CgroupHost {
     let (missing, freezer) = (BTreeMap::new(), freezer(trees));
     let mut host = CgroupHost {
@@ -43,8 +43,8 @@ pub(super) fn judge(trees: &CgroupTrees) -> CgroupHost {
     host
 }
 
-/// Where whole boxes can be frozen: in any tree of version 2, even one without controllers, or in the tree of version 1
-/// that is there for it.
+/// Where whole sandboxes can be frozen: in any v2 tree, even one without controllers, or in the v1
+/// tree `freezer`.
 fn freezer(trees: &CgroupTrees) -> Result<(Version, Subtree), MissingController> {
     let subtree = |top: &Path, own: &Path| Subtree {
         top: top.to_owned(),
@@ -90,7 +90,7 @@ fn judge_v1(tree: &CgroupTree, host: &mut CgroupHost) {
             why: not_ours(&tree.own),
             remedy: BE_ROOT,
         }),
-        // A new cpuset has no CPU, and nobody can enter it until it is told some.
+        // A new cpuset has no CPU, and no process can enter it before it is given some.
         true if has("cpuset") => Some(MissingController {
             why: format!("`{}` is shared with `cpuset`", tree.top.display()),
             remedy: BE_ROOT,
@@ -157,7 +157,7 @@ fn in_v2(own: &Path, controller: Controller) -> bool {
         .is_none_or(|name| handed.split_whitespace().any(|handed| handed == name))
 }
 
-/// Why nothing at all can be made below our own v2 cgroup.
+/// Why no cgroup can be created below our own v2 cgroup.
 fn closed(own: &Path) -> Option<MissingController> {
     let ours = writable(own, true)
         && ["cgroup.procs", "cgroup.subtree_control"]
@@ -183,7 +183,7 @@ fn closed(own: &Path) -> Option<MissingController> {
     }
 }
 
-/// Why our own v2 cgroup cannot hand controllers down.
+/// Why our own v2 cgroup cannot delegate controllers.
 fn crowded(own: &Path, controllers: &[Controller]) -> Option<MissingController> {
     if v2::is_root(own) || v2::hands_down(own, controllers) {
         return None;

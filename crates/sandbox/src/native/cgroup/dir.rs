@@ -1,4 +1,4 @@
-//! One cgroup directory: its small files, what lives in it, how it ends.
+//! One cgroup directory: its files, its processes, its removal.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long killing or removing may take: a process in the kernel dies when it comes out of it.
+/// How long killing or removing may take: a process in the kernel dies when it leaves it.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
-/// The largest page any Linux uses; the kernel rounds memory limits down to whole pages.
+/// The largest page of any Linux; the kernel rounds memory limits down to whole pages.
 const MAX_PAGE_BYTES: u64 = 64 << 10;
-/// Deeper or wider trees than these are not ours.
+/// Deeper or wider trees are not ours.
 const MAX_DEPTH: usize = 32;
 const MAX_DIRS: usize = 100_000;
 
@@ -27,7 +27,7 @@ pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// The counters of one cgroup. Each file is opened once: a run that was made ahead ends with nothing but reads.
+/// The counters of one cgroup. Each file is opened once: a warm run ends with nothing but reads.
 #[derive(Debug)]
 pub(super) struct CounterFiles {
     dir: PathBuf,
@@ -42,17 +42,17 @@ impl CounterFiles {
         }
     }
 
-    /// A file that holds one number.
+    /// A file with one number.
     pub(super) fn number(&self, file: &'static str) -> Option<u64> {
         self.read(file)?.trim_end().parse().ok()
     }
 
-    /// One value of a file of lines `name value`.
+    /// One value of a file with lines `name value`.
     pub(super) fn keyed(&self, file: &'static str, name: &str) -> Option<u64> {
         value(&self.read(file)?, name)
     }
 
-    /// What the kernel writes at once and gives in one read, afresh at each.
+    /// One read returns the whole file, and fresh values each time.
     fn read(&self, file: &'static str) -> Option<String> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let from = match open.entry(file) {
@@ -84,7 +84,7 @@ pub(super) fn write(dir: &Path, file: &str, text: &str) -> io::Result<()> {
         .write_all(text.as_bytes())
 }
 
-/// Writes a limit and looks whether it took: only a limit that reads back is a limit.
+/// Writes a limit and reads it back: only then it is in force.
 pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
     set_as(dir, file, limit, |back| back == limit)
 }
@@ -109,7 +109,7 @@ fn set_as(dir: &Path, file: &str, limit: &str, took: impl Fn(&str) -> bool) -> i
     }
 }
 
-/// The processes in it, as this process' PID namespace numbers them; 0 is one from outside.
+/// The processes in it, as numbered in this process's pid namespace; 0 is one from outside.
 pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
     Ok(read(dir, "cgroup.procs")?
         .lines()
@@ -141,7 +141,7 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(path, _)| path).collect()
 }
 
-/// Kills everything in it and below, and comes back when it is empty.
+/// Kills all processes in it and below, and returns when it is empty.
 pub(super) fn kill(dir: &Path) -> io::Result<()> {
     retry_while_busy(Instant::now() + BUSY_TIMEOUT, || {
         let mut living = 0;
@@ -155,7 +155,7 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
     })
 }
 
-/// One round; how many processes were there. A cgroup that is gone has none.
+/// One round; returns the number of processes. A removed cgroup has none.
 fn kill_once(dir: &Path) -> io::Result<usize> {
     let listed = match processes(dir) {
         Err(error) if gone(&error) => return Ok(0),
@@ -164,7 +164,8 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
     if listed.is_empty() || write(dir, "cgroup.kill", "1").is_ok() {
         return Ok(listed.len());
     }
-    // v1, or v2 before 5.14. Numbers are reused: only what is still listed once we hold it is meant.
+    // v1, or v2 before 5.14. Pids are reused: only a process that is still listed once we have its
+    // pidfd is meant.
     let held: Vec<_> = listed
         .iter()
         .filter_map(|pid| {
@@ -184,13 +185,13 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
     Ok(listed.len())
 }
 
-/// Kills what lives there and removes the directory with everything below it. Absent is fine.
+/// Kills its processes and removes the directory with everything below it. Absent is fine.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     kill(dir)?;
     remove_when_empty(dir, Instant::now() + BUSY_TIMEOUT)
 }
 
-/// Removes several as soon as nothing lives there, and kills nothing; what came of each.
+/// Removes several as soon as they are empty, and kills nothing; returns the results.
 pub(super) fn remove_empty(dirs: Vec<PathBuf>) -> Vec<(PathBuf, io::Result<()>)> {
     let until = Instant::now() + BUSY_TIMEOUT;
     let attempt = |at: PathBuf| (at.clone(), remove_when_empty(&at, until));
@@ -199,7 +200,7 @@ pub(super) fn remove_empty(dirs: Vec<PathBuf>) -> Vec<(PathBuf, io::Result<()>)>
 
 fn remove_when_empty(dir: &Path, until: Instant) -> io::Result<()> {
     retry_while_busy(until, || match remove_now(dir) {
-        // With cgroups below it a cgroup says "busy", just as with processes in it.
+        // A cgroup with cgroups below it says "busy", just as with processes in it.
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
             below(dir).iter().try_for_each(|dir| remove_now(dir))?;
             remove_now(dir)
@@ -216,13 +217,13 @@ fn remove_now(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Reading a cgroup that goes away meanwhile says ENODEV.
+/// Reading a cgroup that is being removed fails with ENODEV.
 pub(super) fn gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
+/// Retries while the error is "busy", with growing pauses. A v1 cgroup has no event for its end.
 pub(super) fn retry_while_busy(
     until: Instant,
     mut attempt: impl FnMut() -> io::Result<()>,

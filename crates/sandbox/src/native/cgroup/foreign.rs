@@ -1,4 +1,4 @@
-//! The cgroups that somebody else has made for a process, a container engine say: what they hold, and what they count.
+//! The cgroups that a container engine created for a process: their limits and counters.
 
 use super::{
     Controller, ResourceCounters, Version, dir, dir::CounterFiles, group::cpu_enforcer, tree, v1,
@@ -24,7 +24,7 @@ struct ForeignMember {
 }
 
 impl ForeignCgroups {
-    /// Looks where a process sits.
+    /// Finds the cgroups of a process.
     pub fn of_process(pid: i32) -> io::Result<ForeignCgroups> {
         let mounts = fs::read("/proc/self/mountinfo")?;
         let ours = tree::trees(&fs::read("/proc/self/cgroup")?, &mounts);
@@ -63,7 +63,7 @@ impl ForeignCgroups {
                 version,
                 controllers,
             };
-        // What we sit in ourselves holds and counts us, too.
+        // Our own cgroups limit and count us, too.
         Ok(ForeignCgroups(
             v1.chain(v2)
                 .filter(|(_, _, at)| !known(at))
@@ -72,12 +72,12 @@ impl ForeignCgroups {
         ))
     }
 
-    /// A directory that lists it, with all that sit beside it.
+    /// A directory that lists the process and the others in its cgroup.
     pub fn directory(&self) -> Option<&Path> {
         self.0.first().map(|member| member.at.as_path())
     }
 
-    /// What the process has used so far, with all that sit beside it.
+    /// The resource usage of the process and the others in its cgroup.
     pub fn counters(&self) -> ResourceCounters {
         let mut counters = ResourceCounters::default();
         for member in &self.0 {
@@ -89,7 +89,8 @@ impl ForeignCgroups {
         counters
     }
 
-    /// What really holds each limit, as the kernel tells it; a limit may be wider by what our own process needs.
+    /// What enforces each limit, as the kernel reports it; a limit may be larger by what our own
+    /// process needs.
     pub fn enforcers(
         &self,
         limits: &Limits,
@@ -122,7 +123,7 @@ impl ForeignCgroups {
         ])
     }
 
-    /// Whether a share of CPUs that was asked for is held.
+    /// Whether a CPU share that was asked for is enforced.
     pub fn holds_share(&self, limits: &Limits) -> bool {
         let member = self
             .0

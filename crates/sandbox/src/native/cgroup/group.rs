@@ -1,4 +1,4 @@
-//! The cgroups of one run: what was put up, what it counts, how it ends.
+//! The cgroups of one run: creation, counters, removal.
 
 use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::CounterFiles, freezer, v1, v2};
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -11,10 +11,12 @@ use std::{
     time::Duration,
 };
 
-/// Another engine may remove the empty parent between our making it and using it; that often is no race.
+/// Another engine may remove the empty parent between our creating and using it; more attempts are
+/// no race.
 const MAX_ATTEMPTS: usize = 64;
 
-/// Clears up after the attempts: our parent goes with the last run in it, the first failure is reported.
+/// Collects the results of removals: our parent goes with the last run in it, the first failure is
+/// reported.
 pub(super) fn removed(
     name: &Id,
     attempts: Vec<(PathBuf, io::Result<()>)>,
@@ -54,7 +56,7 @@ pub(super) struct GroupMember {
     counts: CounterFiles,
 }
 
-/// The cgroups of one run. Must be removed by hand: nothing happens on drop.
+/// The cgroups of one run. They must be removed explicitly: nothing happens on drop.
 #[derive(Debug)]
 pub struct RunCgroups {
     name: Id,
@@ -63,36 +65,37 @@ pub struct RunCgroups {
     held: BTreeMap<Controller, Enforcer>,
     shortfalls: BTreeMap<Controller, String>,
     limits: Limits,
-    /// Where it is frozen, or why not and what would help.
+    /// Where it is frozen, or why it cannot be and what would help.
     pub(super) freezer: Result<Freezer, (String, &'static str)>,
 }
 
-/// How a box gets into its cgroups. Both can be needed: a host may have some controllers here, some there.
+/// How a sandbox gets into its cgroups. A host may have some controllers in v1 and others in v2.
 #[derive(Debug, Default)]
 pub struct CgroupPlacement {
     /// The v2 directory, for `CLONE_INTO_CGROUP`.
     pub v2: Option<OwnedFd>,
-    /// `cgroup.procs` of each v1 tree, to write `0` into before forking the box.
+    /// `cgroup.procs` of each v1 tree, to write `0` into before forking the sandbox.
     pub v1: Vec<OwnedFd>,
 }
 
-/// What a run has used so far; `None` where this host does not tell.
+/// The resource usage of a run; `None` where this host does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceCounters {
-    /// CPU time of the whole tree, of those that ended too.
+    /// CPU time of the whole process tree, including ended processes.
     pub cpu: Option<Duration>,
-    /// Most bytes held at once.
+    /// Peak memory in bytes.
     pub memory_peak: Option<u64>,
-    /// Most processes and threads at once.
+    /// Peak number of processes and threads.
     pub pids_peak: Option<u64>,
-    /// Processes killed because memory ran out. Rises before the kill: read after the program was reaped.
+    /// Processes killed by the OOM killer. It rises before the kill: read after the program was
+    /// reaped.
     pub oom_kills: Option<u64>,
     /// Forks refused by the limit.
     pub pids_refused: Option<u64>,
 }
 
 impl RunCgroups {
-    /// No cgroup yet, with what is known beforehand to be out of reach.
+    /// No cgroup yet, with the shortfalls that are known beforehand.
     pub(super) fn new(
         name: &Id,
         prefix: &str,
@@ -112,7 +115,7 @@ impl RunCgroups {
         }
     }
 
-    /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
+    /// Creates the directory in one tree. `None` if the tree refuses, which is then a shortfall.
     pub(super) fn join(
         &mut self,
         tree: &Subtree,
@@ -151,7 +154,7 @@ impl RunCgroups {
         }
     }
 
-    /// Books what came of each limit. A reason found earlier is nearer to the cause and stays.
+    /// Records the result for each limit. An earlier reason is nearer to the cause and stays.
     pub(super) fn note(&mut self, outcomes: Vec<(Controller, io::Result<()>)>, enforcer: Enforcer) {
         for (controller, outcome) in outcomes {
             match outcome {
@@ -173,7 +176,7 @@ impl RunCgroups {
         self.members.is_empty()
     }
 
-    /// What the launcher needs to put a box in.
+    /// The descriptors with which the launcher places a sandbox.
     pub fn place(&self) -> io::Result<CgroupPlacement> {
         let mut placement = CgroupPlacement::default();
         for member in &self.members {
@@ -193,9 +196,9 @@ impl RunCgroups {
         Ok(placement)
     }
 
-    /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds all that
-    /// was asked for: the quota, and the time, which it counts and the engine watches. Where neither was asked for there
-    /// is nothing to hold; a quota that failed and has no time limit beside it is held by nothing.
+    /// What enforces each limit: it was written and read back. For `cpu` a cgroup counts when it
+    /// enforces all that was asked for: the quota, and the time, which it counts and the engine
+    /// checks. A quota that failed, with no time limit beside it, is enforced by nothing.
     pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         let held = |controller| self.held.get(&controller).copied();
         BTreeMap::from([
@@ -208,7 +211,7 @@ impl RunCgroups {
         ])
     }
 
-    /// Why a limit is held by something weaker than a cgroup, for the notes of the result.
+    /// Why a limit is enforced by something weaker than a cgroup, for the notes of the result.
     pub fn shortfalls(&self) -> Vec<(&'static str, &str)> {
         let asked = |controller: &Controller| {
             *controller != Controller::CpuShare || self.limits.cpus.is_some()
@@ -222,12 +225,12 @@ impl RunCgroups {
             .collect()
     }
 
-    /// A directory that lists every process of the box; each tree does.
+    /// A directory that lists every process of the sandbox; each tree does.
     pub fn directory(&self) -> Option<&Path> {
         self.members.first().map(|member| member.at.as_path())
     }
 
-    /// What the box has used so far.
+    /// The resource usage so far.
     pub fn counters(&self) -> ResourceCounters {
         let mut counters = ResourceCounters::default();
         for member in &self.members {
@@ -246,7 +249,7 @@ impl RunCgroups {
             .map_err(|(why, remedy)| (why.as_str(), *remedy))
     }
 
-    /// Kills everything in it, and comes back when it is empty.
+    /// Kills all its processes, and returns when it is empty.
     pub fn kill(&self) -> io::Result<()> {
         self.thaw();
         self.members
@@ -254,7 +257,8 @@ impl RunCgroups {
             .try_for_each(|member| dir::kill(&member.at))
     }
 
-    /// Kills everything in it and removes it. Tries every tree, then reports what is left; may be repeated.
+    /// Kills all its processes and removes it. Tries every tree, then reports what is left; may be
+    /// repeated.
     pub fn remove(&self) -> Result<(), CgroupError> {
         self.thaw();
         let attempts = self
@@ -270,7 +274,7 @@ impl RunCgroups {
     }
 }
 
-/// What holds all that was asked for of the CPUs.
+/// What enforces all CPU limits that were asked for.
 pub(super) fn cpu_enforcer(
     limits: &Limits,
     held: impl Fn(Controller) -> Option<Enforcer>,
@@ -285,11 +289,11 @@ pub(super) fn cpu_enforcer(
     })
 }
 
-/// Makes the run's directory, and ours above it when there is none (any more).
+/// Creates the run's directory, and our parent above it if there is none.
 fn make_directory(parent: &Path, at: &Path) -> io::Result<()> {
     for _ in 0..MAX_ATTEMPTS {
         match fs::create_dir(at) {
-            // ENODEV is the answer of a cgroup that is being removed.
+            // ENODEV is the error of a cgroup that is being removed.
             Err(error) if dir::gone(&error) => {}
             done => return done,
         }

@@ -1,5 +1,5 @@
-//! Where the kernel's cgroup trees are mounted and where in them this process sits.
-//! Pure: takes the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`, gives paths.
+//! Where the cgroup trees are mounted and where in them this process is. Pure: from the texts of
+//! `/proc/self/cgroup` and `/proc/self/mountinfo` to paths.
 
 use std::{
     ffi::OsString,
@@ -10,15 +10,15 @@ use std::{
 /// A mounted tree and the directory of our own cgroup in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CgroupTree {
-    /// Where the tree is mounted: as far up as we can see.
+    /// The mount point: as far up as we can see.
     pub(super) top: PathBuf,
-    /// Our own cgroup: what we make goes below it, so that limits set on us hold for runs too.
+    /// Our own cgroup: what we create is below it, so that limits on us apply to runs, too.
     pub(super) own: PathBuf,
-    /// Names of the v1 controllers mounted here; empty for v2.
+    /// The v1 controllers mounted here; empty for v2.
     pub(super) controllers: Vec<String>,
 }
 
-/// The trees that reach our own cgroup.
+/// The trees that contain our own cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CgroupTrees {
     pub(super) v1: Vec<CgroupTree>,
@@ -42,12 +42,12 @@ struct CgroupMount {
     controllers: Vec<String>,
 }
 
-/// Reads both files; lines that make no sense are passed over.
+/// Parses both files; malformed lines are skipped.
 pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
     let members: Vec<_> = lines(cgroup).filter_map(membership).collect();
     let mut trees = CgroupTrees::default();
     for mounted in lines(mountinfo).filter_map(mounted) {
-        // The first mount that reaches us counts; a second mount of a tree shows the same thing.
+        // The first mount that contains us counts; a second mount of a tree shows the same.
         let member = members.iter().find(|member| match mounted.v2 {
             true => member.controllers.is_empty(),
             false => member
@@ -79,7 +79,7 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
 /// Our cgroup as seen through this mount, unless the mount shows another part of the tree.
 fn reach(mounted: &CgroupMount, path: &Path) -> Option<PathBuf> {
     let below = path.strip_prefix(&mounted.root).ok()?;
-    // `..` is how the kernel writes a place outside of our cgroup namespace.
+    // `..` is how the kernel writes a path outside of our cgroup namespace.
     let plain = below
         .components()
         .all(|part| matches!(part, Component::Normal(_)));
@@ -144,7 +144,7 @@ fn bytes(path: Vec<u8>) -> PathBuf {
     PathBuf::from(OsString::from_vec(path))
 }
 
-/// Undoes the kernel's `\040` for blanks and the like.
+/// Undoes the kernel's octal escapes such as `\040`.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -163,7 +163,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
-/// The cgroup to divide: if we already stepped aside into `leaf`, the one above it.
+/// The cgroup to divide: if this process moved into `leaf` before, the one above it.
 pub(super) fn above_leaf(own: &Path, leaf: &str) -> PathBuf {
     match (own.file_name(), own.parent()) {
         (Some(name), Some(parent)) if name.as_bytes() == leaf.as_bytes() => parent.to_owned(),

@@ -1,8 +1,9 @@
-//! What looking at the calls of one sandbox may cost: one budget, shared by the watchers of all its programs.
+//! The CPU budget for examining the calls of one sandbox, shared by the watchers of all its
+//! programs.
 //!
-//! Where the sandbox has a share of CPUs, looking takes no larger share beside it: a watcher that owes waits, and with
-//! it the calls that it would answer. In any case the time counts as CPU time of the sandbox, and past `--cpu-time` no
-//! call is looked at any more.
+//! Where the sandbox has a CPU share, its watchers get no larger share beside it: a watcher with a
+//! debt waits, and so do the calls that it would answer. In any case its time counts as CPU time of
+//! the sandbox, and past `--cpu-time` no call is examined any more.
 
 use spec::Limits;
 use std::{
@@ -10,15 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What looking may take of the CPUs before the share of the sandbox counts: more than a session that works needs.
+/// CPU time before the sandbox's share applies: more than a working session needs.
 const FREE_CPU_TIME: Duration = Duration::from_secs(1);
 
-/// The time of all watchers of a sandbox.
+/// The CPU time of all watchers of a sandbox.
 #[derive(Debug)]
 pub(crate) struct WatchBudget {
-    /// The share of CPUs that the sandbox has, if it is limited.
+    /// The CPU share of the sandbox, if it is limited.
     cpus: Option<f64>,
-    /// All CPU time that it has, if that is limited.
+    /// The CPU time of the sandbox, if it is limited.
     cpu_time: Option<Duration>,
     used: Mutex<BudgetUsage>,
 }
@@ -26,7 +27,7 @@ pub(crate) struct WatchBudget {
 #[derive(Debug)]
 struct BudgetUsage {
     total: Duration,
-    /// What was used and is not paid back yet by time that went by.
+    /// Used time that is not yet paid back by elapsed time.
     owed: Duration,
     at: Instant,
 }
@@ -44,7 +45,7 @@ impl WatchBudget {
         }
     }
 
-    /// Books CPU time of a watcher; how long it is to wait for that.
+    /// Books CPU time of a watcher; returns how long it has to wait.
     pub(super) fn book(&self, spent: Duration) -> Duration {
         self.book_at(spent, Instant::now())
     }
@@ -62,12 +63,13 @@ impl WatchBudget {
         Duration::try_from_secs_f64(over / cpus).unwrap_or_default()
     }
 
-    /// What all its watchers have used.
+    /// The CPU time of all watchers.
     pub(crate) fn total(&self) -> Duration {
         self.used().total
     }
 
-    /// Whether looking alone has used up all CPU time. Where a cgroup counts, the sandbox has ended before.
+    /// Whether the watchers alone have used up the CPU time. Where a cgroup counts, the sandbox has
+    /// ended before.
     pub(super) fn is_spent(&self) -> bool {
         self.cpu_time.is_some_and(|limit| self.total() >= limit)
     }
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(half.book_at(millis(1000), now), millis(0));
         assert_eq!(half.book_at(millis(500), now), millis(1000));
         assert_eq!(half.book_at(millis(0), now + millis(1000)), millis(0));
-        // What was not used while nothing happened is not saved up.
+        // Unused time is not saved up.
         let later = now + millis(3_600_000);
         assert_eq!(half.book_at(millis(1000), later), millis(0));
         assert_eq!(half.book_at(millis(500), later), millis(1000));

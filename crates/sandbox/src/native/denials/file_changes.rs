@@ -1,8 +1,10 @@
-//! Whether a change of files in a box would be denied because it is read-only or protected there.
+//! Whether a change of files in a sandbox would be denied because they are read-only or protected
+//! there.
 //!
-//! Each function follows the kernel's own order of checks, and says something only where that ends with the mount:
-//! what is not there, exists already or cannot be entered is for the kernel to say. Paths are looked up from the
-//! root of the box, through nothing but its mounts.
+//! Each function follows the kernel's own order of checks, and reports a denial only where that
+//! ends with the mount: a file that is missing, exists already or cannot be entered is for the
+//! kernel to report. Paths are resolved from the root of the sandbox, through nothing but its
+//! mounts.
 
 use super::overlay_layer::OverlayLayer;
 use rustix::{
@@ -22,23 +24,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file system of `/proc`.
+/// The magic number of procfs.
 const PROC: FsWord = rustix::fs::PROC_SUPER_MAGIC;
 
-/// A call that would be denied.
+/// A change that would be denied.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DeniedChange {
-    /// The kernel's answer.
+    /// The errno.
     pub(super) errno: Errno,
-    /// What would have been changed.
+    /// The file that would have been changed.
     pub(super) target: PathBuf,
-    /// What keeps it from being changed: itself, or the folder in which it has its name.
+    /// The read-only path: the file itself, or its folder.
     pub(super) place: PathBuf,
-    /// Whether it could be changed if it did not lie in a layer.
+    /// Whether only the overlay's layer prevents it.
     pub(super) by_layer: bool,
 }
 
-/// The files of one box.
+/// The files of one sandbox.
 #[derive(Debug, Default)]
 pub(super) struct SandboxFiles {
     root: Option<OwnedFd>,
@@ -50,10 +52,10 @@ struct FolderEntry<'a> {
     last: &'a OsStr,
 }
 
-/// A path from the root of the box. A relative one starts at a folder of that thread's.
+/// A path from the root of the sandbox. A relative one starts at a folder of that thread.
 pub(super) fn absolute(pid: u32, folder: Option<i32>, path: CString) -> Option<PathBuf> {
     let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-    // What an empty path means is in the flags; no name is changed by it.
+    // The meaning of an empty path is in the flags; no name is changed by it.
     if path.is_absolute() || path.as_os_str().is_empty() {
         return (!path.as_os_str().is_empty()).then_some(path);
     }
@@ -61,7 +63,7 @@ pub(super) fn absolute(pid: u32, folder: Option<i32>, path: CString) -> Option<P
         Some(folder) if folder != CWD.as_raw_fd() => format!("/proc/{pid}/fd/{folder}"),
         _ => format!("/proc/{pid}/cwd"),
     };
-    // As it is called in the mount namespace of the box.
+    // The path in the mount namespace of the sandbox.
     let start = rustix::fs::readlinkat(CWD, start, Vec::new())
         .ok()?
         .into_bytes();
@@ -70,7 +72,8 @@ pub(super) fn absolute(pid: u32, folder: Option<i32>, path: CString) -> Option<P
 }
 
 impl SandboxFiles {
-    /// The root of the box, by one of its threads. All have the same: the filter refuses to change it.
+    /// Opens the root of the sandbox, by one of its threads. All have the same one: the filter
+    /// refuses to change it.
     pub(super) fn enter(&mut self, pid: u32) -> Option<()> {
         if self.root.is_none() {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -104,10 +107,11 @@ impl SandboxFiles {
         })
     }
 
-    /// Opening to write, or to make a file.
+    /// Opens a file to write, or creates it.
     pub(super) fn open(&self, path: &Path, flags: OFlags) -> Option<DeniedChange> {
         let unnamed = flags.contains(OFlags::TMPFILE);
-        // Neither opens a file: the one is a mere handle, the other wants a folder. Or only a part of a flag is there.
+        // Neither opens a file: one is a mere handle, the other wants a folder. Or only a part of a
+        // flag is set.
         if flags.contains(OFlags::PATH) || flags.intersects(OFlags::TMPFILE) && !unnamed {
             return None;
         }
@@ -128,7 +132,7 @@ impl SandboxFiles {
                 stand_in(&found, Errno::ISDIR)
             }
             Ok(file) if writes && kind(&file)? == FileType::RegularFile => {
-                // Before its rights are looked at.
+                // Truncation is checked before permissions.
                 match flags.contains(OFlags::TRUNC) && read_only(&file) {
                     true => at(Errno::ROFS, path_of(&file)),
                     false => write_to(&file),
@@ -136,7 +140,7 @@ impl SandboxFiles {
             }
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => {
                 let name = self.name(path).filter(|name| takes_names(&name.folder))?;
-                // A link that leads nowhere is a name, too: what it leads to would be made.
+                // A dangling link is an existing name, too: its target would be created.
                 self.look(path, false)
                     .is_err()
                     .then(|| in_folder(name.folder, name.last))?
@@ -145,15 +149,15 @@ impl SandboxFiles {
         }
     }
 
-    /// Making a folder. That something is there already many do not mind: nothing was denied.
+    /// Creates a folder. An existing one is no denial: many programs ignore that error.
     pub(super) fn make_folder(&self, path: &Path) -> Option<DeniedChange> {
         let name = self.name(path).filter(|name| takes_names(&name.folder))?;
-        // By its name alone: a link that leads nowhere is there, too.
+        // By its name alone: a dangling link exists, too.
         let absent = self.look(without_slashes(path), false).err() == Some(Errno::NOENT);
         absent.then(|| in_folder(name.folder, name.last))?
     }
 
-    /// Making a name for anything else.
+    /// Creates a file of another type.
     pub(super) fn make(&self, path: &Path) -> Option<DeniedChange> {
         match self.look(path, false) {
             _ if ends_with_slash(path) => None,
@@ -162,7 +166,7 @@ impl SandboxFiles {
         }
     }
 
-    /// One more name for a file.
+    /// Creates a hard link.
     pub(super) fn link(&self, from: &Path, to: &Path, flags: AtFlags) -> Option<DeniedChange> {
         known(flags, AtFlags::SYMLINK_FOLLOW)?;
         self.look(from, flags.contains(AtFlags::SYMLINK_FOLLOW))
@@ -170,7 +174,7 @@ impl SandboxFiles {
         self.make(to)
     }
 
-    /// Taking a name away.
+    /// Removes a name.
     pub(super) fn remove(&self, path: &Path, flags: AtFlags) -> Option<DeniedChange> {
         known(flags, AtFlags::REMOVEDIR)?;
         let name = self.name(path)?;
@@ -184,7 +188,7 @@ impl SandboxFiles {
         if right_kind { busy(&found) } else { None }
     }
 
-    /// Changing a name.
+    /// Renames a file.
     pub(super) fn rename(
         &self,
         from: &Path,
@@ -192,7 +196,7 @@ impl SandboxFiles {
         flags: RenameFlags,
         layer: Option<&OverlayLayer>,
     ) -> Option<DeniedChange> {
-        // Exchanging two is rare.
+        // Exchanging two files is rare.
         if !RenameFlags::NOREPLACE.contains(flags) {
             return None;
         }
@@ -200,7 +204,7 @@ impl SandboxFiles {
         let (old, new) = (self.name(from)?, self.name(to)?);
         let crosses = mount(&old.folder)? != mount(&new.folder)?;
         if crosses {
-            // Whoever moves copies then, if the new name can be had.
+            // Programs that move a file copy it then, if the new name is possible.
             return Some(DeniedChange {
                 errno: Errno::XDEV,
                 ..in_folder(new.folder, new.last)?
@@ -222,7 +226,8 @@ impl SandboxFiles {
         })
     }
 
-    /// Renaming a folder in the workspace that shows one of the folder below the layer, where the program could rename others.
+    /// Renames a folder of the workspace that shows one of the lower folder, where the program
+    /// could rename others.
     fn rename_in(
         &self,
         layer: &OverlayLayer,
@@ -251,7 +256,7 @@ impl SandboxFiles {
         None
     }
 
-    /// Changing mode or owner.
+    /// Changes mode or owner.
     pub(super) fn change(&self, path: &Path, flags: AtFlags) -> Option<DeniedChange> {
         known(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
         let found = self
@@ -270,16 +275,16 @@ fn at(errno: Errno, path: Option<PathBuf>) -> Option<DeniedChange> {
     })
 }
 
-/// Nothing with a flag that the kernel would not take.
+/// None with flags that the kernel would not accept.
 fn known(flags: AtFlags, all: AtFlags) -> Option<()> {
     all.contains(flags).then_some(())
 }
 
-/// If one name cannot take the place of another, both in one folder or mount.
+/// The denial if one name cannot replace another, both in one folder or mount.
 fn replace(source: &OwnedFd, target: &OwnedFd) -> Option<DeniedChange> {
     let [one, other] = [source, target].map(|file| rustix::fs::fstat(file).ok());
     let (one, other) = (one?, other?);
-    // Two names of one file: there is nothing to do.
+    // Two hard links of one file: the call does nothing.
     if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino) {
         return None;
     }
@@ -290,13 +295,13 @@ fn replace(source: &OwnedFd, target: &OwnedFd) -> Option<DeniedChange> {
     }
 }
 
-/// Whether a folder is read-only, and of a kind that could have other names: those of `/proc` are the kernel's.
+/// Whether a folder is read-only and could have other names: those of `/proc` are the kernel's.
 fn takes_names(folder: &OwnedFd) -> bool {
     let of_the_kernel = rustix::fs::fstatfs(folder).is_ok_and(|found| found.f_type == PROC);
     read_only(folder) && !of_the_kernel
 }
 
-/// If names in that folder cannot be changed.
+/// The denial if names in that folder cannot be changed.
 fn in_folder(folder: OwnedFd, last: &OsStr) -> Option<DeniedChange> {
     let place = path_of(&folder).filter(|_| read_only(&folder))?;
     let target = if last.is_empty() {
@@ -312,14 +317,15 @@ fn in_folder(folder: OwnedFd, last: &OsStr) -> Option<DeniedChange> {
     })
 }
 
-/// Whether names in it may be changed, as far as its mode says.
+/// Whether its mode allows changing names in it.
 fn may_change_names(folder: &OwnedFd) -> bool {
     let itself = format!("/proc/self/fd/{}", folder.as_raw_fd());
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
     rustix::fs::accessat(CWD, itself, wanted, AtFlags::EACCESS).is_ok()
 }
 
-/// If that file cannot be written. The kernel says in what order its rights and its mount count.
+/// The denial if that file cannot be written. The kernel knows the order of its permission and
+/// mount checks.
 fn write_to(file: &OwnedFd) -> Option<DeniedChange> {
     let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
     match rustix::fs::accessat(CWD, itself, Access::WRITE_OK, AtFlags::EACCESS) {
@@ -328,14 +334,14 @@ fn write_to(file: &OwnedFd) -> Option<DeniedChange> {
     }
 }
 
-/// If something is mounted right there: such a name can be neither moved nor removed.
+/// The denial if it is a mount point: such a name can be neither moved nor removed.
 fn busy(found: &OwnedFd) -> Option<DeniedChange> {
     let about = rustix::fs::statx(found, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
     let root = about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
     root.then(|| at(Errno::BUSY, path_of(found)))?
 }
 
-/// If an empty folder of ours keeps the name from being taken.
+/// The denial if it is an empty folder that covers a name.
 fn stand_in(found: &OwnedFd, errno: Errno) -> Option<DeniedChange> {
     let refusal = busy(found).filter(|_| read_only(found) && is_empty(found))?;
     Some(DeniedChange { errno, ..refusal })
@@ -366,7 +372,7 @@ fn read_only(at: impl AsFd) -> bool {
     rustix::fs::fstatvfs(at).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// What the box calls it.
+/// Its path in the sandbox.
 fn path_of(file: &OwnedFd) -> Option<PathBuf> {
     let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
     let path = rustix::fs::readlinkat(CWD, itself, Vec::new())
@@ -389,7 +395,7 @@ fn without_slashes(path: &Path) -> &Path {
     Path::new(OsStr::from_bytes(&bytes[..end]))
 }
 
-/// The folder of a name and the name in it; nothing where the last part is none, as in `a/..`.
+/// The folder of a name and the name; none if the last part is none, as in `a/..`.
 fn split(path: &Path) -> Option<(&Path, &OsStr)> {
     let bytes = without_slashes(path).as_os_str().as_bytes();
     let slash = bytes.iter().rposition(|byte| *byte == b'/')?;

@@ -1,5 +1,6 @@
-//! The layer that an ordinary user's overlay puts over the folder of a workspace: which folders the kernel does not rename
-//! there, because they show what lies in the folder below. Root's overlays note where such a folder came from instead.
+//! The layer of an ordinary user's overlay on a workspace: the kernel refuses to rename a folder
+//! there if it shows one of the lower folder. Root's overlays record the origin of such a folder
+//! instead.
 
 use super::super::UPPER;
 use rustix::{
@@ -11,7 +12,7 @@ use std::{
     path::Path,
 };
 
-/// By which a folder of the layer says that nothing shows through it.
+/// By this attribute a folder of the layer hides the lower folder.
 const OPAQUE: &str = "user.overlay.opaque";
 
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(super) struct OverlayLayer {
 }
 
 impl OverlayLayer {
-    /// None if it cannot be looked at: then the kernel alone decides.
+    /// None if it cannot be read: then the kernel alone decides.
     pub(super) fn open(folder: &Path, layer: &Path) -> Option<OverlayLayer> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let top = rustix::fs::open(layer, flags, Mode::empty()).ok()?;
@@ -31,7 +32,7 @@ impl OverlayLayer {
         })
     }
 
-    /// Whether a folder, which is there, shows one of the folder below; none where that cannot be said.
+    /// Whether an existing folder shows one of the lower folder; none if that is unclear.
     pub(super) fn shows_lower(&self, path: &Path) -> Option<bool> {
         let mut above = self.upper.try_clone().ok()?;
         for name in path.components() {

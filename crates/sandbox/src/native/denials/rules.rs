@@ -1,4 +1,4 @@
-//! By which rule a place in a box cannot be written, and what would lift it.
+//! Which rule makes a path of a sandbox read-only, and the option that would lift it.
 
 use super::{
     super::{plan, protect::Bind},
@@ -19,27 +19,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is known of a box from its spec.
+/// The rules of a sandbox, from its spec.
 #[derive(Debug)]
 pub(crate) struct DenialRules {
-    /// Whether nothing can be reached but the box itself, and what arrives from there.
+    /// Whether only the sandbox itself can be reached, and what is intercepted.
     pub(super) own_network: bool,
-    /// What connections arrive at the host, where any do.
+    /// Which connections are intercepted, if any.
     reach: Option<InterceptReach>,
-    /// Whose rights count for files, where they are not those of this process.
+    /// The ids whose file permissions count, if they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
-    /// What lies over the folder of the workspace, where folders of it cannot be renamed.
+    /// The layer over the workspace, where folders of it cannot be renamed.
     pub(super) layer: Option<OverlayLayer>,
-    /// The folder.
+    /// The host folder of the workspace.
     workspace: Option<PathBuf>,
-    /// Later ones win over those above them.
+    /// Later entries win over earlier ones.
     places: Vec<RuledPath>,
 }
 
 #[derive(Debug)]
 struct RuledPath {
     path: PathBuf,
-    /// Everything below it, too.
+    /// Whether it covers everything below, too.
     below: bool,
     rule: Option<(&'static str, String)>,
 }
@@ -101,7 +101,7 @@ impl DenialRules {
             rule: None,
         }));
         let laid = spec.workspace.as_ref().zip(spec.overlay.as_ref());
-        // Root's says where a folder came from, and needs no copy to rename it.
+        // Root's overlay records the origin of a folder, and needs no copy to rename it.
         let by_user = laid.filter(|_| file_ids.is_none());
         DenialRules {
             layer: by_user.and_then(|(folder, overlay)| OverlayLayer::open(folder, &overlay.layer)),
@@ -113,7 +113,8 @@ impl DenialRules {
         }
     }
 
-    /// What keeps a connection to elsewhere from being made, if anything: the error, and what would let it.
+    /// What prevents a connection to the outside, if anything: the errno, and the option that would
+    /// allow it.
     pub(super) fn against_connection(
         &self,
         to: SocketAddr,
@@ -128,13 +129,13 @@ impl DenialRules {
                 Some((ENETUNREACH, "--allow-host HOST"))
             }
             None if stream => Some((ENETUNREACH, "--allow-host HOST:PORT")),
-            // Whoever decides what may be reached tells what may not.
+            // The egress door decides and reports on these connections.
             Some(reach) if stream && arrives(reach) && reach.ports.has(port) => None,
             Some(reach) if names && arrives(reach) && reach.ports == Ports::Any => None,
             Some(reach) if stream && arrives(reach) => Some((ECONNREFUSED, reach.more_with)),
-            // UDP has no door, and neither has a family that this host has not.
+            // UDP has no door, and neither has a family that this host lacks.
             Some(reach) if reach.by_address => Some((ENETUNREACH, "nothing")),
-            // There the door has to be asked for a name first.
+            // There a name has to be looked up at the door first.
             Some(reach) if stream && reach.ports.has(port) => {
                 Some((ENETUNREACH, "--backend native"))
             }
@@ -143,7 +144,8 @@ impl DenialRules {
         }
     }
 
-    /// What a folder was denied that a layer cannot rename, by which rule, and what would allow it.
+    /// The denial of renaming a folder in a layer: operation, rule, and the option that would allow
+    /// it.
     pub(super) fn against_renaming(&self) -> (&'static str, &'static str, String) {
         let folder = self
             .workspace
@@ -157,7 +159,8 @@ impl DenialRules {
         )
     }
 
-    /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
+    /// The rule that makes a path read-only, and the option that would allow `target` there; none
+    /// if it is writable.
     pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
         let covers = |it: &&RuledPath| place == it.path || it.below && place.starts_with(&it.path);
         match self
@@ -169,7 +172,7 @@ impl DenialRules {
             Some(found) => found.rule.clone(),
             None => {
                 let mountable = InsidePath::new(target).is_ok();
-                // No name of the program's making: it may be copied into a shell.
+                // No name that the program chose: the text may be copied into a shell.
                 let remedy = if mountable {
                     "--mount HOST:INSIDE:rw"
                 } else {
@@ -181,10 +184,11 @@ impl DenialRules {
     }
 }
 
-/// Whether a folder that is read-only inside could be written if it were shown so. What cannot be told could.
+/// Whether a folder that is read-only inside could be writable with another option; unclear cases
+/// count as yes.
 fn can_be_written(folder: &Path) -> bool {
     let access = fs::accessat(CWD, folder, fs::Access::WRITE_OK, AtFlags::EACCESS);
-    // Root has the rights of its owner there.
+    // Root has the permissions of its owner there.
     let owner_may = std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o200 != 0);
     let refused = [Errno::ACCESS, Errno::PERM, Errno::ROFS];
     owner_may && !access.is_err_and(|error| refused.contains(&error))

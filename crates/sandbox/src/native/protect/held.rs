@@ -1,9 +1,9 @@
-//! Where things go that are taken out of a workspace: a folder of the state, one for each run.
+//! Files that were taken out of a workspace: a folder of the state for each run.
 //!
 //! ```text
-//! STATE/held/RUN/start       while the run is not settled; locked by whoever lives for it
-//! STATE/held/RUN/list        what was taken out, and why: JSON, a line each, written before it is moved
-//! STATE/held/RUN/0, 1, …     the things themselves
+//! STATE/held/RUN/start       while the run is not cleaned up; locked by the processes of the run
+//! STATE/held/RUN/list        what was taken out, and why: one JSON line each, written before the move
+//! STATE/held/RUN/0, 1, …     the files themselves
 //! ```
 
 use super::{
@@ -28,34 +28,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder of all of them, in the state folder.
+/// The folder of all runs, in the state folder.
 pub(super) const HELD: &str = "held";
 const START: &str = "start";
 const NEW: &str = "start.new";
 const LIST: &str = "list";
-/// Begins the name of what is put back from another disk, until it is whole. Names that begin so are Airlock's own.
+/// Prefix of a file that is restored from another disk, until it is complete. Names with it belong
+/// to Airlock.
 const DRAFT: &str = ".airlock-commit-held-";
-/// What is to be removed, for a moment.
+/// A folder that is being removed.
 const REMOVED: &str = "removed";
-/// How often the folder of a run is made anew.
+/// How often creating the folder of a run is tried.
 const MAX_TRIES: u32 = 100;
-/// Things that are kept of one run; what comes after them is removed.
+/// Files that are kept of one run; later ones are removed.
 const MAX_THINGS: usize = 10_000;
-/// What is copied where the state is on another disk; what is larger is removed.
+/// Bytes that are copied where the state is on another disk; larger files are removed.
 const MAX_COPIED_BYTES: u64 = 1 << 30;
 /// Ten thousand lines of long paths, as numbers.
 const MAX_LIST_BYTES: u64 = 1 << 28;
-/// What is written down of a workspace at its start: its protected names, and some 150 bytes for each link.
+/// Bytes of a snapshot: its protected names, and some 150 bytes for each link.
 pub(super) const MAX_START_BYTES: usize = 1 << 27;
 
-/// One thing that was taken out.
+/// One file that was taken out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldThing {
-    /// Where it was: bytes, as programs may choose any.
+    /// Its path: bytes, because programs may choose any.
     pub path: Vec<u8>,
-    /// Why it was taken out.
+    /// The reason.
     pub why: HoldReason,
-    /// Where it was taken from.
+    /// The path of the workspace.
     pub workspace: Vec<u8>,
 }
 
@@ -64,7 +65,7 @@ pub struct HeldThing {
 pub(super) struct HeldFolder {
     path: PathBuf,
     folder: OwnedFd,
-    /// Its lock is held while the run is not settled.
+    /// Locked until the run is cleaned up.
     pub(super) lock: OwnedFd,
     things: Vec<HeldThing>,
     /// Bytes that may still be copied.
@@ -72,15 +73,15 @@ pub(super) struct HeldFolder {
 }
 
 impl HeldFolder {
-    /// The run as whose these things are listed.
+    /// The run under which these files are listed.
     pub(super) fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Makes the folder of a run, with what was there at the start.
+    /// Creates the folder of a run, with its snapshot.
     pub(super) fn create(state: &Path, run: &Id, start: &str) -> io::Result<HeldFolder> {
-        // Nobody could read it whole, after a crash.
+        // After a crash it could not be read whole.
         if start.len() > MAX_START_BYTES {
             return Err(io::Error::other("the workspace has too many links"));
         }
@@ -91,7 +92,7 @@ impl HeldFolder {
             .create(&held)?;
         for _ in 0..MAX_TRIES {
             match HeldFolder::try_to_create(&held, run, start) {
-                // Until it is locked, a sweep of another run takes it for one that a crash left.
+                // Until it is locked, a sweep of another run takes it for the leftover of a crash.
                 Err(swept) if swept.kind() == io::ErrorKind::NotFound => {}
                 Err(swept) if swept.kind() == io::ErrorKind::WouldBlock => {}
                 created => return created,
@@ -117,8 +118,8 @@ impl HeldFolder {
         })
     }
 
-    /// The folder of a run whose owner is dead, with what it found at the start; nothing where he lives, or where it
-    /// is settled.
+    /// The folder of a run whose owner is dead, with its snapshot; none if the owner lives or the
+    /// run is cleaned up.
     pub(super) fn take_over(path: &Path) -> io::Result<Option<(HeldFolder, String)>> {
         let folder = open_own(path)?;
         let lock = match beneath::open(&folder, START, OFlags::RDWR) {
@@ -148,7 +149,8 @@ impl HeldFolder {
         Ok(Some((folder, text)))
     }
 
-    /// Takes a name out of a folder of the workspace. Whatever it is by now: no link is followed.
+    /// Takes a name out of a folder of the workspace, whatever file it is by now, without following
+    /// a link.
     pub(super) fn take(
         &mut self,
         folder: BorrowedFd<'_>,
@@ -159,13 +161,14 @@ impl HeldFolder {
         if number >= MAX_THINGS {
             return remove(folder, name);
         }
-        // Before it is moved: a crash must not make it nobody's.
+        // Listed before the move, so that a crash loses no file.
         self.append(&thing)?;
         self.things.push(thing);
         self.move_out(folder, name, &number.to_string())
     }
 
-    /// Removes a folder that a run made, if it is one: moved away first, where nobody exchanges it any more.
+    /// Removes a folder that a run created: it is moved away first, where no other process can
+    /// exchange it.
     pub(super) fn remove_folder(
         &mut self,
         folder: BorrowedFd<'_>,
@@ -185,7 +188,7 @@ impl HeldFolder {
         }
     }
 
-    /// What cannot be moved is copied, and what cannot be copied is gone all the same.
+    /// A file that cannot be moved is copied; one that cannot be copied is removed all the same.
     fn move_out(&mut self, folder: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
         let renamed =
             || rustix::fs::renameat_with(folder, name, &self.folder, to, RenameFlags::NOREPLACE);
@@ -197,12 +200,12 @@ impl HeldFolder {
                     return Ok(());
                 }
             }
-            // Another disk, or a folder that is a mount point of somebody else.
+            // Another disk, or a mount point.
             Err(_) => {}
         }
         let own = self.folder.as_fd();
         if let Err(why) = copy_tree((folder, name), (own, to), &mut self.room) {
-            // Half a copy helps nobody.
+            // Half a copy is of no use.
             remove(self.folder.as_fd(), OsStr::new(to))?;
             return set_aside(folder, name, to, &why);
         }
@@ -216,36 +219,36 @@ impl HeldFolder {
         File::from(beneath::open(&self.folder, LIST, flags)?).write_all(&line)
     }
 
-    /// What was taken out of a workspace that is not settled: the next sweep goes on.
+    /// What was taken out of a workspace whose cleanup is incomplete: the next sweep continues.
     pub(super) fn leave(self) -> Vec<HeldBack> {
         self.things.iter().map(held_back).collect()
     }
 
-    /// Whether another run that is not settled has the same workspace.
+    /// Whether another run that is not cleaned up has the same workspace.
     pub(super) fn is_shared(&self, workspace: &Path) -> bool {
         let Some(state) = self.path.parent().and_then(Path::parent) else {
             return false;
         };
-        // What cannot be told may be.
+        // An unclear answer counts as yes.
         unsettled(state, workspace).map_or(true, |others| others.len() > 1)
     }
 
-    /// The run is settled: what was taken out is the user's now, and without any the folder goes.
+    /// The cleanup is complete: what was taken out is the user's now; an empty folder is removed.
     pub(super) fn close(self) -> io::Result<Vec<HeldBack>> {
-        // Left of a removal that was killed.
+        // Left by a removal that was interrupted.
         remove(self.folder.as_fd(), OsStr::new(REMOVED))?;
         rustix::fs::unlinkat(&self.folder, START, AtFlags::empty())?;
         if self.things.is_empty() {
             fs::remove_dir(&self.path)?;
         }
-        // Closing would do, were it not for a copy that the sandbox may still have.
+        // Closing is not enough: the sandbox may still have a duplicate.
         rustix::fs::flock(&self.lock, FlockOperation::Unlock)?;
         Ok(self.things.iter().map(held_back).collect())
     }
 }
 
-/// Copies files, folders and links to another disk, with their permissions, and by root with their owners: no more than
-/// there is room for.
+/// Copies files, folders and links to another disk, with their permissions, and as root with their
+/// owners, within a byte limit.
 fn copy_tree(
     (from, name): (BorrowedFd<'_>, &OsStr),
     (to, target): (BorrowedFd<'_>, &str),
@@ -282,7 +285,7 @@ fn copy_tree(
     Ok(())
 }
 
-/// An empty folder like another one. Its owner can fill it, whatever the other's permissions.
+/// Creates an empty folder like another one, writable for its owner.
 fn copy_folder(found: &Stat, to: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     rustix::fs::mkdirat(to, target, Mode::RWXU)?;
     let made = beneath::open(to, target, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -306,7 +309,8 @@ fn copy_file(source: OwnedFd, to: BorrowedFd<'_>, target: &Path, room: u64) -> i
     Ok(copied)
 }
 
-/// Gives a copy the owner of what it is a copy of, if that is ours to give, and its permissions, without bits that lend power.
+/// Gives a copy the owner of its original, if this process may, and its permissions, without set-id
+/// bits.
 fn take_after(copy: impl AsFd, found: &Stat, at_least: u32) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         let (user, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
@@ -316,7 +320,8 @@ fn take_after(copy: impl AsFd, found: &Stat, at_least: u32) -> io::Result<()> {
     Ok(rustix::fs::fchmod(&copy, mode)?)
 }
 
-/// What can be neither moved nor copied stays in its folder, under a name that nothing obeys.
+/// A file that can be neither moved nor copied stays in its folder, under a name that no tool
+/// obeys.
 fn set_aside(folder: BorrowedFd<'_>, name: &OsStr, to: &str, why: &io::Error) -> io::Result<()> {
     let aside = (0..1000).find_map(|number| {
         let aside = format!("airlock-held-{to}.{number}");
@@ -338,7 +343,7 @@ fn held_back(thing: &HeldThing) -> HeldBack {
     }
 }
 
-/// A folder of its own for a run of this id. An earlier one may have left something.
+/// A new folder for a run of this id. An earlier run may have left one.
 fn make_folder(held: &Path, run: &Id) -> io::Result<PathBuf> {
     let mut path = held.join(run.as_str());
     let mut number = 1;
@@ -353,21 +358,22 @@ fn make_folder(held: &Path, run: &Id) -> io::Result<PathBuf> {
     }
 }
 
-/// What a crash left between making the folder and its `start`, or between removing that and the folder.
+/// Removes what a crash left between creating the folder and its `start`, or between removing that
+/// and the folder.
 fn remove_unborn(path: &Path, folder: &OwnedFd) {
     let Ok(lock) = beneath::open(folder, NEW, OFlags::RDWR) else {
-        // With something in it, it is the user's.
+        // A folder that is not empty is the user's.
         _ = fs::remove_dir(path);
         return;
     };
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
         _ = rustix::fs::unlinkat(folder, NEW, AtFlags::empty());
-        // With a list in it, it is the user's.
+        // A folder with a list is the user's.
         _ = fs::remove_dir(path);
     }
 }
 
-/// How workspaces were found by runs that are not settled, of those that lie in this one or hold it.
+/// The snapshots of runs that are not cleaned up, of workspaces above or below this one.
 pub(super) fn unsettled(state: &Path, workspace: &Path) -> io::Result<Vec<WorkspaceSnapshot>> {
     let mut starts = Vec::new();
     for path in folders(state)? {
@@ -383,14 +389,14 @@ pub(super) fn unsettled(state: &Path, workspace: &Path) -> io::Result<Vec<Worksp
             .is_some_and(|other| other.starts_with(workspace) || workspace.starts_with(other));
         if concerns {
             text.read_to_string(&mut whole)?;
-            // A damaged one is named by every sweep.
+            // A damaged snapshot is reported by every sweep.
             starts.extend(WorkspaceSnapshot::parse(&whole));
         }
     }
     Ok(starts)
 }
 
-/// Every run that has a folder.
+/// The folders of all runs.
 pub(super) fn folders(state: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(state.join(HELD)) {
         Ok(entries) => entries,
@@ -401,7 +407,7 @@ pub(super) fn folders(state: &Path) -> io::Result<Vec<PathBuf>> {
     paths.collect()
 }
 
-/// What was taken out by the runs of a state folder, by run.
+/// What the runs of a state folder took out, by run.
 pub fn held_lists(state: &Path) -> io::Result<Vec<(String, Vec<HeldThing>)>> {
     let mut lists = Vec::new();
     for path in folders(state)? {
@@ -417,13 +423,13 @@ pub fn held_lists(state: &Path) -> io::Result<Vec<(String, Vec<HeldThing>)>> {
     Ok(lists)
 }
 
-/// Where the thing of this place in a run's list is kept, if it is.
+/// The path of a file in a run's list, if it still exists.
 pub fn held_path(state: &Path, run: &str, place: usize) -> Option<PathBuf> {
     let path = state.join(HELD).join(run).join(place.to_string());
     Some(path).filter(|path| path.symlink_metadata().is_ok())
 }
 
-/// Puts a thing back where it was, by its owner's wish. Its place must be free.
+/// Puts a file back where it was, at its owner's request. Its path must be free.
 pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io::Result<()> {
     let workspace = beneath::open_absolute(Path::new(OsStr::from_bytes(&thing.workspace)))?;
     let path = Path::new(OsStr::from_bytes(&thing.path));
@@ -438,13 +444,13 @@ pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io
     }
 }
 
-/// The same from another disk. It gets its name when it is whole.
+/// The same from another disk. The file gets its name when it is complete.
 fn copy_back(held: &OwnedFd, from: &str, parent: &OwnedFd, to: &OsStr) -> io::Result<()> {
     if beneath::look(parent, to)?.is_some() {
         return Err(Errno::EXIST.into());
     }
     let (from, draft) = (OsStr::new(from), format!("{DRAFT}{from}"));
-    // Of one that was killed.
+    // Left by an interrupted attempt.
     remove(parent.as_fd(), draft.as_ref())?;
     let (source, mut room) = ((held.as_fd(), from), u64::MAX);
     let copied = copy_tree(source, (parent.as_fd(), &draft), &mut room);
@@ -464,7 +470,7 @@ fn copy_back(held: &OwnedFd, from: &str, parent: &OwnedFd, to: &OsStr) -> io::Re
     }
 }
 
-/// Forgets what a run's end took out.
+/// Removes what was taken out at a run's end.
 pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
     let held = open_own(&state.join(HELD))?;
     if beneath::look(&held, run)?.is_none() {
@@ -489,7 +495,7 @@ fn open_own(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// A last line without its end was cut by a crash: what it announces was not done yet.
+/// A last line without a line end was cut by a crash: its move was not done.
 fn read_list(folder: &OwnedFd) -> io::Result<Vec<HeldThing>> {
     let mut text = String::new();
     match beneath::open(folder, LIST, OFlags::RDONLY) {
@@ -507,13 +513,13 @@ fn read_list(folder: &OwnedFd) -> io::Result<Vec<HeldThing>> {
     whole.map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// A folder or its parent without the right to write cannot be moved away, or out of.
+/// A folder without write permission, or in one, cannot be moved.
 fn make_changeable(folder: BorrowedFd<'_>, name: &OsStr) {
     let add = |file: &OwnedFd| {
         let found = rustix::fs::fstat(file)?;
         beneath::set_mode(file, found.st_mode & 0o7777 | 0o700)
     };
-    // What is not ours to change stays as it is, and the next try says so.
+    // Where the mode cannot be changed, the next attempt reports the error.
     _ = beneath::open(folder, ".", OFlags::PATH).and_then(|file| add(&file));
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     _ = beneath::open(folder, Path::new(name), flags).and_then(|file| add(&file));
@@ -531,7 +537,7 @@ fn names_in(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Removes a name and all that is below it, following no link.
+/// Removes a name and all below it, following no link.
 pub(super) fn remove(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     let options = RemoveOptions {
         max_steps: usize::MAX,

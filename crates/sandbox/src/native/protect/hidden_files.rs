@@ -1,5 +1,5 @@
-//! Files of a workspace that its program does not see, and sockets that it does not reach: something empty is mounted over
-//! each, so that they can neither be opened nor changed.
+//! Files of a workspace that are hidden from its program, and sockets that it must not reach: an
+//! empty file or folder is mounted over each, so that they can neither be opened nor changed.
 
 use super::{
     beneath,
@@ -21,21 +21,21 @@ use std::{
 
 /// Files that one sandbox can have covered.
 pub const MAX_HIDDEN: usize = 4096;
-/// What of a file is looked through for a key.
+/// The part of a file that is searched for a key.
 const MAX_KEY_BYTES: u64 = 64 << 10;
-/// How a private key begins, of whatever kind.
+/// The first line of any private key has this.
 const PRIVATE_KEY: &[u8] = b"PRIVATE KEY-----";
-/// The repository of the workspace itself: the program gets one of ours, without credentials.
+/// The repository of the workspace itself: the program gets a view of it, without credentials.
 const OWN_REPOSITORY: &str = ".git";
 /// Folders of a repository that have many files and no settings.
 const GIT_CONTENTS: [&str; 5] = ["objects", "refs", "logs", "hooks", "lfs"];
 
-/// What was found so far.
+/// The files to cover.
 pub(super) struct HiddenFiles<'a> {
     hide: &'a Hide,
     /// Relative to the workspace.
     pub(super) found: Vec<PathBuf>,
-    /// Sockets, of whomever.
+    /// Sockets of any owner.
     sockets: Vec<PathBuf>,
 }
 
@@ -48,12 +48,12 @@ impl<'a> HiddenFiles<'a> {
         }
     }
 
-    /// Looks through a workspace of which nothing else matters.
+    /// Scans a workspace for hidden files alone.
     pub(super) fn look(&mut self, workspace: BorrowedFd<'_>) -> io::Result<()> {
         self.look_below(workspace, Path::new(""))
     }
 
-    /// Looks through what is protected as a whole.
+    /// Scans the folders that are protected as a whole.
     pub(super) fn look_into(
         &mut self,
         workspace: BorrowedFd<'_>,
@@ -102,13 +102,13 @@ impl<'a> HiddenFiles<'a> {
         .map(drop)
     }
 
-    /// Whether what is visited, which has this path in the workspace, is hidden.
+    /// Whether the visited file, which has this path in the workspace, is hidden.
     pub(super) fn hides(&mut self, visit: &WalkEntry<'_>, path: &Path) -> io::Result<bool> {
         let is_file = visit.kind == FileType::RegularFile;
         let hides = match self.hide.judge(path) {
             Hidden::Yes => true,
             Hidden::No => false,
-            // What cannot be read may be one.
+            // A file that cannot be read may be a key.
             Hidden::IfPrivateKey => is_file && holds_key(visit.folder, visit.name).unwrap_or(true),
             Hidden::IfCredentials => {
                 is_file && holds_credentials(visit.folder, visit.name).unwrap_or(true)
@@ -132,8 +132,8 @@ impl<'a> HiddenFiles<'a> {
         Ok(hides)
     }
 
-    /// The sockets at which somebody is, but those that may be reached after all. One that its owner has left leads
-    /// nowhere for ever.
+    /// The sockets that a process listens on, except allowed ones. A socket without a listener
+    /// leads nowhere.
     pub(super) fn reachable_sockets(
         &self,
         workspace: BorrowedFd<'_>,
@@ -145,17 +145,17 @@ impl<'a> HiddenFiles<'a> {
     }
 }
 
-/// Whether somebody is at a socket. What cannot be told may be. The kernel compares kinds before it connects anything: one
-/// that listens is not disturbed.
+/// Whether a process listens on a socket; an unclear answer counts as yes. The kernel compares
+/// socket types before it connects, so a listener is not disturbed.
 fn is_bound(workspace: BorrowedFd<'_>, path: &Path) -> bool {
     let connected = beneath::open(workspace, path, OFlags::PATH).and_then(|socket| {
-        // Its path may be too long for an address.
+        // Its path may be too long for a socket address.
         UnixDatagram::unbound()?.connect(beneath::link_of(&socket))
     });
     !connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Whether a file begins like a private key, or has one somewhere near its beginning.
+/// Whether a file is a private key, or has one near its beginning.
 pub fn holds_key(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
     let bytes = read_beginning(folder, name)?;
     Ok(bytes
@@ -163,7 +163,8 @@ pub fn holds_key(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
         .any(|window| window == PRIVATE_KEY))
 }
 
-/// Whether settings of git hold a credential: a user or password in a URL, headers, anything about credentials.
+/// Whether git settings hold a credential: a user or password in a URL, headers, credential
+/// sections.
 pub fn holds_credentials(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
     let bytes = read_beginning(folder, name)?;
     let is_whole = (bytes.len() as u64) < MAX_KEY_BYTES;
@@ -179,7 +180,7 @@ fn is_credential(line: &str) -> bool {
     words.iter().any(|word| key.contains(word)) || line.split("://").skip(1).any(has_userinfo)
 }
 
-/// Whether what follows `://` names a user. `git@` is the name of a service, and no secret.
+/// Whether the text after `://` names a user. `git@` names a service, and is no secret.
 fn has_userinfo(rest: &str) -> bool {
     let end = rest.find(['/', '"', ' ', '\t']).unwrap_or(rest.len());
     let user = rest[..end].rsplit_once('@').map(|(user, _)| user);

@@ -1,5 +1,5 @@
-//! Files without a protected name that are obeyed all the same: what a protected link of the owner's leads to, and
-//! other names of protected files.
+//! Files without a protected name that are obeyed all the same: targets of protected links, and
+//! other hard links of protected files.
 
 use super::{
     beneath,
@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// By which a file is known again: inode and birth.
+/// Recognizes a file: inode and birth time.
 pub(super) type InodeBirth = (u64, (i64, i64));
 
-/// Of what lies at a path, if anything does.
+/// The identity of the file at a path, if there is one.
 pub(super) fn identity(workspace: BorrowedFd<'_>, path: &Path) -> Option<InodeBirth> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let flags = OFlags::PATH | OFlags::DIRECTORY;
@@ -27,7 +27,7 @@ pub(super) fn identity(workspace: BorrowedFd<'_>, path: &Path) -> Option<InodeBi
     Some((found.st_ino, beneath::born(&parent, name).ok()?))
 }
 
-/// What each protected link leads to in the workspace.
+/// The target of each protected link in the workspace.
 pub(super) fn of_links(
     workspace: BorrowedFd<'_>,
     protected: &BTreeMap<PathBuf, ProtectedEntry>,
@@ -40,8 +40,8 @@ pub(super) fn of_links(
     led.collect()
 }
 
-/// Other names, in the same workspace, of protected files and of files in protected folders. The program sees a git
-/// folder of its own, so `.git` is left out.
+/// Other hard links, in the same workspace, of protected files and of files in protected folders.
+/// The program sees a git folder of its own, so `.git` is left out.
 pub(super) fn second_names(
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
@@ -68,7 +68,7 @@ pub(super) fn second_names(
     Ok(names)
 }
 
-/// The inodes of files that have more than one name.
+/// Adds the inodes of files with more than one hard link.
 fn add_shared(
     workspace: BorrowedFd<'_>,
     path: &Path,

@@ -1,6 +1,6 @@
-//! The end of a run in a mounted workspace: what the program made, replaced or linked under a
-//! protected name is taken out, as are links that lead out, devices and sockets. Set-id bits are
-//! cleared. What was there at the start stays.
+//! Cleanup at the end of a run in a mounted workspace: what the program created, replaced or linked
+//! under a protected name is taken out, as are links that lead out, devices and sockets. Set-id
+//! bits are cleared. What existed at the start stays.
 
 use super::{
     FileState, Replaced, beneath,
@@ -25,31 +25,31 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Programs of the system: what a virtual environment links to.
+/// Folders of the system: virtual environments link to programs there.
 const SYSTEM_FOLDERS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 
-/// Names that could not be checked or taken out and are named.
+/// Names in the notes that could not be checked or taken out.
 pub(super) const MAX_PROBLEMS: usize = 100;
 
-/// What was found besides what was taken out.
+/// The findings, besides what was taken out.
 #[derive(Debug, Default)]
 pub(super) struct CleanupFindings {
-    /// Noted names that changed.
+    /// Reported names that changed.
     pub(super) noted: BTreeSet<PathBuf>,
-    /// Names of editors and agents that were made among installed packages.
+    /// Names of editors and agents that were created among installed packages.
     pub(super) spared: usize,
-    /// Protected files that were there and have other contents.
+    /// Protected files with other contents than at the start.
     pub(super) changed: Vec<PathBuf>,
     /// Files that lost their set-id bits.
     pub(super) cleared: Vec<PathBuf>,
-    /// What could not be done, of the first `MAX_PROBLEMS`.
+    /// Failures, the first `MAX_PROBLEMS` of them.
     pub(super) problems: Vec<String>,
     pub(super) problem_count: usize,
-    /// Part of the workspace was not looked at.
+    /// Part of the workspace was not checked.
     pub(super) unfinished: bool,
 }
 
-/// Compares a workspace with its start, and takes out what does not belong there.
+/// Compares a workspace with its snapshot, and takes out what does not belong there.
 pub(super) fn settle(
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
@@ -61,7 +61,7 @@ pub(super) fn settle(
     settle_looking_at(most, workspace, start, replaced, artifacts_kept, hold)
 }
 
-/// Looks into new folders only for so many names.
+/// Enters new folders only for this many names.
 fn settle_looking_at(
     most: usize,
     workspace: BorrowedFd<'_>,
@@ -91,11 +91,11 @@ fn settle_looking_at(
         hold,
         findings: CleanupFindings::default(),
     };
-    // ProgramIdentity started us may be root; the folder is its owner's again.
+    // The engine may be root; the folder's owner gets his permissions back.
     if let Err(error) = beneath::open_for_owner(workspace) {
         settling.problem(Path::new(""), &error);
     }
-    // What is taken out can make a folder readable that was not, or leave one that never is.
+    // Taking a file out can make a folder readable that was not, or leave one that never is.
     let unread = walk::walk_all(workspace, |visit| Ok(settling.judge(visit)));
     match unread {
         Ok(unread) => settling.take_unread(workspace, unread),
@@ -111,18 +111,19 @@ fn settle_looking_at(
 }
 
 struct WorkspaceCleaner<'a> {
-    /// When none is left, new folders are no longer looked into, but taken out whole. Those that were there always are:
-    /// what a program adds to them costs it more than it costs us.
+    /// When none is left, new folders are not entered any more, but taken out whole. Old folders
+    /// always are: adding to them costs the program more than checking costs us.
     names_left: usize,
     workspace: BorrowedFd<'a>,
     start: &'a WorkspaceSnapshot,
-    /// Bytes of the longest path of a link that was there.
+    /// Bytes of the longest path of a link in the snapshot.
     longest_link: usize,
-    /// Protected files and folders that were there, by inode and birth, and when they were modified.
+    /// Protected files and folders of the snapshot, by inode and birth time, with their
+    /// modification time.
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
-    /// What the host put in place of some of them meanwhile.
+    /// Files that the host put in place of some of them.
     replaced: &'a [Replaced],
-    /// All that lay in the folder for artifacts was kept.
+    /// All files in the artifacts folder were collected.
     artifacts_kept: bool,
     hold: &'a mut HeldFolder,
     findings: CleanupFindings,
@@ -153,7 +154,7 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// A folder may be moved out of the workspace while the walk is in it: there nothing is changed.
+    /// A folder may be moved out of the workspace during the walk: nothing is changed there.
     fn is_in_place(&self, visit: &WalkEntry<'_>) -> io::Result<()> {
         let above = visit.path.parent().unwrap_or(Path::new(""));
         let there = rustix::fs::fstat(beneath::open_folder(self.workspace, above)?)?;
@@ -214,7 +215,8 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// What stands against a link that leads through one of the owner's, which may lead anywhere.
+    /// Why a link is taken out that leads through one of the owner's links, which may lead
+    /// anywhere.
     fn judge_way(&self, path: &Path, target: &OsStr) -> Option<HoldReason> {
         let inside = resolve_inside(path, target)?;
         // Paths of programs can have thousands of folders, those of the owner's links do not.
@@ -231,8 +233,8 @@ impl WorkspaceCleaner<'_> {
         })
     }
 
-    /// What was kept as artifacts is removed; what was not is nobody else's to keep. Another run that has the folder may
-    /// still write there.
+    /// Collected artifacts are removed; others are held, because nothing else keeps them. Another
+    /// run with the same folder may still write there.
     fn judge_artifacts(&self, visit: &WalkEntry<'_>) -> EntryVerdict {
         let is_empty = || {
             let folder = beneath::open_folder(visit.folder, Path::new(visit.name))?;
@@ -247,8 +249,8 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// Whether it is a protected name of the host's: mounted read-only for the program, wherever its folder went, or a
-    /// link that leads where it led.
+    /// Whether it is a protected name of the host: mounted read-only for the program, wherever its
+    /// folder was moved, or a link with the same target as before.
     fn was_there(&mut self, visit: &WalkEntry<'_>) -> bool {
         if visit.kind == FileType::Symlink {
             let entry = self.start.protected.get(visit.path);
@@ -256,7 +258,7 @@ impl WorkspaceCleaner<'_> {
             return was.is_some_and(|was| snapshot::read_link(visit).is_ok_and(|now| now == *was));
         }
         let inodes = (visit.inode, (i64::MIN, 0))..=(visit.inode, (i64::MAX, 0));
-        // Only what may be it is looked at: birth is another call for each name.
+        // The birth time costs a system call per name, so only candidates are checked.
         if self.known.range(inodes).next().is_none() {
             return false;
         }
@@ -270,7 +272,7 @@ impl WorkspaceCleaner<'_> {
         modified.is_some()
     }
 
-    /// Whether a tool of the host put it there while the program ran, and nobody has changed it since.
+    /// Whether a host tool put it there while the program ran, and it was not changed since.
     fn was_put_there(&self, visit: &WalkEntry<'_>) -> bool {
         let mut here = self.replaced.iter().filter(|it| it.path == visit.path);
         here.next_back()
@@ -278,12 +280,12 @@ impl WorkspaceCleaner<'_> {
             .is_some_and(|file| FileState::in_folder(visit.folder, visit.name) == Some(file))
     }
 
-    /// Whether it came into being after the start. What cannot be looked at is not counted.
+    /// Whether it was created after the start. A file that cannot be read is not counted.
     fn is_new(&self, visit: &WalkEntry<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| born >= self.start.began)
     }
 
-    /// The same where the file system knows when it came into being.
+    /// The same, only where the file system has birth times.
     fn is_surely_new(&self, visit: &WalkEntry<'_>) -> bool {
         let born = beneath::birth(visit.folder, visit.name);
         born.is_ok_and(|born| born.is_some_and(|born| born >= self.start.began))
@@ -296,7 +298,8 @@ impl WorkspaceCleaner<'_> {
         })
     }
 
-    /// The host may have changed it; so may the program, where a file has a second name in the workspace.
+    /// The host may have changed it; so may the program, where a file has another hard link in the
+    /// workspace.
     fn look_at_known(&mut self, visit: &WalkEntry<'_>, modified: (i64, i64)) {
         if visit.kind == FileType::RegularFile
             && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
@@ -326,8 +329,8 @@ impl WorkspaceCleaner<'_> {
         self.findings.noted.extend(noted.map(Path::to_owned));
     }
 
-    /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
-    /// before is not the program's.
+    /// Takes folders out that the program made unreadable, because their contents are unknown.
+    /// Folders that were unreadable before are not the program's.
     fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::UnreadFolder>) {
         for walk::UnreadFolder { path, why } in unread {
             if self.start.unread.contains(&path) {
@@ -366,7 +369,7 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// A protected link cannot be mounted read-only, so it is put back where it is gone.
+    /// A protected link cannot be mounted read-only, so it is restored if it is gone.
     fn restore_links(&mut self, workspace: BorrowedFd<'_>) {
         let links = self.start.protected.iter();
         let links = links.filter_map(|(path, entry)| Some((path, entry.target.as_ref()?)));
@@ -386,8 +389,8 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// What was put in for the program goes with it, whatever it made of that; and the folders that were made for it, if
-    /// nothing else is in them.
+    /// Removes the input files that were put in for the program, whatever it made of them, and the
+    /// folders created for them if they are empty.
     fn remove_inputs(&mut self, workspace: BorrowedFd<'_>) {
         let inputs = self.start.inputs.iter().map(|path| (path, false));
         let folders = self.start.folders.iter().rev().map(|path| (path, true));
@@ -400,7 +403,7 @@ impl WorkspaceCleaner<'_> {
                 continue;
             };
             if is_folder {
-                // What is in it is the program's.
+                // A folder with files of the program stays.
                 _ = rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
             } else if let Err(error) = held::remove(parent.as_fd(), name) {
                 self.problem(path, &error);
@@ -408,7 +411,7 @@ impl WorkspaceCleaner<'_> {
         }
     }
 
-    /// What a protected link leads to is obeyed like the link: it must be what it was.
+    /// The target of a protected link is obeyed like the link: it must be the same file as before.
     fn take_new_targets(&mut self, workspace: BorrowedFd<'_>) {
         let start = self.start;
         let links = start.protected.iter();
@@ -455,7 +458,7 @@ enum EntryVerdict {
     Hold(HoldReason),
 }
 
-/// Another run may exchange names meanwhile: the permissions that a file keeps are its own, by one handle.
+/// Another run may exchange names meanwhile: the mode is read and set through one descriptor.
 fn clear_set_id(visit: &WalkEntry<'_>) -> io::Result<()> {
     let file = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)?;
     let found = rustix::fs::fstat(&file)?;
@@ -475,7 +478,7 @@ fn is_new_head(visit: &WalkEntry<'_>, names: &ProtectedNames) -> bool {
         && !names.allows(visit.path)
 }
 
-/// What stands against a link at `path`, if anything does.
+/// Why a link at `path` is taken out, if it is.
 fn judge_link(path: &Path, target: &OsStr, names: &ProtectedNames) -> Option<HoldReason> {
     if names::find_below(path, names).is_some() && !names.allows(path) {
         return Some(HoldReason::LinkToProtected);
@@ -492,8 +495,8 @@ fn judge_link(path: &Path, target: &OsStr, names: &ProtectedNames) -> Option<Hol
     }
 }
 
-/// Programs of the system, which only root can change. Root's own tools could be led to overwrite them, so that for root
-/// only interpreters of virtual environments may be linked.
+/// Programs of the system, which only root can change. Root's own tools could be led to overwrite
+/// them, so as root only interpreters of virtual environments may be linked.
 fn leads_to_system(path: &Path, target: &Path) -> bool {
     let plain = target
         .components()
@@ -508,8 +511,8 @@ fn leads_to_system(path: &Path, target: &Path) -> bool {
     in_system && (is_interpreter || !rustix::process::geteuid().is_root())
 }
 
-/// Where a link leads by its words, relative to the workspace. `..` may only begin its target, where what lies above is
-/// known to be a folder, and never lead further than the top.
+/// The target of a link by its text alone, relative to the workspace. `..` may only begin the
+/// target, where the parents are known to be folders, and never lead above the top.
 pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
     let mut place = path.parent()?.to_owned();
     let mut leading = true;
@@ -546,7 +549,7 @@ mod tests {
         let handle = fs::File::open(&workspace).unwrap();
         let nothing = Hide::nothing();
         let (names, mut hiding) = (ProtectedNames::default(), HiddenFiles::new(&nothing));
-        // The start takes the coarse clock, which is behind the times of files.
+        // The snapshot uses the coarse clock, which is behind the times of files.
         let now = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
             (now.tv_sec, now.tv_nsec as i64)
@@ -583,7 +586,7 @@ mod tests {
             ("old/below/.envrc", HoldReason::ProtectedName),
         ];
         assert_eq!(held, expected);
-        // It was looked into before the names were used up.
+        // It was entered before the names were used up.
         assert!(workspace.join(".aaa/19").exists());
         assert!(workspace.join("old/below/fine").exists());
         fs::remove_dir_all(&folder).unwrap();

@@ -1,5 +1,5 @@
-//! What of a workspace mattered before the program ran: protected names, links, and files that are
-//! no files. It is written down, so that whoever cleans up after a crash can compare, too.
+//! The snapshot of a workspace before the program ran: protected names, links and special files. It
+//! is written to disk, so that the cleanup after a crash can compare, too.
 //!
 //! ```text
 //! workspace HEX-OF-PATH INODE
@@ -35,53 +35,53 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where programs put what is to be kept.
+/// The folder in which programs leave files to be collected.
 pub(super) const ARTIFACTS: &str = ".artifacts";
-/// Read-only mounts that one sandbox can have of protected names.
+/// Read-only mounts of protected names in one sandbox.
 const MAX_PROTECTED: usize = 4096;
-/// Of a line besides its paths.
+/// Bytes of a line besides its paths.
 const LINE_BYTES: usize = 64;
 
-/// A workspace as it was found.
+/// The state of a workspace at the start of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkspaceSnapshot {
     pub(super) workspace: PathBuf,
     pub(super) inode: u64,
-    /// By the coarse clock, which is never ahead of the times that files get: what is made later has no earlier time,
-    /// and what was made a tick before may count as new.
+    /// By the coarse clock, which is never ahead of the times of files: a later file has no earlier
+    /// time, and a file from the same tick may count as new.
     pub(super) began: (i64, i64),
-    /// Which names are protected.
+    /// The protected names.
     pub(super) names: ProtectedNames,
     pub(super) protected: BTreeMap<PathBuf, ProtectedEntry>,
-    /// What protected links led to in the workspace.
+    /// The targets of protected links in the workspace.
     pub(super) led: BTreeMap<PathBuf, link_targets::InodeBirth>,
-    /// With their targets: an inode may be another's by now.
+    /// With their targets: an inode may be reused.
     pub(super) links: BTreeSet<(PathBuf, OsString)>,
-    /// With inode and birth.
+    /// With inode and birth time.
     pub(super) special: BTreeSet<(PathBuf, u64, (i64, i64))>,
-    /// Folders that could not be looked into.
+    /// Folders that could not be read.
     pub(super) unread: BTreeSet<PathBuf>,
-    /// Whether the folder for artifacts was there.
+    /// Whether the artifacts folder existed.
     pub(super) had_artifacts: bool,
-    /// Inputs that were not there, and do not stay.
+    /// Input files that did not exist, and do not stay.
     pub(super) inputs: BTreeSet<PathBuf>,
-    /// Folders that are made for them.
+    /// Folders that are created for them.
     pub(super) folders: BTreeSet<PathBuf>,
 }
 
-/// A protected name that was there.
+/// A protected name at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProtectedEntry {
     pub(super) inode: u64,
     pub(super) born: (i64, i64),
-    /// When its contents or permissions were changed last.
+    /// When its contents or permissions changed last.
     pub(super) modified: (i64, i64),
     /// Of a link.
     pub(super) target: Option<OsString>,
 }
 
 impl WorkspaceSnapshot {
-    /// Looks through the workspace.
+    /// Scans the workspace.
     pub(super) fn look(
         workspace: BorrowedFd<'_>,
         names: &ProtectedNames,
@@ -107,7 +107,7 @@ impl WorkspaceSnapshot {
         Ok(start)
     }
 
-    /// Notes what of the inputs is not there yet.
+    /// Records which inputs do not exist yet.
     pub(super) fn expect(&mut self, workspace: BorrowedFd<'_>, inputs: &[WorkspacePath]) {
         let is_absent = |path: &Path| beneath::open(workspace, path, OFlags::PATH).is_err();
         for input in inputs {
@@ -129,7 +129,7 @@ impl WorkspaceSnapshot {
         self.protected.keys().filter(is_settings)
     }
 
-    /// Protected folders that are repositories of git.
+    /// Protected folders that are git repositories.
     pub(super) fn repositories(&self) -> impl Iterator<Item = &PathBuf> {
         let is_repository = |path: &&PathBuf| {
             path.file_name()
@@ -138,7 +138,8 @@ impl WorkspaceSnapshot {
         self.protected.keys().filter(is_repository)
     }
 
-    /// Before all of them are in memory, the bytes are counted that it takes to write down what is not bounded otherwise.
+    /// Counts the bytes that writing the entries takes, so that an unbounded number of them fails
+    /// before it is in memory.
     fn add(
         &mut self,
         visit: &walk::WalkEntry<'_>,
@@ -187,11 +188,11 @@ impl WorkspaceSnapshot {
         Ok(walk::WalkStep::Enter)
     }
 
-    /// What a run that is not settled yet may have made is not the user's: below its workspace only what was there
-    /// when that run began counts. Otherwise one run could have another keep what it planted.
+    /// Removes entries that a run without cleanup may have created: below its workspace only what
+    /// its own snapshot has counts. Otherwise one run could let another keep what it planted.
     pub(super) fn leave_out_news_of(&mut self, earlier: &WorkspaceSnapshot) {
         let own = self.workspace.clone();
-        // Where it is in the other workspace, unless nothing is known of it there or anything may be there.
+        // The path in the other workspace, unless its state there is unknown or free.
         let place = |path: &PathBuf| {
             let place = own.join(path);
             let place = place.strip_prefix(&earlier.workspace).ok()?.to_owned();
@@ -264,7 +265,7 @@ impl WorkspaceSnapshot {
         text + "end\n"
     }
 
-    /// Nothing if the text is not whole.
+    /// None if the text is incomplete.
     pub(super) fn parse(text: &str) -> Option<WorkspaceSnapshot> {
         let mut start = WorkspaceSnapshot::default();
         let mut lines = text.strip_suffix("end\n")?.lines();
@@ -340,22 +341,22 @@ fn count_text(bytes: &mut usize, path: &Path, target: &OsStr) -> io::Result<()> 
     }
 }
 
-/// The workspace, by the first line.
+/// The workspace in the first line of a snapshot.
 pub(super) fn workspace_of(line: &str) -> Option<PathBuf> {
     from_hex(line.strip_prefix("workspace ")?.split(' ').next()?)
 }
 
-/// Whether a name is protected, and not allowed after all.
+/// Whether a name is protected and not allowed.
 pub(super) fn is_protected(path: &Path, names: &ProtectedNames) -> bool {
     !names.allows(path) && names::find_last(path, names).is_some()
 }
 
-/// The names by which git knows a repository.
+/// The names by which git recognizes a repository.
 pub const REPOSITORY: [&str; 4] = [names::HEAD, COMMON, "objects", "refs"];
-/// It names the folder in which the rest of a repository is.
+/// It names the folder of the rest of a repository.
 const COMMON: &str = "commondir";
 
-/// Whether git takes a folder that has these names for a repository.
+/// Whether git takes a folder with these names for a repository.
 pub fn is_repository(has: impl Fn(&str) -> bool) -> bool {
     has(names::HEAD) && (has(COMMON) || (has("objects") && has("refs")))
 }
@@ -365,7 +366,7 @@ pub(super) fn is_bare_repository(folder: impl AsFd, path: &Path) -> bool {
     is_repository(|name| beneath::open(&folder, path.join(name), OFlags::PATH).is_ok())
 }
 
-/// By the clock that nobody sets: whoever writes a file can give it any time of modification.
+/// By the change time: a program can set any modification time.
 pub(super) fn modified(found: &Stat) -> (i64, i64) {
     (found.st_ctime, found.st_ctime_nsec as i64)
 }

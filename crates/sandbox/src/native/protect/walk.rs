@@ -1,12 +1,13 @@
-//! Walking through a workspace: each folder by handle, no link followed, within bounds.
+//! A walk through a workspace: each folder by descriptor, no link followed, with bounded memory.
 //!
-//! The walk goes down before it goes on. A folder is opened in its parent's handle, so that a deep tree costs no more
-//! than a flat one; of the folders above only the last `MAX_HANDLES` are held open, and one further up is opened
-//! again by its path when the walk comes back to it. A large folder is read in batches, so that what is held in memory
-//! does not grow with it.
+//! It is depth-first. A folder is opened through its parent's descriptor, so that a deep tree costs
+//! no more than a flat one; only the last `MAX_HANDLES` parents stay open, and one further up is
+//! opened again by its path when the walk returns to it. A large folder is read in batches, so that
+//! memory does not grow with it.
 //!
-//! It is not the walk of `fs`: what is visited may be moved away at once, a folder whose owner took his own rights away is
-//! opened all the same, one that cannot be read is told and passed, and there is no bound beyond which the rest is unseen.
+//! It differs from the walk of `fs`: a visited file may be moved away at once, a folder whose owner
+//! removed his own permissions is opened all the same, an unreadable one is reported and skipped,
+//! and no limit leaves the rest unseen.
 
 use super::beneath;
 use rustix::{
@@ -25,19 +26,18 @@ use std::{
     vec,
 };
 
-/// Names that one workspace may have at its start.
+/// Names that a workspace may have at its start.
 pub(super) const MAX_NAMES: usize = 4_000_000;
-/// Names of one folder that are held at the same time.
+/// Names of one folder that are in memory at the same time.
 const BATCH: usize = 1 << 16;
 /// Folders of one path that are open at the same time.
 const MAX_HANDLES: usize = 64;
-/// Bytes of a path, with the NUL behind it, that the kernel takes (`PATH_MAX`). What lies deeper cannot be named and
-/// counts as unread.
+/// `PATH_MAX`, with the NUL. Deeper folders cannot be named and count as unreadable.
 const MAX_PATH_BYTES: usize = 4096;
 /// Bytes of names that one call reads.
 const READ_BYTES: usize = 32 << 10;
 
-/// File systems in whose files nothing can be kept, and which may be endless.
+/// File systems that hold no files of users, and may be endless.
 const KERNEL_FILE_SYSTEMS: [u64; 10] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -51,9 +51,9 @@ const KERNEL_FILE_SYSTEMS: [u64; 10] = [
     0x4249_4e4d, // binfmt_misc
 ];
 
-/// One name on the way.
+/// One visited name.
 pub(super) struct WalkEntry<'a> {
-    /// The folder that holds it.
+    /// The folder that contains it.
     pub(super) folder: BorrowedFd<'a>,
     pub(super) name: &'a OsStr,
     /// Relative to the workspace.
@@ -62,20 +62,21 @@ pub(super) struct WalkEntry<'a> {
     pub(super) inode: u64,
 }
 
-/// What to do with a folder.
+/// What to do with a visited folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WalkStep {
     Enter,
     Pass,
 }
 
-/// A folder that could not be looked into.
+/// A folder that could not be read.
 pub(super) struct UnreadFolder {
     pub(super) path: PathBuf,
     pub(super) why: io::Error,
 }
 
-/// Visits every name below `root`, parents first; gives back what could not be read. Beyond `MAX_NAMES` it fails.
+/// Visits every name below `root`, parents first; returns the unreadable folders. Fails beyond
+/// `MAX_NAMES`.
 pub(super) fn walk(
     root: BorrowedFd<'_>,
     mut visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
@@ -90,7 +91,7 @@ pub(super) fn walk(
     })
 }
 
-/// The same, however many names there are. Memory is bounded, time is not.
+/// The same for any number of names. Memory is bounded, time is not.
 pub(super) fn walk_all(
     root: BorrowedFd<'_>,
     visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
@@ -143,21 +144,21 @@ fn walk_in_batches(
 struct Walk<'a> {
     root: BorrowedFd<'a>,
     levels: Vec<WalkLevel>,
-    /// Of what is looked at, relative to the root.
+    /// The path of the current name, relative to the root.
     path: PathBuf,
     batch: usize,
     buffer: Box<[MaybeUninit<u8>]>,
     unread: Vec<UnreadFolder>,
 }
 
-/// A folder that is being looked through.
+/// A folder on the current path.
 struct WalkLevel {
-    /// Nothing while the walk is far below it.
+    /// Closed while the walk is far below it.
     handle: Option<OwnedFd>,
     /// Device and inode.
     id: (u64, u64),
     names: vec::IntoIter<DirEntry>,
-    /// Where the next batch begins; nothing once the folder is read to its end.
+    /// Where the next batch begins; none once the folder is read to its end.
     read_to: Option<u64>,
 }
 
@@ -168,7 +169,7 @@ struct DirEntry {
 }
 
 impl Walk<'_> {
-    /// Goes down into the folder at `path`: this name in the one above, or the root.
+    /// Enters the folder at `path`: this name in its parent, or the root.
     fn enter(&mut self, name: Option<&OsStr>) {
         let level = self
             .open(name)
@@ -188,7 +189,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads the next names of a large folder.
+    /// Reads the next batch of a large folder.
     fn read_on(&mut self) {
         let Some(level) = self.levels.last_mut() else {
             return;
@@ -211,7 +212,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Goes back to the folder above, which is opened again if it was far.
+    /// Returns to the parent folder, which is opened again if it was closed.
     fn leave(&mut self) {
         self.levels.pop();
         self.path.pop();
@@ -266,7 +267,7 @@ fn read_level(
 }
 
 impl WalkLevel {
-    /// All further names of the folder before any of them is changed, or a batch of them.
+    /// Reads all further names of the folder before any of them is changed, or a batch of them.
     fn read_on(&mut self, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<()> {
         let (Some(folder), Some(mut read_to)) = (&self.handle, self.read_to) else {
             return Ok(());
@@ -290,14 +291,15 @@ impl WalkLevel {
             }
         };
         self.read_to = (!is_end).then_some(read_to);
-        // So that what is told of them has an order.
+        // So that reports have an order.
         names.sort_by(|a, b| a.name.cmp(&b.name));
         self.names = names.into_iter();
         Ok(())
     }
 }
 
-/// What a name is, where the file system does not say; nothing if it is gone, or the folder itself or the one above.
+/// The type of a file, also where the file system does not report it; none if it is gone, and for
+/// `.` and `..`.
 fn kind_of(folder: &OwnedFd, name: &OsStr, told: FileType) -> io::Result<Option<FileType>> {
     match told {
         _ if matches!(name.as_bytes(), b"." | b"..") => Ok(None),
@@ -311,14 +313,14 @@ mod tests {
     use super::*;
     use std::{fs, path::PathBuf};
 
-    /// More than are held open.
+    /// More than the walk keeps open.
     const DEPTH: usize = 2 * MAX_HANDLES + 3;
 
     /// Removed when the test ends.
     struct Tree(PathBuf);
 
     impl Tree {
-        /// Folders `m` in each other, each with a file before and behind it.
+        /// Nested folders `m`, each with a file before and after it.
         fn new(name: &str) -> Tree {
             let name = format!("airlock-walk-{name}-{}", std::process::id());
             let root = std::env::temp_dir().join(name);
@@ -412,7 +414,7 @@ mod tests {
             Ok(WalkStep::Enter)
         });
         let unread: Vec<_> = unread.unwrap().into_iter().map(|it| it.path).collect();
-        // The root and the one below it are as they were; those below the replaced one are no longer there.
+        // The root and its first folder are unchanged; those below the replaced one are gone.
         let far = DEPTH - MAX_HANDLES;
         let gone: Vec<_> = (2..=far).rev().map(|depth| deep(depth - 1, "m")).collect();
         assert_eq!(unread, gone);
