@@ -122,7 +122,9 @@ fn send_report(channel: &OwnedFd, found: &ContainerResources) -> io::Result<()> 
     handles.extend(found.terminal.iter().map(AsFd::as_fd));
     handles.extend(found.doors.iter().map(AsFd::as_fd));
     handles.extend(found.intercept.handles());
-    let (steps, ids, intercept) = (found.done, found.ids, found.intercept.handle_counts());
+    let steps = found.done;
+    let ids = found.ids;
+    let intercept = found.intercept.handle_counts();
     protocol::send(
         channel,
         &Report::Ready {
@@ -206,10 +208,8 @@ fn check_container(plan: &ContainerPlan) -> Result<ContainerResources, StepFailu
 fn credentials(expected: Owner) -> Result<Ids, StepFailure> {
     let refused =
         |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
-    let (uid, gid) = (
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw(),
-    );
+    let uid = rustix::process::getuid().as_raw();
+    let gid = rustix::process::getgid().as_raw();
     if (uid, gid) != (expected.uid, expected.gid) {
         return Err(refused(&format!(
             "uid {uid} gid {gid}, which the image makes of the user asked for"
@@ -461,7 +461,9 @@ impl ContainerInit {
         let born = sys::vfork_on_stack(&mut self.stack, None, child, &mut context);
         let (pid, pidfd) = born.map_err(at("clone"))?;
         let listener = seccomp_notify::receive_listener(self.filters.listener_sockets.1.as_fd());
-        let (failed, reached, done) = (context.failed, context.reached_exec, context.done);
+        let failed = context.failed;
+        let reached = context.reached_exec;
+        let done = context.done;
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
             let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));

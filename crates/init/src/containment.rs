@@ -92,10 +92,8 @@ pub(crate) struct ExecTarget<'a> {
 
 impl<'a> ExecTarget<'a> {
     pub(crate) fn new(exec_args: &'a ExecArgs, streams: [BorrowedFd<'_>; 3]) -> ExecTarget<'a> {
-        let (argv, env) = (
-            CStringArray::to(&exec_args.argv),
-            CStringArray::to(&exec_args.env),
-        );
+        let argv = CStringArray::to(&exec_args.argv);
+        let env = CStringArray::to(&exec_args.env);
         ExecTarget {
             candidates: &exec_args.candidates,
             argv,
@@ -117,7 +115,8 @@ fn contain_and_exec(context: &mut ChildContext<'_>) -> (Step, io::Error) {
     if let Err(failed) = contain(context) {
         return failed;
     }
-    let (filters, listener) = (context.filters, context.listener.map(sys::borrow));
+    let filters = context.filters;
+    let listener = context.listener.map(sys::borrow);
     if let Some(Err(error)) =
         listener.map(|it| seccomp_notify::send_listener(filters.listener_sockets.0.as_fd(), it))
     {
@@ -235,7 +234,8 @@ fn become_user(context: &ChildContext<'_>) -> io::Result<()> {
     if ids.drop_groups {
         thread::set_thread_groups(&[])?;
     }
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let uid = Uid::from_raw(uid);
+    let gid = Gid::from_raw(gid);
     thread::set_thread_res_gid(gid, gid, gid)?;
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
@@ -301,11 +301,12 @@ impl ExecTarget<'_> {
         (0..)
             .zip(self.streams)
             .try_for_each(|(place, stream)| sys::put_stream(stream, place))?;
-        match terminal {
-            true => Ok(rustix::process::ioctl_tiocsctty(sys::borrow(
+        if terminal {
+            Ok(rustix::process::ioctl_tiocsctty(sys::borrow(
                 self.streams[0],
-            ))?),
-            false => Ok(()),
+            ))?)
+        } else {
+            Ok(())
         }
     }
 
@@ -314,9 +315,10 @@ impl ExecTarget<'_> {
     pub(crate) fn exec(&self, exact_environment: bool) -> io::Error {
         let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
         for path in self.candidates {
-            let error = match exact_environment {
-                true => sys::exec(path, &self.argv, &self.env),
-                false => sys::exec_inheriting(path, &self.argv),
+            let error = if exact_environment {
+                sys::exec(path, &self.argv, &self.env)
+            } else {
+                sys::exec_inheriting(path, &self.argv)
             };
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => {}

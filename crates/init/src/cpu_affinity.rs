@@ -7,21 +7,23 @@ use std::io;
 /// Limits the affinity of this process to `count` of the CPUs it may use. Allocates nothing.
 pub(crate) fn limit_to(count: u32) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
-    match count < allowed.count() {
+    if count < allowed.count() {
         // The choice starts at the current CPU: the kernel chose a free one (for a warm sandbox
         // when it was created), and a migration would cost more than all mounts.
-        true => Ok(sched_setaffinity(
+        Ok(sched_setaffinity(
             None,
             &choose(&allowed, count, sched_getcpu()),
-        )?),
+        )?)
+    } else {
         // The process may use no more CPUs than the limit allows.
-        false => Ok(()),
+        Ok(())
     }
 }
 
 /// The first allowed CPU from `first` on and the ones after it, wrapping around.
 fn choose(allowed: &CpuSet, count: u32, first: usize) -> CpuSet {
-    let (before, after) = (0..first.min(CpuSet::MAX_CPU), first..CpuSet::MAX_CPU);
+    let before = 0..first.min(CpuSet::MAX_CPU);
+    let after = first..CpuSet::MAX_CPU;
     let mut chosen = CpuSet::new();
     after
         .chain(before)

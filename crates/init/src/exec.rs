@@ -21,16 +21,15 @@ pub(crate) struct ExecChild {
 impl ExecChild {
     /// Refuses an exec beyond the limit, with an errno that no step of a program returns.
     pub(crate) fn check_limit(under_way: &[ExecChild]) -> Result<(), StepFailure> {
-        match under_way.len() < MAX_EXECS {
-            true => Ok(()),
-            false => {
-                let detail = format!("{MAX_EXECS} running programs");
-                Err(StepFailure {
-                    step: Step::JoinNamespaces,
-                    errno: libc::EUSERS,
-                    detail,
-                })
-            }
+        if under_way.len() < MAX_EXECS {
+            Ok(())
+        } else {
+            let detail = format!("{MAX_EXECS} running programs");
+            Err(StepFailure {
+                step: Step::JoinNamespaces,
+                errno: libc::EUSERS,
+                detail,
+            })
         }
     }
 

@@ -941,7 +941,7 @@ impl Launcher {
             .chain(&entry.cgroup)
             .map(AsFd::as_fd)
             .collect();
-        let told = Handover {
+        let handover = Handover {
             pid1: entry.pid1.pid,
             program: program.pid,
             last: program.last,
@@ -951,7 +951,7 @@ impl Launcher {
                 .map(|(step, _)| *step as u8)
                 .collect(),
         };
-        if protocol::send(home, &told, &handles).is_ok() {
+        if protocol::send(home, &handover, &handles).is_ok() {
             sys::exit(0);
         }
     }
@@ -962,10 +962,10 @@ impl Launcher {
             return;
         };
         self.unwatch(&forker);
-        let Ok(Some((told, handles))) = protocol::receive::<Handover>(&forker) else {
+        let Ok(Some((handover, handles))) = protocol::receive::<Handover>(&forker) else {
             return;
         };
-        let Some(entry) = told.adopt(handles) else {
+        let Some(entry) = handover.adopt(handles) else {
             return;
         };
         let number = self.next_number();
@@ -1083,7 +1083,7 @@ impl Launcher {
             _ = epoll::delete(&self.events, &program.pidfd);
             let ours = entry.execs.is_empty() && entry.remounts.is_empty();
             let alone = entry.programs.is_empty() && ours && entry.is_empty();
-            let told = protocol::send(
+            let sent = protocol::send(
                 &entry.channel,
                 &Report::Ended(ProcessExit {
                     alone,
@@ -1091,7 +1091,7 @@ impl Launcher {
                 }),
                 &[],
             );
-            if told.is_err() || program.last {
+            if sent.is_err() || program.last {
                 self.destroy(number);
             }
         } else if let Some(place) = entry.execs.iter().position(|execs| execs.pid == pid) {

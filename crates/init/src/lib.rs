@@ -67,12 +67,13 @@ pub fn use_file_rights_of(uid: u32, gid: u32) -> std::io::Result<()> {
     let mut held = rustix::thread::capabilities(None)?;
     held.effective.remove(over_files);
     rustix::thread::set_capabilities(None, held)?;
-    match rustix::thread::capabilities(None)?
+    if rustix::thread::capabilities(None)?
         .effective
         .intersects(over_files)
     {
-        true => Err(std::io::Error::from_raw_os_error(libc::EPERM)),
-        false => Ok(()),
+        Err(std::io::Error::from_raw_os_error(libc::EPERM))
+    } else {
+        Ok(())
     }
 }
 

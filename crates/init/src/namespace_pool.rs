@@ -82,15 +82,15 @@ impl NamespacePool {
                 sys::exit(i32::from(serve(&theirs).is_err()))
             }
             ForkSide::Parent { pid, pidfd } => {
-                let mut steward = NamespacePool {
+                let mut pool = NamespacePool {
                     socket: ours,
                     plan,
                     ready: Vec::new(),
                     requested: plan.first_turn,
                     missing: plan.depth,
                 };
-                steward.replenish();
-                Ok((steward, pid, pidfd))
+                pool.replenish();
+                Ok((pool, pid, pidfd))
             }
         }
     }

@@ -84,9 +84,10 @@ impl Messages {
             };
             acknowledged += acknowledgements(&answer[..length.min(MAX_REPLY_BYTES)])?;
         }
-        match acknowledged >= self.expected_acks {
-            true => Ok(()),
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        if acknowledged >= self.expected_acks {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
         }
     }
 }

@@ -148,7 +148,9 @@ fn untracked_datagrams(dns_port: u16) -> Rule {
 
 /// A NAT chain sees only the first packet of each connection.
 fn limit_rate() -> Rule {
-    let (second, over, drop) = (1u64, 1, 0);
+    let second = 1u64;
+    let over = 1;
+    let drop = 0;
     let limit = Attributes::default()
         .with(1, &MAX_NEW_PER_SECOND.to_be_bytes())
         .with(2, &second.to_be_bytes());
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_batch_has_a_table_two_chains_and_five_rules_for_each_family() {
-        let told = |ipv6| {
+        let kinds_of = |ipv6| {
             let messages = walk(batch(3129, 53, ipv6).bytes());
             messages
                 .into_iter()
@@ -271,9 +273,12 @@ mod tests {
         };
         let kinds = [0xa00, 0xa03, 0xa03, 0xa06, 0xa06, 0xa06, 0xa06, 0xa06];
         let of = |family| kinds.map(|kind| (kind, family));
-        assert_eq!(told(false), [&[(16, 0)][..], &of(2), &[(17, 0)]].concat());
         assert_eq!(
-            told(true),
+            kinds_of(false),
+            [&[(16, 0)][..], &of(2), &[(17, 0)]].concat()
+        );
+        assert_eq!(
+            kinds_of(true),
             [&[(16, 0)][..], &of(2), &of(10), &[(17, 0)]].concat()
         );
     }

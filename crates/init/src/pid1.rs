@@ -141,11 +141,11 @@ fn send_report(args: &Pid1Args<'_>, resources: &Pid1Resources) -> io::Result<()>
     handles.extend(resources.terminal.iter().map(AsFd::as_fd));
     handles.extend(resources.doors.iter().map(AsFd::as_fd));
     handles.extend(resources.intercept.handles());
-    let (steps, ids, unmapped) = (resources.done, args.plan.ids, resources.unmapped.clone());
-    let (intercept, covered) = (
-        resources.intercept.handle_counts(),
-        resources.covered.clone(),
-    );
+    let steps = resources.done;
+    let ids = args.plan.ids;
+    let unmapped = resources.unmapped.clone();
+    let intercept = resources.intercept.handle_counts();
+    let covered = resources.covered.clone();
     protocol::send(
         args.report,
         &Report::Ready {
@@ -269,7 +269,8 @@ fn namespace_steps(plan: &SandboxPlan) -> Steps {
 
 /// The namespaces of a sandbox, with the clone flag of each.
 pub(crate) fn namespaces(plan: &SandboxPlan) -> impl Iterator<Item = (Step, libc::c_int)> + use<> {
-    let (steps, own_network) = (plan.steps, plan.own_network);
+    let steps = plan.steps;
+    let own_network = plan.own_network;
     // The network namespace comes first: a pooled one takes its place.
     let all = [
         (Step::NetNamespace, libc::CLONE_NEWNET),
@@ -395,9 +396,10 @@ fn open_paths(
 fn open_checked_tree(path: &HostPath) -> io::Result<OwnedFd> {
     let tree = template::open_tree(&CWD, &path.host)?;
     let found = rustix::fs::statat(&tree, c"", AtFlags::EMPTY_PATH)?;
-    match (found.st_dev, found.st_ino) == (path.device, path.inode) {
-        true => Ok(tree),
-        false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+    if (found.st_dev, found.st_ino) == (path.device, path.inode) {
+        Ok(tree)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ESTALE))
     }
 }
 
@@ -454,7 +456,8 @@ fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
         .strip_prefix(b"/")
         .unwrap_or(folder.to_bytes());
     let [upper, work] = [&b"upper-"[..], b"work-"].map(|kind| CString::new([kind, name].concat()));
-    let (upper, work) = (upper?, work?);
+    let upper = upper?;
+    let work = work?;
     for place in [&upper, &work] {
         rustix::fs::mkdirat(&layers, place, Mode::from_raw_mode(0o755))?;
     }
@@ -466,12 +469,14 @@ fn mount_folder_overlay(folder: &CStr, ids: Ids) -> io::Result<()> {
         Mode::from_raw_mode(found.st_mode & 0o1777),
         AtFlags::empty(),
     )?;
-    let (upper, work) = (beneath(&layers, &upper)?, beneath(&layers, &work)?);
+    let upper = beneath(&layers, &upper)?;
+    let work = beneath(&layers, &work)?;
     // In an ordinary user's namespace overlay attributes need names that such a user may write.
     let own_names = !ids.drop_groups;
-    let options: &[_] = match own_names {
-        true => &[(c"userxattr", c"")],
-        false => &[],
+    let options: &[_] = if own_names {
+        &[(c"userxattr", c"")]
+    } else {
+        &[]
     };
     let merged = overlay([&lower, &upper, &work], options)?;
     template::attach(&merged, &CWD, folder)
@@ -482,7 +487,9 @@ fn overlay(folders: [&OwnedFd; 3], options: &[(&CStr, &CStr)]) -> io::Result<Own
     // By descriptor: a path could contain the characters that separate layers.
     let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
     let [lower, upper, work] = folders.map(handle);
-    let (lower, upper, work) = (lower?, upper?, work?);
+    let lower = lower?;
+    let upper = upper?;
+    let work = work?;
     let mut all = vec![
         (c"lowerdir", &*lower),
         (c"upperdir", &*upper),
@@ -508,7 +515,8 @@ fn set_up_home(plan: &SandboxPlan) -> io::Result<()> {
 }
 
 fn chown_to_program(at: &impl AsFd, path: &CStr, ids: Ids) -> io::Result<()> {
-    let (uid, gid) = (Uid::from_raw(ids.outer_uid), Gid::from_raw(ids.outer_gid));
+    let uid = Uid::from_raw(ids.outer_uid);
+    let gid = Gid::from_raw(ids.outer_gid);
     Ok(rustix::fs::chownat(
         at,
         path,
@@ -558,12 +566,15 @@ fn mount_workspace_overlay(folder: &OwnedFd, layer: &OwnedFd, ids: Ids) -> io::R
     // Older kernels accept only mounted folders as layers.
     template::attach(folder, &CWD, c"/workspace")?;
     template::attach(layer, &CWD, c"/tmp/layer")?;
-    let (lower, above) = (beneath(&CWD, c"/workspace")?, beneath(&CWD, c"/tmp/layer")?);
-    let (upper, work) = (beneath(&above, UPPER)?, beneath(&above, WORK)?);
+    let lower = beneath(&CWD, c"/workspace")?;
+    let above = beneath(&CWD, c"/tmp/layer")?;
+    let upper = beneath(&above, UPPER)?;
+    let work = beneath(&above, WORK)?;
     let by_root = ids.drop_groups;
-    let own_names: &[(&CStr, &CStr)] = match by_root {
-        true => &[(c"redirect_dir", c"on")],
-        false => &[(c"userxattr", c"")],
+    let own_names: &[(&CStr, &CStr)] = if by_root {
+        &[(c"redirect_dir", c"on")]
+    } else {
+        &[(c"userxattr", c"")]
     };
     let options = [own_names, &[(c"metacopy", c"off"), (c"index", c"off")]].concat();
     // The kernel creates files in the layer with the ids of the process that mounted it, and the
@@ -624,9 +635,10 @@ fn open_checked_name(
     name: &WorkspaceName,
 ) -> io::Result<OwnedFd> {
     let found = rustix::fs::fstat(beneath(folder, &name.path)?)?;
-    match found.st_ino == name.inode {
-        true => beneath(workspace, &name.path),
-        false => Err(io::Error::other("it was replaced meanwhile")),
+    if found.st_ino == name.inode {
+        beneath(workspace, &name.path)
+    } else {
+        Err(io::Error::other("it was replaced meanwhile"))
     }
 }
 
@@ -639,9 +651,10 @@ pub(crate) fn protect(place: &OwnedFd) -> io::Result<()> {
 
 /// Covers a file by an unreadable file, and a folder by an empty one.
 pub(crate) fn hide(place: &OwnedFd, by: &CStr) -> io::Result<()> {
-    let cover = match template::is_directory(place)? {
-        true => template::open_tree(&CWD, EMPTY)?,
-        false => template::open_tree(&CWD, by)?,
+    let cover = if template::is_directory(place)? {
+        template::open_tree(&CWD, EMPTY)?
+    } else {
+        template::open_tree(&CWD, by)?
     };
     sys::set_mount(cover.as_fd(), false, NO_SUID_NO_DEV | READ_ONLY, None)?;
     template::attach(&cover, place, c"")
@@ -663,9 +676,10 @@ pub(crate) fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
 
 fn attach_mount(mount: &HostPath, tree: &OwnedFd) -> io::Result<()> {
     let place = beneath(&CWD, &mount.inside)?;
-    match template::is_directory(&place)? == template::is_directory(tree)? {
-        true => template::attach(tree, &place, c""),
-        false => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+    if template::is_directory(&place)? == template::is_directory(tree)? {
+        template::attach(tree, &place, c"")
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ENOTDIR))
     }
 }
 

@@ -50,13 +50,13 @@ fn wait_and_exec(context: &mut ChildContext<'_>, channel: &OwnedFd) -> StepFailu
         .into_iter()
         .chain(listener.iter().copied())
         .collect();
-    let told = pid1::close_all_except(&kept)
+    let reported = pid1::close_all_except(&kept)
         .and_then(|()| protocol::send(channel, &Report::Started(context.done), &listener));
     drop((kept, listener));
     if let Err((step, error)) = context.limit_open_files() {
         return failure(step, &error);
     }
-    match told.and_then(|()| receive(channel)) {
+    match reported.and_then(|()| receive(channel)) {
         Ok((exec_args, [input, output, error])) => {
             let start = ExecTarget::new(&exec_args, [input.as_fd(), output.as_fd(), error.as_fd()]);
             let (step, error) = match start.take_standard_streams(context.plan.terminal) {

@@ -115,9 +115,10 @@ impl Payload {
     /// Encodes a plan; the memfd is for a large one.
     pub fn new<T: Wire>(plan: &T) -> io::Result<(Payload, Option<OwnedFd>)> {
         let bytes = encode(plan);
-        match bytes.len() <= MAX_INLINE_BYTES {
-            true => Ok((Payload(bytes), None)),
-            false => Ok((Payload(Vec::new()), Some(seal_plan(&bytes)?))),
+        if bytes.len() <= MAX_INLINE_BYTES {
+            Ok((Payload(bytes), None))
+        } else {
+            Ok((Payload(Vec::new()), Some(seal_plan(&bytes)?)))
         }
     }
 
@@ -388,7 +389,8 @@ impl Wire for Report {
             b'A' => InterceptHandles::get(input).map(Report::NetworkReady),
             b'E' => ProcessExit::get(input).map(Report::Ended),
             b'F' => {
-                let (step, errno) = (u8::get(input)?, i32::get(input)?);
+                let step = u8::get(input)?;
+                let errno = i32::get(input)?;
                 Ok(Report::Failed(StepFailure::from_parts(
                     step,
                     errno,

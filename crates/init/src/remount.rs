@@ -94,9 +94,10 @@ fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
         let Some(place) = find(workspace, &name.path) else {
             return Ok(false);
         };
-        let mounted = match name.hidden {
-            true => pid1::hide(&place, pid1::NOTHING),
-            false => pid1::protect(&place),
+        let mounted = if name.hidden {
+            pid1::hide(&place, pid1::NOTHING)
+        } else {
+            pid1::protect(&place)
         };
         match mounted {
             Ok(()) => return Ok(true),

@@ -54,8 +54,8 @@ pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
     if places.is_empty() {
         return Ok(Vec::new());
     }
-    let mut told = find(&std::fs::read("/proc/self/mountinfo")?, places)?;
-    for path in &told {
+    let mut covered = find(&std::fs::read("/proc/self/mountinfo")?, places)?;
+    for path in &covered {
         let place = beneath(&CWD, path)?;
         let by = if template::is_directory(&place)? {
             EMPTY
@@ -65,11 +65,11 @@ pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
         template::attach(&template::open_tree(&CWD, by)?, &place, c"")?;
     }
     let mut bytes = 0;
-    told.retain(|path| {
+    covered.retain(|path| {
         bytes += path.as_bytes().len();
         bytes <= MAX_REPORTED_BYTES
     });
-    Ok(told)
+    Ok(covered)
 }
 
 /// Whether anything is mounted below a path, in this process's mount table.
@@ -89,8 +89,8 @@ fn find(mountinfo: &[u8], places: &[&CStr]) -> io::Result<Vec<CString>> {
         };
         let asked_for = places.iter().any(|place| place.to_bytes() == point);
         let inside = places.iter().any(|place| lies_below(&point, place));
-        let covered = found.iter().any(|above| lies_below(&point, above));
-        if KERNEL_FILE_SYSTEMS.contains(&kind) && inside && !asked_for && !covered {
+        let is_covered = found.iter().any(|above| lies_below(&point, above));
+        if KERNEL_FILE_SYSTEMS.contains(&kind) && inside && !asked_for && !is_covered {
             found.push(CString::new(point)?);
         }
     }

@@ -160,7 +160,8 @@ pub(crate) fn exit(status: i32) -> ! {
 
 /// Reaps one child; `None` if it has not ended.
 pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, WaitResult)>> {
-    let (mut status, options) = (0, if wait { 0 } else { libc::WNOHANG });
+    let mut status = 0;
+    let options = if wait { 0 } else { libc::WNOHANG };
     // SAFETY: all-zero is a valid value of this plain struct of numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to live values of ours that the kernel may write.
@@ -224,19 +225,19 @@ pub(crate) fn signals(numbers: &[c_int]) -> io::Result<OwnedFd> {
 /// namespace. Only the kernel can say that: a sender inside has a pid there, and a `siginfo` that a
 /// sender writes has another code than `kill`.
 pub(crate) fn next_signal(signals: &OwnedFd) -> Option<(c_int, bool)> {
-    let mut told = [0u8; size_of::<libc::signalfd_siginfo>()];
-    let read = rustix::io::read(signals, &mut told).ok()?;
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut info).ok()?;
     // The struct begins with: signal, errno, code, pid.
     let field = |place: usize| {
         let bytes = [
-            told[4 * place],
-            told[4 * place + 1],
-            told[4 * place + 2],
-            told[4 * place + 3],
+            info[4 * place],
+            info[4 * place + 1],
+            info[4 * place + 2],
+            info[4 * place + 3],
         ];
         c_int::from_ne_bytes(bytes)
     };
-    (read == told.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
+    (read == info.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
 }
 
 /// Kills every process that we may signal: as pid 1, everything in its pid namespace.
@@ -543,7 +544,8 @@ pub(crate) fn receive_notification(listener: BorrowedFd<'_>) -> io::Result<Secco
         }
         .into(),
     )?;
-    let (number, arguments) = (found.data.nr.into(), found.data.args);
+    let number = found.data.nr.into();
+    let arguments = found.data.args;
     Ok(SeccompNotification {
         id: found.id,
         pid: found.pid,
@@ -618,7 +620,8 @@ pub(crate) fn socket_option(
     level: c_int,
     name: c_int,
 ) -> io::Result<c_int> {
-    let (mut value, mut size) = (0, size_of::<c_int>() as libc::socklen_t);
+    let mut value = 0;
+    let mut size = size_of::<c_int>() as libc::socklen_t;
     let to = std::ptr::from_mut::<c_int>(&mut value).cast();
     // SAFETY: the kernel writes at most `size` bytes, those of one integer of ours.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &mut size) }.into())?;
@@ -636,11 +639,10 @@ pub(crate) fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 /// Binds a socket to one network interface, by its index.
 pub(crate) fn bind_to_device(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
-    let (value, size) = (
-        std::ptr::from_ref(&device).cast(),
-        size_of::<u32>() as libc::socklen_t,
-    );
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX);
+    let value = std::ptr::from_ref(&device).cast();
+    let size = size_of::<u32>() as libc::socklen_t;
+    let level = libc::SOL_SOCKET;
+    let name = libc::SO_BINDTOIFINDEX;
     // SAFETY: the kernel reads one integer of ours.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, size) }.into())?;
     Ok(())
@@ -657,9 +659,10 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
             libc::syscall(libc::SYS_setfsgid, -1),
         )
     };
-    match now == (c_long::from(uid), c_long::from(gid)) {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    if now == (c_long::from(uid), c_long::from(gid)) {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
     }
 }
 

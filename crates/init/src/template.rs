@@ -134,7 +134,8 @@ fn copy_permissions(
     if !FileType::from_raw_mode(found.st_mode).is_dir() {
         return Ok(());
     }
-    let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
+    let uid = Uid::from_raw(found.st_uid);
+    let gid = Gid::from_raw(found.st_gid);
     match rustix::fs::chownat(
         ours,
         &entry.path,
@@ -228,10 +229,13 @@ fn create_entry(root: &OwnedFd, entry: &RootEntry, source: Option<&OwnedFd>) -> 
                 0,
             )?)
         }
-        (RootEntryKind::Bind | RootEntryKind::Device, Some(tree)) => match is_directory(tree)? {
-            true => directory(),
-            false => file(b""),
-        },
+        (RootEntryKind::Bind | RootEntryKind::Device, Some(tree)) => {
+            if is_directory(tree)? {
+                directory()
+            } else {
+                file(b"")
+            }
+        }
         (RootEntryKind::Bind | RootEntryKind::Device, None) => {
             Err(io::Error::from_raw_os_error(libc::EINVAL))
         }
@@ -243,13 +247,14 @@ fn open_image(image: &ImageRoot) -> Result<OwnedFd, StepFailure> {
     let open = || -> io::Result<OwnedFd> {
         let folder = rustix::fs::openat(CWD, &image.path, DIRECTORY, Mode::empty())?;
         let found = rustix::fs::fstat(&folder)?;
-        match (FileId {
+        if (FileId {
             device: found.st_dev,
             inode: found.st_ino,
         }) == image.id
         {
-            true => Ok(folder),
-            false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+            Ok(folder)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESTALE))
         }
     };
     open().map_err(failure(Step::Template, &image.path.to_string_lossy()))
@@ -324,9 +329,10 @@ fn create_file_system(
 ) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
-        match value.is_empty() {
-            true => rustix::mount::fsconfig_set_flag(&context, *name)?,
-            false => rustix::mount::fsconfig_set_string(&context, *name, *value)?,
+        if value.is_empty() {
+            rustix::mount::fsconfig_set_flag(&context, *name)?
+        } else {
+            rustix::mount::fsconfig_set_string(&context, *name, *value)?
         }
     }
     rustix::mount::fsconfig_create(&context)?;

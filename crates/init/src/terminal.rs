@@ -22,7 +22,9 @@ const MAX_TERMINALS: u32 = 16;
 pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
     let [most, uid, gid] = [MAX_TERMINALS, ids.outer_uid, ids.outer_gid]
         .map(|number| CString::new(number.to_string()));
-    let (most, uid, gid) = (most?, uid?, gid?);
+    let most = most?;
+    let uid = uid?;
+    let gid = gid?;
     let options = [
         (c"ptmxmode", c"0666"),
         (c"mode", c"0600"),

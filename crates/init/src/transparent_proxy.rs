@@ -123,7 +123,9 @@ fn make_local(family: i32) -> io::Result<()> {
 }
 
 fn routes(family: i32) -> Messages {
-    let (any_length, no_service, flags) = (0, 0, 0);
+    let any_length = 0;
+    let no_service = 0;
+    let flags = 0;
     let fixed = [
         family as u8,
         any_length,

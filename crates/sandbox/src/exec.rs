@@ -94,10 +94,8 @@ impl PreparedChild {
         of.send_plan(Command::StartExec, plan, &[theirs.as_fd(), its.as_fd()])
             .map_err(failed)?;
         drop((theirs, its));
-        let (channel, prepared_child) = (
-            Channel::new(ours).map_err(failed)?,
-            Channel::new(prepared_child).map_err(failed)?,
-        );
+        let channel = Channel::new(ours).map_err(failed)?;
+        let prepared_child = Channel::new(prepared_child).map_err(failed)?;
         let report = tokio::time::timeout(START_TIMEOUT, prepared_child.report())
             .await
             .map_err(timed_out)?;

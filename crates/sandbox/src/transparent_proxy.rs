@@ -81,7 +81,7 @@ pub(crate) struct Interception {
     pub(crate) notes: Vec<String>,
 }
 
-/// Who has power over the network namespace of a sandbox.
+/// Who has network_owner over the network namespace of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkOwner {
     /// This process.
@@ -93,12 +93,12 @@ pub(crate) enum NetworkOwner {
 /// The plan of transparent proxying for a spec.
 pub(crate) fn plan(
     spec: &SandboxSpec,
-    power: NetworkOwner,
+    network_owner: NetworkOwner,
 ) -> Result<Option<InterceptPlan>, SandboxError> {
     let Some(requested) = &spec.passing else {
         return Ok(None);
     };
-    let ports = match (requested, power) {
+    let ports = match (requested, network_owner) {
         (Ports::These(ports), _) => ports.clone(),
         (Ports::Any, NetworkOwner::Airlock) => WEB_PORTS.to_vec(),
         (Ports::Any, NetworkOwner::ContainerEngine) => DEFAULT_PORTS.to_vec(),
@@ -115,8 +115,8 @@ pub(crate) fn plan(
                 .to_owned(),
         });
     }
-    let redirect_port =
-        (power == NetworkOwner::Airlock && *requested == Ports::Any).then_some(PASSING_PORT);
+    let redirect_port = (network_owner == NetworkOwner::Airlock && *requested == Ports::Any)
+        .then_some(PASSING_PORT);
     Ok(Some(InterceptPlan {
         ports,
         redirect_port,
@@ -129,21 +129,21 @@ pub(crate) fn plan(
 pub(crate) fn received(
     spec: &SandboxSpec,
     plan: InterceptPlan,
-    power: NetworkOwner,
-    handles_sent: protocol::InterceptHandles,
+    network_owner: NetworkOwner,
+    sockets: protocol::InterceptHandles,
     mut handles: impl Iterator<Item = OwnedFd>,
 ) -> Interception {
-    let native = power == NetworkOwner::Airlock;
-    let redirected = plan.redirect_port.is_some() && handles_sent.redirect_errno.is_none();
+    let native = network_owner == NetworkOwner::Airlock;
+    let redirected = plan.redirect_port.is_some() && sockets.redirect_errno.is_none();
     let listeners = handles
         .by_ref()
-        .take(handles_sent.listeners as usize)
+        .take(sockets.listeners as usize)
         .map(TcpListener::from)
         .collect();
     let intercept = InterceptSockets {
         listeners,
         dns_sockets: handles
-            .take(handles_sent.dns_sockets as usize)
+            .take(sockets.dns_sockets as usize)
             .map(UdpSocket::from)
             .collect(),
         original_destination: if redirected {
@@ -162,7 +162,7 @@ pub(crate) fn received(
         (Some(Ports::Any), false) => "--backend native",
         (Some(Ports::These(_)) | None, _) => "--allow-host HOST:PORT",
     };
-    let notes = notes(spec, &plan, handles_sent.redirect_errno, native);
+    let notes = notes(spec, &plan, sockets.redirect_errno, native);
     let ports = if redirected {
         Ports::Any
     } else {
@@ -173,7 +173,7 @@ pub(crate) fn received(
         reach: InterceptReach {
             ports,
             by_address: native,
-            ipv6: handles_sent.dns_sockets > 1,
+            ipv6: sockets.dns_sockets > 1,
             more_with,
         },
         notes,
@@ -259,18 +259,18 @@ mod tests {
 
     fn notes_of(
         spec: &SandboxSpec,
-        power: NetworkOwner,
+        network_owner: NetworkOwner,
         redirect_errno: Option<i32>,
     ) -> Vec<String> {
-        let handles_sent = protocol::InterceptHandles {
+        let sockets = protocol::InterceptHandles {
             redirect_errno,
             ..Default::default()
         };
         received(
             spec,
-            plan(spec, power).unwrap().unwrap(),
-            power,
-            handles_sent,
+            plan(spec, network_owner).unwrap().unwrap(),
+            network_owner,
+            sockets,
             std::iter::empty(),
         )
         .notes
@@ -327,7 +327,7 @@ mod tests {
     fn without_a_redirect_a_connection_tells_by_itself() {
         let all = spec(Some(Network::Open), &[]);
         let arrived = |redirect_errno| {
-            let handles_sent = protocol::InterceptHandles {
+            let sockets = protocol::InterceptHandles {
                 redirect_errno,
                 ..Default::default()
             };
@@ -335,7 +335,7 @@ mod tests {
                 &all,
                 plan(&all, NetworkOwner::Airlock).unwrap().unwrap(),
                 NetworkOwner::Airlock,
-                handles_sent,
+                sockets,
                 std::iter::empty(),
             );
             (arrived.intercept.original_destination, arrived.reach.ports)

@@ -143,7 +143,8 @@ impl Reader<'_> {
         if self.next() != Some('[') {
             return Err("it does not begin with `[`");
         }
-        let (mut found, mut next) = (Vec::new(), self.next());
+        let mut found = Vec::new();
+        let mut next = self.next();
         if next == Some(']') {
             return Ok(found);
         }

@@ -87,11 +87,12 @@ impl Token {
     /// A token that fits a header.
     pub fn new(value: Vec<u8>) -> Result<Token, EntryError> {
         let token = Token(value);
-        match token.0.len() <= MAX_TOKEN_BYTES && token.0.iter().all(u8::is_ascii_graphic) {
-            true => Ok(token),
-            false => Err(EntryError::new(
+        if token.0.len() <= MAX_TOKEN_BYTES && token.0.iter().all(u8::is_ascii_graphic) {
+            Ok(token)
+        } else {
+            Err(EntryError::new(
                 "SESSION_TOKEN cannot stand in a header: it must be at most 4096 visible ASCII characters",
-            )),
+            ))
         }
     }
 

@@ -225,8 +225,10 @@ fn configured_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
 /// The user of this process, if it was not started as root; it must match the setting.
 fn own_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     use rustix::process::{getgid, getgroups, getuid};
-    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
-    let (passwd, group) = (user::read("/etc/passwd")?, user::read("/etc/group")?);
+    let uid = getuid().as_raw();
+    let gid = getgid().as_raw();
+    let passwd = user::read("/etc/passwd")?;
+    let group = user::read("/etc/group")?;
     if let Some(wanted) = &settings.user {
         let wanted = user::resolve(wanted, &passwd, &group)?;
         if wanted.uid != uid

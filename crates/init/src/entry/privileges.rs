@@ -71,7 +71,8 @@ fn missing_capabilities(user: &ProgramUser) -> Result<Option<EntryError>, EntryE
     }
     Ok((!missing.is_empty()).then(|| {
         let list = missing.join(" and ");
-        let (uid, gid) = (user.uid, user.gid);
+        let uid = user.uid;
+        let gid = user.gid;
         let remedy = format!(
             "start the container with `--user {uid}:{gid}`, or add {list} to its capabilities"
         );
@@ -103,7 +104,8 @@ fn take_identity(user: &ProgramUser) -> io::Result<()> {
     if !has_groups(user).unwrap_or(false) {
         thread::set_thread_groups(&groups)?;
     }
-    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let uid = Uid::from_raw(user.uid);
+    let gid = Gid::from_raw(user.gid);
     thread::set_thread_res_gid(gid, gid, gid)?;
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
@@ -179,8 +181,9 @@ fn verify(user: &ProgramUser) -> Result<(), EntryError> {
 }
 
 fn bounding() -> BoundingSet {
-    match known().any(|capability| thread::capability_is_in_bounding_set(capability) != Ok(false)) {
-        true => BoundingSet::Kept,
-        false => BoundingSet::Empty,
+    if known().any(|capability| thread::capability_is_in_bounding_set(capability) != Ok(false)) {
+        BoundingSet::Kept
+    } else {
+        BoundingSet::Empty
     }
 }

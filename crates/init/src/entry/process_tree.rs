@@ -78,18 +78,16 @@ pub(super) fn start(program: &EntryProgram) -> Result<i32, StartError> {
         .map(|name| name.to_bytes())
         .unwrap_or_default();
     let files = candidates(name, program.path.as_deref());
-    let (argv, env) = (
-        CStringArray::to(&program.argv),
-        CStringArray::to(&program.env),
-    );
+    let argv = CStringArray::to(&program.argv);
+    let env = CStringArray::to(&program.env);
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     match sys::fork().map_err(failed)? {
         0 => become_program(&files, &argv, &env, theirs),
         pid => {
             drop(theirs);
-            let mut told = Vec::new();
-            File::from(ours).read_to_end(&mut told).map_err(failed)?;
-            match told.as_slice().try_into().map(i32::from_ne_bytes) {
+            let mut report = Vec::new();
+            File::from(ours).read_to_end(&mut report).map_err(failed)?;
+            match report.as_slice().try_into().map(i32::from_ne_bytes) {
                 Ok(errno) => Err(not_executed(name, errno)),
                 // Exec has closed the other end.
                 Err(_) => Ok(pid),
@@ -164,7 +162,8 @@ fn not_executed(name: &[u8], errno: i32) -> StartError {
 /// Lives as long as the program: forwards signals, reaps, and after SIGTERM kills the tree when its
 /// grace period is over. Returns the exit status.
 pub(super) fn supervise(program: i32, bridge: Option<i32>, grace: Duration) -> i32 {
-    let (mut deadline, mut killed) = (None::<Instant>, false);
+    let mut deadline = None::<Instant>;
+    let mut killed = false;
     let status = loop {
         // First, whatever the signal was: a flood of signals must neither hide an exit nor outlast
         // the grace period. A bridge that was killed along with the tree is no fault.
@@ -199,7 +198,8 @@ pub(super) fn supervise(program: i32, bridge: Option<i32>, grace: Duration) -> i
 /// Reaps all children that have ended; returns the exit status if there is nothing more to wait
 /// for.
 fn reap(program: i32, bridge: Option<i32>) -> Option<i32> {
-    let (mut ended, mut bridge_ended) = (None, false);
+    let mut ended = None;
+    let mut bridge_ended = false;
     while let Ok(Some((pid, reaped))) = sys::reap(-1, false) {
         if pid == program {
             ended = Some(exit_status(reaped.status));

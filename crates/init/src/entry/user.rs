@@ -211,9 +211,10 @@ pub(super) fn read(path: &str) -> Result<Vec<u8>, EntryError> {
     file.take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut content)
         .map_err(failed)?;
-    match content.len() as u64 > MAX_FILE_BYTES {
-        true => Err(EntryError::new(format!("{path} is larger than 1 MiB"))),
-        false => Ok(content),
+    if content.len() as u64 > MAX_FILE_BYTES {
+        Err(EntryError::new(format!("{path} is larger than 1 MiB")))
+    } else {
+        Ok(content)
     }
 }
 

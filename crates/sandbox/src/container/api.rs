@@ -107,15 +107,14 @@ impl EngineApi {
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let (status, bytes) = answer.map_err(late).flatten().map_err(silent)?;
         // 304: it is in the requested state already.
-        match status.is_success() || status == StatusCode::NOT_MODIFIED {
-            true => Ok(bytes),
-            false => {
-                let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-                Err(EngineApiError::Refused {
-                    status: status.as_u16(),
-                    message: complaint(&value, status),
-                })
-            }
+        if status.is_success() || status == StatusCode::NOT_MODIFIED {
+            Ok(bytes)
+        } else {
+            let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            Err(EngineApiError::Refused {
+                status: status.as_u16(),
+                message: complaint(&value, status),
+            })
         }
     }
 

@@ -194,9 +194,10 @@ impl CreateRequest<'_> {
                 .map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
             set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
         }
-        match self.engine.podman {
-            true => set("ShmSize", json!(ScratchSizes::of(limits.disk.0).shm)),
-            false => set("MaskedPaths", json!(MASKED)),
+        if self.engine.podman {
+            set("ShmSize", json!(ScratchSizes::of(limits.disk.0).shm))
+        } else {
+            set("MaskedPaths", json!(MASKED))
         }
         if self.engine.podman && self.engine.rootless {
             // The caller is the program: what it writes belongs to the caller on the host.
@@ -222,9 +223,10 @@ impl CreateRequest<'_> {
 
     /// Docker takes the profile itself, Podman the path of a file.
     fn seccomp(&self) -> String {
-        match self.engine.podman {
-            true => format!("seccomp={}", self.ours.join("seccomp.json").display()),
-            false => format!("seccomp={}", profile()),
+        if self.engine.podman {
+            format!("seccomp={}", self.ours.join("seccomp.json").display())
+        } else {
+            format!("seccomp={}", profile())
         }
     }
 
@@ -277,14 +279,18 @@ impl CreateRequest<'_> {
         let sizes = ScratchSizes::of(self.spec.limits.disk.0);
         // Some engines take the mode from the image's folder: so the mount also belongs to the
         // program's user.
-        let own = match self.engine.podman {
-            true => "notmpcopyup,U".to_owned(),
-            false => format!("uid={},gid={}", self.user.uid, self.user.gid),
+        let own = if self.engine.podman {
+            "notmpcopyup,U".to_owned()
+        } else {
+            format!("uid={},gid={}", self.user.uid, self.user.gid)
         };
         // Podman cannot limit the number of files; their memory is counted all the same.
-        let count = |size: u64| match self.engine.podman {
-            true => String::new(),
-            false => format!(",nr_inodes={}", (size / PAGE).max(MIN_INODES)),
+        let count = |size: u64| {
+            if self.engine.podman {
+                String::new()
+            } else {
+                format!(",nr_inodes={}", (size / PAGE).max(MIN_INODES))
+            }
         };
         let options = |size: u64| {
             json!(format!(
@@ -358,9 +364,10 @@ impl CreateRequest<'_> {
             all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), access)?);
             for guarded in self.binds() {
                 let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
-                let host = match guarded.hidden {
-                    true => self.cover(&guarded.path)?,
-                    false => workspace.join(&guarded.path),
+                let host = if guarded.hidden {
+                    self.cover(&guarded.path)?
+                } else {
+                    workspace.join(&guarded.path)
                 };
                 all.push(self.bind(&host, &inside, Access::ReadOnly)?);
             }
@@ -431,12 +438,11 @@ impl CreateRequest<'_> {
             .into_iter()
             .flat_map(|it| it.binds().iter().map(|bind| (it.workspace(), bind)));
         let guarded = guarded.map(|(workspace, bind)| {
-            let found = match bind.hidden {
-                false => rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?,
-                true => {
-                    let cover = self.cover(&bind.path).map_err(io::Error::other)?;
-                    rustix::fs::lstat(&cover)?
-                }
+            let found = if bind.hidden {
+                let cover = self.cover(&bind.path).map_err(io::Error::other)?;
+                rustix::fs::lstat(&cover)?
+            } else {
+                rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?
             };
             let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
             let id = FileId {

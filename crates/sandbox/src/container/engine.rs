@@ -86,16 +86,17 @@ impl ContainerEngine {
             holds: holds(&info),
             cpus: info["NCPU"].as_u64(),
         };
-        match has_option(&info, "seccomp") {
-            true => Ok(engine),
-            false => Err(refused(
+        if has_option(&info, "seccomp") {
+            Ok(engine)
+        } else {
+            Err(refused(
                 ErrorCode::BarrierMissing,
                 format!(
                     "`{}` has no system call filters (seccomp)",
                     socket.display()
                 ),
                 "use an engine that has them, or the native backend",
-            )),
+            ))
         }
     }
 
@@ -140,13 +141,14 @@ fn holds(info: &Value) -> EngineLimits {
 /// Only a local socket: a program's streams and files are passed as descriptors.
 fn local_socket(host: &str) -> Result<PathBuf, SandboxError> {
     let path = host.strip_prefix("unix://").unwrap_or(host);
-    match path.starts_with('/') {
-        true => Ok(PathBuf::from(path)),
-        false => Err(refused(
+    if path.starts_with('/') {
+        Ok(PathBuf::from(path))
+    } else {
+        Err(refused(
             ErrorCode::BackendUnavailable,
             format!("`{}` is not a socket of this machine", host.escape_debug()),
             "a remote container host is not used; give DOCKER_HOST or CONTAINER_HOST as unix:///PATH, or unset it",
-        )),
+        ))
     }
 }
 

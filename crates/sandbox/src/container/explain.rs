@@ -60,12 +60,13 @@ impl ContainerBackend {
             ),
         ));
         // The ways in the order in which they are tried; the network itself decides.
-        let ways = match self.enter_networks && spec.internal_network.is_none() {
-            true => &[
+        let ways = if self.enter_networks && spec.internal_network.is_none() {
+            &[
                 (NetworkOwner::Airlock, ""),
                 (NetworkOwner::ContainerEngine, "if that is not ours to do: "),
-            ][..],
-            false => &[(NetworkOwner::ContainerEngine, "")],
+            ][..]
+        } else {
+            &[(NetworkOwner::ContainerEngine, "")]
         };
         for (power, when) in ways {
             let way = transparent_proxy::plan(spec, *power)?
@@ -92,7 +93,8 @@ impl ContainerBackend {
                 format!("{what} at {}, {access}", inside.as_path().display()),
             )
         }));
-        let (uid, gid) = (spec.user.uid, spec.user.gid);
+        let uid = spec.user.uid;
+        let gid = spec.user.gid;
         let ids = Ids {
             uid,
             gid,

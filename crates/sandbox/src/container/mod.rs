@@ -157,7 +157,7 @@ impl ContainerBackend {
         let engine = self.engine(backend).await?;
         let path = format!("/images/{}/json", escaped(&name.to_string()));
         match engine.api.get(&path).await {
-            Ok(told) => facts(&told, name),
+            Ok(answer) => facts(&answer, name),
             Err(error) if error.is_missing() => Err(refused(
                 ErrorCode::ImageMissing,
                 format!("{} has no image `{}`", engine.name(), name.familiar()),
@@ -290,10 +290,11 @@ impl ContainerBackend {
     pub async fn remove(&self, socket: &Path, id: &str) -> Result<(), SandboxError> {
         let engine = ContainerEngine::open(socket).await?;
         let path = |what| format!("/containers/{}/{what}", escaped(id));
-        let told = engine.api.get(&path("json")).await.unwrap_or_default();
+        let answer = engine.api.get(&path("json")).await.unwrap_or_default();
         // A thawed container notices the closed connection and ends; engines refuse to remove a
         // paused one.
-        if told["State"]["Paused"] == true && engine.api.post(&path("unpause"), None).await.is_ok()
+        if answer["State"]["Paused"] == true
+            && engine.api.post(&path("unpause"), None).await.is_ok()
         {
             _ = tokio::time::timeout(END_TIMEOUT, engine.api.post(&path("wait"), None)).await;
         }
@@ -330,7 +331,7 @@ async fn remove_at_once(engine: &ContainerEngine, id: &str) -> Result<(), Engine
     }
 }
 
-fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+fn facts(answer: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     let texts = |value: &Value| {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter()
@@ -339,19 +340,19 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
             .collect::<Vec<_>>()
     };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let config = &told["Config"];
+    let config = &answer["Config"];
     let labels = config["Labels"].as_object().into_iter().flatten();
     let labels = labels
         .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
         .collect();
-    let id = text(&told["Id"]);
+    let id = text(&answer["Id"]);
     // Of this repository: the same image may have other digests in others.
     let named = |text: &String| {
         let of: ImageRef = text.parse().ok()?;
         let same = (of.registry(), of.repository()) == (name.registry(), name.repository());
         of.digest().filter(|_| same).cloned()
     };
-    let digests: Vec<_> = texts(&told["RepoDigests"])
+    let digests: Vec<_> = texts(&answer["RepoDigests"])
         .iter()
         .filter_map(named)
         .collect();
@@ -446,12 +447,12 @@ async fn check(
 }
 
 async fn check_internal(engine: &ContainerEngine, network: &Id) -> Result<(), SandboxError> {
-    let told = engine
+    let answer = engine
         .api
         .get(&format!("/networks/{}", escaped(network.as_str())))
         .await;
-    let told = told.map_err(of_api("describe the network"))?;
-    match told["Internal"].as_bool() {
+    let answer = answer.map_err(of_api("describe the network"))?;
+    match answer["Internal"].as_bool() {
         Some(true) => Ok(()),
         _ => Err(refused(
             ErrorCode::BarrierMissing,

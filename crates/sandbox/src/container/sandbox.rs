@@ -46,7 +46,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// How long a container may take to end before its engine is told to kill it.
+/// How long a container may take to end before the engine kills it.
 pub(super) const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// The last steps of a program in a container; its namespaces and its user are the engine's work.
 pub(super) const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
@@ -206,10 +206,10 @@ async fn wait_for_init(
             let workspace = handles.next().ok_or(SandboxError::Died)?;
             let mut handles: Vec<_> = handles.collect();
             let intercept = match furnished {
-                Some((plan, told, listeners)) => {
+                Some((plan, sockets, listeners)) => {
                     steps.add(Step::TransparentProxy);
                     handles.extend(listeners);
-                    Some((plan, NetworkOwner::Airlock, told))
+                    Some((plan, NetworkOwner::Airlock, sockets))
                 }
                 None => plan
                     .intercept
@@ -277,7 +277,7 @@ async fn set_up_network(
     };
     let furnished = launcher::set_up_network(network.into(), &plan).await;
     Ok(match furnished {
-        Ok((told, handles)) => (Some((plan.intercept, told, handles)), None),
+        Ok((sockets, handles)) => (Some((plan.intercept, sockets, handles)), None),
         Err(error) => (
             None,
             Some(format!(
@@ -295,7 +295,7 @@ async fn until_ended(engine: &ContainerEngine, id: &str) -> SandboxError {
         .post(&format!("/containers/{}/wait", escaped(id)), None)
         .await;
     let (status, why) = match &ended {
-        Ok(told) => (told["StatusCode"].as_i64().unwrap_or(-1), String::new()),
+        Ok(answer) => (answer["StatusCode"].as_i64().unwrap_or(-1), String::new()),
         Err(error) => (-1, format!(": {error}")),
     };
     refused(
@@ -367,8 +367,9 @@ impl StartedContainer {
             .take(spec.doors.len())
             .map(TcpListener::from)
             .collect();
-        let received =
-            |(plan, power, told)| transparent_proxy::received(&spec, plan, power, told, handles);
+        let received = |(plan, power, sockets)| {
+            transparent_proxy::received(&spec, plan, power, sockets, handles)
+        };
         let arrived = self.intercept.map(received);
         let (intercept, reach, of_passing) = transparent_proxy::parts(arrived);
         notes.extend(self.note.into_iter().chain(of_passing));
@@ -671,14 +672,14 @@ impl Sandbox for ContainerSandbox {
             .filter(|(limit, by)| *limit != "pids" && *by == Enforcer::Rlimit)
             .map(|(limit, _)| limit)
             .collect();
-        let told = format!(
+        let note = format!(
             "no cgroup for {}: held for each process only",
             weaker.join(", ")
         );
         self.notes
             .iter()
             .cloned()
-            .chain((!weaker.is_empty()).then_some(told))
+            .chain((!weaker.is_empty()).then_some(note))
             .collect()
     }
 

@@ -172,11 +172,9 @@ fn let_everybody(path: &Path, mode: u32) -> io::Result<()> {
 /// it is of another version. Its draft is in the folder of this run: no other process writes there,
 /// and a sweep finds it.
 fn put_init(state: &Path, folder: &Path) -> io::Result<()> {
-    let (shared, own, draft) = (
-        state.join(FOLDER).join(INIT),
-        folder.join("init"),
-        folder.join(DRAFT),
-    );
+    let shared = state.join(FOLDER).join(INIT);
+    let own = folder.join("init");
+    let draft = folder.join(DRAFT);
     if fs::read(&shared).is_ok_and(|found| found == init::LAUNCHER) {
         return fs::hard_link(&shared, &own);
     }

@@ -173,9 +173,10 @@ impl DenialWatcher {
         }
         self.full = self.seen.len() == MAX_DENIALS;
         // The receiver may be gone.
-        _ = self.tell.try_send(match self.full {
-            true => DenialEvent::More,
-            false => DenialEvent::Denied(denial.clone()),
+        _ = self.tell.try_send(if self.full {
+            DenialEvent::More
+        } else {
+            DenialEvent::Denied(denial.clone())
         });
         self.seen.push(denial);
     }
@@ -223,12 +224,11 @@ impl DenialWatcher {
             place,
             by_layer,
         } = change(notification, action, places?, &self.rules)?;
-        let (what, rule, allow_with) = match by_layer {
-            true => self.rules.against_renaming(),
-            false => {
-                let (rule, allow_with) = self.rules.against(&place, &target)?;
-                ("write", rule, allow_with)
-            }
+        let (what, rule, allow_with) = if by_layer {
+            self.rules.against_renaming()
+        } else {
+            let (rule, allow_with) = self.rules.against(&place, &target)?;
+            ("write", rule, allow_with)
         };
         let by_that_rule = match errno {
             // A file exists: denied only if it is a cover that keeps the name from being used.
@@ -274,7 +274,8 @@ impl DenialWatcher {
         }
         let stream = sockopt::socket_type(&socket).ok()? == SocketType::STREAM;
         let (errno, allow_with) = self.rules.against_connection(to, stream)?;
-        let (what, rule) = ("connect".to_owned(), "network".to_owned());
+        let what = "connect".to_owned();
+        let rule = "network".to_owned();
         Some((
             errno,
             Denial {
@@ -439,7 +440,8 @@ fn refused(notification: &SeccompNotification) -> Option<Denial> {
         "prlimit64" => format!("pid {first}"),
         _ => String::new(),
     };
-    let (rule, allow_with) = ("syscall_filter".to_owned(), "nothing".to_owned());
+    let rule = "syscall_filter".to_owned();
+    let allow_with = "nothing".to_owned();
     Some(Denial {
         what: what.to_owned(),
         target,

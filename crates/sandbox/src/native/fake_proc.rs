@@ -155,10 +155,8 @@ pub(crate) fn root_entries(limits: &Limits) -> Result<Vec<RootEntry>, SandboxErr
 fn cpu(number: u32, processors: u32) -> [(String, RootEntryKind, String); 4] {
     let folder = format!("{CPU}/cpu{number}");
     let topology = format!("{folder}/topology");
-    let (alone, all) = (
-        format!("{topology}/thread_siblings"),
-        format!("{topology}/core_siblings"),
-    );
+    let alone = format!("{topology}/thread_siblings");
+    let all = format!("{topology}/core_siblings");
     let (kind, siblings) = match number {
         0 => (RootEntryKind::File, mask(0..processors)),
         _ => (
@@ -295,7 +293,7 @@ mod tests {
         }
     }
 
-    fn told(memory: u64, cpus: Option<u32>, processors: u32) -> BTreeMap<String, String> {
+    fn described(memory: u64, cpus: Option<u32>, processors: u32) -> BTreeMap<String, String> {
         describe(&host(), &limits(memory, cpus), processors)
             .into_iter()
             .collect()
@@ -311,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_limit_of_one_and_a_half_cpus_shows_two() {
-        let told = told(512 << 20, Some(1500), whole_cpus(Cpus(1500)));
+        let files = described(512 << 20, Some(1500), whole_cpus(Cpus(1500)));
         let expected = [
             ("sys/devices/system/cpu/online", "0-1\n"),
             ("sys/devices/system/cpu/possible", "0-63\n"),
@@ -320,25 +318,25 @@ mod tests {
             ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/memory.max", "536870912\n"),
         ];
-        let sys: Vec<_> = told
+        let sys: Vec<_> = files
             .iter()
             .map(|(path, text)| (path.as_str(), text.as_str()))
             .collect();
         assert_eq!(sys[3..], expected);
-        let meminfo = &told["run/airlock/meminfo"];
+        let meminfo = &files["run/airlock/meminfo"];
         assert!(
             meminfo.starts_with("MemTotal:         524288 kB\nMemFree:          524288 kB\n"),
             "{meminfo}"
         );
         let one = "processor\t: 1\nvendor_id\t: Maker\nmodel\t\t: 17\nflags\t\t: fpu sse\nmodel name\t: airlock\n\
                    physical id\t: 0\nsiblings\t: 2\ncore id\t\t: 1\ncpu cores\t: 2\n\n";
-        assert!(told["run/airlock/cpuinfo"].ends_with(one), "{told:?}");
+        assert!(files["run/airlock/cpuinfo"].ends_with(one), "{files:?}");
     }
 
     #[test]
     fn no_more_memory_is_shown_than_the_host_has() {
         let total = |memory| {
-            told(memory, None, 1)["run/airlock/meminfo"]
+            described(memory, None, 1)["run/airlock/meminfo"]
                 .lines()
                 .next()
                 .unwrap()
@@ -384,9 +382,9 @@ mod tests {
         #[test]
         fn every_file_reads_back_as_the_limit(memory in 1u64 << 20..1 << 40, cpus in 10u32..=1_024_000) {
             let processors = whole_cpus(Cpus(cpus));
-            let told = told(memory, Some(cpus), processors);
+            let files = described(memory, Some(cpus), processors);
             let line = |path: &str, name: &str| -> u64 {
-                let found = told[path].lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                let found = files[path].lines().find_map(|line| line.strip_prefix(name)).unwrap();
                 found.trim_end_matches(" kB").trim().parse().unwrap()
             };
             for name in ["MemTotal:", "MemFree:", "MemAvailable:"] {
@@ -394,16 +392,16 @@ mod tests {
             }
             prop_assert_eq!(line("run/airlock/meminfo", "SwapTotal:"), 0);
             prop_assert_eq!(line("sys/fs/cgroup/memory.max", ""), memory);
-            let (quota, period) = told["sys/fs/cgroup/cpu.max"].trim().split_once(' ').unwrap();
+            let (quota, period) = files["sys/fs/cgroup/cpu.max"].trim().split_once(' ').unwrap();
             let (quota, period): (u64, u64) = (quota.parse().unwrap(), period.parse().unwrap());
             prop_assert_eq!(quota * 1000 / period, u64::from(cpus));
             let lines = |path: &str, start: &str| {
-                told[path].lines().filter(|line| line.starts_with(start)).count() as u32
+                files[path].lines().filter(|line| line.starts_with(start)).count() as u32
             };
             prop_assert_eq!(lines("run/airlock/cpuinfo", "processor"), processors);
             // One for all, and one for each.
             prop_assert_eq!(lines("run/airlock/stat", "cpu"), processors + 1);
-            prop_assert_eq!(count(&told["sys/devices/system/cpu/online"]), processors);
+            prop_assert_eq!(count(&files["sys/devices/system/cpu/online"]), processors);
             prop_assert!(processors * 1000 >= cpus && (processors - 1) * 1000 < cpus);
         }
     }

@@ -201,7 +201,7 @@ pub(crate) async fn set_up_network(
     // The process ends after its report.
     child.wait().map_err(failed("wait for"))?;
     match report {
-        Some((Report::NetworkReady(told), handles)) => Ok((told, handles)),
+        Some((Report::NetworkReady(sockets), handles)) => Ok((sockets, handles)),
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
         Some(_) | None => Err(SandboxError::Died),
     }

@@ -360,7 +360,8 @@ impl NativeBackend {
                 }
                 let who = ProgramIdentity::new(spec, self.invoking_user, name, Some(owner));
                 let mut made = self.ask(spec, who, launcher, resources).await?;
-                let (uid, shown) = (owner.uid, path.display());
+                let uid = owner.uid;
+                let shown = path.display();
                 made.notes.push(format!(
                     "`{shown}` cannot be idmapped: the program is its owner, uid {uid}, outside"
                 ));
@@ -377,12 +378,13 @@ impl NativeBackend {
         resources: &HostResources,
     ) -> Result<Option<Arc<Launcher>>, SandboxError> {
         let placement = placement(resources)?;
-        match placement.v1.is_empty() {
-            true => Ok(None),
-            false => launcher
+        if placement.v1.is_empty() {
+            Ok(None)
+        } else {
+            launcher
                 .cgroup_forker(&placement.v1)
                 .await
-                .map(|cgroup_forker| Some(Arc::new(cgroup_forker))),
+                .map(|cgroup_forker| Some(Arc::new(cgroup_forker)))
         }
     }
 
@@ -521,9 +523,10 @@ impl NativeBackend {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
         let channel = Arc::new(made.channel);
-        let watch = match made.plan.watch_mounts {
-            true => Some(watch_mounts(handles.next(), &channel, spec, resources)?),
-            false => None,
+        let watch = if made.plan.watch_mounts {
+            Some(watch_mounts(handles.next(), &channel, spec, resources)?)
+        } else {
+            None
         };
         let terminal = if made.plan.terminal {
             handles.next()
@@ -665,9 +668,10 @@ fn check_same(
         source: source.into(),
     };
     let found = rustix::fs::fstat(protection.workspace()).map_err(look)?;
-    match (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
-        true => Ok(()),
-        false => Err(look(rustix::io::Errno::STALE)),
+    if (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
+        Ok(())
+    } else {
+        Err(look(rustix::io::Errno::STALE))
     }
 }
 

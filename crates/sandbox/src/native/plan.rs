@@ -283,7 +283,8 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
         fs::metadata(path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
     };
-    let (mount, workspace) = (path_of(mount), path_of(workspace));
+    let mount = path_of(mount);
+    let workspace = path_of(workspace);
     // A folder above the workspace shows all of it; one within it only the protected names below.
     if workspace.ancestors().any(|way| way == mount || same(way)) {
         return true;
@@ -336,11 +337,12 @@ pub(crate) fn check_exact(
     path: &Path,
     (device, inode): (u64, u64),
 ) -> Result<(), SandboxError> {
-    match spec.admits(path, FileId { device, inode }) {
-        true => Ok(()),
-        false => Err(SandboxError::Replaced {
+    if spec.admits(path, FileId { device, inode }) {
+        Ok(())
+    } else {
+        Err(SandboxError::Replaced {
             path: path.to_owned(),
-        }),
+        })
     }
 }
 
@@ -622,13 +624,14 @@ pub(super) fn check_stays(
     spec: &SandboxSpec,
     can_be_looked_into: bool,
 ) -> Result<(), SandboxError> {
-    match spec.stays && can_be_looked_into {
-        true => Err(MissingBarrier::new(
+    if spec.stays && can_be_looked_into {
+        Err(MissingBarrier::new(
             "own_user",
             "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
         )
-        .into()),
-        false => Ok(()),
+        .into())
+    } else {
+        Ok(())
     }
 }
 

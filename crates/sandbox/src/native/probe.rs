@@ -34,7 +34,8 @@ pub fn spare_ids() -> Option<SpareIds> {
 }
 
 fn spare(users: &str, groups: &str) -> Option<SpareIds> {
-    let (users, groups) = (extents(users), extents(groups));
+    let users = extents(users);
+    let groups = extents(groups);
     let mapped = |ids: &SpareIds| {
         let within = |all: &[(u64, u64)]| {
             let (first, end) = (

@@ -412,9 +412,12 @@ fn sockets_note(sockets: &[PathBuf]) -> Option<String> {
 
 /// Of paths that a program changed and that stay, those that toolchains or agents obey.
 pub fn noted_paths<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
-    let noted = |path: &'a Path| match names::is_noted(path) {
-        true => Some(path),
-        false => names::environment(path),
+    let noted = |path: &'a Path| {
+        if names::is_noted(path) {
+            Some(path)
+        } else {
+            names::environment(path)
+        }
     };
     let noted: BTreeSet<_> = paths.filter_map(noted).map(Path::to_owned).collect();
     noted.into_iter().collect()

@@ -275,7 +275,9 @@ fn within_shown(folder: &Path) -> Option<PathBuf> {
 }
 
 fn users(entries: &mut RootEntries, user: User) -> Result<(), SandboxError> {
-    let (uid, gid, home) = (user.uid, user.gid, spec::HOME);
+    let uid = user.uid;
+    let gid = user.gid;
+    let home = spec::HOME;
     let nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin";
     let agent = format!("agent:x:{uid}:{gid}:agent:{home}:/bin/sh");
     entries.add(

@@ -379,9 +379,10 @@ fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     let (name, value) = line.split_at(middle);
     let value = trim(value.get(1..).unwrap_or_default());
     let is_text = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
-    match is_token(name) && value.iter().all(is_text) {
-        true => Ok((name, value)),
-        false => Err(RequestError::Malformed("a header is malformed")),
+    if is_token(name) && value.iter().all(is_text) {
+        Ok((name, value))
+    } else {
+        Err(RequestError::Malformed("a header is malformed"))
     }
 }
 
@@ -396,11 +397,12 @@ fn check_connection(values: &[&[u8]]) -> Result<(), RequestError> {
         .iter()
         .flat_map(|value| value.split(|byte| *byte == b','))
         .map(trim);
-    match options.all(known) {
-        true => Ok(()),
-        false => Err(RequestError::Malformed(
+    if options.all(known) {
+        Ok(())
+    } else {
+        Err(RequestError::Malformed(
             "Connection may only say close or keep-alive",
-        )),
+        ))
     }
 }
 
@@ -456,7 +458,8 @@ fn leaves_prefix(target: &[u8]) -> bool {
 }
 
 fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
-    let (mut found, mut rest) = (Vec::with_capacity(text.len()), text);
+    let mut found = Vec::with_capacity(text.len());
+    let mut rest = text;
     while let Some((first, others)) = rest.split_first() {
         match rest.strip_prefix(from) {
             Some(after) => {

@@ -15,8 +15,10 @@ fn passed(
     size: usize,
     rewrite: &RequestRewrite,
 ) -> Result<(Vec<u8>, RequestState, Vec<u8>), RequestError> {
-    let (mut state, mut inbox, mut up, mut sent) =
-        (RequestState::Head, Vec::new(), Vec::new(), Vec::new());
+    let mut state = RequestState::Head;
+    let mut inbox = Vec::new();
+    let mut up = Vec::new();
+    let mut sent = Vec::new();
     for piece in request.chunks(size) {
         inbox.extend_from_slice(piece);
         state.advance(&mut inbox, &mut up, rewrite)?;
@@ -180,7 +182,8 @@ fn no_path_leads_out_of_a_prefix() {
 
 #[test]
 fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
-    let (mut state, mut to) = (ResponseState::Head, Vec::new());
+    let mut state = ResponseState::Head;
+    let mut to = Vec::new();
     let mut from = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n\
         Content-Type: text/event-stream\r\n\r\ndata: 1\n"
         .to_vec();
@@ -207,7 +210,8 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
 
 #[test]
 fn heads_that_only_say_go_on_wait_for_room() {
-    let (one, mut to) = ("HTTP/1.1 100 Continue\r\n\r\n", Vec::new());
+    let one = "HTTP/1.1 100 Continue\r\n\r\n";
+    let mut to = Vec::new();
     for _ in 0..3 {
         ResponseState::Head
             .advance(&mut one.repeat(4000).into_bytes(), &mut to)
@@ -228,12 +232,10 @@ fn a_full_buffer_waits_and_loses_nothing() {
         "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let (mut state, mut from, mut to, mut sent) = (
-        RequestState::Head,
-        [head.as_bytes(), &body].concat(),
-        Vec::new(),
-        Vec::new(),
-    );
+    let mut state = RequestState::Head;
+    let mut from = [head.as_bytes(), &body].concat();
+    let mut to = Vec::new();
+    let mut sent = Vec::new();
     while state != RequestState::Done || !to.is_empty() {
         state.advance(&mut from, &mut to, &rewrite).unwrap();
         assert!(to.len() <= BUFFER_BYTES + MAX_HEAD_BYTES);
@@ -248,10 +250,11 @@ proptest! {
         name in "[A-Za-z-]{1,12}", value in "[ -~]{0,20}", body in proptest::collection::vec(any::<u8>(), 0..50),
         size in 1usize..40, chunked in any::<bool>(),
     ) {
-        let framing = match chunked {
-            true => "Transfer-Encoding: chunked".to_owned(),
-            false => format!("Content-Length: {}", body.len()),
-        };
+        let framing = if chunked {
+"Transfer-Encoding: chunked".to_owned()
+} else {
+format!("Content-Length: {}", body.len())
+};
         let body = match chunked {
             true if body.is_empty() => b"0\r\n\r\n".to_vec(),
             true => [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n0\r\n\r\n"].concat(),

@@ -127,7 +127,8 @@ fn target(settings: &mut Settings) -> Result<Option<BridgeTarget>, EntryError> {
             }
             let promised_by = promised_by.unwrap_or("by being there");
             check_socket(&path, promised_by)?;
-            let (address, names) = (UpstreamAddress::Unix(path), NameResolver::default());
+            let address = UpstreamAddress::Unix(path);
+            let names = NameResolver::default();
             Ok(Some(BridgeTarget {
                 address,
                 rewrite: None,

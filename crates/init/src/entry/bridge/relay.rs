@@ -82,7 +82,8 @@ struct ConnectionEnd;
 
 /// Serves until the process that holds the other end of `lifeline` ends.
 pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, target: &BridgeTarget) {
-    let (mut connections, most) = (Vec::new(), max_connections());
+    let mut connections = Vec::new();
+    let most = max_connections();
     loop {
         let (ready, due) = match wait(listener, lifeline, &connections, connections.len() < most) {
             Some(ready) => ready,
@@ -437,12 +438,12 @@ impl Connection {
         let UpstreamLink::Open(upstream) = &self.upstream_link else {
             return Ok(false);
         };
-        let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
+        let upstream = upstream.as_fd();
+        let up = &mut self.up;
+        let down = &mut self.down;
         let Some(exchange) = &mut self.exchange else {
-            let (sent, read) = (
-                drain(upstream, &mut up.bytes),
-                fill(upstream, &mut down.bytes, &mut down.ended),
-            );
+            let sent = drain(upstream, &mut up.bytes);
+            let read = fill(upstream, &mut down.bytes, &mut down.ended);
             if sent.is_err() || read.is_err() {
                 // The upstream may have responded and closed before it read everything: its
                 // response counts.

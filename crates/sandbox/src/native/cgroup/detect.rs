@@ -15,7 +15,8 @@ const BE_ROOT: &str =
 
 /// Keeps the usable trees.
 pub(super) fn judge(trees: &CgroupTrees) -> CgroupHost {
-    let (missing, freezer) = (BTreeMap::new(), freezer(trees));
+    let missing = BTreeMap::new();
+    let freezer = freezer(trees);
     let mut host = CgroupHost {
         v1: Vec::new(),
         v2: None,
@@ -59,12 +60,15 @@ fn freezer(trees: &CgroupTrees) -> Result<(Version, Subtree), MissingController>
         .v1
         .iter()
         .find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
-    let first = first.map(|tree| match writable(&tree.own, true) {
-        true => Ok((Version::V1, subtree(&tree.top, &tree.own))),
-        false => Err(MissingController {
-            why: not_ours(&tree.own),
-            remedy: BE_ROOT,
-        }),
+    let first = first.map(|tree| {
+        if writable(&tree.own, true) {
+            Ok((Version::V1, subtree(&tree.top, &tree.own)))
+        } else {
+            Err(MissingController {
+                why: not_ours(&tree.own),
+                remedy: BE_ROOT,
+            })
+        }
     });
     match (second, first) {
         (Some(Ok(found)), _) | (_, Some(Ok(found))) => Ok(found),
@@ -190,7 +194,8 @@ fn crowded(own: &Path, controllers: &[Controller]) -> Option<MissingController> 
     }
     let strangers = v2::strangers(own);
     let first = strangers.first()?;
-    let (cgroup, others) = (own.display(), strangers.len());
+    let cgroup = own.display();
+    let others = strangers.len();
     let why =
         format!("our cgroup `{cgroup}` is shared: process {first} is not ours ({others} in all)");
     Some(MissingController {
@@ -200,9 +205,10 @@ fn crowded(own: &Path, controllers: &[Controller]) -> Option<MissingController> 
 }
 
 fn not_ours(own: &Path) -> String {
-    match own.exists() {
-        true => format!("our cgroup `{}` is not ours to write in", own.display()),
-        false => format!("our cgroup `{}` is gone or cannot be seen", own.display()),
+    if own.exists() {
+        format!("our cgroup `{}` is not ours to write in", own.display())
+    } else {
+        format!("our cgroup `{}` is gone or cannot be seen", own.display())
     }
 }
 

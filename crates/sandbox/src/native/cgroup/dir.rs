@@ -101,11 +101,12 @@ fn set_as(dir: &Path, file: &str, limit: &str, took: impl Fn(&str) -> bool) -> i
     let named = |source: io::Error| io::Error::new(source.kind(), format!("`{file}`: {source}"));
     write(dir, file, limit).map_err(named)?;
     let back = read(dir, file).map_err(named)?;
-    match took(&back) {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if took(&back) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "`{file}` was set to `{limit}` and reads back `{back}`"
-        ))),
+        )))
     }
 }
 
@@ -119,7 +120,8 @@ pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
 
 /// The directories below it, deepest first.
 pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
-    let (mut found, mut next) = (Vec::new(), vec![(dir.to_owned(), 0)]);
+    let mut found = Vec::new();
+    let mut next = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = next.pop() {
         let Ok(entries) = fs::read_dir(&dir) else {
             continue;

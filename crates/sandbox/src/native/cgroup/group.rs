@@ -21,7 +21,8 @@ pub(super) fn removed(
     name: &Id,
     attempts: Vec<(PathBuf, io::Result<()>)>,
 ) -> Result<(), CgroupError> {
-    let (mut left, mut first) = (Vec::new(), None);
+    let mut left = Vec::new();
+    let mut first = None;
     for (at, done) in attempts {
         match (done, at.parent()) {
             (Ok(()), Some(parent)) => drop(fs::remove_dir(parent)), // refused while another run is in it
@@ -102,7 +103,9 @@ impl RunCgroups {
         limits: &Limits,
         shortfalls: BTreeMap<Controller, String>,
     ) -> RunCgroups {
-        let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
+        let name = name.clone();
+        let prefix = prefix.to_owned();
+        let limits = limits.clone();
         let freezer = Err(("it was not made for that".to_owned(), "make it to stay"));
         RunCgroups {
             name,
@@ -124,8 +127,8 @@ impl RunCgroups {
         let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
-                let (controllers, counts) =
-                    (tree.controllers.clone(), CounterFiles::new(at.clone()));
+                let controllers = tree.controllers.clone();
+                let counts = CounterFiles::new(at.clone());
                 self.members.push(GroupMember {
                     at: at.clone(),
                     version,

@@ -225,11 +225,10 @@ fn killing_a_group_ends_its_tenant_and_nobody_else() {
     let Some(host) = host_with_cgroups("kill") else {
         return;
     };
-    let (group, other) = (
-        host.make(&unique("kill"), &limits()).unwrap(),
-        host.make(&unique("other"), &limits()).unwrap(),
-    );
-    let (child, mut bystander) = (tenant(&group), tenant(&other));
+    let group = host.make(&unique("kill"), &limits()).unwrap();
+    let other = host.make(&unique("other"), &limits()).unwrap();
+    let child = tenant(&group);
+    let mut bystander = tenant(&other);
     group.kill().unwrap();
     assert!(killed(child));
     assert!(bystander.try_wait().unwrap().is_none());
@@ -354,11 +353,10 @@ fn only_a_group_that_stays_has_a_place_in_a_freezer() {
     let Some(host) = host_with_cgroups("freeze") else {
         return;
     };
-    let (stays, passes) = (unique("stays"), unique("passes"));
-    let (stays, passes) = (
-        host.make_to_stay(&stays, &limits()).unwrap(),
-        host.make(&passes, &limits()).unwrap(),
-    );
+    let stays = unique("stays");
+    let passes = unique("passes");
+    let stays = host.make_to_stay(&stays, &limits()).unwrap();
+    let passes = host.make(&passes, &limits()).unwrap();
     assert!(stays.freezer().is_ok() && passes.freezer().is_err());
     assert!(
         passes
@@ -418,7 +416,8 @@ fn runs_of_two_owners_with_one_name_do_not_meet() {
     let Some(host) = host_with_cgroups("runs of two owners with one name do not meet") else {
         return;
     };
-    let (one, other) = (host.clone().owned_by("one"), host.owned_by("other"));
+    let one = host.clone().owned_by("one");
+    let other = host.owned_by("other");
     let name = unique("twice");
     let child = tenant(&one.make(&name, &limits()).unwrap());
     other.make(&name, &limits()).unwrap();
@@ -491,7 +490,8 @@ fn a_run_below_another_cgroup_is_removed_when_empty_and_never_killed() {
     let Some(host) = host_with_cgroups("far") else {
         return;
     };
-    let (name, elsewhere) = (unique("far"), unique("elsewhere"));
+    let name = unique("far");
+    let elsewhere = unique("elsewhere");
     let tops: Vec<_> = host
         .trees()
         .map(|tree| tree.own.join(elsewhere.as_str()))
@@ -647,8 +647,10 @@ fn cpu_is_held_by_what_holds_all_that_was_asked_for() {
         let which = which.to_vec();
         move |wanted| which.contains(&wanted).then_some(Enforcer::CgroupV2)
     };
-    let (share, time) = (Controller::CpuShare, Controller::CpuTime);
-    let (cpus, cpu_time) = (limits().cpus, limits().cpu_time);
+    let share = Controller::CpuShare;
+    let time = Controller::CpuTime;
+    let cpus = limits().cpus;
+    let cpu_time = limits().cpu_time;
     assert!(cpus.is_some() && cpu_time.is_some());
     let cgroup = Enforcer::CgroupV2;
     for (cpus, cpu_time, there, expected) in [

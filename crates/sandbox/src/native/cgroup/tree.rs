@@ -48,12 +48,15 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
     let mut trees = CgroupTrees::default();
     for mounted in lines(mountinfo).filter_map(mounted) {
         // The first mount that contains us counts; a second mount of a tree shows the same.
-        let member = members.iter().find(|member| match mounted.v2 {
-            true => member.controllers.is_empty(),
-            false => member
-                .controllers
-                .iter()
-                .any(|name| mounted.controllers.contains(name)),
+        let member = members.iter().find(|member| {
+            if mounted.v2 {
+                member.controllers.is_empty()
+            } else {
+                member
+                    .controllers
+                    .iter()
+                    .any(|name| mounted.controllers.contains(name))
+            }
         });
         let Some(own) = member.and_then(|member| reach(&mounted, &member.path)) else {
             continue;
@@ -67,10 +70,10 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
             own,
             controllers: mounted.controllers,
         };
-        match mounted.v2 {
-            true => trees.v2 = trees.v2.or(Some(tree)),
-            false if known => {}
-            false => trees.v1.push(tree),
+        if mounted.v2 {
+            trees.v2 = trees.v2.or(Some(tree));
+        } else if !known {
+            trees.v1.push(tree);
         }
     }
     trees
@@ -100,7 +103,9 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// `4:memory:/some/path`, `0::/some/path`; the path may hold colons.
 fn membership(line: &[u8]) -> Option<Membership> {
     let mut parts = line.splitn(3, |byte| *byte == b':');
-    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let number = parts.next()?;
+    let controllers = parts.next()?;
+    let path = parts.next()?;
     if controllers.is_empty() != (number == b"0") || !path.starts_with(b"/") {
         return None;
     }
@@ -113,7 +118,8 @@ fn membership(line: &[u8]) -> Option<Membership> {
 /// `35 31 0:32 ROOT POINT options [optional…] - cgroup source options,memory`.
 fn mounted(line: &[u8]) -> Option<CgroupMount> {
     let words: Vec<_> = line.split(|byte| *byte == b' ').collect();
-    let (root, point) = (words.get(3)?, words.get(4)?);
+    let root = words.get(3)?;
+    let point = words.get(4)?;
     let dash = 6 + words.get(6..)?.iter().position(|word| *word == b"-")?;
     let v2 = match *words.get(dash + 1)? {
         b"cgroup2" => true,
@@ -121,7 +127,8 @@ fn mounted(line: &[u8]) -> Option<CgroupMount> {
         _ => return None,
     };
     let options = names(words.get(dash + 3)?);
-    let (root, point) = (bytes(unescaped(root)), bytes(unescaped(point)));
+    let root = bytes(unescaped(root));
+    let point = bytes(unescaped(point));
     let controllers = if v2 { Vec::new() } else { options };
     (root.is_absolute() && point.is_absolute()).then_some(CgroupMount {
         v2,

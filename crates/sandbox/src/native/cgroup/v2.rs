@@ -80,9 +80,10 @@ pub(super) fn strangers(own: &Path) -> Vec<i32> {
 
 /// Makes our cgroup able to delegate these: where it does not yet, we have to leave it.
 pub(super) fn make_room(own: &Path, wanted: &[Controller]) -> io::Result<()> {
-    match is_root(own) || hands_down(own, wanted) {
-        true => Ok(()),
-        false => step_aside(own),
+    if is_root(own) || hands_down(own, wanted) {
+        Ok(())
+    } else {
+        step_aside(own)
     }
 }
 
@@ -206,9 +207,11 @@ pub(super) fn limit(
 /// `memory.oom.group` stays 0: it must be possible to kill one process alone.
 fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
     dir::set_bytes(dir, "memory.max", bytes)?;
-    match dir.join("memory.swap.max").exists() {
-        true => dir::set(dir, "memory.swap.max", "0"),
-        false => Ok(()), // swap is not accounted on this host
+    if dir.join("memory.swap.max").exists() {
+        dir::set(dir, "memory.swap.max", "0")
+    } else {
+        // swap is not accounted on this host
+        Ok(())
     }
 }
 

@@ -133,9 +133,10 @@ impl SandboxFiles {
             }
             Ok(file) if writes && kind(&file)? == FileType::RegularFile => {
                 // Truncation is checked before permissions.
-                match flags.contains(OFlags::TRUNC) && read_only(&file) {
-                    true => at(Errno::ROFS, path_of(&file)),
-                    false => write_to(&file),
+                if flags.contains(OFlags::TRUNC) && read_only(&file) {
+                    at(Errno::ROFS, path_of(&file))
+                } else {
+                    write_to(&file)
                 }
             }
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => {
@@ -201,7 +202,8 @@ impl SandboxFiles {
             return None;
         }
         let source = self.look(without_slashes(from), false).ok()?;
-        let (old, new) = (self.name(from)?, self.name(to)?);
+        let old = self.name(from)?;
+        let new = self.name(to)?;
         let crosses = mount(&old.folder)? != mount(&new.folder)?;
         if crosses {
             // Programs that move a file copy it then, if the new name is possible.
@@ -238,7 +240,8 @@ impl SandboxFiles {
             return None;
         }
         let top = self.look(Path::new(WORKSPACE), false).ok()?;
-        let (target, into) = (path_of(source)?, path_of(folders[1])?);
+        let target = path_of(source)?;
+        let into = path_of(folders[1])?;
         let path = target.strip_prefix(WORKSPACE).ok()?;
         let is_there = !path.as_os_str().is_empty() && mount(source)? == mount(&top)?;
         let may = [source, folders[0], folders[1]]
@@ -283,7 +286,8 @@ fn known(flags: AtFlags, all: AtFlags) -> Option<()> {
 /// The denial if one name cannot replace another, both in one folder or mount.
 fn replace(source: &OwnedFd, target: &OwnedFd) -> Option<DeniedChange> {
     let [one, other] = [source, target].map(|file| rustix::fs::fstat(file).ok());
-    let (one, other) = (one?, other?);
+    let one = one?;
+    let other = other?;
     // Two hard links of one file: the call does nothing.
     if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino) {
         return None;

@@ -62,9 +62,10 @@ impl DenialRules {
             below: true,
             rule: Some((
                 "protected",
-                match bind.hidden {
-                    true => "nothing".to_owned(),
-                    false => format!("--allow-protected {}", bind.path.display()),
+                if bind.hidden {
+                    "nothing".to_owned()
+                } else {
+                    format!("--allow-protected {}", bind.path.display())
                 },
             )),
         });
@@ -74,18 +75,23 @@ impl DenialRules {
             below: true,
             rule: Some((
                 "mount",
-                match can_be_written(folder) {
-                    true => format!("--workspace {}", folder.display()),
-                    false => "nothing".to_owned(),
+                if can_be_written(folder) {
+                    format!("--workspace {}", folder.display())
+                } else {
+                    "nothing".to_owned()
                 },
             )),
         });
         let protected = read_only.chain(protected);
         let mounts = spec.mounts.iter().map(|mount| {
-            let (host, inside) = (mount.host.display(), mount.inside.as_path());
-            let remedy = || match spec.git.contains_key(&mount.host) {
-                true => ("protected", "--allow-protected .git".to_owned()),
-                false => ("mount", format!("--mount {host}:{}:rw", inside.display())),
+            let host = mount.host.display();
+            let inside = mount.inside.as_path();
+            let remedy = || {
+                if spec.git.contains_key(&mount.host) {
+                    ("protected", "--allow-protected .git".to_owned())
+                } else {
+                    ("mount", format!("--mount {host}:{}:rw", inside.display()))
+                }
             };
             let rule = (mount.access == Access::ReadOnly).then(remedy);
             RuledPath {

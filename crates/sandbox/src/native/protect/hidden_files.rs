@@ -125,9 +125,10 @@ impl<'a> HiddenFiles<'a> {
             );
             return Err(io::Error::other(message));
         }
-        match hides {
-            true => self.found.push(path.to_owned()),
-            false => self.sockets.push(path.to_owned()),
+        if hides {
+            self.found.push(path.to_owned())
+        } else {
+            self.sockets.push(path.to_owned())
         }
         Ok(hides)
     }

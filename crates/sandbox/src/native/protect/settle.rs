@@ -159,9 +159,10 @@ impl WorkspaceCleaner<'_> {
         let above = visit.path.parent().unwrap_or(Path::new(""));
         let there = rustix::fs::fstat(beneath::open_folder(self.workspace, above)?)?;
         let here = rustix::fs::fstat(visit.folder)?;
-        match (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
-            true => Ok(()),
-            false => Err(io::Error::other("its folder was moved meanwhile")),
+        if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
+            Ok(())
+        } else {
+            Err(io::Error::other("its folder was moved meanwhile"))
         }
     }
 
@@ -441,9 +442,10 @@ impl WorkspaceCleaner<'_> {
         if self.findings.problem_count > MAX_PROBLEMS {
             return;
         }
-        let path = match path.as_os_str().is_empty() {
-            true => ".".to_owned(),
-            false => path.to_string_lossy().escape_debug().to_string(),
+        let path = if path.as_os_str().is_empty() {
+            ".".to_owned()
+        } else {
+            path.to_string_lossy().escape_debug().to_string()
         };
         self.findings.problems.push(format!(
             "`{path}` in the workspace could not be checked or taken out: {error}; look at it before you use the folder"

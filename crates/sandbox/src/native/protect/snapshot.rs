@@ -333,11 +333,12 @@ impl WorkspaceSnapshot {
 
 fn count_text(bytes: &mut usize, path: &Path, target: &OsStr) -> io::Result<()> {
     *bytes += LINE_BYTES + 2 * (path.as_os_str().len() + target.len());
-    match *bytes > MAX_START_BYTES {
-        true => Err(io::Error::other(
+    if *bytes > MAX_START_BYTES {
+        Err(io::Error::other(
             "it has too many links, sockets or devices",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

@@ -224,9 +224,10 @@ impl Walk<'_> {
             return;
         }
         let opened = beneath::open_folder(self.root, &self.path).and_then(|folder| {
-            match id(&folder)? == level.id {
-                true => Ok(folder),
-                false => Err(io::Error::other("it was replaced meanwhile")),
+            if id(&folder)? == level.id {
+                Ok(folder)
+            } else {
+                Err(io::Error::other("it was replaced meanwhile"))
             }
         });
         match opened {
