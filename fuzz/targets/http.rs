@@ -7,7 +7,7 @@
 
 use init::entry::{
     bridge::{
-        http::{RequestError, RequestRewrite, RequestState, ResponseState},
+        http::{BridgeRequestError, RequestRewrite, RequestState, ResponseState},
         url,
     },
     environment::Token,
@@ -33,7 +33,7 @@ fuzz_target!(|input: &[u8]| {
     _ = ResponseState::default().advance(&mut answer, &mut Vec::new());
 });
 
-fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, RequestState), RequestError> {
+fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, RequestState), BridgeRequestError> {
     let url = url::parse(b"http://up/prefix").expect("it is a URL");
     let token = Token::new(b"t0ken".to_vec()).expect("it is a token");
     let rewrite = RequestRewrite::new(url, token);

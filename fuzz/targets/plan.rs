@@ -7,7 +7,7 @@
 
 use init::{
     plan::{ProgramPlan, SandboxPlan, TemplatePlan},
-    protocol::{Command, Report, Request},
+    protocol::{SandboxCommand, Report, LauncherRequest},
     wire::{self, Wire},
 };
 use libfuzzer_sys::fuzz_target;
@@ -31,8 +31,8 @@ fuzz_target!(|input: &[u8]| {
         b't' => check::<TemplatePlan>(bytes),
         b'b' => check::<SandboxPlan>(bytes),
         b'p' => check::<ProgramPlan>(bytes),
-        b'q' => check::<Request>(bytes),
-        b'c' => check::<Command>(bytes),
+        b'q' => check::<LauncherRequest>(bytes),
+        b'c' => check::<SandboxCommand>(bytes),
         b'r' => check::<Report>(bytes),
         _ => {}
     }

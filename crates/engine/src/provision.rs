@@ -12,7 +12,7 @@ use crate::{
     workspaces::{self, LayerHandle, lifecycle::ApplyOptions},
 };
 use ::doors::{ledger::RunIdentity, secrets::Secrets};
-use sandbox::{Sandbox, SandboxError, WorkspaceCleanup, container::ImageFacts};
+use sandbox::{Sandbox, SandboxError, WorkspaceCleanup, container::EngineImage};
 use spec::{
     EnvName, ErrorCode, ErrorInfo, FileId, Id, InputSource, Mount, RunResult, RunSpec, SandboxSpec,
     Status, WorkspaceChanges, WorkspaceMode,
@@ -357,7 +357,7 @@ impl Provisioner {
     async fn create_container(
         &mut self,
         named: Option<Record>,
-        facts: &ImageFacts,
+        facts: &EngineImage,
         result: &mut RunResult,
     ) -> Result<CreatedSandbox, ErrorInfo> {
         let backend = self.spec.sandbox.backend;

@@ -9,9 +9,9 @@ use crate::{
     containment::{self, ChildContext, ExecTarget, SeccompFilters},
     exec::ExecChild,
     pid1,
-    plan::{ContainerMount, ContainerPlan, FileId, Ids, Owner, ProgramPlan},
+    plan::{ContainerMount, ContainerPlan, FileId, HostOwner, Ids, ProgramPlan},
     prepared_child,
-    protocol::{self, Command, Payload, ProcessExit, Report},
+    protocol::{self, Payload, ProcessExit, Report, SandboxCommand},
     seccomp_notify,
     step::{Step, StepFailure, Steps},
     sys::{self, ChildStack, ForkSide},
@@ -77,7 +77,8 @@ fn begin(socket: &OsStr) -> io::Result<ContainerInit> {
     pid1::close_all_except(&[])?;
     let channel = connect(socket)?;
     let signals = sys::signals(&[libc::SIGCHLD, libc::SIGTERM])?;
-    let Some((Command::CheckContainer(plan), mut files)) = protocol::receive(&channel)? else {
+    let Some((SandboxCommand::CheckContainer(plan), mut files)) = protocol::receive(&channel)?
+    else {
         sys::exit(0)
     };
     let plan: ContainerPlan = plan.read(&mut files)?;
@@ -205,7 +206,7 @@ fn check_container(plan: &ContainerPlan) -> Result<ContainerResources, StepFailu
 
 /// Container engines look numeric users up in the image's own lists of users and groups, and add
 /// the groups that they find; without capabilities this process cannot drop them.
-fn credentials(expected: Owner) -> Result<Ids, StepFailure> {
+fn credentials(expected: HostOwner) -> Result<Ids, StepFailure> {
     let refused =
         |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
     let uid = rustix::process::getuid().as_raw();
@@ -397,25 +398,25 @@ impl ContainerInit {
 
     fn on_command(&mut self) -> io::Result<()> {
         let over = || Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-        match protocol::receive::<Command>(&self.channel)? {
-            Some((Command::Exec(plan), files)) => match self.exec(&plan, files) {
+        match protocol::receive::<SandboxCommand>(&self.channel)? {
+            Some((SandboxCommand::Exec(plan), files)) => match self.exec(&plan, files) {
                 Ok((steps, listener)) => {
                     let handles: Vec<_> = listener.iter().map(AsFd::as_fd).collect();
                     protocol::send(&self.channel, &Report::Started(steps), &handles)
                 }
                 Err(failed) => protocol::send(&self.channel, &Report::Failed(failed), &[]),
             },
-            Some((Command::StartExec(plan), files)) => {
+            Some((SandboxCommand::StartExec(plan), files)) => {
                 self.on_start(&plan, files);
                 Ok(())
             }
-            Some((Command::Terminal, files)) => {
+            Some((SandboxCommand::Terminal, files)) => {
                 files
                     .iter()
                     .for_each(|answer| terminal::answer(answer, open_terminal()));
                 Ok(())
             }
-            Some((Command::Signal(number), _)) => {
+            Some((SandboxCommand::Signal(number), _)) => {
                 if let (Some((_, pidfd)), Some(signal)) =
                     (&self.program, Signal::from_named_raw(number))
                 {
@@ -424,10 +425,13 @@ impl ContainerInit {
                 }
                 Ok(())
             }
-            Some((Command::Destroy, _)) | None => over(),
-            Some((Command::Prepare(_) | Command::CheckContainer(_) | Command::Remount(_), _)) => {
-                over()
-            }
+            Some((SandboxCommand::Destroy, _)) | None => over(),
+            Some((
+                SandboxCommand::Prepare(_)
+                | SandboxCommand::CheckContainer(_)
+                | SandboxCommand::Remount(_),
+                _,
+            )) => over(),
         }
     }
 

@@ -3,7 +3,7 @@
 //! its pid is not reused.
 
 use crate::{
-    protocol::{self, Command, MAX_EXECS, ProcessExit, Report},
+    protocol::{self, MAX_EXECS, ProcessExit, Report, SandboxCommand},
     step::{Step, StepFailure},
     sys::WaitResult,
 };
@@ -35,8 +35,12 @@ impl ExecChild {
 
     /// Handles a message on the channel. Returns the channel if it was the last one.
     pub(crate) fn on_command(&mut self) -> Option<OwnedFd> {
-        match self.channel.as_ref().map(protocol::receive::<Command>) {
-            Some(Ok(Some((Command::Signal(number), _)))) => {
+        match self
+            .channel
+            .as_ref()
+            .map(protocol::receive::<SandboxCommand>)
+        {
+            Some(Ok(Some((SandboxCommand::Signal(number), _)))) => {
                 self.signal(number);
                 None
             }

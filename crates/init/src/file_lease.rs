@@ -15,12 +15,12 @@ pub enum LeaseKind {
 
 /// A lease on a file, released on drop, also where a forked child still has the descriptor.
 #[derive(Debug)]
-pub struct Lease<'a>(BorrowedFd<'a>);
+pub struct FileLease<'a>(BorrowedFd<'a>);
 
-impl<'a> Lease<'a> {
+impl<'a> FileLease<'a> {
     /// Takes a lease. `WouldBlock` if another process has the file open; `PermissionDenied` if
     /// another user owns it; other errors where the file system has no leases.
-    pub fn take(file: BorrowedFd<'a>, kind: LeaseKind) -> io::Result<Lease<'a>> {
+    pub fn take(file: BorrowedFd<'a>, kind: LeaseKind) -> io::Result<FileLease<'a>> {
         // A process that breaks the lease signals its holder: SIGIO would end the process, SIGURG
         // is ignored.
         sys::set_signal(file, libc::SIGURG)?;
@@ -29,11 +29,11 @@ impl<'a> Lease<'a> {
             LeaseKind::Write => libc::F_WRLCK,
         };
         sys::set_lease(file, lease)?;
-        Ok(Lease(file))
+        Ok(FileLease(file))
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for FileLease<'_> {
     fn drop(&mut self) {
         // It fails only if the kernel revoked the lease after 45 seconds.
         _ = sys::set_lease(self.0, libc::F_UNLCK);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     fn refused(file: &File, kind: LeaseKind) -> Option<ErrorKind> {
-        Lease::take(file.as_fd(), kind)
+        FileLease::take(file.as_fd(), kind)
             .err()
             .map(|error| error.kind())
     }
@@ -88,7 +88,7 @@ mod tests {
     fn a_lease_that_is_broken_kills_nobody_and_holds_the_breaker_up() {
         let path = place("broken");
         let file = File::open(&path).unwrap();
-        let lease = Lease::take(file.as_fd(), LeaseKind::Write).unwrap();
+        let lease = FileLease::take(file.as_fd(), LeaseKind::Write).unwrap();
         // Fails at once, and sends the signal all the same.
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
         let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());

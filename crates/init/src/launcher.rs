@@ -12,7 +12,7 @@ use crate::{
     pid1::{self, Pid1Args, ProcMask},
     plan::{Ids, NamespacePoolPlan, ProgramPlan, RemountPlan, SandboxPlan, TemplatePlan},
     prepared_child,
-    protocol::{self, Command, Payload, ProcessExit, Report, Request},
+    protocol::{self, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand},
     remount, seccomp_notify,
     step::{Step, StepFailure, Steps},
     sys::{self, ChildStack, ForkSide, WaitResult},
@@ -50,11 +50,11 @@ pub fn main() -> ! {
     let Ok(control) = take_control() else {
         sys::exit(2)
     };
-    let request = match protocol::receive::<Request>(&control) {
-        Ok(Some((Request::Template { plan, first }, mut files))) => {
+    let request = match protocol::receive::<LauncherRequest>(&control) {
+        Ok(Some((LauncherRequest::Template { plan, first }, mut files))) => {
             Some((plan.read(&mut files), first))
         }
-        Ok(Some((Request::ContainerNetwork(plan), files))) => {
+        Ok(Some((LauncherRequest::ContainerNetwork(plan), files))) => {
             container_network::set_up(&control, &plan, files)
         }
         _ => None,
@@ -411,23 +411,25 @@ impl Launcher {
     }
 
     fn on_control(&mut self, control: &mut OwnedFd) {
-        let (request, mut files) = match protocol::receive::<Request>(&*control) {
+        let (request, mut files) = match protocol::receive::<LauncherRequest>(&*control) {
             Ok(Some(message)) => message,
             // The engine is gone or has another protocol version: everything ends.
             Ok(None) | Err(_) => sys::exit(0),
         };
         match request {
-            Request::Sandbox { plan, cgroup } => {
+            LauncherRequest::Sandbox { plan, cgroup } => {
                 let plan = plan.read(&mut files);
                 if !files.is_empty() {
                     self.on_sandbox(files.remove(0), plan, files, cgroup);
                 }
             }
-            Request::CgroupForker if !files.is_empty() => {
+            LauncherRequest::CgroupForker if !files.is_empty() => {
                 self.on_cgroup_forker(control, files.remove(0), &files)
             }
-            Request::NamespacePool(plan) => self.on_start_namespace_pool(plan),
-            Request::Template { .. } | Request::CgroupForker | Request::ContainerNetwork(_) => {}
+            LauncherRequest::NamespacePool(plan) => self.on_start_namespace_pool(plan),
+            LauncherRequest::Template { .. }
+            | LauncherRequest::CgroupForker
+            | LauncherRequest::ContainerNetwork(_) => {}
         }
     }
 
@@ -641,16 +643,21 @@ impl Launcher {
         let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
-        match protocol::receive::<Command>(&entry.channel) {
-            Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
-            Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
-            Ok(Some((Command::StartExec(plan), files))) => self.on_start(number, &plan, files),
-            Ok(Some((Command::Terminal, files))) => entry.on_terminal(files),
-            Ok(Some((Command::Remount(plan), files))) => self.on_remount(number, &plan, files),
-            Ok(Some((Command::Signal(signal), _))) => entry.signal(signal),
-            Ok(Some((Command::Destroy | Command::CheckContainer(_), _)) | None) | Err(_) => {
-                self.destroy(number)
+        match protocol::receive::<SandboxCommand>(&entry.channel) {
+            Ok(Some((SandboxCommand::Exec(plan), files))) => self.on_exec(number, &plan, files),
+            Ok(Some((SandboxCommand::Prepare(plan), files))) => {
+                self.on_prepare(number, &plan, files)
             }
+            Ok(Some((SandboxCommand::StartExec(plan), files))) => {
+                self.on_start(number, &plan, files)
+            }
+            Ok(Some((SandboxCommand::Terminal, files))) => entry.on_terminal(files),
+            Ok(Some((SandboxCommand::Remount(plan), files))) => {
+                self.on_remount(number, &plan, files)
+            }
+            Ok(Some((SandboxCommand::Signal(signal), _))) => entry.signal(signal),
+            Ok(Some((SandboxCommand::Destroy | SandboxCommand::CheckContainer(_), _)) | None)
+            | Err(_) => self.destroy(number),
         }
     }
 

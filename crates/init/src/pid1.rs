@@ -3,7 +3,7 @@
 //! that no program of the sandbox ever has rights over it or over the mounts.
 
 use crate::{
-    plan::{HostPath, Ids, Owner, SandboxPlan, UPPER, WORK, WORKSPACE_OVERLAY, WorkspaceName},
+    plan::{HostOwner, HostPath, Ids, SandboxPlan, UPPER, WORK, WORKSPACE_OVERLAY, WorkspaceName},
     protocol::{self, Report},
     step::{Step, StepFailure, Steps},
     submounts,
@@ -404,7 +404,7 @@ fn open_checked_tree(path: &HostPath) -> io::Result<OwnedFd> {
 }
 
 /// Shows the owner's files as the program's own. Not every file system can.
-fn idmap(tree: &OwnedFd, owner: Owner, ids: Ids) -> io::Result<()> {
+fn idmap(tree: &OwnedFd, owner: HostOwner, ids: Ids) -> io::Result<()> {
     let namespace = user_namespace(IdMap::of_owner(owner, ids), &[])?;
     sys::set_mount(tree.as_fd(), false, 0, Some(namespace.as_fd()))
 }
@@ -726,7 +726,7 @@ impl IdMap {
     }
 
     /// For an idmapped mount: the files of `owner` appear as the program's own.
-    fn of_owner(owner: Owner, ids: Ids) -> IdMap {
+    fn of_owner(owner: HostOwner, ids: Ids) -> IdMap {
         IdMap {
             uid: (owner.uid, ids.outer_uid),
             gid: (owner.gid, ids.outer_gid),

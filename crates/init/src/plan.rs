@@ -161,7 +161,7 @@ pub struct ContainerPlan {
     /// Whether the workspace is scratch space, too.
     pub fresh_workspace: bool,
     /// The user that the process must have, without supplementary groups.
-    pub user: Owner,
+    pub user: HostOwner,
     /// The host files that must be mounted: the engine resolved their paths a second time.
     pub host_mounts: Vec<ContainerMount>,
     /// Paths at and below which no mount may be writable, as the kernel writes them in `mountinfo`.
@@ -213,12 +213,12 @@ pub struct HostPath {
     /// Whether it may be written.
     pub writable: bool,
     /// The owner on the host whose files appear as the program's own, by an idmapped mount.
-    pub owner: Option<Owner>,
+    pub owner: Option<HostOwner>,
 }
 
 /// A user and a group on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct HostOwner {
     /// The user id.
     pub uid: u32,
     /// The group id.
@@ -402,7 +402,7 @@ wire_struct!(HostPath {
     writable,
     owner
 });
-wire_struct!(Owner { uid, gid });
+wire_struct!(HostOwner { uid, gid });
 wire_struct!(Ids {
     uid,
     gid,
@@ -507,7 +507,7 @@ pub(crate) mod tests {
     }
 
     fn host_path() -> impl Strategy<Value = HostPath> {
-        let owner = any::<(u32, u32)>().prop_map(|(uid, gid)| Owner { uid, gid });
+        let owner = any::<(u32, u32)>().prop_map(|(uid, gid)| HostOwner { uid, gid });
         (text(), any::<(u64, u64, bool)>(), text(), option::of(owner)).prop_map(
             |(host, (device, inode, writable), inside, owner)| HostPath {
                 host,

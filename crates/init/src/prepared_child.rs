@@ -7,7 +7,7 @@ use crate::{
     containment::{self, ChildContext, ExecTarget},
     pid1,
     plan::ExecArgs,
-    protocol::{self, Command, Report},
+    protocol::{self, Report, SandboxCommand},
     step::{Step, StepFailure},
     sys,
 };
@@ -82,7 +82,7 @@ fn wait_and_exec(context: &mut ChildContext<'_>, channel: &OwnedFd) -> StepFailu
 }
 
 fn receive(channel: &OwnedFd) -> io::Result<(ExecArgs, [OwnedFd; 3])> {
-    let Some((Command::Exec(exec_args), mut files)) = protocol::receive(channel)? else {
+    let Some((SandboxCommand::Exec(exec_args), mut files)) = protocol::receive(channel)? else {
         sys::exit(0)
     };
     let exec_args = exec_args.read(&mut files)?;

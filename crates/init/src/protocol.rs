@@ -57,7 +57,7 @@ const MAX_PLAN_BYTES: u64 = 16 << 20;
 
 /// Requests of the engine on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum LauncherRequest {
     /// The root of all sandboxes of this launcher; the first message, once.
     Template {
         /// Its plan.
@@ -86,7 +86,7 @@ pub enum Request {
 
 /// Requests of the engine on the channel of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum SandboxCommand {
     /// In a container: checks the barriers by this plan, and hands out what the engine needs.
     CheckContainer(Payload),
     /// Executes a program by its plan, or a prepared child by its exec arguments: standard input,
@@ -235,25 +235,25 @@ wire_struct!(ProcessExit {
     alone
 });
 
-impl Wire for Request {
+impl Wire for LauncherRequest {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Request::Template { plan, first } => {
+            LauncherRequest::Template { plan, first } => {
                 out.push(b'T');
                 plan.put(out);
                 first.put(out);
             }
-            Request::Sandbox { plan, cgroup } => {
+            LauncherRequest::Sandbox { plan, cgroup } => {
                 out.push(b'B');
                 plan.put(out);
                 cgroup.put(out);
             }
-            Request::CgroupForker => out.push(b'L'),
-            Request::NamespacePool(plan) => {
+            LauncherRequest::CgroupForker => out.push(b'L'),
+            LauncherRequest::NamespacePool(plan) => {
                 out.push(b'S');
                 plan.put(out);
             }
-            Request::ContainerNetwork(plan) => {
+            LauncherRequest::ContainerNetwork(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
@@ -261,63 +261,63 @@ impl Wire for Request {
     }
     fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'N' => Payload::get(input).map(Request::ContainerNetwork),
-            b'T' => Ok(Request::Template {
+            b'N' => Payload::get(input).map(LauncherRequest::ContainerNetwork),
+            b'T' => Ok(LauncherRequest::Template {
                 plan: Wire::get(input)?,
                 first: Wire::get(input)?,
             }),
-            b'B' => Ok(Request::Sandbox {
+            b'B' => Ok(LauncherRequest::Sandbox {
                 plan: Wire::get(input)?,
                 cgroup: Wire::get(input)?,
             }),
-            b'L' => Ok(Request::CgroupForker),
-            b'S' => NamespacePoolPlan::get(input).map(Request::NamespacePool),
+            b'L' => Ok(LauncherRequest::CgroupForker),
+            b'S' => NamespacePoolPlan::get(input).map(LauncherRequest::NamespacePool),
             _ => Err(DecodeError),
         }
     }
 }
 
-impl Wire for Command {
+impl Wire for SandboxCommand {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Command::CheckContainer(plan) => {
+            SandboxCommand::CheckContainer(plan) => {
                 out.push(b'F');
                 plan.put(out);
             }
-            Command::Exec(plan) => {
+            SandboxCommand::Exec(plan) => {
                 out.push(b'X');
                 plan.put(out);
             }
-            Command::Prepare(plan) => {
+            SandboxCommand::Prepare(plan) => {
                 out.push(b'P');
                 plan.put(out);
             }
-            Command::StartExec(plan) => {
+            SandboxCommand::StartExec(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
-            Command::Terminal => out.push(b'T'),
-            Command::Remount(plan) => {
+            SandboxCommand::Terminal => out.push(b'T'),
+            SandboxCommand::Remount(plan) => {
                 out.push(b'M');
                 plan.put(out);
             }
-            Command::Signal(number) => {
+            SandboxCommand::Signal(number) => {
                 out.push(b'S');
                 number.put(out);
             }
-            Command::Destroy => out.push(b'D'),
+            SandboxCommand::Destroy => out.push(b'D'),
         }
     }
     fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'F' => Payload::get(input).map(Command::CheckContainer),
-            b'X' => Payload::get(input).map(Command::Exec),
-            b'P' => Payload::get(input).map(Command::Prepare),
-            b'N' => Payload::get(input).map(Command::StartExec),
-            b'T' => Ok(Command::Terminal),
-            b'M' => Payload::get(input).map(Command::Remount),
-            b'S' => i32::get(input).map(Command::Signal),
-            b'D' => Ok(Command::Destroy),
+            b'F' => Payload::get(input).map(SandboxCommand::CheckContainer),
+            b'X' => Payload::get(input).map(SandboxCommand::Exec),
+            b'P' => Payload::get(input).map(SandboxCommand::Prepare),
+            b'N' => Payload::get(input).map(SandboxCommand::StartExec),
+            b'T' => Ok(SandboxCommand::Terminal),
+            b'M' => Payload::get(input).map(SandboxCommand::Remount),
+            b'S' => i32::get(input).map(SandboxCommand::Signal),
+            b'D' => Ok(SandboxCommand::Destroy),
             _ => Err(DecodeError),
         }
     }

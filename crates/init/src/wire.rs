@@ -149,7 +149,9 @@ mod tests {
     use super::*;
     use crate::{
         plan::{NamespacePoolPlan, tests::ids},
-        protocol::{Command, InterceptHandles, Payload, ProcessExit, Report, Request},
+        protocol::{
+            InterceptHandles, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand,
+        },
         step::{Step, StepFailure, Steps},
     };
     use proptest::prelude::*;
@@ -261,20 +263,20 @@ mod tests {
             every_cut_is_refused(&report)?;
             let (plan, file) = Payload::new(&ids).unwrap();
             prop_assert!(file.is_none());
-            every_cut_is_refused(&Request::Template { plan: plan.clone(), first: Some(ids) })?;
-            every_cut_is_refused(&Request::Sandbox { plan: plan.clone(), cgroup })?;
-            every_cut_is_refused(&Request::CgroupForker)?;
-            every_cut_is_refused(&Request::NamespacePool(NamespacePoolPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;
-            every_cut_is_refused(&Command::Signal(signal))?;
-            every_cut_is_refused(&Command::Exec(plan.clone()))?;
-            every_cut_is_refused(&Command::Prepare(plan))?;
-            every_cut_is_refused(&Command::Destroy)?;
+            every_cut_is_refused(&LauncherRequest::Template { plan: plan.clone(), first: Some(ids) })?;
+            every_cut_is_refused(&LauncherRequest::Sandbox { plan: plan.clone(), cgroup })?;
+            every_cut_is_refused(&LauncherRequest::CgroupForker)?;
+            every_cut_is_refused(&LauncherRequest::NamespacePool(NamespacePoolPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;
+            every_cut_is_refused(&SandboxCommand::Signal(signal))?;
+            every_cut_is_refused(&SandboxCommand::Exec(plan.clone()))?;
+            every_cut_is_refused(&SandboxCommand::Prepare(plan))?;
+            every_cut_is_refused(&SandboxCommand::Destroy)?;
         }
 
         #[test]
         fn no_bytes_make_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            takes_every_byte::<Request>(&bytes)?;
-            takes_every_byte::<Command>(&bytes)?;
+            takes_every_byte::<LauncherRequest>(&bytes)?;
+            takes_every_byte::<SandboxCommand>(&bytes)?;
             takes_every_byte::<Report>(&bytes)?;
         }
     }

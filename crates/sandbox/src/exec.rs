@@ -11,7 +11,7 @@ use crate::native::{
 };
 use init::{
     plan::ProgramPlan,
-    protocol::{self, Command, Report},
+    protocol::{self, Report, SandboxCommand},
     step::{Step, StepFailure, Steps},
 };
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ impl ExecProcess {
     /// Signals its process group.
     pub fn signal(&self, number: i32) {
         // A launcher that is gone took the program with it.
-        _ = self.channel.command(Command::Signal(number));
+        _ = self.channel.command(SandboxCommand::Signal(number));
     }
 }
 
@@ -91,8 +91,12 @@ impl PreparedChild {
     ) -> Result<PreparedChild, SandboxError> {
         let (ours, theirs) = protocol::pair().map_err(failed)?;
         let (prepared_child, its) = protocol::pair().map_err(failed)?;
-        of.send_plan(Command::StartExec, plan, &[theirs.as_fd(), its.as_fd()])
-            .map_err(failed)?;
+        of.send_plan(
+            SandboxCommand::StartExec,
+            plan,
+            &[theirs.as_fd(), its.as_fd()],
+        )
+        .map_err(failed)?;
         drop((theirs, its));
         let channel = Channel::new(ours).map_err(failed)?;
         let prepared_child = Channel::new(prepared_child).map_err(failed)?;
@@ -187,7 +191,7 @@ impl SandboxError {
 /// Opens a terminal in the sandbox at the other end of a channel.
 pub(crate) async fn open_terminal(of: &Channel) -> Result<OwnedFd, SandboxError> {
     let (ours, theirs) = protocol::pair().map_err(failed)?;
-    of.send(&Command::Terminal, &[theirs.as_fd()])
+    of.send(&SandboxCommand::Terminal, &[theirs.as_fd()])
         .map_err(failed)?;
     drop(theirs);
     let answer = Channel::new(ours).map_err(failed)?;

@@ -42,7 +42,7 @@ pub struct FileLocks {
 /// The result of a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockCount {
-    /// The locks held. Counting ends above the limit.
+    /// The locks held. LockCounter ends above the limit.
     pub locks: u64,
     /// Whether some could not be counted.
     pub is_incomplete: bool,
@@ -67,7 +67,7 @@ impl FileLocks {
 
     /// Counts the locks now.
     pub fn count(&self) -> LockCount {
-        let mut counting = Counting {
+        let mut counting = LockCounter {
             sees_all: self.sees_all,
             began: cpu_time(),
             buffer: vec![0; BUFFER_BYTES],
@@ -104,14 +104,14 @@ impl FileLocks {
     }
 }
 
-struct Counting {
+struct LockCounter {
     sees_all: bool,
     began: Duration,
     buffer: Vec<u8>,
     count: LockCount,
 }
 
-impl Counting {
+impl LockCounter {
     fn add_process(&mut self, pid: i32) {
         let process = PathBuf::from(format!("/proc/{pid}"));
         match self.add_files_of(&process) {

@@ -7,11 +7,11 @@ mod egress;
 use doors::ledger::{CallOutcome, Durability, Ledger, ModelCall};
 use init::{
     plan::{
-        ExecArgs, FileId, HostPath, Ids, ImageRoot, InterceptPlan, LandlockScope,
-        NamespacePoolPlan, Owner, ProgramPlan, ResourceLimit, RootEntry, RootEntryKind,
-        SandboxPlan, TemplatePlan, WorkspaceName,
+        ExecArgs, FileId, HostOwner, HostPath, Ids, ImageRoot, InterceptPlan, LandlockScope,
+        NamespacePoolPlan, ProgramPlan, ResourceLimit, RootEntry, RootEntryKind, SandboxPlan,
+        TemplatePlan, WorkspaceName,
     },
-    protocol::{Command, InterceptHandles, Payload, ProcessExit, Report, Request},
+    protocol::{InterceptHandles, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand},
     step::{Step, StepFailure, Steps},
     wire::{Wire, encode},
 };
@@ -391,26 +391,26 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
         of_kind(b'p', &program()),
         of_kind(
             b'q',
-            &Request::Template {
+            &LauncherRequest::Template {
                 plan: plan.clone(),
                 first: Some(IDS),
             },
         ),
         of_kind(
             b'q',
-            &Request::Sandbox {
+            &LauncherRequest::Sandbox {
                 plan: plan.clone(),
                 cgroup: true,
             },
         ),
-        of_kind(b'q', &Request::CgroupForker),
-        of_kind(b'q', &Request::NamespacePool(pool)),
-        of_kind(b'c', &Command::Exec(plan.clone())),
-        of_kind(b'c', &Command::Prepare(plan.clone())),
-        of_kind(b'c', &Command::StartExec(plan)),
-        of_kind(b'c', &Command::Terminal),
-        of_kind(b'c', &Command::Signal(9)),
-        of_kind(b'c', &Command::Destroy),
+        of_kind(b'q', &LauncherRequest::CgroupForker),
+        of_kind(b'q', &LauncherRequest::NamespacePool(pool)),
+        of_kind(b'c', &SandboxCommand::Exec(plan.clone())),
+        of_kind(b'c', &SandboxCommand::Prepare(plan.clone())),
+        of_kind(b'c', &SandboxCommand::StartExec(plan)),
+        of_kind(b'c', &SandboxCommand::Terminal),
+        of_kind(b'c', &SandboxCommand::Signal(9)),
+        of_kind(b'c', &SandboxCommand::Destroy),
         of_kind(b'r', &Report::Hello(Steps::ALL)),
         of_kind(
             b'r',
@@ -475,7 +475,7 @@ fn workspace_name(path: &CStr) -> WorkspaceName {
 }
 
 fn sandbox_plan() -> SandboxPlan {
-    let host_path = |host: &CStr, inside: &CStr, owner: Option<Owner>| HostPath {
+    let host_path = |host: &CStr, inside: &CStr, owner: Option<HostOwner>| HostPath {
         host: host.to_owned(),
         device: 65025,
         inode: 131_073,
@@ -505,7 +505,7 @@ fn sandbox_plan() -> SandboxPlan {
         workspace: Some(host_path(
             c"/home/u/project",
             c"/workspace",
-            Some(Owner {
+            Some(HostOwner {
                 uid: 1000,
                 gid: 1000,
             }),

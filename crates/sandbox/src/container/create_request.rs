@@ -1,7 +1,7 @@
 //! The create request of a container: pure, from the spec to the body of the API call.
 
 use super::{
-    ImageFacts,
+    EngineImage,
     engine::ContainerEngine,
     refused,
     staging_dir::{EMPTY, HIDDEN, HOSTS, MACHINE, RESOLVER},
@@ -84,7 +84,7 @@ pub(super) struct CreateRequest<'a> {
     pub(super) engine: &'a ContainerEngine,
     pub(super) name: &'a str,
     pub(super) spec: &'a SandboxSpec,
-    pub(super) image: &'a ImageFacts,
+    pub(super) image: &'a EngineImage,
     pub(super) user: User,
     pub(super) labels: &'a [(&'static str, String)],
     /// The staging folder on the host.

@@ -1,6 +1,6 @@
 //! The plan of a container in words, for `--explain`.
 
-use super::{ContainerBackend, ImageFacts, create_request::ScratchSizes};
+use super::{ContainerBackend, EngineImage, create_request::ScratchSizes};
 use crate::{
     native::{ExplainLine, Program, SandboxError, explain, plan},
     transparent_proxy::{self, NetworkOwner},
@@ -13,7 +13,7 @@ impl ContainerBackend {
     pub async fn explain(
         &self,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         program: &Program,
     ) -> Result<Vec<ExplainLine>, SandboxError> {
         let engine = self.engine(spec.backend).await?;

@@ -1,7 +1,7 @@
 //! The ids of a user name of an image: read from its own `/etc/passwd` and `/etc/group`, in a
 //! container that never runs.
 
-use super::{ImageFacts, api::escaped, engine::ContainerEngine, of_api, refused};
+use super::{EngineImage, api::escaped, engine::ContainerEngine, of_api, refused};
 use crate::native::SandboxError;
 use serde_json::{Map, json};
 use spec::{ErrorCode, User};
@@ -13,7 +13,7 @@ const TAR_BLOCK_BYTES: usize = 512;
 /// The ids of `USER[:GROUP]`.
 pub(super) async fn look_up(
     engine: &ContainerEngine,
-    image: &ImageFacts,
+    image: &EngineImage,
     name: &str,
     labels: &[(&'static str, String)],
 ) -> Result<User, SandboxError> {

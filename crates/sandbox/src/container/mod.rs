@@ -45,7 +45,7 @@ const OWNER: &str = "io.airlock.owner";
 
 /// What a container engine knows about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageFacts {
+pub struct EngineImage {
     /// The engine's own id of exactly this image.
     pub id: String,
     /// The digest by which it was pulled, if any.
@@ -153,7 +153,7 @@ impl ContainerBackend {
         &self,
         backend: Backend,
         name: &ImageRef,
-    ) -> Result<ImageFacts, SandboxError> {
+    ) -> Result<EngineImage, SandboxError> {
         let engine = self.engine(backend).await?;
         let path = format!("/images/{}/json", escaped(&name.to_string()));
         match engine.api.get(&path).await {
@@ -173,7 +173,7 @@ impl ContainerBackend {
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         ids: [(&'static str, Option<Id>); 2],
     ) -> Result<ContainerSandbox, SandboxError> {
         let engine = self.engine(spec.backend).await?;
@@ -212,7 +212,7 @@ impl ContainerBackend {
         engine: &ContainerEngine,
         name: &Id,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         labels: &[(&'static str, String)],
         protection: Option<&Protection>,
     ) -> Result<(StartedContainer, StagingDir, Vec<String>), SandboxError> {
@@ -331,7 +331,7 @@ async fn remove_at_once(engine: &ContainerEngine, id: &str) -> Result<(), Engine
     }
 }
 
-fn facts(answer: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+fn facts(answer: &Value, name: &ImageRef) -> Result<EngineImage, SandboxError> {
     let texts = |value: &Value| {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter()
@@ -370,7 +370,7 @@ fn facts(answer: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
             "pull it again by its digest",
         ));
     }
-    Ok(ImageFacts {
+    Ok(EngineImage {
         digest: digests.into_iter().next().or(own),
         config: ImageConfig {
             user: text(&config["User"]),
@@ -394,7 +394,7 @@ fn facts(answer: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
 async fn check(
     engine: &ContainerEngine,
     spec: &SandboxSpec,
-    image: &ImageFacts,
+    image: &EngineImage,
 ) -> Result<(), SandboxError> {
     let refuse = |code, message: String, hint: &str| Err(refused(code, message, hint));
     if spec.network == spec::Network::Host {

@@ -25,8 +25,8 @@ use crate::{
 };
 use init::{
     container_init::{NAMESPACES, SCRATCH},
-    plan::{ContainerNetworkPlan, ContainerPlan, Ids, InterceptPlan, Owner, ProgramPlan},
-    protocol::{Command, InterceptHandles, Report},
+    plan::{ContainerNetworkPlan, ContainerPlan, HostOwner, Ids, InterceptPlan, ProgramPlan},
+    protocol::{InterceptHandles, Report, SandboxCommand},
     step::{Step, StepFailure, Steps},
 };
 use serde_json::Value;
@@ -190,7 +190,7 @@ async fn wait_for_init(
         plan.intercept = None;
     }
     channel
-        .send_plan(Command::CheckContainer, &plan, &[])
+        .send_plan(SandboxCommand::CheckContainer, &plan, &[])
         .map_err(broken("brief"))?;
     match channel.report().await.map_err(broken("hear from"))? {
         Some((
@@ -326,7 +326,7 @@ fn container_plan(request: &CreateRequest<'_>) -> Result<ContainerPlan, SandboxE
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0.max(4 * 4096),
         fresh_workspace: fresh,
-        user: Owner {
+        user: HostOwner {
             uid: request.user.uid,
             gid: request.user.gid,
         },
@@ -518,7 +518,7 @@ impl ContainerSandbox {
         let plan = self.plan(Some(program))?;
         let handles = streams.each_ref().map(AsFd::as_fd);
         self.channel
-            .send_plan(Command::Exec, &plan, &handles)
+            .send_plan(SandboxCommand::Exec, &plan, &handles)
             .map_err(&failed)?;
         match self.channel.report().await.map_err(&failed)? {
             Some((Report::Started(steps), handles)) => {
@@ -591,7 +591,7 @@ impl ContainerSandbox {
     async fn end_all(&mut self) -> Option<ProcessExit> {
         // If the engine does not thaw it, removing it below kills it.
         _ = tokio::time::timeout(END_TIMEOUT, self.set_frozen(false)).await;
-        _ = self.channel.command(Command::Destroy);
+        _ = self.channel.command(SandboxCommand::Destroy);
         let mut last = ProcessExit {
             status: 9,
             cpu_us: 0,
@@ -743,7 +743,7 @@ impl Sandbox for ContainerSandbox {
 
     fn signal(&self, number: i32) {
         // A first process that is gone took the program with it.
-        _ = self.channel.command(Command::Signal(number));
+        _ = self.channel.command(SandboxCommand::Signal(number));
     }
 
     fn end(&mut self) -> BoxFuture<'_, Option<ProcessExit>> {

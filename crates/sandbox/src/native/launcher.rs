@@ -3,7 +3,7 @@
 use super::SandboxError;
 use init::{
     plan::{ContainerNetworkPlan, Ids, NamespacePoolPlan, SandboxPlan, TemplatePlan},
-    protocol::{self, Command as LauncherCommand, InterceptHandles, Payload, Report, Request},
+    protocol::{self, InterceptHandles, LauncherRequest, Payload, Report, SandboxCommand},
     step::Steps,
     wire::Wire,
 };
@@ -55,14 +55,14 @@ impl Channel {
             .is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
-    pub(crate) fn command(&self, command: LauncherCommand) -> io::Result<()> {
+    pub(crate) fn command(&self, command: SandboxCommand) -> io::Result<()> {
         self.send(&command, &[])
     }
 
     /// A command with a plan, whose memfd comes before the other descriptors if it is large.
     pub(crate) fn send_plan<T: Wire>(
         &self,
-        command: fn(Payload) -> LauncherCommand,
+        command: fn(Payload) -> SandboxCommand,
         plan: &T,
         handles: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
@@ -102,7 +102,7 @@ impl Launcher {
         let control = Channel::new(control).map_err(failed("connect to"))?;
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         control
-            .send(&Request::Template { plan, first }, &files)
+            .send(&LauncherRequest::Template { plan, first }, &files)
             .map_err(failed("send the plan to"))?;
         let launcher = Launcher::receive_hello(control).await;
         // The process that we started ends as soon as it has forked the launcher into its own pid
@@ -122,7 +122,7 @@ impl Launcher {
             .chain(groups.iter().map(AsFd::as_fd))
             .collect();
         self.control
-            .send(&Request::CgroupForker, &handles)
+            .send(&LauncherRequest::CgroupForker, &handles)
             .map_err(failed("fork"))?;
         drop(theirs);
         let cgroup_forker =
@@ -149,7 +149,7 @@ impl Launcher {
     /// Lets it keep namespaces ready from now on.
     pub(super) fn start_namespace_pool(&self, plan: NamespacePoolPlan) -> Result<(), SandboxError> {
         self.control
-            .send(&Request::NamespacePool(plan), &[])
+            .send(&LauncherRequest::NamespacePool(plan), &[])
             .map_err(failed("start the namespace pool of"))
     }
 
@@ -170,7 +170,7 @@ impl Launcher {
             .chain(inherited)
             .collect();
         self.control.send(
-            &Request::Sandbox {
+            &LauncherRequest::Sandbox {
                 plan,
                 cgroup: cgroup.is_some(),
             },
@@ -195,7 +195,7 @@ pub(crate) async fn set_up_network(
         .chain([network.as_fd()])
         .collect();
     control
-        .send(&Request::ContainerNetwork(plan), &handles)
+        .send(&LauncherRequest::ContainerNetwork(plan), &handles)
         .map_err(failed("send the plan to"))?;
     let report = control.report().await.map_err(failed("hear from"))?;
     // The process ends after its report.

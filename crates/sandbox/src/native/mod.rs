@@ -23,7 +23,7 @@ pub use denials::{DenialEvent, MAX_DENIALS};
 pub use error::{MissingBarrier, SandboxError};
 pub use explain::ExplainLine;
 pub use init::{
-    file_lease::{Lease, LeaseKind},
+    file_lease::{FileLease, LeaseKind},
     plan::{UPPER, WORK},
     protocol::ProcessExit,
     step::Step,
@@ -39,7 +39,7 @@ use crate::{
 use cgroup::{CgroupPlacement, RunCgroups};
 use denials::WatchBudget;
 use init::{
-    plan::{Ids, Owner, SandboxPlan, TemplatePlan},
+    plan::{HostOwner, Ids, SandboxPlan, TemplatePlan},
     protocol::{InterceptHandles, Report},
     step::Steps,
 };
@@ -705,13 +705,13 @@ fn placement(resources: &HostResources) -> Result<CgroupPlacement, SandboxError>
         .unwrap_or_default())
 }
 
-fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<Owner, SandboxError> {
+fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<HostOwner, SandboxError> {
     let found = std::fs::metadata(path).map_err(|source| SandboxError::Look {
         path: path.to_owned(),
         source,
     })?;
     plan::check_exact(spec, path, (found.dev(), found.ino()))?;
-    Ok(Owner {
+    Ok(HostOwner {
         uid: found.uid(),
         gid: found.gid(),
     })

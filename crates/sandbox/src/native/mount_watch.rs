@@ -15,11 +15,11 @@
 
 use super::{
     launcher::Channel,
-    protect::{self, Bind, FileState, Replaced},
+    protect::{self, Bind, FileState, ReplacedFile},
 };
 use init::{
     plan::{RemountName, RemountPlan},
-    protocol::{self, Command, RemountedName, Report},
+    protocol::{self, RemountedName, Report, SandboxCommand},
     submounts::unescaped,
 };
 use std::{
@@ -54,7 +54,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// How often changes that the table does not show are looked for: a moved protected file, a hidden
 /// one that comes back.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Replaced names that are recorded for one sandbox. Later ones are taken out like unknown files.
+/// ReplacedFile names that are recorded for one sandbox. Later ones are taken out like unknown files.
 const MAX_REPLACED: usize = 10_000;
 
 /// The mount watch of one sandbox. It ends when it is dropped.
@@ -68,7 +68,7 @@ pub(super) struct MountWatch {
 #[derive(Debug, Default)]
 pub(super) struct WatchFindings {
     /// Files that the host put in place of protected names.
-    pub(super) replaced: Vec<Replaced>,
+    pub(super) replaced: Vec<ReplacedFile>,
     /// What could not be done.
     pub(super) problems: Vec<String>,
 }
@@ -174,7 +174,7 @@ impl MountWatcher {
         });
         if let Some(channel) = self.channel.upgrade() {
             // A launcher that is gone took the sandbox with it.
-            _ = channel.command(Command::Destroy);
+            _ = channel.command(SandboxCommand::Destroy);
         }
     }
 
@@ -217,7 +217,7 @@ impl MountWatcher {
             // A file in the place of one that was moved away may be the program's.
             let is_known = !hidden && !old_mounts.contains(&old);
             let file = if is_known { look() } else { None };
-            let replaced = Replaced {
+            let replaced = ReplacedFile {
                 file,
                 path,
                 hidden,
@@ -250,7 +250,7 @@ impl MountWatcher {
         let Some(channel) = self.channel.upgrade() else {
             return Ok(Vec::new());
         };
-        channel.send_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
+        channel.send_plan(SandboxCommand::Remount, &plan, &[theirs.as_fd()])?;
         drop((channel, theirs));
         let answer = Channel::new(ours)?;
         // For a frozen sandbox this waits, and so do its programs.

@@ -5,7 +5,7 @@ use crate::transparent_proxy::{self, NetworkOwner};
 use super::{MissingBarrier, SandboxError, c_string, fake_proc, probe::SpareIds, protect};
 use init::{
     plan::{
-        ExecArgs, HostPath, Ids, LandlockScope, NamespacePoolPlan, Owner, ProgramPlan,
+        ExecArgs, HostOwner, HostPath, Ids, LandlockScope, NamespacePoolPlan, ProgramPlan,
         ResourceLimit, SandboxPlan, WorkspaceName,
     },
     step::Steps,
@@ -72,7 +72,7 @@ impl ProgramIdentity {
         spec: &SandboxSpec,
         invoking_user: InvokingUser,
         name: &Id,
-        mapped_to: Option<Owner>,
+        mapped_to: Option<HostOwner>,
     ) -> ProgramIdentity {
         let drop_groups = invoking_user != InvokingUser::User;
         let (outer_uid, outer_gid) = match (invoking_user, mapped_to) {
@@ -316,7 +316,7 @@ fn host_path(
         return Err(look(std::io::Error::from_raw_os_error(20)));
     }
     let writable = access == Access::ReadWrite;
-    let owner = Owner {
+    let owner = HostOwner {
         uid: found.uid(),
         gid: found.gid(),
     };

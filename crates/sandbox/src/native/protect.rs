@@ -72,14 +72,14 @@ pub struct Protection {
     /// The layer that takes the changes, locked against its removal and application.
     layer: Option<OwnedFd>,
     binds: Vec<Bind>,
-    replaced: Vec<Replaced>,
+    replaced: Vec<ReplacedFile>,
     artifacts_kept: bool,
     notes: Vec<String>,
 }
 
 /// A protected name that a host tool replaced while the program ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replaced {
+pub struct ReplacedFile {
     /// Relative to the workspace.
     pub path: PathBuf,
     /// The file that was found once it was read-only; none for a folder.
@@ -516,7 +516,7 @@ struct CleanupResult {
 fn settle(
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
-    replaced: &[Replaced],
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
     mut hold: HeldFolder,
 ) -> CleanupResult {
@@ -564,7 +564,7 @@ fn settle(
     CleanupResult { taken_down, failed }
 }
 
-fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
+fn replaced_notes(replaced: &[ReplacedFile]) -> impl Iterator<Item = String> {
     let note = |hidden: bool, then: &str| {
         let replaced: Vec<_> = replaced.iter().filter(|it| it.hidden == hidden).collect();
         let longest = replaced.iter().map(|it| it.exposed).max()?;

@@ -16,7 +16,7 @@ use crate::{
 };
 use init::{
     plan::Ids,
-    protocol::{self, Command, Report},
+    protocol::{self, Report, SandboxCommand},
     step::{Step, Steps},
 };
 use spec::{Barrier, Enforcer, HeldBack, SandboxSpec};
@@ -185,7 +185,7 @@ impl Sandbox for NativeSandbox {
 
     fn signal(&self, number: i32) {
         // A launcher that is gone took the program with it.
-        _ = self.channel.command(Command::Signal(number));
+        _ = self.channel.command(SandboxCommand::Signal(number));
     }
 
     fn mark_artifacts_kept(&mut self) {
@@ -329,7 +329,7 @@ impl NativeSandbox {
         };
         let (ours, theirs) = protocol::pair().map_err(failed)?;
         self.channel
-            .send_plan(Command::Prepare, &plan, &[theirs.as_fd()])
+            .send_plan(SandboxCommand::Prepare, &plan, &[theirs.as_fd()])
             .map_err(failed)?;
         drop(theirs);
         let prepared_child = Channel::new(ours).map_err(failed)?;
@@ -368,7 +368,7 @@ impl NativeSandbox {
         };
         let handles = streams.each_ref().map(AsFd::as_fd);
         self.channel
-            .send_plan(Command::Exec, &plan, &handles)
+            .send_plan(SandboxCommand::Exec, &plan, &handles)
             .map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
             Some((Report::Started(steps), handles)) => {
@@ -520,7 +520,7 @@ impl NativeSandbox {
         _ = self.set_frozen(false).await;
         // The sandbox ends with its program. Another command could only disturb the last report.
         if !self.program_ended {
-            _ = self.channel.command(Command::Destroy);
+            _ = self.channel.command(SandboxCommand::Destroy);
         }
         let gone = async {
             loop {
@@ -573,7 +573,7 @@ pub(crate) async fn start_prepared_child(
     };
     let handles = streams.each_ref().map(AsFd::as_fd);
     prepared_child
-        .send_plan(Command::Exec, &plan::exec_args(program)?, &handles)
+        .send_plan(SandboxCommand::Exec, &plan::exec_args(program)?, &handles)
         .map_err(failed)?;
     drop(streams);
     match prepared_child.report().await.map_err(failed)? {

@@ -264,7 +264,7 @@ fn serve(passing: InterceptSockets) -> tokio::task::JoinSet<()> {
         let listener = TcpListener::from_std(listener).expect("a listener");
         tasks.spawn(tell_destinations(listener, meant_for));
     }
-    for socket in passing.names {
+    for socket in passing.dns_sockets {
         tasks.spawn(answer(
             UdpSocket::from_std(socket).expect("a socket"),
             address,

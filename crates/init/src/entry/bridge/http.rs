@@ -13,7 +13,7 @@ pub(super) const BUFFER_BYTES: usize = 64 << 10;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RequestError {
+pub enum BridgeRequestError {
     /// It is not valid HTTP/1.1, or ambiguous.
     Malformed(&'static str),
     /// Its head is too large.
@@ -24,17 +24,17 @@ pub enum RequestError {
     Upstream(&'static str),
 }
 
-impl RequestError {
+impl BridgeRequestError {
     /// The whole response for this error.
     pub fn response(self) -> Vec<u8> {
         let (status, message) = match self {
-            RequestError::Malformed(why) => ("400 Bad Request", why),
-            RequestError::TooLarge => (
+            BridgeRequestError::Malformed(why) => ("400 Bad Request", why),
+            BridgeRequestError::TooLarge => (
                 "431 Request Header Fields Too Large",
                 "the head is larger than 32 KiB",
             ),
-            RequestError::Unsupported(why) => ("501 Not Implemented", why),
-            RequestError::Upstream(why) => ("502 Bad Gateway", why),
+            BridgeRequestError::Unsupported(why) => ("501 Not Implemented", why),
+            BridgeRequestError::Upstream(why) => ("502 Bad Gateway", why),
         };
         let body = format!("{{\"error\":{{\"message\":\"airlock-init: {message}\"}}}}\n");
         let head = "Content-Type: application/json\r\nConnection: close";
@@ -97,7 +97,7 @@ impl RequestState {
         from: &mut Vec<u8>,
         to: &mut Vec<u8>,
         rewrite: &RequestRewrite,
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), BridgeRequestError> {
         loop {
             let before = from.len();
             *self = match self {
@@ -140,14 +140,14 @@ impl ChunkState {
         self,
         from: &mut Vec<u8>,
         to: &mut Vec<u8>,
-    ) -> Result<Option<ChunkState>, RequestError> {
+    ) -> Result<Option<ChunkState>, BridgeRequestError> {
         match self {
             ChunkState::Size => {
                 let Some(line) = take_line(from)? else {
                     return Ok(Some(self));
                 };
-                let size =
-                    chunk_size(&line).ok_or(RequestError::Malformed("a chunk has a bad size"))?;
+                let size = chunk_size(&line)
+                    .ok_or(BridgeRequestError::Malformed("a chunk has a bad size"))?;
                 to.extend_from_slice(&line);
                 Ok(Some(if size == 0 {
                     ChunkState::End
@@ -159,7 +159,9 @@ impl ChunkState {
                 let end = &b"\r\n"[2 - left as usize..];
                 let count = from.len().min(end.len());
                 if from[..count] != end[..count] {
-                    return Err(RequestError::Malformed("a chunk is longer than its size"));
+                    return Err(BridgeRequestError::Malformed(
+                        "a chunk is longer than its size",
+                    ));
                 }
                 to.extend(from.drain(..count));
                 let left = left - count as u64;
@@ -179,7 +181,7 @@ impl ChunkState {
                         to.extend_from_slice(&line);
                         Ok(None)
                     }
-                    _ => Err(RequestError::Malformed("trailers are not passed on")),
+                    _ => Err(BridgeRequestError::Malformed("trailers are not passed on")),
                 }
             }
         }
@@ -195,7 +197,7 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
 }
 
 /// A short line with its end, as in chunked bodies.
-fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
+fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, BridgeRequestError> {
     const MAX_LINE_BYTES: usize = 32;
     match from
         .iter()
@@ -203,7 +205,7 @@ fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
         .position(|byte| *byte == b'\n')
     {
         Some(end) => Ok(Some(from.drain(..=end).collect())),
-        None if from.len() >= MAX_LINE_BYTES => Err(RequestError::Malformed(
+        None if from.len() >= MAX_LINE_BYTES => Err(BridgeRequestError::Malformed(
             "a line of a chunked body is too long",
         )),
         None => Ok(None),
@@ -211,11 +213,11 @@ fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
 }
 
 /// A head with its empty line, once it is complete.
-fn take_head(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
+fn take_head(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, BridgeRequestError> {
     let window = &from[..from.len().min(MAX_HEAD_BYTES)];
     match window.windows(4).position(|part| part == b"\r\n\r\n") {
         Some(end) => Ok(Some(from.drain(..end + 4).collect())),
-        None if from.len() >= MAX_HEAD_BYTES => Err(RequestError::TooLarge),
+        None if from.len() >= MAX_HEAD_BYTES => Err(BridgeRequestError::TooLarge),
         None => Ok(None),
     }
 }
@@ -266,12 +268,12 @@ const REMOVED_HEADERS: [&str; 12] = [
 ];
 
 impl<'a> RequestHead<'a> {
-    fn parse(head: &'a [u8]) -> Result<RequestHead<'a>, RequestError> {
+    fn parse(head: &'a [u8]) -> Result<RequestHead<'a>, BridgeRequestError> {
         let mut lines = lines(head)?.into_iter();
         let (method, target) = request_line(lines.next().unwrap_or_default())?;
         let headers = lines.map(header).collect::<Result<Vec<_>, _>>()?;
         if headers.len() > MAX_HEADERS {
-            return Err(RequestError::TooLarge);
+            return Err(BridgeRequestError::TooLarge);
         }
         let all = |wanted: &str| -> Vec<_> {
             let named = headers
@@ -280,10 +282,12 @@ impl<'a> RequestHead<'a> {
             named.map(|(_, value)| *value).collect()
         };
         if all("host").len() != 1 {
-            return Err(RequestError::Malformed("there must be one Host header"));
+            return Err(BridgeRequestError::Malformed(
+                "there must be one Host header",
+            ));
         }
         if !all("upgrade").is_empty() {
-            return Err(RequestError::Unsupported(
+            return Err(BridgeRequestError::Unsupported(
                 "upgrades to other protocols are not passed on",
             ));
         }
@@ -302,9 +306,11 @@ impl<'a> RequestHead<'a> {
         })
     }
 
-    fn write(&self, rewrite: &RequestRewrite, to: &mut Vec<u8>) -> Result<(), RequestError> {
+    fn write(&self, rewrite: &RequestRewrite, to: &mut Vec<u8>) -> Result<(), BridgeRequestError> {
         if !rewrite.prefix.is_empty() && leaves_prefix(self.target) {
-            return Err(RequestError::Malformed("the path leads out of its prefix"));
+            return Err(BridgeRequestError::Malformed(
+                "the path leads out of its prefix",
+            ));
         }
         let parts: [&[u8]; 9] = [
             self.method,
@@ -329,7 +335,7 @@ impl<'a> RequestHead<'a> {
 }
 
 /// The lines of a head without their ends; a lone CR or LF, or a NUL, is an attack.
-fn lines(head: &[u8]) -> Result<Vec<&[u8]>, RequestError> {
+fn lines(head: &[u8]) -> Result<Vec<&[u8]>, BridgeRequestError> {
     let mut lines: Vec<_> = head.split(|byte| *byte == b'\n').collect();
     // Splitting leaves an empty string behind the last line end, and the empty line before it.
     lines.truncate(lines.len() - 1);
@@ -337,29 +343,29 @@ fn lines(head: &[u8]) -> Result<Vec<&[u8]>, RequestError> {
         let line = line
             .strip_suffix(b"\r")
             .filter(|line| !line.contains(&b'\r') && !line.contains(&0));
-        line.ok_or(RequestError::Malformed("lines must end with CRLF"))
+        line.ok_or(BridgeRequestError::Malformed("lines must end with CRLF"))
     });
     let mut lines = whole.by_ref().collect::<Result<Vec<_>, _>>()?;
     lines.pop();
     Ok(lines)
 }
 
-fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
+fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), BridgeRequestError> {
     let parts: Vec<_> = line.split(|byte| *byte == b' ').collect();
     let [method, target, b"HTTP/1.1"] = parts[..] else {
-        return Err(RequestError::Malformed(
+        return Err(BridgeRequestError::Malformed(
             "the first line must be METHOD PATH HTTP/1.1",
         ));
     };
     if !is_token(method) {
-        return Err(RequestError::Malformed("the method is malformed"));
+        return Err(BridgeRequestError::Malformed("the method is malformed"));
     }
     // In any case: some servers ignore it, and an echo of the request would show the token.
     if [&b"CONNECT"[..], b"TRACE"]
         .iter()
         .any(|other| method.eq_ignore_ascii_case(other))
     {
-        return Err(RequestError::Unsupported(
+        return Err(BridgeRequestError::Unsupported(
             "CONNECT and TRACE are not passed on",
         ));
     }
@@ -367,14 +373,14 @@ fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
         || !target.iter().all(u8::is_ascii_graphic)
         || target.contains(&b'#')
     {
-        return Err(RequestError::Malformed(
+        return Err(BridgeRequestError::Malformed(
             "the path must begin with / and be visible ASCII",
         ));
     }
     Ok((method, target))
 }
 
-fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
+fn header(line: &[u8]) -> Result<(&[u8], &[u8]), BridgeRequestError> {
     let middle = line.iter().position(|byte| *byte == b':').unwrap_or(0);
     let (name, value) = line.split_at(middle);
     let value = trim(value.get(1..).unwrap_or_default());
@@ -382,12 +388,12 @@ fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     if is_token(name) && value.iter().all(is_text) {
         Ok((name, value))
     } else {
-        Err(RequestError::Malformed("a header is malformed"))
+        Err(BridgeRequestError::Malformed("a header is malformed"))
     }
 }
 
 /// The header can name others that are to be removed: ours must not be among them.
-fn check_connection(values: &[&[u8]]) -> Result<(), RequestError> {
+fn check_connection(values: &[&[u8]]) -> Result<(), BridgeRequestError> {
     let known = |option: &[u8]| {
         [&b""[..], b"close", b"keep-alive", b"te"]
             .iter()
@@ -400,13 +406,13 @@ fn check_connection(values: &[&[u8]]) -> Result<(), RequestError> {
     if options.all(known) {
         Ok(())
     } else {
-        Err(RequestError::Malformed(
+        Err(BridgeRequestError::Malformed(
             "Connection may only say close or keep-alive",
         ))
     }
 }
 
-fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<RequestState, RequestError> {
+fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<RequestState, BridgeRequestError> {
     match (lengths, encodings) {
         ([], []) => Ok(RequestState::Done),
         ([length], []) => {
@@ -416,7 +422,7 @@ fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<RequestState, RequestE
             match plain.and_then(|text| text.parse().ok()) {
                 Some(0) => Ok(RequestState::Done),
                 Some(length) => Ok(RequestState::Length(length)),
-                None => Err(RequestError::Malformed(
+                None => Err(BridgeRequestError::Malformed(
                     "Content-Length must be one plain number",
                 )),
             }
@@ -424,10 +430,10 @@ fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<RequestState, RequestE
         ([], [encoding]) if encoding.eq_ignore_ascii_case(b"chunked") => {
             Ok(RequestState::Chunks(ChunkState::Size))
         }
-        ([], _) => Err(RequestError::Malformed(
+        ([], _) => Err(BridgeRequestError::Malformed(
             "Transfer-Encoding may only say chunked",
         )),
-        _ => Err(RequestError::Malformed(
+        _ => Err(BridgeRequestError::Malformed(
             "the length of the body must be said once",
         )),
     }
@@ -488,11 +494,15 @@ pub enum ResponseState {
 impl ResponseState {
     /// Moves bytes as far as there is room. For the client each response is the last of its
     /// connection.
-    pub fn advance(&mut self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<(), RequestError> {
+    pub fn advance(
+        &mut self,
+        from: &mut Vec<u8>,
+        to: &mut Vec<u8>,
+    ) -> Result<(), BridgeRequestError> {
         // Interim responses may come without end.
         while *self == ResponseState::Head && to.len() < BUFFER_BYTES {
             let Some(head) = take_head(from)
-                .map_err(|_| RequestError::Upstream("its answer has too large a head"))?
+                .map_err(|_| BridgeRequestError::Upstream("its answer has too large a head"))?
             else {
                 return Ok(());
             };
@@ -503,9 +513,9 @@ impl ResponseState {
     }
 }
 
-fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<ResponseState, RequestError> {
+fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<ResponseState, BridgeRequestError> {
     let mut lines = lines(head)
-        .map_err(|_| RequestError::Upstream("its answer is not HTTP"))?
+        .map_err(|_| BridgeRequestError::Upstream("its answer is not HTTP"))?
         .into_iter();
     let first = lines.next().unwrap_or_default();
     let interim = match first {
@@ -522,10 +532,12 @@ fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<ResponseState, RequestErro
             kind @ b'1'..=b'5',
             rest @ ..,
         ] if rest.len() >= 2 && rest[..2].iter().all(u8::is_ascii_digit) => *kind == b'1',
-        _ => return Err(RequestError::Upstream("its answer is not HTTP")),
+        _ => return Err(BridgeRequestError::Upstream("its answer is not HTTP")),
     };
     if interim && first[10..].starts_with(b"01") {
-        return Err(RequestError::Upstream("it answered with another protocol"));
+        return Err(BridgeRequestError::Upstream(
+            "it answered with another protocol",
+        ));
     }
     let between_two = ["connection", "keep-alive", "proxy-connection", "upgrade"];
     let passes = |line: &&[u8]| {

@@ -14,7 +14,7 @@ fn passed(
     request: &[u8],
     size: usize,
     rewrite: &RequestRewrite,
-) -> Result<(Vec<u8>, RequestState, Vec<u8>), RequestError> {
+) -> Result<(Vec<u8>, RequestState, Vec<u8>), BridgeRequestError> {
     let mut state = RequestState::Head;
     let mut inbox = Vec::new();
     let mut up = Vec::new();
@@ -27,7 +27,7 @@ fn passed(
     Ok((sent, state, inbox))
 }
 
-fn at_once(request: &str) -> Result<(String, RequestState), RequestError> {
+fn at_once(request: &str) -> Result<(String, RequestState), BridgeRequestError> {
     let (sent, state, _) = passed(request.as_bytes(), 1 << 20, &rewrite("http://up:9"))?;
     Ok((String::from_utf8(sent).unwrap(), state))
 }
@@ -104,7 +104,7 @@ fn what_two_readers_could_read_differently_is_refused() {
     ];
     for request in wrong {
         assert!(
-            matches!(at_once(&request), Err(RequestError::Malformed(_))),
+            matches!(at_once(&request), Err(BridgeRequestError::Malformed(_))),
             "{request:?}"
         );
     }
@@ -120,7 +120,10 @@ fn what_two_readers_could_read_differently_is_refused() {
         "0\r\nA: b\r\n\r\n",
     ] {
         assert!(
-            matches!(at_once(&chunked(body)), Err(RequestError::Malformed(_))),
+            matches!(
+                at_once(&chunked(body)),
+                Err(BridgeRequestError::Malformed(_))
+            ),
             "{body:?}"
         );
     }
@@ -132,7 +135,8 @@ fn what_two_readers_could_read_differently_is_refused() {
 
 #[test]
 fn tunnels_and_heads_without_end_are_refused() {
-    let unsupported = |request: &str| matches!(at_once(request), Err(RequestError::Unsupported(_)));
+    let unsupported =
+        |request: &str| matches!(at_once(request), Err(BridgeRequestError::Unsupported(_)));
     assert!(unsupported(
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     ));
@@ -144,12 +148,12 @@ fn tunnels_and_heads_without_end_are_refused() {
     }
     assert_eq!(
         at_once(&format!("GET /{} HTTP", "a".repeat(MAX_HEAD_BYTES))),
-        Err(RequestError::TooLarge)
+        Err(BridgeRequestError::TooLarge)
     );
     let many = "A: b\r\n".repeat(MAX_HEADERS + 1);
     assert_eq!(
         at_once(&format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")),
-        Err(RequestError::TooLarge)
+        Err(BridgeRequestError::TooLarge)
     );
 }
 
@@ -202,7 +206,7 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
     ] {
         let answered = ResponseState::Head.advance(&mut wrong.as_bytes().to_vec(), &mut Vec::new());
         assert!(
-            matches!(answered, Err(RequestError::Upstream(_))),
+            matches!(answered, Err(BridgeRequestError::Upstream(_))),
             "{wrong:?}"
         );
     }

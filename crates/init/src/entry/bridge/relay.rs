@@ -7,7 +7,7 @@
 
 use super::{
     BridgeTarget,
-    http::{BUFFER_BYTES, RequestError, RequestRewrite, RequestState, ResponseState},
+    http::{BUFFER_BYTES, BridgeRequestError, RequestRewrite, RequestState, ResponseState},
     url::UpstreamAddress,
 };
 use crate::sys;
@@ -400,7 +400,7 @@ impl Connection {
     }
 
     /// Responds in place of the upstream, unless its response has begun.
-    fn refuse(&mut self, refused: RequestError) -> Result<(), ConnectionEnd> {
+    fn refuse(&mut self, refused: BridgeRequestError) -> Result<(), ConnectionEnd> {
         let Some(exchange) = &mut self.exchange else {
             return Err(ConnectionEnd);
         };
@@ -419,14 +419,14 @@ impl Connection {
             Ok(upstream)
                 if target.rewrite.is_some() && target.outside && !is_outside(&upstream) =>
             {
-                return self.refuse(RequestError::Upstream(
+                return self.refuse(BridgeRequestError::Upstream(
                     "the socket is not the control plane's any more",
                 ));
             }
             Ok(upstream) => self.upstream_link = UpstreamLink::Open(upstream),
             Err(Errno::AGAIN) => {} // its queue is full
             Err(_) => {
-                return self.refuse(RequestError::Upstream(
+                return self.refuse(BridgeRequestError::Upstream(
                     "the control plane cannot be reached",
                 ));
             }
@@ -469,14 +469,14 @@ impl Connection {
         let broken = read.is_err() || (sent.is_err() && !began && !matches!(read, Ok(true)));
         match (advanced, broken || (down.ended && !began)) {
             (Err(refused), _) => self.refuse_late(refused),
-            (Ok(()), true) => self.refuse_late(RequestError::Upstream(
+            (Ok(()), true) => self.refuse_late(BridgeRequestError::Upstream(
                 "the control plane cannot be reached, or hung up",
             )),
             (Ok(()), false) => Ok(sent.unwrap_or(false) | read.unwrap_or(false)),
         }
     }
 
-    fn refuse_late(&mut self, refused: RequestError) -> Result<bool, ConnectionEnd> {
+    fn refuse_late(&mut self, refused: BridgeRequestError) -> Result<bool, ConnectionEnd> {
         self.refuse(refused).map(|()| true)
     }
 

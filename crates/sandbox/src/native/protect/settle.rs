@@ -3,7 +3,7 @@
 //! bits are cleared. What existed at the start stays.
 
 use super::{
-    FileState, Replaced, beneath,
+    FileState, ReplacedFile, beneath,
     held::{self, HeldFolder, HeldThing},
     link_targets, names,
     snapshot::{self, WorkspaceSnapshot},
@@ -53,7 +53,7 @@ pub(super) struct CleanupFindings {
 pub(super) fn settle(
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
-    replaced: &[Replaced],
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
     hold: &mut HeldFolder,
 ) -> CleanupFindings {
@@ -66,7 +66,7 @@ fn settle_looking_at(
     most: usize,
     workspace: BorrowedFd<'_>,
     start: &WorkspaceSnapshot,
-    replaced: &[Replaced],
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
     hold: &mut HeldFolder,
 ) -> CleanupFindings {
@@ -122,7 +122,7 @@ struct WorkspaceCleaner<'a> {
     /// modification time.
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
     /// Files that the host put in place of some of them.
-    replaced: &'a [Replaced],
+    replaced: &'a [ReplacedFile],
     /// All files in the artifacts folder were collected.
     artifacts_kept: bool,
     hold: &'a mut HeldFolder,
