@@ -7,7 +7,7 @@
 
 use init::{
     plan::{ProgramPlan, SandboxPlan, TemplatePlan},
-    protocol::{SandboxCommand, Report, LauncherRequest},
+    protocol::{LauncherRequest, Report, SandboxCommand},
     wire::{self, Wire},
 };
 use libfuzzer_sys::fuzz_target;

@@ -131,7 +131,7 @@ async fn admit(
     }
     let state = engine.state.clone();
     let policy = spec.images.clone();
-    let facts = spec::EngineImage {
+    let facts = spec::ImageFacts {
         reference: name.cloned(),
         digest,
         labels,
