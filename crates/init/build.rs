@@ -12,7 +12,8 @@ const PROFILE: [&str; 6] = [
     "debug=false",
     "lto=false",
 ];
-/// What the outer cargo says about *this* build (wrappers, flags, features) must not reach the inner one.
+/// The outer build's settings for *this* crate (wrappers, flags, features) must not reach the inner
+/// build.
 const KEPT: [&str; 7] = [
     "CARGO_HOME",
     "CARGO_MAKEFLAGS",
@@ -41,7 +42,7 @@ fn main() {
 fn build() -> PathBuf {
     let variable = |name| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
     let target = env::var("TARGET").expect("cargo sets TARGET");
-    // A folder of its own: the outer build holds the lock of the usual one.
+    // A folder of its own: the outer build locks the usual one.
     let out = PathBuf::from(variable("OUT_DIR")).join("static");
     let mut cargo = Command::new(variable("CARGO"));
     for (name, _) in env::vars_os().filter(|(name, _)| foreign(name)) {

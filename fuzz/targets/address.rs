@@ -3,12 +3,12 @@
 
 #![no_main]
 
-use init::watch;
+use init::watched_syscalls;
 use libfuzzer_sys::fuzz_target;
 use std::net::IpAddr;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some(address) = watch::destination(bytes) else {
+    let Some(address) = watched_syscalls::destination(bytes) else {
         return;
     };
     assert_eq!(address.port().to_be_bytes(), bytes[2..4]);
@@ -17,8 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
         IpAddr::V6(v6) => assert_eq!(v6.octets(), bytes[8..24]),
     }
     assert_eq!(
-        watch::leads_out(address.ip()),
-        watch::leads_out(address.ip().to_canonical())
+        watched_syscalls::is_outside_sandbox(address.ip()),
+        watched_syscalls::is_outside_sandbox(address.ip().to_canonical())
     );
     assert_eq!(
         address.to_string().parse(),

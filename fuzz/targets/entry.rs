@@ -6,7 +6,7 @@
 #![no_main]
 
 use init::entry::{
-    bridge::{resolve, url},
+    bridge::{resolver, url},
     command, user,
 };
 use libfuzzer_sys::fuzz_target;
@@ -85,15 +85,15 @@ fn check_users(bytes: &[u8]) {
 
 /// Also as what follows a question that was asked, which is how far an answer gets.
 fn check_answer(bytes: &[u8]) {
-    for kind in [resolve::Kind::A, resolve::Kind::Aaaa] {
-        let asked = resolve::question("a.b", 7, kind);
-        _ = resolve::answer(bytes, &asked, kind);
+    for kind in [resolver::RecordType::A, resolver::RecordType::Aaaa] {
+        let asked = resolver::question("a.b", 7, kind);
+        _ = resolver::answer(bytes, &asked, kind);
         let mut message = [&asked[..], bytes].concat();
         (message[2], message[7]) = (0x81, 3);
         assert!(
-            resolve::answer(&message, &asked, kind).is_some(),
+            resolver::answer(&message, &asked, kind).is_some(),
             "it is an answer"
         );
     }
-    _ = (resolve::from_hosts(bytes, "a.b"), resolve::server(bytes));
+    _ = (resolver::from_hosts(bytes, "a.b"), resolver::server(bytes));
 }

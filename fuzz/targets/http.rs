@@ -7,7 +7,7 @@
 
 use init::entry::{
     bridge::{
-        http::{Refused, Request, Response, Rewrite},
+        http::{BridgeRequestError, RequestRewrite, RequestState, ResponseState},
         url,
     },
     environment::Token,
@@ -25,20 +25,20 @@ fuzz_target!(|input: &[u8]| {
         "where it is cut changes nothing"
     );
     if let Ok((sent, state)) = whole
-        && state != Request::Head
+        && state != RequestState::Head
     {
         check(&sent, &state);
     }
     let mut answer = bytes.to_vec();
-    _ = Response::default().advance(&mut answer, &mut Vec::new());
+    _ = ResponseState::default().advance(&mut answer, &mut Vec::new());
 });
 
-fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, Request), Refused> {
+fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, RequestState), BridgeRequestError> {
     let url = url::parse(b"http://up/prefix").expect("it is a URL");
     let token = Token::new(b"t0ken".to_vec()).expect("it is a token");
-    let rewrite = Rewrite::new(url, token);
+    let rewrite = RequestRewrite::new(url, token);
     let (mut state, mut inbox, mut up, mut sent) =
-        (Request::Head, Vec::new(), Vec::new(), Vec::new());
+        (RequestState::Head, Vec::new(), Vec::new(), Vec::new());
     for piece in bytes.chunks(size) {
         inbox.extend_from_slice(piece);
         state.advance(&mut inbox, &mut up, &rewrite)?;
@@ -47,7 +47,7 @@ fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, Request), Refused> {
     Ok((sent, state))
 }
 
-fn check(sent: &[u8], state: &Request) {
+fn check(sent: &[u8], state: &RequestState) {
     let end = sent
         .windows(4)
         .position(|part| part == b"\r\n\r\n")
@@ -95,9 +95,9 @@ fn check(sent: &[u8], state: &Request) {
     );
     // And nothing follows the end of the body.
     let body = &sent[end + 4..];
-    if *state == Request::Done && named("transfer-encoding:") == 1 {
+    if *state == RequestState::Done && named("transfer-encoding:") == 1 {
         assert!(body.ends_with(b"0\r\n\r\n"));
-    } else if *state == Request::Done {
+    } else if *state == RequestState::Done {
         let length = head
             .split("\r\n")
             .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());

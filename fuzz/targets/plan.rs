@@ -6,8 +6,8 @@
 #![no_main]
 
 use init::{
-    plan::{BoxPlan, ProgramPlan, TemplatePlan},
-    protocol::{Command, Report, Request},
+    plan::{ProgramPlan, SandboxPlan, TemplatePlan},
+    protocol::{LauncherRequest, Report, SandboxCommand},
     wire::{self, Wire},
 };
 use libfuzzer_sys::fuzz_target;
@@ -29,10 +29,10 @@ fuzz_target!(|input: &[u8]| {
     };
     match kind {
         b't' => check::<TemplatePlan>(bytes),
-        b'b' => check::<BoxPlan>(bytes),
+        b'b' => check::<SandboxPlan>(bytes),
         b'p' => check::<ProgramPlan>(bytes),
-        b'q' => check::<Request>(bytes),
-        b'c' => check::<Command>(bytes),
+        b'q' => check::<LauncherRequest>(bytes),
+        b'c' => check::<SandboxCommand>(bytes),
         b'r' => check::<Report>(bytes),
         _ => {}
     }

@@ -426,7 +426,7 @@ fn a_plan_needs_no_terminal() {
         .find(|line| line.starts_with("terminal "));
     assert_eq!(answer.status, Some(0), "{}", answer.stderr);
     assert!(
-        line.is_some_and(|line| line.contains("a devpts of the box's own")),
+        line.is_some_and(|line| line.contains("a devpts of the sandbox's own")),
         "{}",
         answer.stdout
     );

@@ -10,7 +10,7 @@ use crate::runs::{
     statistics::{microseconds, middle},
     ways::{Reason, docker::Docker, fresh_folder, image, library::Library},
 };
-use engine::Hosts;
+use engine::EngineSockets;
 use serde_json::json;
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
@@ -73,13 +73,13 @@ impl Both {
         let bare = Docker::with_image(command, &archive, socket, Some(&filter))?;
         let at = vec![socket.to_string_lossy().into_owned()];
         let hosts = match backend {
-            "podman" => Hosts {
+            "podman" => EngineSockets {
                 podman: at,
-                ..Hosts::default()
+                ..EngineSockets::default()
             },
-            _ => Hosts {
+            _ => EngineSockets {
                 docker: at,
-                ..Hosts::default()
+                ..EngineSockets::default()
             },
         };
         Ok(Both {

@@ -1,7 +1,7 @@
 //! Collects the denials of a program from seccomp user notification: each is sent as an event at
 //! once, and listed in the result.
 
-use sandbox::native::{MOST_DENIALS, Told};
+use sandbox::native::{DenialEvent, MAX_DENIALS};
 use spec::{Denial, RunEvent};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -20,7 +20,7 @@ pub(crate) struct DenialReport {
 
 /// Collects until the listener ends, which it does with the sandbox, or until the timeout.
 pub(crate) async fn collect(
-    told: Option<mpsc::Receiver<Told>>,
+    told: Option<mpsc::Receiver<DenialEvent>>,
     events: mpsc::Sender<RunEvent>,
     mut ended: watch::Receiver<bool>,
     flush_timeout: Duration,
@@ -42,18 +42,18 @@ pub(crate) async fn collect(
             }
         };
         match next {
-            Some(Told::Denied(denial)) => {
+            Some(DenialEvent::Denied(denial)) => {
                 collected.list.push(denial.clone());
                 // There may be no reader.
                 _ = events.send(RunEvent::Denied(denial)).await;
             }
-            Some(Told::More) => {
+            Some(DenialEvent::More) => {
                 let note = format!(
-                    "more than {MOST_DENIALS} different things were denied; the rest is not listed"
+                    "more than {MAX_DENIALS} different things were denied; the rest is not listed"
                 );
                 collected.note = Some(note);
             }
-            Some(Told::Unanswered) => {
+            Some(DenialEvent::Unanswered) => {
                 let why = "nobody was there to look at the program's system calls: those that could be denied failed";
                 collected.note = Some(why.to_owned());
             }
@@ -87,9 +87,9 @@ mod tests {
         let ((tell, told), (events, mut seen)) = (mpsc::channel(8), mpsc::channel(8));
         let (_driver, ended) = watch::channel(false);
         for word in [
-            Told::Denied(denial("/a")),
-            Told::Denied(denial("/b")),
-            Told::More,
+            DenialEvent::Denied(denial("/a")),
+            DenialEvent::Denied(denial("/b")),
+            DenialEvent::More,
         ] {
             tell.try_send(word).unwrap();
         }
@@ -108,7 +108,7 @@ mod tests {
     async fn that_nobody_answered_is_told() {
         let ((tell, told), (events, _seen)) = (mpsc::channel(8), mpsc::channel(8));
         let (_driver, ended) = watch::channel(false);
-        tell.try_send(Told::Unanswered).unwrap();
+        tell.try_send(DenialEvent::Unanswered).unwrap();
         drop(tell);
         let collected = collect(Some(told), events, ended, LISTENER_FLUSH_TIMEOUT).await;
         assert!(collected.note.is_some_and(|note| note.contains("failed")));
@@ -118,7 +118,7 @@ mod tests {
     async fn a_watcher_that_stands_still_holds_nobody_up() {
         let ((tell, told), (events, _seen)) = (mpsc::channel(8), mpsc::channel(8));
         let (driver, ended) = watch::channel(false);
-        tell.try_send(Told::Denied(denial("/a"))).unwrap();
+        tell.try_send(DenialEvent::Denied(denial("/a"))).unwrap();
         driver.send_replace(true);
         let collected = collect(Some(told), events, ended, LISTENER_FLUSH_TIMEOUT).await;
         assert_eq!((collected.list.len(), collected.note.is_some()), (1, true));

@@ -2,7 +2,7 @@
 //! sandbox.
 
 use crate::Engine;
-use sandbox::native::{Starter, probe};
+use sandbox::native::{InvokingUser, probe};
 use spec::{Barrier, Enforcer, Policy, RunRequest, RunResult, Status};
 use std::fs;
 
@@ -95,12 +95,12 @@ const NAMESPACE_BARRIERS: [Barrier; 7] = [
 ];
 
 fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
-    let who = match engine.inner.native.starter() {
-        Starter::Root(ids) => format!(
+    let who = match engine.inner.native.invoking_user() {
+        InvokingUser::Root(ids) => format!(
             "as root; programs are nobody outside (ids from {} on)",
             ids.first
         ),
-        Starter::User => "as an ordinary user; programs are this user outside".to_owned(),
+        InvokingUser::User => "as an ordinary user; programs are this user outside".to_owned(),
     };
     let works = NAMESPACE_BARRIERS
         .iter()
@@ -168,7 +168,7 @@ fn landlock() -> Check {
     }
 }
 
-fn limit_check(finding: sandbox::native::cgroup::Finding) -> Check {
+fn limit_check(finding: sandbox::native::cgroup::CgroupFinding) -> Check {
     let barrier = match finding.limit {
         "memory" => Barrier::MemoryLimit,
         "pids" => Barrier::PidsLimit,

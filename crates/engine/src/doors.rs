@@ -20,7 +20,7 @@ use doors::{
     ledger::{Ledger, RunIdentity},
     secrets::KeySource,
 };
-use sandbox::Passing;
+use sandbox::InterceptSockets;
 use sha2::{Digest, Sha256};
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
@@ -590,7 +590,7 @@ impl OpenDoors {
     pub(crate) fn serve(
         &self,
         mut listeners: Vec<TcpListener>,
-        passing: Option<Passing>,
+        intercept: Option<InterceptSockets>,
     ) -> Result<Vec<TcpListener>, ErrorInfo> {
         let count = self.sessions.len() + usize::from(self.egress.is_some());
         if listeners.len() < count {
@@ -608,7 +608,7 @@ impl OpenDoors {
         }
         if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
             egress
-                .serve(listener, passing)
+                .serve(listener, intercept)
                 .map_err(|error| open_error(&error))?;
         }
         Ok(others)

@@ -427,7 +427,7 @@ impl Driver {
         result.denials = denials.list;
         result.notes.extend(denials.note);
         if self.keep_artifacts(sandbox, result).await {
-            sandbox.artifacts_are_kept();
+            sandbox.mark_artifacts_kept();
             self.provisioner.artifacts_kept = true;
         }
         result.phase_times.kept = record::now_us();

@@ -10,7 +10,7 @@ use crate::{
 };
 use doors::egress::{Egress, EgressReport, EgressSettings};
 use doors::{OpenError, budget::BudgetManager, ledger::RunIdentity, secrets::Secrets};
-use sandbox::{MeantFor, Passing};
+use sandbox::{InterceptSockets, OriginalDestination};
 use spec::{
     Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName,
     Mount, RunResult, RunSpec,
@@ -152,18 +152,18 @@ impl OpenEgress {
     pub(crate) fn serve(
         &self,
         listener: TcpListener,
-        passing: Option<Passing>,
+        intercept: Option<InterceptSockets>,
     ) -> Result<(), OpenError> {
         self.door.serve(listener)?;
-        let Some(passing) = passing else {
+        let Some(intercept) = intercept else {
             return Ok(());
         };
-        let redirected = passing.meant_for == MeantFor::Redirected;
-        for listener in passing.listeners {
+        let redirected = intercept.original_destination == OriginalDestination::Redirected;
+        for listener in intercept.listeners {
             self.door.serve_transparent(listener, redirected)?;
         }
-        for socket in passing.names {
-            self.door.serve_dns(socket, passing.made_up.clone())?;
+        for socket in intercept.dns_sockets {
+            self.door.serve_dns(socket, intercept.fake_ips.clone())?;
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ impl FileAccess {
             return work();
         };
         let work = move || {
-            sandbox::act_in_files_as(uid, gid)?;
+            sandbox::use_file_rights_of(uid, gid)?;
             work()
         };
         thread::scope(|scope| {

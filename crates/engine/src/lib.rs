@@ -69,9 +69,9 @@ pub use git::{BroughtCommits, KeptCommits};
 pub use output_log::{OutputChunk, OutputLog};
 pub use record::{SweepReport, fresh_id, now, now_us};
 pub use sandbox::{
-    FIRST_PROCESS,
-    container::Hosts,
-    native::{HeadStart, Native, Step},
+    INIT_PROGRAM,
+    container::EngineSockets,
+    native::{NativeBackend, PrespawnedLauncher, Step},
 };
 pub use session::{
     Exec, ExecResult, Session, SessionArtifacts, SessionEnd, SessionState, SessionStatus,
@@ -82,7 +82,7 @@ pub use terminal::{Terminal, TerminalWindow};
 pub use webhook::OwnKey;
 
 use record::Records;
-use sandbox::{Program, container::Containers};
+use sandbox::{Program, container::ContainerBackend};
 use spec::{ErrorInfo, Id, RunEvent, RunResult, RunSpec};
 use std::{
     net::TcpListener,
@@ -112,7 +112,7 @@ pub struct Settings {
     /// How many sandboxes and cgroups the pool prepares ahead of runs.
     pub pool: PoolSettings,
     /// The sockets on which container engines may listen.
-    pub containers: Hosts,
+    pub containers: EngineSockets,
     /// The settings with which doors are opened.
     pub doors: DoorSettings,
     /// Files that no run may see, such as the operator's configuration and key files. The state
@@ -130,7 +130,7 @@ impl Settings {
             state,
             artifacts,
             pool: PoolSettings::OFF,
-            containers: Hosts::default(),
+            containers: EngineSockets::default(),
             doors,
             guarded: Vec::new(),
         }
@@ -172,8 +172,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     state: PathBuf,
-    native: Native,
-    containers: Containers,
+    native: NativeBackend,
+    containers: ContainerBackend,
     records: Records,
     artifacts: store::Artifacts,
     swept_at_opening: SweepReport,
@@ -238,14 +238,17 @@ const EVENT_QUEUE_LENGTH: usize = 16;
 impl Engine {
     /// Opens the state folder and sweeps what processes that are gone left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
-        let native = Native::new(settings.state.clone());
+        let native = NativeBackend::new(settings.state.clone());
         Engine::with(settings, native)
     }
 
     /// Like `open`, with a launcher process that was spawned early.
-    pub fn open_after(head_start: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
-        let mut native = Native::new(settings.state.clone());
-        native.use_head_start(head_start);
+    pub fn open_after(
+        head_start: PrespawnedLauncher,
+        settings: Settings,
+    ) -> Result<Engine, EngineError> {
+        let mut native = NativeBackend::new(settings.state.clone());
+        native.use_prespawned_launcher(head_start);
         Engine::with(settings, native)
     }
 
@@ -253,14 +256,14 @@ impl Engine {
     /// the step prevents.
     pub fn dangerously_open_with(
         settings: Settings,
-        change: impl FnOnce(&mut Native),
+        change: impl FnOnce(&mut NativeBackend),
     ) -> Result<Engine, EngineError> {
-        let mut native = Native::new(settings.state.clone());
+        let mut native = NativeBackend::new(settings.state.clone());
         change(&mut native);
         Engine::with(settings, native)
     }
 
-    fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
+    fn with(settings: Settings, mut native: NativeBackend) -> Result<Engine, EngineError> {
         let Settings {
             state,
             artifacts,
@@ -269,7 +272,7 @@ impl Engine {
             doors,
             guarded,
         } = settings;
-        native.keep_namespaces_ahead(pool::namespaces(&pool));
+        native.set_namespace_pool_size(pool::namespaces(&pool));
         native.hide(guarded.iter().cloned());
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -278,7 +281,7 @@ impl Engine {
         };
         let records = Records::open(state.clone()).map_err(failed)?;
         let artifacts = store::Artifacts::open(artifacts).map_err(artifact_store_error)?;
-        let containers = Containers::new(state.clone(), containers);
+        let containers = ContainerBackend::new(state.clone(), containers);
         let swept_at_opening = sweep(&state, &native, &containers, &records, &artifacts);
         let pools = pool::SandboxPool::new(pool);
         let background = std::sync::Mutex::default();
@@ -584,8 +587,8 @@ fn artifact_store_error(error: store::StoreError) -> EngineError {
 
 fn sweep(
     state: &Path,
-    native: &Native,
-    containers: &Containers,
+    native: &NativeBackend,
+    containers: &ContainerBackend,
     records: &Records,
     artifacts: &store::Artifacts,
 ) -> SweepReport {

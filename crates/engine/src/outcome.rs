@@ -2,7 +2,7 @@
 //! the exit status and the error of a result. Also the graces and the CPU time checks.
 
 use crate::provision::{ExecutionEnd, cancellation};
-use sandbox::{Ended, MAX_FILE_LOCKS, Progress, Sandbox};
+use sandbox::{MAX_FILE_LOCKS, ProcessExit, Sandbox, SandboxEvent};
 use spec::{ErrorCode, ErrorInfo, LimitName, Limits, RunResult, Status};
 use std::time::Duration;
 
@@ -52,9 +52,9 @@ impl ProgramEnd {
     }
 }
 
-pub(crate) fn program_end(progress: Progress, stopped: Option<StopReason>) -> ProgramEnd {
+pub(crate) fn program_end(progress: SandboxEvent, stopped: Option<StopReason>) -> ProgramEnd {
     match progress {
-        Progress::Ended(Ended {
+        SandboxEvent::Exited(ProcessExit {
             status,
             cpu_us,
             peak_bytes,
@@ -67,7 +67,7 @@ pub(crate) fn program_end(progress: Progress, stopped: Option<StopReason>) -> Pr
             alone,
         },
         // The sandbox died while the program ran: the wait status is not known.
-        Progress::Gone(Ended {
+        SandboxEvent::Gone(ProcessExit {
             cpu_us,
             peak_bytes,
             alone,

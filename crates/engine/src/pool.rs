@@ -12,7 +12,7 @@ use crate::{
 };
 use sandbox::{
     Sandbox, SandboxError,
-    native::{Berth, NativeBox},
+    native::{CgroupReservation, NativeSandbox},
 };
 use spec::{PoolSettings, SandboxSpec};
 use std::{
@@ -70,8 +70,8 @@ pub(crate) struct PoolItem {
 }
 
 pub(crate) enum PoolItemKind {
-    Warm(Box<NativeBox>),
-    Cgroup(Box<Berth>),
+    Warm(Box<NativeSandbox>),
+    Cgroup(Box<CgroupReservation>),
 }
 
 struct RunKind {
@@ -296,15 +296,15 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<PoolItem, SandboxErr
     let made = if can_be_warm(&engine.pools.settings, spec) {
         engine
             .native
-            .park(&id, spec)
+            .create_warm(&id, spec)
             .await
             .map(|sandbox| PoolItemKind::Warm(Box::new(sandbox)))
     } else {
         engine
             .native
-            .berth(&id, spec)
+            .reserve_cgroups(&id, spec)
             .await
-            .map(|berth| PoolItemKind::Cgroup(Box::new(berth)))
+            .map(|reservation| PoolItemKind::Cgroup(Box::new(reservation)))
     };
     match made {
         Ok(made) => Ok(PoolItem { record, made }),
@@ -323,7 +323,7 @@ async fn release_item(unused: PoolItem) {
             sandbox.end().await;
             sandbox.release().await
         }
-        PoolItemKind::Cgroup(berth) => berth.release().await,
+        PoolItemKind::Cgroup(reservation) => reservation.release().await,
     };
     if !released.left_over {
         // A record that stays is found by the sweep.

@@ -12,7 +12,7 @@ use crate::{
     workspaces::{self, LayerHandle, lifecycle::ApplyOptions},
 };
 use ::doors::{ledger::RunIdentity, secrets::Secrets};
-use sandbox::{Sandbox, SandboxError, TakenDown, container::ImageFacts};
+use sandbox::{Sandbox, SandboxError, WorkspaceCleanup, container::EngineImage};
 use spec::{
     EnvName, ErrorCode, ErrorInfo, FileId, Id, InputSource, Mount, RunResult, RunSpec, SandboxSpec,
     Status, WorkspaceChanges, WorkspaceMode,
@@ -284,7 +284,7 @@ impl Provisioner {
         opened: &OpenDoors,
         result: &mut RunResult,
     ) -> Result<Vec<TcpListener>, ErrorInfo> {
-        let listeners = opened.serve(sandbox.take_doors(), sandbox.take_passing())?;
+        let listeners = opened.serve(sandbox.take_doors(), sandbox.take_intercept_sockets())?;
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
         if let Some(git) = &self.git {
@@ -322,12 +322,12 @@ impl Provisioner {
         if taken.is_none() && records.is_empty() {
             records.push(self.record()?);
         }
-        let berth = match taken {
+        let reservation = match taken {
             Some(PoolItem { record, made }) => {
                 records.push(record);
                 match made {
                     PoolItemKind::Warm(sandbox) => return Ok(CreatedSandbox { records, sandbox }),
-                    PoolItemKind::Cgroup(berth) => Some(*berth),
+                    PoolItemKind::Cgroup(reservation) => Some(*reservation),
                 }
             }
             None => None,
@@ -335,7 +335,7 @@ impl Provisioner {
         let create = self
             .engine
             .native
-            .create(&self.id, &self.spec.sandbox, berth);
+            .create(&self.id, &self.spec.sandbox, reservation);
         match tokio::time::timeout(START_TIMEOUT, create).await {
             Ok(Ok(sandbox)) => Ok(CreatedSandbox {
                 records,
@@ -357,7 +357,7 @@ impl Provisioner {
     async fn create_container(
         &mut self,
         named: Option<Record>,
-        facts: &ImageFacts,
+        facts: &EngineImage,
         result: &mut RunResult,
     ) -> Result<CreatedSandbox, ErrorInfo> {
         let backend = self.spec.sandbox.backend;
@@ -464,8 +464,8 @@ fn note_conflict(result: &mut RunResult, error: ErrorInfo) {
 }
 
 /// Records what was held back from a mounted workspace at its end.
-pub(crate) fn note_held_back(result: &mut RunResult, taken_down: TakenDown) {
-    let TakenDown {
+pub(crate) fn note_held_back(result: &mut RunResult, taken_down: WorkspaceCleanup) {
+    let WorkspaceCleanup {
         held_back,
         held_as,
         notes,

@@ -2,7 +2,7 @@
 //! that gets the lock may clean up.
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
-use sandbox::{container::Containers, native::Native};
+use sandbox::{container::ContainerBackend, native::NativeBackend};
 use spec::{Id, Timestamp};
 use std::{
     collections::BTreeSet,
@@ -51,7 +51,7 @@ fn read_socket(file: &File) -> io::Result<Option<PathBuf>> {
 /// Removes the containers and staging files of a run, and containers of runs without a record:
 /// their owner died while the engine was about to create them.
 async fn remove_containers(
-    containers: &Containers,
+    containers: &ContainerBackend,
     socket: &Path,
     run: &Id,
     known: &(dyn Fn(&str) -> bool + Sync),
@@ -133,8 +133,8 @@ impl Records {
     pub(crate) fn take(
         &self,
         id: &Id,
-        native: &Native,
-        containers: &Containers,
+        native: &NativeBackend,
+        containers: &ContainerBackend,
     ) -> io::Result<Record> {
         let path = self.path(id);
         let file = match self.create_locked(&path) {
@@ -174,7 +174,11 @@ impl Records {
     }
 
     /// Removes the leftovers of runs whose owner is gone.
-    pub(crate) fn sweep(&self, native: &Native, containers: &Containers) -> SweepReport {
+    pub(crate) fn sweep(
+        &self,
+        native: &NativeBackend,
+        containers: &ContainerBackend,
+    ) -> SweepReport {
         let mut swept = SweepReport::default();
         let entries = match fs::read_dir(self.state.join("runs")) {
             Ok(entries) => entries,
@@ -212,8 +216,8 @@ impl Records {
     fn sweep_one(
         &self,
         id: &Id,
-        native: &Native,
-        containers: &Containers,
+        native: &NativeBackend,
+        containers: &ContainerBackend,
         unresponsive: &mut BTreeSet<PathBuf>,
     ) -> Result<Option<bool>, String> {
         let path = self.path(id);
@@ -267,8 +271,8 @@ impl Record {
     /// Like [`Record::abandon`], for a run in a container engine.
     pub(crate) async fn abandon_container(
         self,
-        native: &Native,
-        containers: &Containers,
+        native: &NativeBackend,
+        containers: &ContainerBackend,
     ) -> io::Result<()> {
         if let Some(socket) = read_socket(&self._lock)? {
             // The sweep finds by this record what could not be removed.
@@ -290,7 +294,7 @@ impl Record {
 
     /// Removes the leftovers of a run that did not start, and its record. If that fails, the record
     /// stays for the sweep.
-    pub(crate) fn abandon(self, native: &Native) -> io::Result<()> {
+    pub(crate) fn abandon(self, native: &NativeBackend) -> io::Result<()> {
         match native.remove_leftovers(&self.id) {
             Ok(()) => self.close(),
             Err(_) => Ok(()),
@@ -404,7 +408,7 @@ pub fn fresh_id() -> Id {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sandbox::container::Hosts;
+    use sandbox::container::EngineSockets;
     use std::os::unix::fs::PermissionsExt;
 
     fn records(name: &str) -> Records {
@@ -422,8 +426,8 @@ mod tests {
     #[test]
     fn a_living_run_keeps_its_id_and_is_not_swept() {
         let records = records("live");
-        let native = Native::new(records.state.clone());
-        let containers = Containers::new(records.state.clone(), Hosts::default());
+        let native = NativeBackend::new(records.state.clone());
+        let containers = ContainerBackend::new(records.state.clone(), EngineSockets::default());
         let id = Id::new("one").unwrap();
         let record = records.take(&id, &native, &containers).unwrap();
         assert_eq!(
@@ -448,8 +452,8 @@ mod tests {
     #[test]
     fn a_run_that_begins_during_a_sweep_is_not_taken_for_a_dead_one() {
         let records = records("race");
-        let native = Native::new(records.state.clone());
-        let containers = Containers::new(records.state.clone(), Hosts::default());
+        let native = NativeBackend::new(records.state.clone());
+        let containers = ContainerBackend::new(records.state.clone(), EngineSockets::default());
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -480,8 +484,8 @@ mod tests {
     #[test]
     fn a_container_engine_that_hangs_is_waited_for_once() {
         let records = records("silent");
-        let native = Native::new(records.state.clone());
-        let containers = Containers::new(records.state.clone(), Hosts::default());
+        let native = NativeBackend::new(records.state.clone());
+        let containers = ContainerBackend::new(records.state.clone(), EngineSockets::default());
         let socket = records.state.join("socket");
         let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         for id in ["one", "two", "three"] {
@@ -518,10 +522,10 @@ mod tests {
         let records = Records::open(state.clone()).unwrap();
         let (elsewhere, id) = (state.join("elsewhere"), Id::new("planted").unwrap());
         std::os::unix::fs::symlink(&elsewhere, records.path(&id)).unwrap();
-        let containers = Containers::new(records.state.clone(), Hosts::default());
+        let containers = ContainerBackend::new(records.state.clone(), EngineSockets::default());
         assert!(
             records
-                .take(&id, &Native::new(records.state.clone()), &containers)
+                .take(&id, &NativeBackend::new(records.state.clone()), &containers)
                 .is_err()
         );
         assert!(!elsewhere.exists());

@@ -4,7 +4,7 @@
 
 use crate::Inner;
 use image::{ImageError, Stored};
-use sandbox::container::ImageFacts;
+use sandbox::container::EngineImage;
 use spec::{
     Backend, Digest, ErrorCode, ErrorInfo, ImageConfig, ImageRef, ImageRule, ImageUse, InsidePath,
     Root, RunSpec, User,
@@ -23,7 +23,7 @@ pub(crate) enum RootSource {
     /// A stored image, locked against removal.
     Image(#[allow(dead_code, reason = "held")] Box<Stored>),
     /// An image that a container engine has.
-    Engine(Box<ImageFacts>),
+    Engine(Box<EngineImage>),
 }
 
 /// Resolves the root of a run and applies the image's configuration to the spec; also returns

@@ -27,7 +27,7 @@ use crate::{
 };
 use actor::SessionCommand;
 use orphan_pipes::OrphanPipes;
-use sandbox::Counters;
+use sandbox::ResourceCounters;
 use spec::{
     ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName,
     Mount, SessionSpec, Timestamp, Usage, WorkspaceChanges, WorkspacePath,
@@ -268,7 +268,7 @@ impl Shared {
 }
 
 /// The limits of the whole sandbox that its processes hit.
-fn limits_hit_by(counters: &Counters) -> impl Iterator<Item = LimitName> {
+fn limits_hit_by(counters: &ResourceCounters) -> impl Iterator<Item = LimitName> {
     let hits = [
         (
             LimitName::Memory,
@@ -293,7 +293,7 @@ impl SessionData {
     }
 
     /// Adds a sample of the sandbox's counters.
-    fn update_usage(&mut self, counters: &Counters) {
+    fn update_usage(&mut self, counters: &ResourceCounters) {
         let cpu = counters
             .cpu
             .unwrap_or(Duration::from_micros(self.ended_cpu_us));

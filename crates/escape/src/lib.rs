@@ -64,7 +64,7 @@ pub struct Containers {
     /// An image that the engine has, with the libraries of the attacker.
     pub image: PathBuf,
     /// Where the engine listens.
-    pub hosts: engine::Hosts,
+    pub hosts: engine::EngineSockets,
 }
 
 /// One case of the suite.

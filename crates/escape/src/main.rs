@@ -121,7 +121,7 @@ fn settings(order: Order) -> Result<Settings, ErrorInfo> {
     let containers = order.containers.map(|containers| Containers {
         backend: containers.backend,
         image: containers.image,
-        hosts: engine::Hosts {
+        hosts: engine::EngineSockets {
             docker: containers.docker,
             podman: containers.podman,
         },

@@ -1,20 +1,21 @@
-//! The launcher: a small single-threaded process that makes, signals and reaps boxes for one engine.
+//! The launcher: a small single-threaded process that creates, signals and reaps the sandboxes of
+//! one engine.
 //!
-//! It is pid 1 of a pid namespace of its own: when it dies, the kernel ends every box. It ends itself when
-//! its control socket does, that is, with the engine.
+//! It is pid 1 of a pid namespace of its own: when it dies, the kernel kills every sandbox. It ends
+//! when its control socket is closed, that is, with the engine.
 
 use crate::{
-    container,
-    further::Further,
-    keeper::{self, Birth, Mask},
-    notify,
-    plan::{BoxPlan, Ids, ProgramPlan, RemountPlan, StockPlan, TemplatePlan},
-    program::{self, Filters, Launch, Start},
-    protocol::{self, Brief, Command, Ended, Report, Request},
-    remount, standby,
-    step::{Failure, Step, Steps},
-    steward::{self, Namespaces, Steward},
-    sys::{self, ChildStack, Forked, Reaped},
+    container_network,
+    containment::{self, ChildContext, ExecTarget, SeccompFilters},
+    exec::ExecChild,
+    namespace_pool::{self, NamespacePool, PooledNamespaces},
+    pid1::{self, Pid1Args, ProcMask},
+    plan::{Ids, NamespacePoolPlan, ProgramPlan, RemountPlan, SandboxPlan, TemplatePlan},
+    prepared_child,
+    protocol::{self, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand},
+    remount, seccomp_notify,
+    step::{Step, StepFailure, Steps},
+    sys::{self, ChildStack, ForkSide, WaitResult},
     template::{self, failure},
     terminal, wire_struct,
 };
@@ -39,39 +40,41 @@ use std::{
     },
 };
 
-/// Entry of the binary: control socket on standard input.
+/// Entry of the launcher: the control socket is standard input.
 pub fn main() -> ! {
-    // Started by the number of a descriptor, which would be its name in the process table otherwise.
+    // The launcher is executed by descriptor number, which would be its name in the process table.
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
-    // Whoever started the engine may have had a narrow one, and a root that only we can enter is of no use to a box.
+    // The engine's umask may be narrow; a sandbox needs a root that all users can enter.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let Ok(control) = take_control() else {
         sys::exit(2)
     };
-    let briefed = match protocol::receive::<Request>(&control) {
-        Ok(Some((Request::Template { plan, first }, mut files))) => {
+    let request = match protocol::receive::<LauncherRequest>(&control) {
+        Ok(Some((LauncherRequest::Template { plan, first }, mut files))) => {
             Some((plan.read(&mut files), first))
         }
-        Ok(Some((Request::Network(plan), files))) => container::furnish(&control, &plan, files),
+        Ok(Some((LauncherRequest::ContainerNetwork(plan), files))) => {
+            container_network::set_up(&control, &plan, files)
+        }
         _ => None,
     };
-    let Some((Ok(plan), first)) = briefed else {
+    let Some((Ok(plan), first)) = request else {
         sys::exit(2)
     };
     match prepare(&plan, first)
-        .and_then(|(steps, spaces, first)| greet(&control, steps, spaces, first))
+        .and_then(|(steps, spaces, first)| start_launcher(&control, steps, spaces, first))
     {
         Ok(mut launcher) => launcher.serve(control),
         Err(failed) => {
-            // Nobody to tell means the engine is gone, and so are we.
+            // Without a reader the engine is gone, and this process ends anyway.
             _ = protocol::send(&control, &Report::Failed(failed), &[]);
             sys::exit(1)
         }
     }
 }
 
-/// Moves the control socket off standard input, so that 0, 1 and 2 are never anything of value.
+/// Moves the control socket away from standard input, so that 0, 1 and 2 are never of value.
 fn take_control() -> io::Result<OwnedFd> {
     let control = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
     let null = rustix::fs::openat(
@@ -81,32 +84,35 @@ fn take_control() -> io::Result<OwnedFd> {
         Mode::empty(),
     )?;
     for place in 0..3 {
-        sys::put_stream(program::raw(null.as_fd()), place)?;
+        sys::put_stream(containment::raw(null.as_fd()), place)?;
     }
-    // Whoever started the engine may have left files open in it; they are not ours to keep open.
-    keeper::keep_only(&[control.as_fd(), null.as_fd()])?;
+    // Descriptors that the engine inherited are not to be kept open.
+    pid1::close_all_except(&[control.as_fd(), null.as_fd()])?;
     Ok(control)
 }
 
-/// Handles on namespaces that the launcher goes back to.
-struct Spaces {
-    /// The host's mounts, for looking paths up.
+/// Handles on namespaces that the launcher returns to.
+struct LauncherNamespaces {
+    /// The host's mount namespace, for resolving host paths.
     host_mounts: OwnedFd,
-    /// The launcher's own process table.
+    /// The launcher's own pid namespace.
     home_pids: OwnedFd,
 }
 
-/// The socket on which the first box's namespaces will come.
-type First = Option<OwnedFd>;
+/// The socket on which the namespaces of the first sandbox arrive.
+type FirstNamespaces = Option<OwnedFd>;
 
-fn prepare(plan: &TemplatePlan, first: Option<Ids>) -> Result<(Steps, Spaces, First), Failure> {
+fn prepare(
+    plan: &TemplatePlan,
+    first: Option<Ids>,
+) -> Result<(Steps, LauncherNamespaces, FirstNamespaces), StepFailure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     rustix::process::setsid().map_err(|error| at("setsid")(error.into()))?;
     let first = leave_host(first).map_err(at("own namespaces"))?;
     let open =
         |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let opened = |path| open(path).map_err(|error| at("/proc/self/ns")(error.into()));
-    let spaces = Spaces {
+    let spaces = LauncherNamespaces {
         host_mounts: opened(c"/proc/self/ns/mnt")?,
         home_pids: opened(c"/proc/self/ns/pid")?,
     };
@@ -118,8 +124,8 @@ fn prepare(plan: &TemplatePlan, first: Option<Ids>) -> Result<(Steps, Spaces, Fi
     Ok((steps, spaces, first))
 }
 
-/// Into namespaces of our own. Without the right to make them, a user namespace gives it.
-fn leave_host(first: Option<Ids>) -> io::Result<First> {
+/// Enters namespaces of its own. Without the right to create them, a user namespace gives it.
+fn leave_host(first: Option<Ids>) -> io::Result<FirstNamespaces> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
@@ -131,7 +137,7 @@ fn leave_host(first: Option<Ids>) -> io::Result<First> {
         std::fs::write("/proc/self/gid_map", format!("0 {gid} 1\n"))?;
     }
     sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWPID)?;
-    // Unmounts of the host still reach us, so that we keep nothing busy; ours reach nobody.
+    // Host unmounts still propagate to us, so that no mount stays busy; ours do not propagate.
     rustix::mount::mount_change(
         c"/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
@@ -140,56 +146,57 @@ fn leave_host(first: Option<Ids>) -> io::Result<First> {
         .map(|ids| protocol::pair().map(|pair| (ids, pair)))
         .transpose()?;
     match sys::fork_into(0, None)? {
-        Forked::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
-        // Only its child is in the new pid namespace. Before we end there is something to do beside it.
-        Forked::Parent { .. } => {
+        ForkSide::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
+        // Only the child is in the new pid namespace. The parent creates the first namespaces
+        // before it ends.
+        ForkSide::Parent { .. } => {
             if let Some((ids, (ours, theirs))) = sockets {
                 drop(ours);
-                // Without them the box makes its own, and says what fails.
-                _ = steward::make_first(ids, &theirs);
+                // Without them the sandbox creates its own, and reports what fails.
+                _ = namespace_pool::create_first(ids, &theirs);
             }
             sys::exit(0)
         }
     }
 }
 
-fn greet(
+fn start_launcher(
     control: &OwnedFd,
     steps: Steps,
-    spaces: Spaces,
-    first: First,
-) -> Result<Launcher, Failure> {
+    spaces: LauncherNamespaces,
+    first: FirstNamespaces,
+) -> Result<Launcher, StepFailure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     let launcher = Launcher::new(spaces, first).map_err(at("epoll"))?;
-    hello(control, steps).map_err(at("greet"))?;
+    send_hello(control, steps).map_err(at("send hello"))?;
     Ok(launcher)
 }
 
-fn hello(control: &OwnedFd, steps: Steps) -> io::Result<()> {
+fn send_hello(control: &OwnedFd, steps: Steps) -> io::Result<()> {
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     protocol::send(control, &Report::Hello(steps), &[own.as_fd()])
 }
 
-/// A process of a box that we started and will reap.
-struct Child {
+/// A process of a sandbox that we forked and will reap.
+struct ChildProcess {
     pid: i32,
     pidfd: OwnedFd,
-    /// Whether the box ends with it.
+    /// Whether the sandbox ends with it.
     last: bool,
 }
 
-impl Child {
-    /// For one whose end nobody waits for.
+impl ChildProcess {
+    /// For a child whose end nothing waits for.
     fn kill_and_reap(&self) {
         _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
         _ = sys::reap(self.pid, true);
     }
 
-    /// Whether it is on its way out or a zombie, by the kernel's word. The first process of a pid namespace is marked
-    /// so before the kernel kills all others there, and becomes a zombie only once they are reaped: one that was
-    /// killed with it is told from one that was killed alone, and the end of the box follows for certain. No program
-    /// can have seen another of its box killed this way and have ended by itself: its own number is lower, so it was
-    /// killed first. Not reaped yet, its number is nobody else's.
+    /// Whether the kernel has marked the process as exiting, or it is a zombie. The kernel marks pid 1
+    /// of a pid namespace before it kills all other processes there, and pid 1 becomes a zombie only
+    /// once these are reaped. So a program that was killed because pid 1 died is distinguished from
+    /// one that was killed alone, and in the first case the sandbox is certain to end. The process is
+    /// not reaped yet, so its number cannot have been reused.
     fn is_exiting(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
         stat.is_ok_and(|stat| stat_is_exiting(&stat))
@@ -206,59 +213,60 @@ fn stat_is_exiting(stat: &str) -> bool {
         .is_some_and(|flags: u32| flags & PF_EXITING != 0)
 }
 
-/// One box.
-struct Held {
+/// One sandbox.
+struct SandboxEntry {
     channel: OwnedFd,
-    keeper: Child,
-    /// Where the keeper says that it is ready; gone once it has.
+    pid1: ChildProcess,
+    /// The socket on which pid 1 reports that it is ready; closed afterwards.
     ready: Option<OwnedFd>,
-    /// The namespaces it was born into, in order, once it has handed them out.
+    /// The namespaces that pid 1 was cloned into and has not handed out yet, in order.
     spaces: Vec<Step>,
     namespaces: Vec<(Step, OwnedFd)>,
     user_namespace: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
-    programs: Vec<Child>,
-    /// Programs that it outlives.
-    further: Vec<Further>,
+    programs: Vec<ChildProcess>,
+    /// Programs of a session.
+    execs: Vec<ExecChild>,
     /// Processes that put mounts back.
-    remounts: Vec<Child>,
-    /// Where it has its terminals, if it stays.
+    remounts: Vec<ChildProcess>,
+    /// `/dev/pts` of a session.
     terminals: Option<OwnedFd>,
     stays: bool,
-    /// The kernel's list of the keeper's children, where it has one.
+    /// The kernel's list of pid 1's children, where it has one.
     children: Option<File>,
-    /// Made ahead of its program.
-    ahead: bool,
-    /// We have killed its keeper.
+    /// Created before its run.
+    warm: bool,
+    /// The launcher has killed pid 1.
     is_ending: bool,
 }
 
-/// What a lane tells the launcher of a box, with its handles: channel, keeper, program, users, namespaces, cgroup.
-struct HandedOver {
-    keeper: i32,
+/// What a cgroup v1 forker hands to the launcher, with handles: channel, pid 1, program, user
+/// namespace, namespaces, cgroup.
+struct Handover {
+    pid1: i32,
     program: i32,
     last: bool,
     namespaces: Vec<u8>,
 }
 
-wire_struct!(HandedOver {
-    keeper,
+wire_struct!(Handover {
+    pid1,
     program,
     last,
     namespaces
 });
 
-impl HandedOver {
-    fn adopt(self, handles: Vec<OwnedFd>) -> Option<Held> {
+impl Handover {
+    fn adopt(self, handles: Vec<OwnedFd>) -> Option<SandboxEntry> {
         let mut handles = handles.into_iter();
         let mut next = || handles.next();
         let channel = next()?;
-        let keeper = Child {
-            pid: self.keeper,
+        let pid1 = ChildProcess {
+            pid: self.pid1,
             pidfd: next()?,
             last: false,
         };
-        let program = Child {
+        let program = ChildProcess {
             pid: self.program,
             pidfd: next()?,
             last: self.last,
@@ -268,33 +276,33 @@ impl HandedOver {
         let namespaces = steps
             .map(|step| Some((step?, next()?)))
             .collect::<Option<_>>()?;
-        Some(Held {
+        Some(SandboxEntry {
             channel,
-            children: children(keeper.pid),
-            keeper,
+            children: children(pid1.pid),
+            pid1,
             ready: None,
             spaces: Vec::new(),
             namespaces,
             user_namespace,
             cgroup: next(),
             programs: vec![program],
-            further: Vec::new(),
+            execs: Vec::new(),
             remounts: Vec::new(),
             terminals: None,
             stays: false,
-            ahead: true,
+            warm: true,
             is_ending: false,
         })
     }
 }
 
-impl Held {
-    /// Tells the engine of a program that has started, and watches it. An error is the end of the box.
+impl SandboxEntry {
+    /// Reports to the engine that a program has started, and watches it. An error ends the sandbox.
     fn started(
         &mut self,
         events: &OwnedFd,
         number: u32,
-        program: Child,
+        program: ChildProcess,
         steps: Steps,
         listener: Option<OwnedFd>,
     ) -> io::Result<()> {
@@ -303,12 +311,17 @@ impl Held {
             .chain(listener.as_ref().map(AsFd::as_fd));
         let handles: Vec<_> = handles.collect();
         let sent = protocol::send(&self.channel, &Report::Started(steps), &handles);
-        match watch(events, &program.pidfd, About::Process(number, program.pid)) {
+        match watch(
+            events,
+            &program.pidfd,
+            EventToken::Process(number, program.pid),
+        ) {
             Ok(()) => {
                 self.programs.push(program);
                 sent
             }
-            // It has started, and is said to have. Nobody would learn of its end, so it ends with its box.
+            // The program has started and is reported as started. Its exit could not be noticed, so
+            // it ends with its sandbox.
             Err(error) => {
                 program.kill_and_reap();
                 sent.and(Err(error))
@@ -321,102 +334,103 @@ fn children(pid: i32) -> Option<File> {
     File::open(format!("/proc/{pid}/task/{pid}/children")).ok()
 }
 
-/// What an event is about: two bits of kind, then the box, then a pid.
+/// What an epoll event is about: two bits of kind, then the sandbox, then a pid.
 #[derive(Clone, Copy)]
-enum About {
+enum EventToken {
     Control,
-    Steward,
-    /// A lane, by its pid, has something to hand over.
-    Lane(i32),
+    NamespacePool,
+    /// A cgroup v1 forker, by its pid, has something to hand over.
+    CgroupForker(i32),
     Channel(u32),
-    /// The own channel of a further program, by its pid.
+    /// The channel of an exec, by its pid.
     Program(u32, i32),
     Ready(u32),
     Process(u32, i32),
 }
 
-impl About {
+impl EventToken {
     fn token(self) -> EventData {
         let (kind, number, pid) = match self {
-            About::Control => (0, 0, 0),
-            About::Steward => (0, 1, 0),
-            About::Lane(pid) => (0, 2, pid as u32),
-            About::Channel(number) => (1, number, 0),
-            About::Program(number, pid) => (1, number, pid as u32),
-            About::Ready(number) => (2, number, 0),
-            About::Process(number, pid) => (3, number, pid as u32),
+            EventToken::Control => (0, 0, 0),
+            EventToken::NamespacePool => (0, 1, 0),
+            EventToken::CgroupForker(pid) => (0, 2, pid as u32),
+            EventToken::Channel(number) => (1, number, 0),
+            EventToken::Program(number, pid) => (1, number, pid as u32),
+            EventToken::Ready(number) => (2, number, 0),
+            EventToken::Process(number, pid) => (3, number, pid as u32),
         };
         EventData::new_u64(kind << 62 | u64::from(number) << 32 | u64::from(pid))
     }
 
-    fn from_token(token: EventData) -> About {
+    fn from_token(token: EventData) -> EventToken {
         let bits = token.u64();
         let number = (bits >> 32) as u32 & 0x3fff_ffff;
         match bits >> 62 {
-            0 if number == 0 => About::Control,
-            0 if number == 1 => About::Steward,
-            0 => About::Lane(bits as u32 as i32),
-            1 if bits as u32 == 0 => About::Channel(number),
-            1 => About::Program(number, bits as u32 as i32),
-            2 => About::Ready(number),
-            _ => About::Process(number, bits as u32 as i32),
+            0 if number == 0 => EventToken::Control,
+            0 if number == 1 => EventToken::NamespacePool,
+            0 => EventToken::CgroupForker(bits as u32 as i32),
+            1 if bits as u32 == 0 => EventToken::Channel(number),
+            1 => EventToken::Program(number, bits as u32 as i32),
+            2 => EventToken::Ready(number),
+            _ => EventToken::Process(number, bits as u32 as i32),
         }
     }
 }
 
-/// Boxes have numbers from 1; 0 stands for the helpers of this launcher.
-const HELPERS: u32 = 0;
-const LAST_BOX: u32 = 0x3fff_ffff;
+/// Sandboxes are numbered from 1; 0 stands for the helpers of this launcher.
+const HELPER_NUMBER: u32 = 0;
+const MAX_SANDBOX_NUMBER: u32 = 0x3fff_ffff;
 
-fn watch(events: &OwnedFd, fd: impl AsFd, about: About) -> io::Result<()> {
-    Ok(epoll::add(events, fd, about.token(), EventFlags::IN)?)
+fn watch(events: &OwnedFd, fd: impl AsFd, token: EventToken) -> io::Result<()> {
+    Ok(epoll::add(events, fd, token.token(), EventFlags::IN)?)
 }
 
 struct Launcher {
-    spaces: Spaces,
+    spaces: LauncherNamespaces,
     events: OwnedFd,
-    boxes: HashMap<u32, Held>,
-    /// Lanes, and the steward.
-    helpers: Vec<Child>,
-    /// Where lanes hand over, by their pids.
-    lanes: HashMap<i32, OwnedFd>,
-    /// Where we do, if we are a lane.
+    sandboxes: HashMap<u32, SandboxEntry>,
+    /// The cgroup v1 forkers and the namespace pool.
+    helpers: Vec<ChildProcess>,
+    /// The handover sockets of cgroup v1 forkers, by their pids.
+    forkers: HashMap<i32, OwnedFd>,
+    /// The handover socket, if this process is a cgroup v1 forker.
     home: Option<OwnedFd>,
-    steward: Option<Steward>,
-    /// Where the namespaces of the first box come from.
-    first: First,
-    /// What a lane was given of the stock.
-    share: Option<Namespaces>,
+    namespace_pool: Option<NamespacePool>,
+    /// The socket on which the namespaces of the first sandbox arrive.
+    first: FirstNamespaces,
+    /// Namespaces for the next sandbox: those created first, or those that a forker got from the
+    /// pool.
+    own_namespaces: Option<PooledNamespaces>,
     next: u32,
-    filters: Filters,
-    masks: Vec<(&'static CStr, Mask)>,
+    filters: SeccompFilters,
+    masks: Vec<(&'static CStr, ProcMask)>,
     landlock: u32,
     stack: ChildStack,
 }
 
 impl Launcher {
-    fn new(spaces: Spaces, first: First) -> io::Result<Launcher> {
+    fn new(spaces: LauncherNamespaces, first: FirstNamespaces) -> io::Result<Launcher> {
         Ok(Launcher {
             spaces,
             events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            boxes: HashMap::new(),
+            sandboxes: HashMap::new(),
             helpers: Vec::new(),
-            lanes: HashMap::new(),
+            forkers: HashMap::new(),
             home: None,
-            steward: None,
+            namespace_pool: None,
             first,
-            share: None,
-            next: HELPERS + 1,
-            filters: Filters::new()?,
-            masks: keeper::masks(),
+            own_namespaces: None,
+            next: HELPER_NUMBER + 1,
+            filters: SeccompFilters::new()?,
+            masks: pid1::masks(),
             landlock: sys::landlock_version(),
             stack: ChildStack::new(),
         })
     }
 
-    /// Serves the engine until it is gone.
+    /// Serves the engine until its socket is closed.
     fn serve(&mut self, mut control: OwnedFd) -> ! {
-        if self.watch(&control, About::Control).is_err() {
+        if self.watch(&control, EventToken::Control).is_err() {
             sys::exit(1);
         }
         let mut events = Vec::with_capacity(32);
@@ -431,79 +445,83 @@ impl Launcher {
                 Err(_) => sys::exit(1),
             }
             for event in &events {
-                match About::from_token(event.data) {
-                    About::Control => self.on_control(&mut control),
-                    About::Steward => self.on_steward(),
-                    About::Lane(pid) => self.on_hand_over(pid),
-                    About::Channel(number) => self.on_channel(number),
-                    About::Program(number, pid) => self.on_program(number, pid),
-                    About::Ready(number) => self.on_ready(number),
-                    About::Process(number, pid) => self.on_end(number, pid),
+                match EventToken::from_token(event.data) {
+                    EventToken::Control => self.on_control(&mut control),
+                    EventToken::NamespacePool => self.on_namespace_pool(),
+                    EventToken::CgroupForker(pid) => self.on_handover(pid),
+                    EventToken::Channel(number) => self.on_channel(number),
+                    EventToken::Program(number, pid) => self.on_program(number, pid),
+                    EventToken::Ready(number) => self.on_pid1_ready(number),
+                    EventToken::Process(number, pid) => self.on_process_end(number, pid),
                 }
             }
         }
     }
 
-    fn watch(&self, fd: impl AsFd, about: About) -> io::Result<()> {
-        watch(&self.events, fd, about)
+    fn watch(&self, fd: impl AsFd, token: EventToken) -> io::Result<()> {
+        watch(&self.events, fd, token)
     }
 
-    /// Before closing: whoever holds a duplicate would keep the registration alive.
+    /// Before closing: a duplicate of the descriptor would keep the registration alive.
     fn unwatch(&self, fd: impl AsFd) {
         _ = epoll::delete(&self.events, fd);
     }
 
     fn on_control(&mut self, control: &mut OwnedFd) {
-        let (request, mut files) = match protocol::receive::<Request>(&*control) {
+        let (request, mut files) = match protocol::receive::<LauncherRequest>(&*control) {
             Ok(Some(message)) => message,
-            // The engine is gone, or speaks another language: end, and everything with us.
+            // The engine is gone or has another protocol version: everything ends.
             Ok(None) | Err(_) => sys::exit(0),
         };
         match request {
-            Request::Box { plan, cgroup } => {
+            LauncherRequest::Sandbox { plan, cgroup } => {
                 let plan = plan.read(&mut files);
                 if !files.is_empty() {
-                    self.on_box(files.remove(0), plan, files, cgroup);
+                    self.on_sandbox(files.remove(0), plan, files, cgroup);
                 }
             }
-            Request::Lane if !files.is_empty() => self.on_lane(control, files.remove(0), &files),
-            Request::Stock(plan) => self.on_stock(plan),
-            Request::Template { .. } | Request::Lane | Request::Network(_) => {}
+            LauncherRequest::CgroupForker if !files.is_empty() => {
+                self.on_cgroup_forker(control, files.remove(0), &files)
+            }
+            LauncherRequest::NamespacePool(plan) => self.on_start_namespace_pool(plan),
+            LauncherRequest::Template { .. }
+            | LauncherRequest::CgroupForker
+            | LauncherRequest::ContainerNetwork(_) => {}
         }
     }
 
-    /// Without a steward every box makes its own namespaces, which is only slower.
-    fn on_stock(&mut self, plan: StockPlan) {
-        let Ok((steward, pid, pidfd)) = Steward::start(plan) else {
+    /// Without a pool every sandbox creates its own namespaces, which is only slower.
+    fn on_start_namespace_pool(&mut self, plan: NamespacePoolPlan) {
+        let Ok((namespace_pool, pid, pidfd)) = NamespacePool::start(plan) else {
             return;
         };
         let watched = self
-            .watch(steward.socket(), About::Steward)
-            .and_then(|()| self.watch(&pidfd, About::Process(HELPERS, pid)));
+            .watch(namespace_pool.socket(), EventToken::NamespacePool)
+            .and_then(|()| self.watch(&pidfd, EventToken::Process(HELPER_NUMBER, pid)));
         if watched.is_ok() {
-            self.steward = Some(steward);
+            self.namespace_pool = Some(namespace_pool);
         }
-        self.helpers.push(Child {
+        self.helpers.push(ChildProcess {
             pid,
             pidfd,
             last: false,
         });
     }
 
-    fn on_steward(&mut self) {
-        let Some(steward) = &mut self.steward else {
+    fn on_namespace_pool(&mut self) {
+        let Some(namespace_pool) = &mut self.namespace_pool else {
             return;
         };
-        if !steward.receive() {
-            _ = epoll::delete(&self.events, steward.socket());
-            self.steward = None;
+        if !namespace_pool.receive() {
+            _ = epoll::delete(&self.events, namespace_pool.socket());
+            self.namespace_pool = None;
         }
     }
 
-    fn on_box(
+    fn on_sandbox(
         &mut self,
         channel: OwnedFd,
-        plan: io::Result<BoxPlan>,
+        plan: io::Result<SandboxPlan>,
         files: Vec<OwnedFd>,
         in_cgroup: bool,
     ) {
@@ -511,86 +529,86 @@ impl Launcher {
         let cgroup = if in_cgroup { files.next() } else { None };
         let kept: Vec<_> = files.collect();
         let made = plan.and_then(|mut plan| {
-            let stocked = self.stocked(&mut plan);
-            let (keeper, ready) =
-                self.fork_keeper(&plan, stocked.as_ref(), cgroup.as_ref(), &kept)?;
-            Ok((plan, stocked, keeper, ready))
+            let pooled = self.pooled(&mut plan);
+            let (pid1, ready) = self.fork_pid1(&plan, pooled.as_ref(), cgroup.as_ref(), &kept)?;
+            Ok((plan, pooled, pid1, ready))
         });
-        let (plan, stocked, keeper, ready) = match made {
+        let (plan, pooled, pid1, ready) = match made {
             Ok(made) => made,
             Err(error) => {
                 let failed = failure(Step::PidNamespace, "clone into new namespaces")(error);
-                // An engine that no longer listens has hung up, which is all we would do here.
+                // The engine may have closed its end, which has the same effect.
                 _ = protocol::send(&channel, &Report::Failed(failed), &[]);
                 return;
             }
         };
         let number = self.next_number();
         let watched = self
-            .watch(&channel, About::Channel(number))
-            .and_then(|()| self.watch(&ready, About::Ready(number)))
-            .and_then(|()| self.watch(&keeper.pidfd, About::Process(number, keeper.pid)));
-        self.boxes.insert(
+            .watch(&channel, EventToken::Channel(number))
+            .and_then(|()| self.watch(&ready, EventToken::Ready(number)))
+            .and_then(|()| self.watch(&pid1.pidfd, EventToken::Process(number, pid1.pid)));
+        self.sandboxes.insert(
             number,
-            Held::new(channel, keeper, ready, &plan, stocked, cgroup),
+            SandboxEntry::new(channel, pid1, ready, &plan, pooled, cgroup),
         );
         if watched.is_err() {
             self.destroy(number);
         }
     }
 
-    /// Namespaces made ahead, if they fit this box; it then takes their ids.
-    fn stocked(&mut self, plan: &mut BoxPlan) -> Option<Namespaces> {
+    /// Pooled namespaces, if they fit this sandbox; the plan then takes their ids.
+    fn pooled(&mut self, plan: &mut SandboxPlan) -> Option<PooledNamespaces> {
         let fits = plan.any_outer_id && plan.own_network && plan.steps.has(Step::NetNamespace);
         if !fits {
             return None;
         }
         self.take_first();
-        let share = self
-            .share
-            .take_if(|share| (share.ids.uid, share.ids.gid) == (plan.ids.uid, plan.ids.gid));
-        let found = share.or_else(|| self.steward.as_mut()?.take(plan.ids))?;
+        let own_namespaces = self.own_namespaces.take_if(|own_namespaces| {
+            (own_namespaces.ids.uid, own_namespaces.ids.gid) == (plan.ids.uid, plan.ids.gid)
+        });
+        let found = own_namespaces.or_else(|| self.namespace_pool.as_mut()?.take(plan.ids))?;
         plan.ids = found.ids;
         Some(found)
     }
 
-    /// Waits for the namespaces of the first box, which were begun before the root and take less time.
+    /// Waits for the namespaces of the first sandbox, which were started before the root and take
+    /// less time.
     fn take_first(&mut self) {
         if let Some(socket) = self.first.take() {
-            self.share = steward::receive_first(&socket);
+            self.own_namespaces = namespace_pool::receive_first(&socket);
         }
     }
 
-    fn fork_keeper(
+    fn fork_pid1(
         &self,
-        plan: &BoxPlan,
-        stocked: Option<&Namespaces>,
+        plan: &SandboxPlan,
+        pooled: Option<&PooledNamespaces>,
         cgroup: Option<&OwnedFd>,
-        held: &[OwnedFd],
-    ) -> io::Result<(Child, OwnedFd)> {
+        inherited: &[OwnedFd],
+    ) -> io::Result<(ChildProcess, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
-        let born_into = keeper::namespaces(plan)
-            .filter(|(step, _)| stocked.is_none() || *step != Step::NetNamespace);
+        let born_into = pid1::namespaces(plan)
+            .filter(|(step, _)| pooled.is_none() || *step != Step::NetNamespace);
         let flags = born_into.fold(0, |all, (_, flag)| all | flag);
         match sys::fork_into(flags, cgroup.map(AsFd::as_fd))? {
-            Forked::Child => {
+            ForkSide::Child => {
                 let (host, report) = (self.spaces.host_mounts.as_fd(), theirs.as_fd());
-                let held: Vec<_> = held.iter().map(AsFd::as_fd).collect();
-                let network = stocked.map(|stocked| stocked.network.as_fd());
-                let kept: Vec<_> = held
+                let inherited: Vec<_> = inherited.iter().map(AsFd::as_fd).collect();
+                let network = pooled.map(|pooled| pooled.network.as_fd());
+                let kept: Vec<_> = inherited
                     .iter()
                     .copied()
                     .chain([host, report])
                     .chain(network)
                     .collect();
-                match keeper::keep_only(&kept) {
+                match pid1::close_all_except(&kept) {
                     Ok(()) => {
                         let masks = &self.masks;
-                        keeper::live(&Birth {
+                        pid1::run(&Pid1Args {
                             plan,
                             host,
                             report,
-                            held: &held,
+                            inherited: &inherited,
                             network,
                             masks,
                         })
@@ -598,8 +616,8 @@ impl Launcher {
                     Err(_) => sys::exit(1),
                 }
             }
-            Forked::Parent { pid, pidfd } => Ok((
-                Child {
+            ForkSide::Parent { pid, pidfd } => Ok((
+                ChildProcess {
                     pid,
                     pidfd,
                     last: false,
@@ -609,189 +627,202 @@ impl Launcher {
         }
     }
 
-    /// A copy of us that sits in version 1 cgroups: what it forks is born there, which costs nothing,
-    /// while moving a process costs milliseconds.
-    fn on_lane(&mut self, control: &mut OwnedFd, lane: OwnedFd, groups: &[OwnedFd]) {
+    /// Forks a copy of this process into version 1 cgroups: what the copy forks is born there for
+    /// free, while moving a process costs milliseconds.
+    fn on_cgroup_forker(&mut self, control: &mut OwnedFd, forker: OwnedFd, groups: &[OwnedFd]) {
         self.take_first();
-        let share = self
-            .share
-            .take()
-            .or_else(|| self.steward.as_mut().and_then(Steward::take_any));
-        if let Some(steward) = &mut self.steward {
-            steward.replenish();
+        let own_namespaces = self.own_namespaces.take().or_else(|| {
+            self.namespace_pool
+                .as_mut()
+                .and_then(NamespacePool::take_any)
+        });
+        if let Some(namespace_pool) = &mut self.namespace_pool {
+            namespace_pool.replenish();
         }
         let forked = protocol::pair().and_then(|pair| Ok((pair, sys::fork_into(0, None)?)));
         match forked {
-            Ok(((_, home), Forked::Child)) => {
-                self.share = share;
+            Ok(((_, home), ForkSide::Child)) => {
+                self.own_namespaces = own_namespaces;
                 self.home = Some(home);
-                if let Err(failed) = self.become_lane(&lane, groups) {
-                    _ = protocol::send(&lane, &Report::Failed(failed), &[]);
+                if let Err(failed) = self.become_cgroup_forker(&forker, groups) {
+                    _ = protocol::send(&forker, &Report::Failed(failed), &[]);
                     sys::exit(1);
                 }
-                *control = lane;
+                *control = forker;
             }
-            Ok(((ours, _), Forked::Parent { pid, pidfd })) => {
-                let watched = self.watch(&pidfd, About::Process(HELPERS, pid));
+            Ok(((ours, _), ForkSide::Parent { pid, pidfd })) => {
+                let watched = self.watch(&pidfd, EventToken::Process(HELPER_NUMBER, pid));
                 if watched
-                    .and_then(|()| self.watch(&ours, About::Lane(pid)))
+                    .and_then(|()| self.watch(&ours, EventToken::CgroupForker(pid)))
                     .is_ok()
                 {
-                    self.helpers.push(Child {
+                    self.helpers.push(ChildProcess {
                         pid,
                         pidfd,
                         last: false,
                     });
-                    self.lanes.insert(pid, ours);
+                    self.forkers.insert(pid, ours);
                 }
             }
             Err(error) => {
-                let failed = failure(Step::LauncherNamespaces, "fork a lane")(error);
-                _ = protocol::send(&lane, &Report::Failed(failed), &[]);
+                let failed = failure(Step::LauncherNamespaces, "fork for cgroup v1")(error);
+                _ = protocol::send(&forker, &Report::Failed(failed), &[]);
             }
         }
     }
 
-    fn become_lane(&mut self, control: &OwnedFd, groups: &[OwnedFd]) -> Result<(), Failure> {
+    fn become_cgroup_forker(
+        &mut self,
+        control: &OwnedFd,
+        groups: &[OwnedFd],
+    ) -> Result<(), StepFailure> {
         let at = |what: &str| failure(Step::LauncherNamespaces, what);
         let system = |what: &'static str| move |error: rustix::io::Errno| at(what)(error.into());
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(system("death signal"))?;
         for group in groups {
             rustix::io::write(group, b"0").map_err(system("cgroup.procs"))?;
         }
-        // Of the launcher's boxes nothing stays open here. They are not taken off the epoll, which is shared with
-        // the launcher; we get one of our own.
-        self.boxes.clear();
+        // Handles of the launcher's sandboxes are closed here. They are not removed from the epoll
+        // instance, which is shared with the launcher; this process creates its own.
+        self.sandboxes.clear();
         self.helpers.clear();
-        self.lanes.clear();
-        self.steward = None;
+        self.forkers.clear();
+        self.namespace_pool = None;
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
-        // What our programs hand over must not be taken by the launcher, nor by another lane.
-        self.filters = Filters::new().map_err(at("sockets"))?;
-        self.watch(control, About::Control).map_err(at("epoll"))?;
-        hello(control, Steps::default()).map_err(at("greet"))
+        // Listeners of our programs must not be received by the launcher or by another forker.
+        self.filters = SeccompFilters::new().map_err(at("sockets"))?;
+        self.watch(control, EventToken::Control)
+            .map_err(at("epoll"))?;
+        send_hello(control, Steps::default()).map_err(at("send hello"))
     }
 
     fn on_channel(&mut self, number: u32) {
-        let Some(held) = self.boxes.get_mut(&number) else {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
-        match protocol::receive::<Command>(&held.channel) {
-            Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
-            Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
-            Ok(Some((Command::Start(plan), files))) => self.on_start(number, &plan, files),
-            Ok(Some((Command::Terminal, files))) => held.on_terminal(files),
-            Ok(Some((Command::Remount(plan), files))) => self.on_remount(number, &plan, files),
-            Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
-            Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => {
-                self.destroy(number)
+        match protocol::receive::<SandboxCommand>(&entry.channel) {
+            Ok(Some((SandboxCommand::Exec(plan), files))) => self.on_exec(number, &plan, files),
+            Ok(Some((SandboxCommand::Prepare(plan), files))) => {
+                self.on_prepare(number, &plan, files)
             }
+            Ok(Some((SandboxCommand::StartExec(plan), files))) => {
+                self.on_start(number, &plan, files)
+            }
+            Ok(Some((SandboxCommand::Terminal, files))) => entry.on_terminal(files),
+            Ok(Some((SandboxCommand::Remount(plan), files))) => {
+                self.on_remount(number, &plan, files)
+            }
+            Ok(Some((SandboxCommand::Signal(signal), _))) => entry.signal(signal),
+            Ok(Some((SandboxCommand::Destroy | SandboxCommand::CheckContainer(_), _)) | None)
+            | Err(_) => self.destroy(number),
         }
     }
 
-    fn on_remount(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) {
-        // Behind the file of a large plan.
+    fn on_remount(&mut self, number: u32, plan: &Payload, mut files: Vec<OwnedFd>) {
+        // It comes after the file of a large plan.
         let Some(answer) = files.pop() else {
             return;
         };
         match (
             self.remount(number, plan, files, &answer),
-            self.boxes.get_mut(&number),
+            self.sandboxes.get_mut(&number),
         ) {
-            (Ok(child), Some(held)) => held.remounts.push(child),
+            (Ok(child), Some(entry)) => entry.remounts.push(child),
             (Ok(_), None) => {}
             (Err(error), _) => {
                 let failed = failure(Step::Workspace, "fork")(error);
-                // An engine that no longer listens has ended the box, or is about to.
+                // An engine that has closed its end has ended the sandbox, or is about to.
                 _ = protocol::send(&answer, &Report::Failed(failed), &[]);
             }
         }
     }
 
-    /// Not in the cgroup of the box, whose limits its programs may have used up. A lane sits in that anyway.
+    /// Not in the cgroup of the sandbox, whose limits its programs may have used up. A cgroup v1
+    /// forker sits in it anyway.
     fn remount(
         &mut self,
         number: u32,
-        plan: &Brief,
+        plan: &Payload,
         mut files: Vec<OwnedFd>,
         answer: &OwnedFd,
-    ) -> io::Result<Child> {
+    ) -> io::Result<ChildProcess> {
         let missing = || io::Error::from_raw_os_error(libc::ESRCH);
         let plan: RemountPlan = plan.read(&mut files)?;
-        let held = self.boxes.get(&number).ok_or_else(missing)?;
-        let space = |step| held.namespaces.iter().find(|(known, _)| *known == step);
+        let entry = self.sandboxes.get(&number).ok_or_else(missing)?;
+        let space = |step| entry.namespaces.iter().find(|(known, _)| *known == step);
         // Without a pid namespace of its own, more than its programs would be stopped.
         let (Some(_), Some((_, mounts))) = (space(Step::PidNamespace), space(Step::MountNamespace))
         else {
             return Err(missing());
         };
-        self.spaces.enter(held)?;
+        self.spaces.enter(entry)?;
         match sys::fork_into(0, None).inspect_err(|_| self.spaces.go_home())? {
-            Forked::Child => remount::live(&plan, mounts.as_fd(), answer),
-            Forked::Parent { pid, pidfd } => {
+            ForkSide::Child => remount::run(&plan, mounts.as_fd(), answer),
+            ForkSide::Parent { pid, pidfd } => {
                 self.spaces.go_home();
-                self.watch(&pidfd, About::Process(number, pid))?;
+                self.watch(&pidfd, EventToken::Process(number, pid))?;
                 let last = false;
-                Ok(Child { pid, pidfd, last })
+                Ok(ChildProcess { pid, pidfd, last })
             }
         }
     }
 
     fn destroy(&mut self, number: u32) {
-        let Some(held) = self.boxes.get_mut(&number) else {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
-        held.is_ending = true;
-        _ = epoll::delete(&self.events, &held.channel);
-        // The end of the keeper is the end of its pid namespace. Already ended is as good.
-        _ = rustix::process::pidfd_send_signal(&held.keeper.pidfd, Signal::KILL);
-        for program in &held.programs {
+        entry.is_ending = true;
+        _ = epoll::delete(&self.events, &entry.channel);
+        // Killing pid 1 kills its pid namespace. A process that has ended is no error.
+        _ = rustix::process::pidfd_send_signal(&entry.pid1.pidfd, Signal::KILL);
+        for program in &entry.programs {
             _ = rustix::process::pidfd_send_signal(&program.pidfd, Signal::KILL);
         }
-        held.further.iter().for_each(Further::kill);
+        entry.execs.iter().for_each(ExecChild::kill);
     }
 
-    fn on_ready(&mut self, number: u32) {
-        let Some(held) = self.boxes.get_mut(&number) else {
+    fn on_pid1_ready(&mut self, number: u32) {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
-        let Some(ready) = held.ready.take() else {
+        let Some(ready) = entry.ready.take() else {
             return;
         };
         let message = protocol::receive::<Report>(&ready);
         _ = epoll::delete(&self.events, &ready);
         let (report, handles) = match message {
             Ok(Some(message)) => message,
-            // Killed while furnishing; its end is told when it is reaped.
+            // It was killed during setup; its exit is reported when it is reaped.
             Ok(None) | Err(_) => return,
         };
         let mut handles = handles.into_iter();
         if matches!(report, Report::Ready { .. }) {
-            let spaces = held.spaces.iter().copied();
-            held.namespaces
-                .extend(spaces.zip(handles.by_ref().take(held.spaces.len())));
-            if held.user_namespace.is_none() {
-                held.user_namespace = handles.next();
+            let spaces = entry.spaces.iter().copied();
+            entry
+                .namespaces
+                .extend(spaces.zip(handles.by_ref().take(entry.spaces.len())));
+            if entry.user_namespace.is_none() {
+                entry.user_namespace = handles.next();
             }
-            held.terminals = if held.stays { handles.next() } else { None };
+            entry.terminals = if entry.stays { handles.next() } else { None };
         }
         let handles: Vec<_> = handles.collect();
         let handles: Vec<_> = handles.iter().map(AsFd::as_fd).collect();
-        if protocol::send(&held.channel, &report, &handles).is_err() {
+        if protocol::send(&entry.channel, &report, &handles).is_err() {
             self.destroy(number);
         }
     }
 
-    fn on_exec(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
+    fn on_exec(&mut self, number: u32, plan: &Payload, files: Vec<OwnedFd>) {
         let started = self.exec(number, plan, files);
-        let Some(held) = self.boxes.get_mut(&number) else {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
         let sent = match started {
             Ok((program, steps, listener)) => {
-                held.started(&self.events, number, program, steps, listener)
+                entry.started(&self.events, number, program, steps, listener)
             }
-            Err(failed) => protocol::send(&held.channel, &Report::Failed(failed), &[]),
+            Err(failed) => protocol::send(&entry.channel, &Report::Failed(failed), &[]),
         };
         if sent.is_err() {
             self.destroy(number);
@@ -801,53 +832,58 @@ impl Launcher {
     fn exec(
         &mut self,
         number: u32,
-        plan: &Brief,
+        plan: &Payload,
         mut files: Vec<OwnedFd>,
-    ) -> Result<(Child, Steps, Option<OwnedFd>), Failure> {
+    ) -> Result<(ChildProcess, Steps, Option<OwnedFd>), StepFailure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
         let [input, output, error] =
             <[OwnedFd; 3]>::try_from(files).map_err(|_| wrong("handles", libc::EBADF))?;
-        let errand = plan
-            .errand
+        let exec_args = plan
+            .exec_args
             .as_ref()
-            .ok_or_else(|| wrong("errand", libc::EINVAL))?;
-        let held = self
-            .boxes
+            .ok_or_else(|| wrong("exec arguments", libc::EINVAL))?;
+        let entry = self
+            .sandboxes
             .get(&number)
-            .ok_or_else(|| wrong("box", libc::ESRCH))?;
-        let joined = held.joined();
+            .ok_or_else(|| wrong("sandbox", libc::ESRCH))?;
+        let joined_namespaces = entry.joined_namespaces();
         let streams = [input.as_fd(), output.as_fd(), error.as_fd()];
-        let mut launch = Launch {
-            namespaces: &joined,
-            user_namespace: held.users().map_err(at("not ready"))?,
+        let mut context = ChildContext {
+            namespaces: &joined_namespaces,
+            user_namespace: entry.user_namespace().map_err(at("not ready"))?,
             filters: &self.filters,
             listener: None,
             landlock: self.landlock,
-            start: Some(Start::new(errand, streams)),
+            start: Some(ExecTarget::new(exec_args, streams)),
             plan: &plan,
             done: Steps::default(),
             failed: None,
             reached_exec: false,
         };
-        self.spaces.enter(held).map_err(at("process table"))?;
-        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
-        let born = sys::vfork_onto(&mut self.stack, cgroup, program::child, &mut launch);
+        self.spaces.enter(entry).map_err(at("process table"))?;
+        let cgroup = entry.cgroup.as_ref().map(AsFd::as_fd);
+        let born = sys::vfork_on_stack(
+            &mut self.stack,
+            cgroup,
+            containment::run_child,
+            &mut context,
+        );
         self.spaces.go_home();
         let (pid, pidfd) = born.map_err(at("clone"))?;
-        let listener = notify::taken_over(self.filters.hand_over.1.as_fd());
-        let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
+        let listener = seccomp_notify::receive_listener(self.filters.listener_sockets.1.as_fd());
+        let (failed, reached, done) = (context.failed, context.reached_exec, context.done);
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
             let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));
-            return Err(Failure {
+            return Err(StepFailure {
                 step,
                 errno,
-                detail: errand.argv[0].to_string_lossy().into_owned(),
+                detail: exec_args.argv[0].to_string_lossy().into_owned(),
             });
         }
-        let program = Child {
+        let program = ChildProcess {
             pid,
             pidfd,
             last: plan.last,
@@ -855,28 +891,28 @@ impl Launcher {
         Ok((program, done, listener))
     }
 
-    /// What fails here ends the process or closes its socket, which is how the engine learns of it.
-    fn on_prepare(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
+    /// A failure ends the process or closes its socket, which is how the engine learns of it.
+    fn on_prepare(&mut self, number: u32, plan: &Payload, files: Vec<OwnedFd>) {
         let prepared = self.prepare(number, plan, files);
-        let Some(held) = self.boxes.get_mut(&number) else {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
         match prepared {
-            Ok(program) => held.programs.push(program),
+            Ok(program) => entry.programs.push(program),
             Err(_) => self.destroy(number),
         }
         self.hand_over(number);
     }
 
-    /// A further program: a process that stands by for it, and its own channel. What fails here is said where the
-    /// engine waits for that process.
-    fn on_start(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) {
-        // Behind the file of a large plan.
+    /// Starts an exec: a prepared child for it, and its own channel. A failure is reported on the
+    /// socket of the prepared child.
+    fn on_start(&mut self, number: u32, plan: &Payload, mut files: Vec<OwnedFd>) {
+        // They come after the file of a large plan.
         let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else {
             return;
         };
         if let Err(failed) = self.start(number, plan, files, channel, &standby) {
-            // An engine that no longer listens has hung up on the program, too.
+            // An engine that has closed its end has given up the program, too.
             _ = protocol::send(&standby, &Report::Failed(failed), &[]);
         }
     }
@@ -884,151 +920,166 @@ impl Launcher {
     fn start(
         &mut self,
         number: u32,
-        plan: &Brief,
+        plan: &Payload,
         mut files: Vec<OwnedFd>,
         channel: OwnedFd,
         standby: &OwnedFd,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StepFailure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str| at(what)(io::Error::from_raw_os_error(libc::EINVAL));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
-        let held = self
-            .boxes
+        let entry = self
+            .sandboxes
             .get(&number)
-            .filter(|held| held.stays)
-            .ok_or_else(|| wrong("box"))?;
-        Further::check_room(&held.further)?;
-        let Child { pid, pidfd, .. } = self.stand_by(number, &plan, standby).map_err(at("fork"))?;
-        let further = Further {
+            .filter(|entry| entry.stays)
+            .ok_or_else(|| wrong("sandbox"))?;
+        ExecChild::check_limit(&entry.execs)?;
+        let ChildProcess { pid, pidfd, .. } = self
+            .fork_prepared_child(number, &plan, standby)
+            .map_err(at("fork"))?;
+        let execs = ExecChild {
             pid,
             pidfd,
             channel: Some(channel),
         };
-        let watched = further
+        let watched = execs
             .channel
             .iter()
-            .try_for_each(|it| self.watch(it, About::Program(number, pid)));
+            .try_for_each(|it| self.watch(it, EventToken::Program(number, pid)));
         if watched.is_err() {
-            further.kill();
+            execs.kill();
         }
-        if let Some(held) = self.boxes.get_mut(&number) {
-            held.further.push(further);
+        if let Some(entry) = self.sandboxes.get_mut(&number) {
+            entry.execs.push(execs);
         }
         watched.map_err(at("epoll"))
     }
 
     fn on_program(&mut self, number: u32, pid: i32) {
-        let further = self
-            .boxes
+        let execs = self
+            .sandboxes
             .get_mut(&number)
-            .map(|held| &mut held.further)
+            .map(|entry| &mut entry.execs)
             .into_iter()
             .flatten();
-        let over = further
+        let over = execs
             .into_iter()
             .find(|it| it.pid == pid)
-            .and_then(Further::obey);
+            .and_then(ExecChild::on_command);
         if let Some(channel) = over {
             self.unwatch(&channel);
         }
     }
 
-    /// A lane that has given birth to all of a box leaves it to the launcher, which inherits its children, and ends:
-    /// one process less for as long as the box is parked.
+    /// A cgroup v1 forker that has created all processes of a warm sandbox hands it to the
+    /// launcher, which inherits the children, and ends: one process less while the sandbox waits.
     fn hand_over(&mut self, number: u32) {
-        let (Some(home), Some(held)) = (&self.home, self.boxes.get(&number)) else {
+        let (Some(home), Some(entry)) = (&self.home, self.sandboxes.get(&number)) else {
             return;
         };
-        let ([program], Some(users), true) = (&held.programs[..], &held.user_namespace, held.ahead)
+        let ([program], Some(users), true) =
+            (&entry.programs[..], &entry.user_namespace, entry.warm)
         else {
             return;
         };
-        let handles = [&held.channel, &held.keeper.pidfd, &program.pidfd, users].into_iter();
-        let namespaces = held.namespaces.iter().map(|(_, namespace)| namespace);
+        let handles = [&entry.channel, &entry.pid1.pidfd, &program.pidfd, users].into_iter();
+        let namespaces = entry.namespaces.iter().map(|(_, namespace)| namespace);
         let handles: Vec<_> = handles
             .chain(namespaces)
-            .chain(&held.cgroup)
+            .chain(&entry.cgroup)
             .map(AsFd::as_fd)
             .collect();
-        let told = HandedOver {
-            keeper: held.keeper.pid,
+        let handover = Handover {
+            pid1: entry.pid1.pid,
             program: program.pid,
             last: program.last,
-            namespaces: held
+            namespaces: entry
                 .namespaces
                 .iter()
                 .map(|(step, _)| *step as u8)
                 .collect(),
         };
-        if protocol::send(home, &told, &handles).is_ok() {
+        if protocol::send(home, &handover, &handles).is_ok() {
             sys::exit(0);
         }
     }
 
-    /// Takes a box over from a lane that is about to end.
-    fn on_hand_over(&mut self, pid: i32) {
-        let Some(lane) = self.lanes.remove(&pid) else {
+    /// Takes over a sandbox from a forker that is about to end.
+    fn on_handover(&mut self, pid: i32) {
+        let Some(forker) = self.forkers.remove(&pid) else {
             return;
         };
-        self.unwatch(&lane);
-        let Ok(Some((told, handles))) = protocol::receive::<HandedOver>(&lane) else {
+        self.unwatch(&forker);
+        let Ok(Some((handover, handles))) = protocol::receive::<Handover>(&forker) else {
             return;
         };
-        let Some(held) = told.adopt(handles) else {
+        let Some(entry) = handover.adopt(handles) else {
             return;
         };
         let number = self.next_number();
         let watched = self
-            .watch(&held.channel, About::Channel(number))
-            .and_then(|()| self.watch(&held.keeper.pidfd, About::Process(number, held.keeper.pid)))
+            .watch(&entry.channel, EventToken::Channel(number))
             .and_then(|()| {
-                let mut programs = held.programs.iter();
-                programs.try_for_each(|it| self.watch(&it.pidfd, About::Process(number, it.pid)))
+                self.watch(
+                    &entry.pid1.pidfd,
+                    EventToken::Process(number, entry.pid1.pid),
+                )
+            })
+            .and_then(|()| {
+                let mut programs = entry.programs.iter();
+                programs
+                    .try_for_each(|it| self.watch(&it.pidfd, EventToken::Process(number, it.pid)))
             });
-        self.boxes.insert(number, held);
+        self.sandboxes.insert(number, entry);
         if watched.is_err() {
             self.destroy(number);
         }
     }
 
-    /// A number that no box has: those of boxes that live for long are passed over once all were given out.
+    /// An unused sandbox number: after the last one, numbers of living sandboxes are skipped.
     fn next_number(&mut self) -> u32 {
         loop {
             let number = self.next;
-            self.next = if number == LAST_BOX {
-                HELPERS + 1
+            self.next = if number == MAX_SANDBOX_NUMBER {
+                HELPER_NUMBER + 1
             } else {
                 number + 1
             };
-            if !self.boxes.contains_key(&number) {
+            if !self.sandboxes.contains_key(&number) {
                 return number;
             }
         }
     }
 
-    fn prepare(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
+    fn prepare(
+        &mut self,
+        number: u32,
+        plan: &Payload,
+        mut files: Vec<OwnedFd>,
+    ) -> io::Result<ChildProcess> {
         let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
         let plan: ProgramPlan = plan.read(&mut files)?;
         let [channel] = <[OwnedFd; 1]>::try_from(files).map_err(|_| wrong())?;
-        self.stand_by(number, &plan, &channel)
+        self.fork_prepared_child(number, &plan, &channel)
     }
 
-    /// A process that gives everything up and stands by on this socket.
-    fn stand_by(
+    /// Forks a process that drops its privileges and waits on this socket.
+    fn fork_prepared_child(
         &mut self,
         number: u32,
         plan: &ProgramPlan,
         channel: &OwnedFd,
-    ) -> io::Result<Child> {
+    ) -> io::Result<ChildProcess> {
         let missing = || io::Error::from_raw_os_error(libc::ESRCH);
-        let held = self.boxes.get(&number).ok_or_else(missing)?;
-        let (joined, user_namespace) = (held.joined(), held.users()?);
-        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
-        self.spaces.enter(held)?;
+        let entry = self.sandboxes.get(&number).ok_or_else(missing)?;
+        let (joined_namespaces, user_namespace) =
+            (entry.joined_namespaces(), entry.user_namespace()?);
+        let cgroup = entry.cgroup.as_ref().map(AsFd::as_fd);
+        self.spaces.enter(entry)?;
         match sys::fork_into(0, cgroup).inspect_err(|_| self.spaces.go_home())? {
-            Forked::Child => {
-                let launch = Launch {
-                    namespaces: &joined,
+            ForkSide::Child => {
+                let context = ChildContext {
+                    namespaces: &joined_namespaces,
                     user_namespace,
                     filters: &self.filters,
                     listener: None,
@@ -1039,14 +1090,14 @@ impl Launcher {
                     failed: None,
                     reached_exec: false,
                 };
-                standby::live(launch, channel)
+                prepared_child::run(context, channel)
             }
-            Forked::Parent { pid, pidfd } => {
+            ForkSide::Parent { pid, pidfd } => {
                 self.spaces.go_home();
                 let last = plan.last;
-                let child = Child { pid, pidfd, last };
-                let watched = self.watch(&child.pidfd, About::Process(number, pid));
-                // Nobody would learn of its end.
+                let child = ChildProcess { pid, pidfd, last };
+                let watched = self.watch(&child.pidfd, EventToken::Process(number, pid));
+                // Its exit could not be noticed.
                 watched
                     .inspect_err(|_| child.kill_and_reap())
                     .map(|()| child)
@@ -1054,11 +1105,11 @@ impl Launcher {
         }
     }
 
-    fn on_end(&mut self, number: u32, pid: i32) {
+    fn on_process_end(&mut self, number: u32, pid: i32) {
         let Ok(Some((_, reaped))) = sys::reap(pid, false) else {
             return;
         };
-        if number == HELPERS {
+        if number == HELPER_NUMBER {
             self.helpers.retain(|helper| {
                 let gone = helper.pid == pid;
                 if gone {
@@ -1068,101 +1119,101 @@ impl Launcher {
             });
             return;
         }
-        let Some(held) = self.boxes.get_mut(&number) else {
+        let Some(entry) = self.sandboxes.get_mut(&number) else {
             return;
         };
-        if held.keeper.pid == pid {
-            self.on_gone(number, reaped);
+        if entry.pid1.pid == pid {
+            self.on_sandbox_end(number, reaped);
             return;
         }
-        // Of a box that we end ourselves the engine may still count what its programs used.
-        let went_with_keeper = !held.is_ending && reaped.is_killed() && held.keeper.is_exiting();
-        if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
-            let program = held.programs.swap_remove(place);
+        // Of a sandbox that the launcher ends, the engine may still count what its programs used.
+        let died_with_pid1 = !entry.is_ending && reaped.is_killed() && entry.pid1.is_exiting();
+        if let Some(place) = entry.programs.iter().position(|program| program.pid == pid) {
+            let program = entry.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            if went_with_keeper {
+            if died_with_pid1 {
                 return;
             }
-            let ours = held.further.is_empty() && held.remounts.is_empty();
-            let alone = held.programs.is_empty() && ours && held.is_empty();
-            let told = protocol::send(
-                &held.channel,
-                &Report::Ended(Ended {
+            let ours = entry.execs.is_empty() && entry.remounts.is_empty();
+            let alone = entry.programs.is_empty() && ours && entry.is_empty();
+            let sent = protocol::send(
+                &entry.channel,
+                &Report::Ended(ProcessExit {
                     alone,
                     ..reaped.into()
                 }),
                 &[],
             );
-            if told.is_err() || program.last {
+            if sent.is_err() || program.last {
                 self.destroy(number);
             }
-        } else if let Some(place) = held.further.iter().position(|further| further.pid == pid) {
-            let further = held.further.swap_remove(place);
-            if !went_with_keeper {
-                further.tell_end(reaped);
+        } else if let Some(place) = entry.execs.iter().position(|execs| execs.pid == pid) {
+            let execs = entry.execs.swap_remove(place);
+            if !died_with_pid1 {
+                execs.report_end(reaped);
             }
-            self.unwatch_further(&further);
-        } else if let Some(place) = held.remounts.iter().position(|child| child.pid == pid) {
-            let child = held.remounts.swap_remove(place);
+            self.unwatch_exec(&execs);
+        } else if let Some(place) = entry.remounts.iter().position(|child| child.pid == pid) {
+            let child = entry.remounts.swap_remove(place);
             self.unwatch(&child.pidfd);
         }
     }
 
-    fn unwatch_further(&self, further: &Further) {
-        self.unwatch(&further.pidfd);
-        further
+    fn unwatch_exec(&self, execs: &ExecChild) {
+        self.unwatch(&execs.pidfd);
+        execs
             .channel
             .iter()
             .for_each(|channel| self.unwatch(channel));
     }
 
-    fn on_gone(&mut self, number: u32, reaped: Reaped) {
-        let Some(held) = self.boxes.remove(&number) else {
+    fn on_sandbox_end(&mut self, number: u32, reaped: WaitResult) {
+        let Some(entry) = self.sandboxes.remove(&number) else {
             return;
         };
-        self.unwatch(&held.keeper.pidfd);
-        self.unwatch(&held.channel);
-        if let Some(ready) = &held.ready {
+        self.unwatch(&entry.pid1.pidfd);
+        self.unwatch(&entry.channel);
+        if let Some(ready) = &entry.ready {
             self.unwatch(ready);
         }
-        for program in &held.programs {
+        for program in &entry.programs {
             self.unwatch(&program.pidfd);
-            // Killed with its namespace: there and waiting to be reaped.
+            // It was killed with its pid namespace and waits to be reaped.
             _ = sys::reap(program.pid, true);
         }
-        for further in &held.further {
-            self.unwatch_further(further);
-            _ = sys::reap(further.pid, true);
+        for execs in &entry.execs {
+            self.unwatch_exec(execs);
+            _ = sys::reap(execs.pid, true);
         }
-        for child in &held.remounts {
+        for child in &entry.remounts {
             self.unwatch(&child.pidfd);
             _ = sys::reap(child.pid, true);
         }
-        // The engine may have hung up already: that is how it asks for this.
+        // The engine may have closed its end: that is how it asks for this.
         _ = protocol::send(
-            &held.channel,
-            &Report::Gone(Ended {
+            &entry.channel,
+            &Report::Gone(ProcessExit {
                 alone: true,
                 ..reaped.into()
             }),
             &[],
         );
-        if let Some(steward) = &mut self.steward {
-            let handles: Vec<_> = held
+        if let Some(namespace_pool) = &mut self.namespace_pool {
+            let handles: Vec<_> = entry
                 .namespaces
                 .into_iter()
                 .map(|(_, namespace)| namespace)
                 .collect();
-            steward.clear(&handles);
-            steward.replenish();
+            namespace_pool.clear(&handles);
+            namespace_pool.replenish();
         }
     }
 }
 
-impl Spaces {
-    /// What is forked from now on is born in the process table of the box.
-    fn enter(&self, held: &Held) -> io::Result<()> {
-        match held
+impl LauncherNamespaces {
+    /// Children forked from now on are born in the pid namespace of the sandbox.
+    fn enter(&self, entry: &SandboxEntry) -> io::Result<()> {
+        match entry
             .namespaces
             .iter()
             .find(|(step, _)| *step == Step::PidNamespace)
@@ -1178,79 +1229,80 @@ impl Spaces {
     fn go_home(&self) {
         let home = self.home_pids.as_fd();
         if move_into_link_name_space(home, Some(LinkNameSpaceType::ProcessID)).is_err() {
-            // The next box would be born in this one.
+            // The next sandbox would be born in this one.
             sys::exit(1);
         }
     }
 }
 
-impl Held {
+impl SandboxEntry {
     fn new(
         channel: OwnedFd,
-        keeper: Child,
+        pid1: ChildProcess,
         ready: OwnedFd,
-        plan: &BoxPlan,
-        stocked: Option<Namespaces>,
+        plan: &SandboxPlan,
+        pooled: Option<PooledNamespaces>,
         cgroup: Option<OwnedFd>,
-    ) -> Held {
-        let (namespaces, user_namespace) = match stocked {
-            Some(stocked) => (
-                vec![(Step::NetNamespace, stocked.network)],
-                Some(stocked.users),
+    ) -> SandboxEntry {
+        let (namespaces, user_namespace) = match pooled {
+            Some(pooled) => (
+                vec![(Step::NetNamespace, pooled.network)],
+                Some(pooled.user),
             ),
             None => (Vec::new(), None),
         };
         let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
-        let spaces = keeper::namespaces(plan)
+        let spaces = pid1::namespaces(plan)
             .map(|(step, _)| step)
             .filter(|step| !known(step))
             .collect();
-        Held {
-            children: children(keeper.pid),
+        SandboxEntry {
+            children: children(pid1.pid),
             channel,
-            keeper,
+            pid1,
             ready: Some(ready),
             spaces,
             namespaces,
             user_namespace,
             cgroup,
             programs: Vec::new(),
-            further: Vec::new(),
+            execs: Vec::new(),
             remounts: Vec::new(),
             terminals: None,
             stays: plan.stays,
-            ahead: plan.ahead,
+            warm: plan.warm,
             is_ending: false,
         }
     }
 
-    /// Whether nobody but the keeper is left. Whoever lost his parent there has become its child before that parent
-    /// could be reaped, and it makes none itself. Without the kernel's word the answer is no.
+    /// Whether pid 1 is the only process left. An orphan becomes its child before the orphan's
+    /// parent can be reaped, and pid 1 forks nothing itself. Without the kernel's list the answer
+    /// is no.
     fn is_empty(&self) -> bool {
         self.children
             .as_ref()
             .is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
     }
 
-    /// The namespaces that a program joins; it is born into that of pids.
-    fn joined(&self) -> Vec<RawFd> {
-        let joined = self
+    /// The namespaces that a program joins; it is born into the pid namespace.
+    fn joined_namespaces(&self) -> Vec<RawFd> {
+        let joined_namespaces = self
             .namespaces
             .iter()
             .filter(|(step, _)| *step != Step::PidNamespace);
-        joined
-            .map(|(_, namespace)| program::raw(namespace.as_fd()))
+        joined_namespaces
+            .map(|(_, namespace)| containment::raw(namespace.as_fd()))
             .collect()
     }
 
-    /// The program's user namespace, which comes with the keeper's word that the box stands.
-    fn users(&self) -> io::Result<RawFd> {
+    /// The user namespace of the program, known once pid 1 is ready.
+    fn user_namespace(&self) -> io::Result<RawFd> {
         let ready = self
             .user_namespace
             .as_ref()
             .filter(|_| self.ready.is_none());
         ready
-            .map(|users| program::raw(users.as_fd()))
+            .map(|users| containment::raw(users.as_fd()))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
@@ -1272,20 +1324,20 @@ impl Held {
             return;
         };
         for program in &self.programs {
-            // Already ended is as good.
+            // A process that has ended is no error.
             _ = rustix::process::pidfd_send_signal(&program.pidfd, signal);
         }
     }
 }
 
-impl From<Reaped> for Ended {
-    fn from(reaped: Reaped) -> Ended {
-        let Reaped {
+impl From<WaitResult> for ProcessExit {
+    fn from(reaped: WaitResult) -> ProcessExit {
+        let WaitResult {
             status,
             cpu_us,
             peak_bytes,
         } = reaped;
-        Ended {
+        ProcessExit {
             status,
             cpu_us,
             peak_bytes,
@@ -1300,7 +1352,7 @@ mod tests {
     use std::process::Command as Process;
 
     #[test]
-    fn a_process_that_exits_is_told_from_one_that_lives_whatever_its_name() {
+    fn a_process_that_exits_is_distinguished_from_one_that_lives_whatever_its_name() {
         let line = |flags: u32| format!("7 (a) 4 4 (b)) S 1 7 7 0 -1 {flags} 82 0 0");
         assert!(stat_is_exiting(&line(0x40_0144)));
         assert!(!stat_is_exiting(&line(0x40_0140)));
@@ -1313,7 +1365,7 @@ mod tests {
         let mut child = std::process::Command::new("true")
             .spawn()
             .expect("true starts");
-        let ended = Child {
+        let ended = ChildProcess {
             pid: child.id() as i32,
             pidfd: rustix::process::pidfd_open(
                 rustix::process::Pid::from_child(&child),
@@ -1335,57 +1387,57 @@ mod tests {
         );
     }
 
-    /// A box that has a channel and a keeper, and the engine's end of the channel.
-    fn a_box() -> (Held, OwnedFd) {
+    /// A sandbox with a channel and pid 1, and the engine's end of the channel.
+    fn a_sandbox() -> (SandboxEntry, OwnedFd) {
         let (channel, engine) = protocol::pair().unwrap();
-        let held = HandedOver {
-            keeper: 0,
+        let entry = Handover {
+            pid1: 0,
             program: 0,
             last: false,
             namespaces: Vec::new(),
         };
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut held = held.adopt(vec![channel, null(), null(), null()]).unwrap();
-        held.programs.clear();
-        (held, engine)
+        let mut entry = entry.adopt(vec![channel, null(), null(), null()]).unwrap();
+        entry.programs.clear();
+        (entry, engine)
     }
 
-    fn a_program() -> Child {
+    fn a_program() -> ChildProcess {
         let child = Process::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id() as i32;
         let known = rustix::process::Pid::from_raw(pid).unwrap();
         let pidfd = rustix::process::pidfd_open(known, PidfdFlags::empty()).unwrap();
         let last = false;
-        Child { pid, pidfd, last }
+        ChildProcess { pid, pidfd, last }
     }
 
-    fn is_told_started(engine: &OwnedFd) -> bool {
-        let told = protocol::receive::<Report>(engine).unwrap();
-        matches!(told, Some((Report::Started(_), handles)) if handles.len() == 1)
+    fn reports_started(engine: &OwnedFd) -> bool {
+        let report = protocol::receive::<Report>(engine).unwrap();
+        matches!(report, Some((Report::Started(_), handles)) if handles.len() == 1)
     }
 
     #[test]
-    fn a_program_that_has_started_and_cannot_be_watched_is_told_to_have_started_and_ends() {
+    fn a_program_that_has_started_and_cannot_be_watched_is_reported_as_started_and_ends() {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let (mut held, engine) = a_box();
+        let (mut entry, engine) = a_sandbox();
         let program = a_program();
-        let started = held.started(&events, 1, program, Steps::default(), None);
-        assert!(started.is_ok() && is_told_started(&engine));
-        assert_eq!(held.programs.len(), 1, "the positive control");
-        held.programs[0].kill_and_reap();
+        let started = entry.started(&events, 1, program, Steps::default(), None);
+        assert!(started.is_ok() && reports_started(&engine));
+        assert_eq!(entry.programs.len(), 1, "the positive control");
+        entry.programs[0].kill_and_reap();
 
         // A file stands for an epoll that takes no more: watches are counted for each user, and the kernel's limit of them
         // is not ours to lower.
         let refuses = OwnedFd::from(File::open("/dev/null").unwrap());
-        let (mut held, engine) = a_box();
+        let (mut entry, engine) = a_sandbox();
         let program = a_program();
         let pid = program.pid;
-        let started = held.started(&refuses, 1, program, Steps::default(), None);
-        assert!(started.is_err(), "the box is destroyed");
-        assert!(held.programs.is_empty());
-        // Closes the channel: nothing told is then seen as such.
-        drop(held);
-        assert!(is_told_started(&engine));
+        let started = entry.started(&refuses, 1, program, Steps::default(), None);
+        assert!(started.is_err(), "the sandbox is destroyed");
+        assert!(entry.programs.is_empty());
+        // Closes the channel: a missing report is then seen as such.
+        drop(entry);
+        assert!(reports_started(&engine));
         let gone = sys::reap(pid, false);
         assert!(gone.is_err(), "killed and reaped: it is no child any more");
     }

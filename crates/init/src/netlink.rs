@@ -1,5 +1,5 @@
-//! What is said to the kernel about networks: messages with attributes, put together by hand, and its answer.
-//! The kernel has worked a message off before sending it returns, so its answers need not be waited for.
+//! Netlink requests: messages with attributes, encoded by hand. The kernel handles a message before
+//! the send returns, so replies are there without waiting.
 
 use rustix::{
     io::Errno,
@@ -9,16 +9,16 @@ use std::io;
 
 pub(crate) const ACKNOWLEDGE: u16 = libc::NLM_F_ACK as u16;
 pub(crate) const CREATE: u16 = libc::NLM_F_CREATE as u16;
-/// Behind what there is, and not before it.
+/// Appends a rule behind the existing ones instead of before them.
 pub(crate) const APPEND: u16 = libc::NLM_F_APPEND as u16;
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
-/// Length, kind, flags, number, sender.
+/// Length, type, flags, sequence number, port id.
 const HEADER: usize = 16;
-/// More than an answer to all of our messages together.
-const MOST_ANSWER: usize = 8 << 10;
+/// More than the replies to all of our messages together.
+const MAX_REPLY_BYTES: usize = 8 << 10;
 
-/// Attributes of a message, or of an attribute.
+/// The attributes of a message, or of another attribute.
 #[derive(Clone, Default)]
 pub(crate) struct Attributes(Vec<u8>);
 
@@ -31,12 +31,12 @@ impl Attributes {
         self
     }
 
-    /// A number as packet filters want it.
+    /// A number in network byte order, as nf_tables wants it.
     pub(crate) fn with_number(self, kind: u16, number: u32) -> Attributes {
         self.with(kind, &number.to_be_bytes())
     }
 
-    /// A text, with the NUL at its end.
+    /// A text with its NUL.
     pub(crate) fn with_text(self, kind: u16, text: &std::ffi::CStr) -> Attributes {
         self.with(kind, text.to_bytes_with_nul())
     }
@@ -50,8 +50,8 @@ impl Attributes {
 #[derive(Default)]
 pub(crate) struct Messages {
     bytes: Vec<u8>,
-    /// How many of them ask to be acknowledged.
-    asked: usize,
+    /// How many of them request an acknowledgement.
+    expected_acks: usize,
 }
 
 impl Messages {
@@ -62,35 +62,37 @@ impl Messages {
         self.bytes.extend(kind.to_ne_bytes());
         self.bytes
             .extend((flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
-        // No number and no sender: nobody else is answered here.
+        // No sequence number and no port id: no other reply comes to this socket.
         self.bytes.extend([0; 8]);
         self.bytes.extend(fixed);
         self.bytes.extend(&attributes.0);
-        self.asked += usize::from(flags & ACKNOWLEDGE != 0);
+        self.expected_acks += usize::from(flags & ACKNOWLEDGE != 0);
     }
 
-    /// Says them to the kernel. The first refusal counts; so does an acknowledgement that is missing.
-    pub(crate) fn say(&self, to: Option<Protocol>) -> io::Result<()> {
+    /// Sends the messages to the kernel. The first error is returned; a missing acknowledgement is
+    /// an error, too.
+    pub(crate) fn send(&self, to: Option<Protocol>) -> io::Result<()> {
         let kind = SocketType::RAW;
         let socket =
             rustix::net::socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, to)?;
         rustix::net::send(&socket, &self.bytes, SendFlags::empty())?;
-        let (mut answer, mut acknowledged) = ([0; MOST_ANSWER], 0);
+        let (mut answer, mut acknowledged) = ([0; MAX_REPLY_BYTES], 0);
         loop {
             let (_, length) = match rustix::net::recv(&socket, &mut answer, RecvFlags::DONTWAIT) {
                 Err(Errno::WOULDBLOCK) => break,
                 other => other?,
             };
-            acknowledged += acknowledgements(&answer[..length.min(MOST_ANSWER)])?;
+            acknowledged += acknowledgements(&answer[..length.min(MAX_REPLY_BYTES)])?;
         }
-        match acknowledged >= self.asked {
-            true => Ok(()),
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        if acknowledged >= self.expected_acks {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
         }
     }
 }
 
-/// How many messages were acknowledged; or the first error.
+/// The number of acknowledged messages, or the first error.
 fn acknowledgements(mut answer: &[u8]) -> io::Result<usize> {
     let mut count = 0;
     while let Some((header, rest)) = answer.split_at_checked(HEADER) {
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Of a little-endian machine, which is all that we build for.
+    /// For a little-endian machine; no other is built for.
     #[test]
     fn a_message_is_laid_out_as_the_kernel_reads_it() {
         let inner = Attributes::default().with_number(2, 53);
@@ -137,7 +139,7 @@ mod tests {
             messages.bytes,
             [&header[..], &[7, 8, 9, 10], &text, &nested].concat()
         );
-        assert_eq!(messages.asked, 1);
+        assert_eq!(messages.expected_acks, 1);
     }
 
     fn answer(error: i32) -> Vec<u8> {

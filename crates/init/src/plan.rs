@@ -1,46 +1,47 @@
-//! Everything containment will do, as data. Made by the backend, carried out by the launcher, printable.
+//! Plans: everything that containment will do, as data. Made by the backend, executed by the
+//! launcher.
 
 use crate::{
     step::Steps,
-    wire::{Malformed, Wire},
+    wire::{DecodeError, Wire},
     wire_enum, wire_struct,
 };
 use std::ffi::{CStr, CString};
 
-/// The root that all boxes of one launcher start from.
+/// The root file system that all sandboxes of one launcher start from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TemplatePlan {
-    /// Which steps to take (all of them, outside of tests).
+    /// The steps to take: all of them, except in tests.
     pub steps: Steps,
-    /// A folder that holds a root file system; without it the root is built from `places`.
+    /// The folder of an image; without it the root is built from `entries` alone.
     pub image: Option<ImageRoot>,
-    /// What stands in the root, in the order in which it is put there.
-    pub places: Vec<Place>,
+    /// The files of the root, in the order of their creation.
+    pub entries: Vec<RootEntry>,
 }
 
 /// A folder that holds the root file system of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageRoot {
-    /// Where it is outside.
+    /// Its path on the host.
     pub path: CString,
-    /// The very folder that was meant: another one of that name is another image.
+    /// The identity of the admitted folder: another folder of that name is another image.
     pub id: FileId,
 }
 
-/// One thing in the root.
+/// One file of the root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Where, without a leading slash. Its parents stand before it in the list.
+pub struct RootEntry {
+    /// Its path, without a leading slash. Its parents come before it in the list.
     pub path: CString,
-    /// What.
-    pub kind: PlaceKind,
-    /// Host path of a bind, a device or what is shown; target of a link; contents of a file.
+    /// What it is.
+    pub kind: RootEntryKind,
+    /// Host path of a bind mount, device or overlay; target of a link; contents of a file.
     pub content: CString,
 }
 
-/// What stands in a place.
+/// The kind of a file in the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlaceKind {
+pub enum RootEntryKind {
     /// An empty directory.
     Directory,
     /// A small file.
@@ -51,174 +52,180 @@ pub enum PlaceKind {
     Bind,
     /// A host device node.
     Device,
-    /// A host directory, read-only, through our own at that place: what we have there wins, and its sockets
-    /// answer nobody.
-    Shown,
-    /// Hides what a shown directory has there, also when it comes later.
-    Hidden,
+    /// A host directory, read-only, merged below our own directory there: our files win, and its
+    /// sockets cannot be connected to.
+    HostOverlay,
+    /// An overlay whiteout: hides a file of a host directory, also one that is created later.
+    Whiteout,
 }
 
-/// What is tried when a layer is laid over the folder of a workspace, as a failure names it.
-pub const OVER_WORKSPACE: &str = "a layer over the folder of the workspace";
+/// What is tried when an overlay is mounted on the workspace, as a failure names it.
+pub const WORKSPACE_OVERLAY: &str = "a layer over the folder of the workspace";
 
-/// The folders of an overlay's layer: what is written goes to the first, and the kernel works in the other.
+/// The folders of an overlay's layer: writes go to `upper`, the kernel uses `work`.
 pub const UPPER: &CStr = c"upper";
 /// See [`UPPER`].
 pub const WORK: &CStr = c"work";
 
-/// One box.
+/// One sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoxPlan {
+pub struct SandboxPlan {
     /// Which steps to take.
     pub steps: Steps,
-    /// Who the program is.
+    /// The ids of its programs.
     pub ids: Ids,
-    /// Whether any other id outside that is as good will do: namespaces made ahead have theirs.
+    /// Whether any other spare id on the host will do: pooled namespaces have their own.
     pub any_outer_id: bool,
-    /// Whether it is made ahead of its program. A lane that has made one hands it to the launcher and ends.
-    pub ahead: bool,
+    /// Whether it is created before its run. A cgroup v1 forker hands it to the launcher and ends.
+    pub warm: bool,
     /// The host name inside.
     pub hostname: CString,
-    /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
+    /// Whether it has a network namespace of its own; otherwise it shares the host's.
     pub own_network: bool,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on loopback inside at which the host listens.
     pub doors: Vec<u16>,
-    /// Whether whatever is dialled inside arrives at the host.
-    pub passing: Option<PassingPlan>,
-    /// Whether the box has a terminal of its own.
+    /// Transparent proxying, if asked for.
+    pub intercept: Option<InterceptPlan>,
+    /// Whether it has a terminal of its own.
     pub terminal: bool,
-    /// Whether it outlives its programs, of which each may get a terminal.
+    /// Whether it is a session: it outlives its programs, each of which may get a terminal.
     pub stays: bool,
-    /// Bytes that may be written to scratch space.
+    /// Size limit of scratch space.
     pub scratch_bytes: u64,
-    /// Files and folders that may be made there.
+    /// Limit of files and folders in scratch space.
     pub scratch_files: u64,
-    /// Folders of the root that the program may change: a layer in scratch space lies over each.
-    pub copies: Vec<CString>,
-    /// A host folder for `/workspace`; else it is in scratch space.
+    /// Folders of the root that the program may change, each by an overlay with its layer in
+    /// scratch space.
+    pub writable_folders: Vec<CString>,
+    /// A host folder for `/workspace`; without it the workspace is in scratch space.
     pub workspace: Option<HostPath>,
-    /// What takes all that is written to that folder: a folder that holds [`UPPER`] and [`WORK`], on the same mount.
+    /// The layer that takes all writes to that folder: a folder with [`UPPER`] and [`WORK`], on the
+    /// same mount.
     pub overlay: Option<HostPath>,
-    /// What in that folder is read-only, relative to it, parents first.
+    /// Read-only names in that folder, relative to it, parents first.
     pub protected: Vec<WorkspaceName>,
-    /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
-    pub watched: bool,
-    /// What in that folder is covered by something empty, relative to it.
+    /// Whether the engine watches the mount table, because host tools can detach mounts in that
+    /// folder.
+    pub watch_mounts: bool,
+    /// Names in that folder that are covered by an empty file or folder, relative to it.
     pub hidden: Vec<WorkspaceName>,
-    /// Directories to make in a fresh workspace, parents first, as places for mounts.
+    /// Directories to create in a fresh workspace as mount points, parents first.
     pub workspace_directories: Vec<CString>,
-    /// The same in the home.
+    /// The same in the home folder.
     pub home_directories: Vec<CString>,
-    /// Further mounts, parents first.
+    /// ExecChild mounts, parents first.
     pub mounts: Vec<HostPath>,
 }
 
-/// Names of a workspace whose mounts are gone.
+/// Names of a workspace whose mounts were detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemountPlan {
-    /// Protected and hidden ones.
+    /// Protected and hidden names.
     pub names: Vec<RemountName>,
 }
 
-/// One of them.
+/// One name whose mount was detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemountName {
     /// Relative to the workspace.
     pub path: CString,
-    /// Whether it is covered by something that nobody may open; otherwise it is mounted onto itself, read-only.
+    /// Whether an unreadable file covers it; otherwise it is mounted onto itself, read-only.
     pub hidden: bool,
 }
 
-/// What makes a file or folder itself, whatever its name.
+/// The identity of a file or folder, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct FileId {
+    /// The device of its file system.
     pub device: u64,
+    /// Its inode there.
     pub inode: u64,
 }
 
-/// What the first process of a container looks for and hands out.
+/// What the first process of a container checks and hands out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InsidePlan {
-    /// The host's namespaces, by number, in the order of [`crate::inside::NAMESPACES`]; its own must be others.
+pub struct ContainerPlan {
+    /// Inode numbers of the host's namespaces, in the order of
+    /// [`crate::container_init::NAMESPACES`]; the container's must differ.
     pub namespaces: Vec<u64>,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on loopback inside at which the host listens.
     pub doors: Vec<u16>,
-    /// Whether what is dialled on the loopback inside arrives at the host.
-    pub passing: Option<PassingPlan>,
-    /// Whether it is on a network with others, by its caller's wish.
-    pub network_of_others: bool,
+    /// Transparent proxying of connections to loopback, if asked for.
+    pub intercept: Option<InterceptPlan>,
+    /// Whether the container shares its network with other containers, as its caller asked.
+    pub shared_network: bool,
     /// Whether it opens a terminal.
     pub terminal: bool,
-    /// Bytes that may be written to scratch space.
+    /// Size limit of scratch space.
     pub scratch_bytes: u64,
     /// Whether the workspace is scratch space, too.
     pub fresh_workspace: bool,
-    /// Who it must be, with no further group.
-    pub user: Owner,
-    /// What of the host must be shown where: an engine looks paths up once more.
-    pub shown: Vec<Shown>,
-    /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
+    /// The user that the process must have, without supplementary groups.
+    pub user: HostOwner,
+    /// The host files that must be mounted: the engine resolved their paths a second time.
+    pub host_mounts: Vec<ContainerMount>,
+    /// Paths at and below which no mount may be writable, as the kernel writes them in `mountinfo`.
     pub read_only: Vec<CString>,
-    /// Directories to make in a fresh workspace, parents first.
+    /// Directories to create in a fresh workspace, parents first.
     pub workspace_directories: Vec<CString>,
 }
 
-/// How what is dialled inside arrives at the host, by programs that know of no door.
+/// How transparent proxying intercepts connections of programs that do not use a door.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PassingPlan {
-    /// At these ports of every address.
+pub struct InterceptPlan {
+    /// Listens at these ports of every address.
     pub ports: Vec<u16>,
-    /// Or all of it at this one, where the kernel can redirect.
-    pub redirect: Option<u16>,
-    /// Where names are asked for, on the loopback.
-    pub names: u16,
+    /// Redirects all connections to this port, where the kernel has nf_tables.
+    pub redirect_port: Option<u16>,
+    /// The port of the DNS sockets, on loopback.
+    pub dns_port: u16,
 }
 
-/// What to do in the network of a container.
+/// Transparent proxying in the network namespace of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetworkPlan {
-    /// How everything is to arrive.
-    pub passing: PassingPlan,
-    /// Ports of doors, which stay theirs.
+pub struct ContainerNetworkPlan {
+    /// What to intercept.
+    pub intercept: InterceptPlan,
+    /// Ports of doors, which keep their listeners.
     pub doors: Vec<u16>,
 }
 
-/// A file or folder of the host in a container.
+/// A host file or folder that a container must show.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
-    /// Where it appears.
+pub struct ContainerMount {
+    /// Its path inside.
     pub inside: CString,
-    /// Which one it is.
+    /// Its identity on the host.
     pub id: FileId,
 }
 
-/// A host path that appears in the box.
+/// A host path that is mounted in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
-    /// Where it is outside.
+    /// Its path on the host.
     pub host: CString,
-    /// Device and inode that were checked; the launcher finds the same ones or refuses.
+    /// Device and inode that were checked; the launcher opens the same file or refuses.
     pub device: u64,
     /// See `device`.
     pub inode: u64,
-    /// Where it appears inside, absolute.
+    /// Its absolute path inside.
     pub inside: CString,
     /// Whether it may be written.
     pub writable: bool,
-    /// The owner outside whose files appear as the program's own, by an idmapped mount.
-    pub owner: Option<Owner>,
+    /// The owner on the host whose files appear as the program's own, by an idmapped mount.
+    pub owner: Option<HostOwner>,
 }
 
-/// A user and a group outside.
+/// A user and a group on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Owner {
+pub struct HostOwner {
+    /// The user id.
     pub uid: u32,
+    /// The group id.
     pub gid: u32,
 }
 
-/// Who the program is, inside and outside.
+/// The ids of a program, inside and on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ids {
     /// User inside.
@@ -229,88 +236,93 @@ pub struct Ids {
     pub outer_uid: u32,
     /// Group as the launcher's user namespace sees it.
     pub outer_gid: u32,
-    /// Whether supplementary groups can and must be dropped: not in a user's own namespace, where the
-    /// kernel forbids it.
+    /// Whether supplementary groups can and must be dropped: the kernel forbids it in an ordinary
+    /// user's own namespace.
     pub drop_groups: bool,
 }
 
-/// One program in a box.
+/// One program of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramPlan {
     /// Which steps to take.
     pub steps: Steps,
-    /// Who it is.
+    /// Its ids.
     pub ids: Ids,
-    /// What to run; without it the process stands by, with everything given up, until it is told.
-    pub errand: Option<Errand>,
-    /// Whether the box ends with it.
+    /// What to execute; without it the process is a prepared child that waits for its exec
+    /// arguments.
+    pub exec_args: Option<ExecArgs>,
+    /// Whether the sandbox ends with it.
     pub last: bool,
     /// Working directory.
     pub directory: CString,
-    /// Resource limits: the kernel's number, soft, hard.
+    /// Resource limits: resource, soft, hard.
     pub rlimits: Vec<ResourceLimit>,
-    /// Directories below which Landlock allows everything.
+    /// Directories below which Landlock allows all access.
     pub writable: Vec<CString>,
-    /// Whom else in its box Landlock lets it reach.
-    pub fellows: Fellows,
-    /// How many CPUs it is told of, if there is a limit.
+    /// The other processes of the sandbox that Landlock lets it reach.
+    pub landlock_scope: LandlockScope,
+    /// The size of its CPU affinity, if CPUs are limited.
     pub cpus: Option<u32>,
-    /// How far it stands back when CPUs are short.
+    /// Its nice value, if one is set.
     pub nice: Option<u32>,
-    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling terminal.
     pub terminal: bool,
 }
 
-/// Other programs of the same box, as far as a program may reach them.
+/// The Landlock scope of a program: which other processes of its sandbox it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fellows {
-    /// There are none.
-    None,
-    /// By signals. The box is on the host's network, whose abstract sockets stay out of reach.
-    Signalled,
+pub enum LandlockScope {
+    /// No other process.
+    Isolated,
+    /// By signals only: the sandbox is on the host's network, whose abstract sockets stay out of
+    /// reach.
+    Signals,
     /// By signals and by abstract sockets.
-    Reached,
+    SignalsAndSockets,
 }
 
-/// What a process is to run.
+/// The arguments of `execve`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Errand {
+pub struct ExecArgs {
     /// Exact arguments, never empty.
     pub argv: Vec<CString>,
     /// Exact environment, `NAME=VALUE`.
     pub env: Vec<CString>,
-    /// Files to try, in order.
+    /// Paths to try, in order.
     pub candidates: Vec<CString>,
 }
 
-/// Namespaces that a launcher makes ahead of need: networks, and users of these ids.
+/// Namespaces that a launcher creates in advance: network namespaces, and user namespaces for these
+/// ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StockPlan {
-    /// How many of each are kept ready.
+pub struct NamespacePoolPlan {
+    /// The number of each that are kept ready.
     pub depth: u32,
-    /// Who the programs are: the first of them outside.
+    /// The ids of the programs; on the host the first of the range.
     pub ids: Ids,
-    /// How many ids outside there are to take turns.
+    /// The number of ids in the range on the host, used in turn.
     pub outer_count: u32,
-    /// Whose turn it is first.
+    /// The first one to use.
     pub first_turn: u32,
 }
 
-/// A name in a workspace, and what must be there.
+/// A name in a workspace, and the inode that was found there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceName {
     /// Relative to the workspace.
     pub path: CString,
-    /// What it must turn out to be: another program may exchange names there.
+    /// The expected inode: another program may replace the file.
     pub inode: u64,
 }
 
 /// One resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ResourceLimit {
+    /// The kernel's number of the resource.
     pub resource: u32,
+    /// The soft limit.
     pub soft: u64,
+    /// The hard limit.
     pub hard: u64,
 }
 
@@ -318,7 +330,7 @@ impl Wire for Steps {
     fn put(&self, out: &mut Vec<u8>) {
         self.bits().put(out);
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         u64::get(input).map(Steps::from_bits)
     }
 }
@@ -326,33 +338,33 @@ impl Wire for Steps {
 wire_struct!(TemplatePlan {
     steps,
     image,
-    places
+    entries
 });
-wire_struct!(Place {
+wire_struct!(RootEntry {
     path,
     kind,
     content
 });
-wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
+wire_enum!(RootEntryKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, HostOverlay = 5, Whiteout = 6 });
 wire_struct!(WorkspaceName { path, inode });
-wire_struct!(BoxPlan {
+wire_struct!(SandboxPlan {
     steps,
     ids,
     any_outer_id,
-    ahead,
+    warm,
     hostname,
     own_network,
     doors,
-    passing,
+    intercept,
     terminal,
     stays,
     scratch_bytes,
     scratch_files,
-    copies,
+    writable_folders,
     workspace,
     overlay,
     protected,
-    watched,
+    watch_mounts,
     hidden,
     workspace_directories,
     home_directories,
@@ -360,25 +372,25 @@ wire_struct!(BoxPlan {
 });
 wire_struct!(RemountPlan { names });
 wire_struct!(RemountName { path, hidden });
-wire_struct!(PassingPlan {
+wire_struct!(InterceptPlan {
     ports,
-    redirect,
-    names
+    redirect_port,
+    dns_port
 });
-wire_struct!(NetworkPlan { passing, doors });
+wire_struct!(ContainerNetworkPlan { intercept, doors });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
-wire_struct!(Shown { inside, id });
-wire_struct!(InsidePlan {
+wire_struct!(ContainerMount { inside, id });
+wire_struct!(ContainerPlan {
     namespaces,
     doors,
-    passing,
-    network_of_others,
+    intercept,
+    shared_network,
     terminal,
     scratch_bytes,
     fresh_workspace,
     user,
-    shown,
+    host_mounts,
     read_only,
     workspace_directories
 });
@@ -390,7 +402,7 @@ wire_struct!(HostPath {
     writable,
     owner
 });
-wire_struct!(Owner { uid, gid });
+wire_struct!(HostOwner { uid, gid });
 wire_struct!(Ids {
     uid,
     gid,
@@ -401,23 +413,23 @@ wire_struct!(Ids {
 wire_struct!(ProgramPlan {
     steps,
     ids,
-    errand,
+    exec_args,
     last,
     directory,
     rlimits,
     writable,
-    fellows,
+    landlock_scope,
     cpus,
     nice,
     terminal
 });
-wire_enum!(Fellows { None = 0, Signalled = 1, Reached = 2 });
-wire_struct!(Errand {
+wire_enum!(LandlockScope { Isolated = 0, Signals = 1, SignalsAndSockets = 2 });
+wire_struct!(ExecArgs {
     argv,
     env,
     candidates
 });
-wire_struct!(StockPlan {
+wire_struct!(NamespacePoolPlan {
     depth,
     ids,
     outer_count,
@@ -460,11 +472,18 @@ pub(crate) mod tests {
         )
     }
 
-    fn place() -> impl Strategy<Value = Place> {
-        use PlaceKind::*;
-        let kind =
-            proptest::sample::select(vec![Directory, File, Link, Bind, Device, Shown, Hidden]);
-        (text(), kind, text()).prop_map(|(path, kind, content)| Place {
+    fn root_entry() -> impl Strategy<Value = RootEntry> {
+        use RootEntryKind::*;
+        let kind = proptest::sample::select(vec![
+            Directory,
+            File,
+            Link,
+            Bind,
+            Device,
+            HostOverlay,
+            Whiteout,
+        ]);
+        (text(), kind, text()).prop_map(|(path, kind, content)| RootEntry {
             path,
             kind,
             content,
@@ -472,7 +491,7 @@ pub(crate) mod tests {
     }
 
     fn template() -> impl Strategy<Value = TemplatePlan> {
-        let parts = (steps(), option::of(text()), vec(place(), 0..4));
+        let parts = (steps(), option::of(text()), vec(root_entry(), 0..4));
         let of = |path| ImageRoot {
             path,
             id: FileId {
@@ -480,15 +499,15 @@ pub(crate) mod tests {
                 inode: u64::MAX,
             },
         };
-        parts.prop_map(move |(steps, image, places)| TemplatePlan {
+        parts.prop_map(move |(steps, image, entries)| TemplatePlan {
             steps,
             image: image.map(of),
-            places,
+            entries,
         })
     }
 
     fn host_path() -> impl Strategy<Value = HostPath> {
-        let owner = any::<(u32, u32)>().prop_map(|(uid, gid)| Owner { uid, gid });
+        let owner = any::<(u32, u32)>().prop_map(|(uid, gid)| HostOwner { uid, gid });
         (text(), any::<(u64, u64, bool)>(), text(), option::of(owner)).prop_map(
             |(host, (device, inode, writable), inside, owner)| HostPath {
                 host,
@@ -501,16 +520,16 @@ pub(crate) mod tests {
         )
     }
 
-    fn passing() -> impl Strategy<Value = PassingPlan> {
+    fn intercept() -> impl Strategy<Value = InterceptPlan> {
         let parts = (
             vec(any::<u16>(), 0..4),
             option::of(any::<u16>()),
             any::<u16>(),
         );
-        parts.prop_map(|(ports, redirect, names)| PassingPlan {
+        parts.prop_map(|(ports, redirect_port, dns_port)| InterceptPlan {
             ports,
-            redirect,
-            names,
+            redirect_port,
+            dns_port,
         })
     }
 
@@ -519,8 +538,8 @@ pub(crate) mod tests {
         vec(name, 0..3)
     }
 
-    fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let network = (vec(any::<u16>(), 0..4), option::of(passing()));
+    fn sandbox_plan() -> impl Strategy<Value = SandboxPlan> {
+        let network = (vec(any::<u16>(), 0..4), option::of(intercept()));
         let numbers = (any::<([bool; 6], u64, u64)>(), network);
         let paths = (
             texts(),
@@ -533,36 +552,43 @@ pub(crate) mod tests {
             |(steps, ids, hostname, numbers, paths)| {
                 let (
                     (
-                        [any_outer_id, ahead, own_network, terminal, stays, watched],
+                        [
+                            any_outer_id,
+                            warm,
+                            own_network,
+                            terminal,
+                            stays,
+                            watch_mounts,
+                        ],
                         scratch_bytes,
                         scratch_files,
                     ),
                     network,
                 ) = numbers;
-                let (doors, passing) = network;
-                let (copies, mut of_workspace, protected, directories, mounts) = paths;
+                let (doors, intercept) = network;
+                let (writable_folders, mut of_workspace, protected, directories, mounts) = paths;
                 let overlay = of_workspace.pop().flatten();
                 let workspace = of_workspace.pop().flatten();
                 let (workspace_directories, home_directories) = directories;
                 let (protected, hidden) = protected;
-                BoxPlan {
+                SandboxPlan {
                     steps,
                     ids,
                     any_outer_id,
-                    ahead,
+                    warm,
                     hostname,
                     own_network,
                     doors,
-                    passing,
+                    intercept,
                     terminal,
                     stays,
                     scratch_bytes,
                     scratch_files,
-                    copies,
+                    writable_folders,
                     workspace,
                     overlay,
                     protected,
-                    watched,
+                    watch_mounts,
                     hidden,
                     workspace_directories,
                     home_directories,
@@ -579,10 +605,13 @@ pub(crate) mod tests {
             soft,
             hard,
         });
-        let fellows =
-            proptest::sample::select(vec![Fellows::None, Fellows::Signalled, Fellows::Reached]);
-        let errand = (texts(), texts(), texts());
-        let errand = errand.prop_map(|(argv, env, candidates)| Errand {
+        let landlock_scope = proptest::sample::select(vec![
+            LandlockScope::Isolated,
+            LandlockScope::Signals,
+            LandlockScope::SignalsAndSockets,
+        ]);
+        let exec_args = (texts(), texts(), texts());
+        let exec_args = exec_args.prop_map(|(argv, env, candidates)| ExecArgs {
             argv,
             env,
             candidates,
@@ -590,13 +619,13 @@ pub(crate) mod tests {
         (
             steps(),
             ids(),
-            option::of(errand),
+            option::of(exec_args),
             any::<bool>(),
             text(),
             vec(limit, 0..4),
             texts(),
             (
-                fellows,
+                landlock_scope,
                 option::of(any::<u32>()),
                 option::of(any::<u32>()),
                 any::<bool>(),
@@ -606,22 +635,22 @@ pub(crate) mod tests {
                 |(
                     steps,
                     ids,
-                    errand,
+                    exec_args,
                     last,
                     directory,
                     rlimits,
                     writable,
-                    (fellows, cpus, nice, terminal),
+                    (landlock_scope, cpus, nice, terminal),
                 )| {
                     ProgramPlan {
                         steps,
                         ids,
-                        errand,
+                        exec_args,
                         last,
                         directory,
                         rlimits,
                         writable,
-                        fellows,
+                        landlock_scope,
                         cpus,
                         nice,
                         terminal,
@@ -630,7 +659,7 @@ pub(crate) mod tests {
             )
     }
 
-    /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.
+    /// The value survives a round trip; with bytes missing or one too many, decoding fails.
     fn travels_whole_or_not_at_all<T: Wire + PartialEq + Debug>(
         value: &T,
     ) -> Result<(), TestCaseError> {
@@ -638,14 +667,19 @@ pub(crate) mod tests {
         let read = decode::<T>(&bytes);
         prop_assert_eq!(read.as_ref(), Ok(value));
         for end in 0..bytes.len() {
-            prop_assert_eq!(decode::<T>(&bytes[..end]), Err(Malformed), "cut at {}", end);
+            prop_assert_eq!(
+                decode::<T>(&bytes[..end]),
+                Err(DecodeError),
+                "cut at {}",
+                end
+            );
         }
         bytes.push(0);
-        prop_assert_eq!(decode::<T>(&bytes), Err(Malformed));
+        prop_assert_eq!(decode::<T>(&bytes), Err(DecodeError));
         Ok(())
     }
 
-    /// Whatever the bytes: an answer, and one that reads back if it is a value.
+    /// Decoding arbitrary bytes never panics, and a decoded value survives a round trip.
     fn answers<T: Wire + PartialEq + Debug>(bytes: &[u8]) -> Result<(), TestCaseError> {
         if let Ok(value) = decode::<T>(bytes) {
             prop_assert_eq!(decode::<T>(&encode(&value)), Ok(value));
@@ -660,7 +694,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn a_box_travels_whole_or_not_at_all(plan in a_box()) {
+        fn a_box_travels_whole_or_not_at_all(plan in sandbox_plan()) {
             travels_whole_or_not_at_all(&plan)?;
         }
 
@@ -672,17 +706,17 @@ pub(crate) mod tests {
         #[test]
         fn no_bytes_make_a_plan_panic(bytes in vec(any::<u8>(), 0..200)) {
             answers::<TemplatePlan>(&bytes)?;
-            answers::<BoxPlan>(&bytes)?;
+            answers::<SandboxPlan>(&bytes)?;
             answers::<ProgramPlan>(&bytes)?;
         }
 
-        /// Random bytes seldom get past the first length; a whole plan with one byte changed goes deep.
+        /// Random bytes seldom get past the first length; a whole plan with one changed byte does.
         #[test]
-        fn no_changed_byte_makes_a_plan_panic(plan in a_box(), place: prop::sample::Index, byte: u8) {
+        fn no_changed_byte_makes_a_plan_panic(plan in sandbox_plan(), place: prop::sample::Index, byte: u8) {
             let mut bytes = encode(&plan);
             let place = place.index(bytes.len());
             bytes[place] = byte;
-            answers::<BoxPlan>(&bytes)?;
+            answers::<SandboxPlan>(&bytes)?;
         }
     }
 }

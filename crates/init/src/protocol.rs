@@ -1,29 +1,30 @@
-//! What engine and launcher say to each other.
+//! The messages between the engine and the launcher.
 //!
 //! ```text
 //! control   engine → launcher   Template, once                launcher → engine   Hello + its pidfd
-//!                               or Network + its handle                           Passing + listeners…, and its end
-//!                               Box  + channel[, cgroup][, held…]
-//!                               Lane + its control[, cgroup.procs…]
-//!                               Stock
-//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, passing…
-//! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
+//!                               or ContainerNetwork + its handle                  NetworkReady + listeners…, and its end
+//!                               Sandbox + channel[, cgroup][, inherited…]
+//!                               CgroupForker + its control[, cgroup.procs…]
+//!                               NamespacePool
+//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, intercept…
+//! (one a sandbox)               Prepare + child                                   Started + pidfd[, listener]
 //!                               Signal, Destroy                                   Ended, Failed, Gone
-//!                               Start + program, standby
-//!                               Terminal + answer                                 Terminal + our end of it, or Failed, on answer
+//!                               StartExec + exec, child
+//!                               Terminal + answer                                 Terminal + its master, or Failed, on answer
 //!                               Remount + answer                                  Remounted, or Failed, on answer
-//! program   engine → launcher   Signal, or its end: kill      launcher → engine   Ended
-//! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
+//! exec      engine → launcher   Signal, or its end: kill      launcher → engine   Ended
+//! child     engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
 //! ```
 //!
-//! Sequenced packets: a message is whole or not there, and an end of file is a death. A plan travels in the message,
-//! or, because a command line may be larger than a packet, in a memory file that comes first.
+//! Sockets of type SEQPACKET: a message is whole or absent, and an end of file means that the peer
+//! died. A plan is part of the message or, because a command line may be larger than a packet, in a
+//! memfd that comes first.
 
 use crate::{
-    plan::{Ids, StockPlan},
-    step::{Failure, Steps},
-    wire::{Malformed, Wire, decode, encode},
+    plan::{Ids, NamespacePoolPlan},
+    step::{StepFailure, Steps},
+    wire::{DecodeError, Wire, decode, encode},
     wire_struct,
 };
 use rustix::{
@@ -42,273 +43,282 @@ use std::{
 };
 
 /// Descriptors in one message.
-const MOST_DESCRIPTORS: usize = 96;
-/// Further programs of one box that are under way at once.
-pub const MOST_PROGRAMS: usize = 64;
-/// Ports at which what is dialled inside may arrive, beside a redirect: with two listeners each they fit a message.
-pub const MOST_PORTS: usize = 32;
-/// Bytes in one message.
-const MOST_BYTES: usize = 8 << 10;
-/// Bytes of a plan that travels in a message.
-const MOST_INLINE: usize = 6 << 10;
+const MAX_DESCRIPTORS: usize = 96;
+/// Execs of one sandbox that run at the same time.
+pub const MAX_EXECS: usize = 64;
+/// Intercepted ports, beside a redirect: with two listeners each they fit one message.
+pub const MAX_PORTS: usize = 32;
+/// Bytes of one message.
+const MAX_MESSAGE_BYTES: usize = 8 << 10;
+/// Bytes of a plan inside a message.
+const MAX_INLINE_BYTES: usize = 6 << 10;
 /// Bytes of one plan.
-const MOST_PLAN: u64 = 16 << 20;
+const MAX_PLAN_BYTES: u64 = 16 << 20;
 
-/// What the engine asks on the control socket.
+/// Requests of the engine on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// The root of the boxes to come; once, first.
+pub enum LauncherRequest {
+    /// The root of all sandboxes of this launcher; the first message, once.
     Template {
         /// Its plan.
-        plan: Brief,
-        /// Who the program of the first box will be: its namespaces are made while the root is built.
+        plan: Payload,
+        /// The ids of the first sandbox's program: its namespaces are created while the root is
+        /// built.
         first: Option<Ids>,
     },
-    /// A box: channel, then the cgroup directory if it is to be born in one, then what its keeper holds open for as
-    /// long as it lives.
-    Box {
+    /// Creates a sandbox: its channel, then the cgroup directory if it is to be born in one, then
+    /// descriptors that its pid 1 keeps open as long as it lives.
+    Sandbox {
         /// Its plan.
-        plan: Brief,
+        plan: Payload,
         /// Whether a cgroup directory is among the handles.
         cgroup: bool,
     },
-    /// A copy of the launcher in version 1 cgroups: its control socket, then their `cgroup.procs` files.
-    Lane,
-    /// From now on keep namespaces ready.
-    Stock(StockPlan),
-    /// Instead of all this: furnish the network of a container, whose handle comes along, and end.
-    Network(Brief),
+    /// Forks the launcher into version 1 cgroups: the fork's control socket, then the
+    /// `cgroup.procs` files.
+    CgroupForker,
+    /// Keeps namespaces ready from now on.
+    NamespacePool(NamespacePoolPlan),
+    /// Instead of all this: sets up the network of a container, whose namespace comes along, and
+    /// ends.
+    ContainerNetwork(Payload),
 }
 
-/// What the engine asks on the channel of a box.
+/// Requests of the engine on the channel of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// In a container: look around by this plan, and hand out what is found.
-    Furnish(Brief),
-    /// Run a program by its plan (or errand): standard input, output, error.
-    Exec(Brief),
-    /// Make a process that has given everything up and stands by for its errand: its socket.
-    Prepare(Brief),
-    /// Make such a process for a further program, which the box outlives: the program's own channel, then the socket
-    /// on which the process stands by.
-    Start(Brief),
-    /// Open another terminal, and answer on the socket that comes along.
+pub enum SandboxCommand {
+    /// In a container: checks the barriers by this plan, and hands out what the engine needs.
+    CheckContainer(Payload),
+    /// Executes a program by its plan, or a prepared child by its exec arguments: standard input,
+    /// output, error.
+    Exec(Payload),
+    /// Forks a prepared child, which drops its privileges and waits on this socket.
+    Prepare(Payload),
+    /// Forks a prepared child for an exec, which the sandbox outlives: the exec's channel, then the
+    /// socket on which the child waits.
+    StartExec(Payload),
+    /// Opens another terminal; the reply goes to the socket that comes along.
     Terminal,
-    /// Put mounts of protected names back by a plan, and answer on the socket that comes along.
-    Remount(Brief),
-    /// Send a signal to the program; on a further program's own channel to its process group.
+    /// Puts mounts of protected names back; the reply goes to the socket that comes along.
+    Remount(Payload),
+    /// Signals the program; on the channel of an exec its process group.
     Signal(i32),
-    /// End the box with everything in it.
+    /// Ends the sandbox and every process in it.
     Destroy,
 }
 
-/// A plan in a message: its bytes, or none when they are in a memory file, the first handle.
+/// A plan in a message: its bytes, or none if they are in a memfd, the first descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brief(Vec<u8>);
+pub struct Payload(Vec<u8>);
 
-impl Brief {
-    /// A plan, and the file it is in if it is large.
-    pub fn new<T: Wire>(plan: &T) -> io::Result<(Brief, Option<OwnedFd>)> {
+impl Payload {
+    /// Encodes a plan; the memfd is for a large one.
+    pub fn new<T: Wire>(plan: &T) -> io::Result<(Payload, Option<OwnedFd>)> {
         let bytes = encode(plan);
-        match bytes.len() <= MOST_INLINE {
-            true => Ok((Brief(bytes), None)),
-            false => Ok((Brief(Vec::new()), Some(plan_file(&bytes)?))),
+        if bytes.len() <= MAX_INLINE_BYTES {
+            Ok((Payload(bytes), None))
+        } else {
+            Ok((Payload(Vec::new()), Some(seal_plan(&bytes)?)))
         }
     }
 
-    /// The plan; its file is taken from the handles.
+    /// Decodes the plan; its memfd is removed from the descriptors.
     pub(crate) fn read<T: Wire>(&self, files: &mut Vec<OwnedFd>) -> io::Result<T> {
         let malformed = |_| io::Error::other("the plan is malformed");
         match (self.0.is_empty(), files.is_empty()) {
             (false, _) => decode(&self.0).map_err(malformed),
-            (true, false) => read_plan(files.remove(0)),
+            (true, false) => decode_plan_file(files.remove(0)),
             (true, true) => Err(io::Error::from_raw_os_error(libc::EBADF)),
         }
     }
 }
 
-impl Wire for Brief {
+impl Wire for Payload {
     fn put(&self, out: &mut Vec<u8>) {
         (self.0.len() as u32).put(out);
         out.extend(&self.0);
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
-        Vec::get(input).map(Brief)
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
+        Vec::get(input).map(Payload)
     }
 }
 
-/// What the launcher says.
+/// Reports of the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The launcher (or lane) is ready; its pidfd comes along.
+    /// The launcher (or cgroup v1 forker) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace, its mount table if that is watched, our end of its terminal if it has one, and its listeners come along, those
-    /// of its doors first, with the sockets for names at the end.
+    /// The sandbox exists. Descriptors: its workspace, its mount table if that is watched, the
+    /// master of its terminal if it has one, the listeners of its doors, then those of transparent
+    /// proxying, the DNS sockets last.
     Ready {
-        /// What was done.
+        /// The steps that were taken.
         steps: Steps,
-        /// Who the program will be.
+        /// The ids of the program.
         ids: Ids,
-        /// Which host paths, counted from the workspace, could not be idmapped as asked.
+        /// The host paths, counted from the workspace, that could not be idmapped.
         unmapped: Vec<u32>,
-        /// File systems of the kernel's own below mounted folders, which were covered.
+        /// Kernel file systems below mounted folders, which were covered.
         covered: Vec<CString>,
-        /// What was made for programs that know of no door.
-        passing: Arriving,
+        /// The sockets of transparent proxying.
+        intercept: InterceptHandles,
     },
-    /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
+    /// The program runs, and its pidfd comes along; or the prepared child waits. Then the listener
+    /// of its seccomp filter, if it has one.
     Started(Steps),
-    /// A terminal is open, and our end of it comes along.
+    /// A terminal is open; its master comes along.
     Terminal,
-    /// Which of the names are there, and read-only again.
-    Remounted(Vec<Remounted>),
-    /// The network is furnished; the handles are counted.
-    Passing(Arriving),
-    /// The program has ended.
-    Ended(Ended),
+    /// The names that exist and are read-only again.
+    Remounted(Vec<RemountedName>),
+    /// The container's network is set up; the descriptors are counted.
+    NetworkReady(InterceptHandles),
+    /// The program has exited.
+    Ended(ProcessExit),
     /// A step failed; no line of the program ran.
-    Failed(Failure),
-    /// The box and every process in it are gone.
-    Gone(Ended),
+    Failed(StepFailure),
+    /// The sandbox and every process in it are gone.
+    Gone(ProcessExit),
 }
 
-/// How many handles came along beyond those of the doors.
+/// The number of descriptors after those of the doors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arriving {
-    /// Listeners.
+pub struct InterceptHandles {
+    /// TCP listeners.
     pub listeners: u32,
-    /// Sockets at which names are asked for.
-    pub names: u32,
-    /// The kernel's answer to a redirect that it could not make.
-    pub no_redirect: Option<i32>,
+    /// DNS sockets.
+    pub dns_sockets: u32,
+    /// The errno of a redirect that could not be made.
+    pub redirect_errno: Option<i32>,
 }
 
-/// How a process ended.
+/// How a process exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// As `wait` gives it.
+pub struct ProcessExit {
+    /// The wait status.
     pub status: i32,
-    /// CPU time of it and of what it waited for.
+    /// CPU time of the process and of the children that it waited for.
     pub cpu_us: u64,
-    /// Largest resident size of one process.
+    /// The largest resident set of one process.
     pub peak_bytes: u64,
-    /// Nothing else is left in the box, for certain. It may be so without this.
+    /// No other process is left in the sandbox, for certain; `false` says nothing.
     pub alone: bool,
 }
 
-/// A name that is read-only again, and the file as it was before a program could go on.
+/// A name that is read-only again, and the state of its file before any program continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Remounted {
-    /// Its place in the plan.
+pub struct RemountedName {
+    /// Its index in the plan.
     pub number: u32,
+    /// The inode of the file.
     pub inode: u64,
+    /// The seconds of its change time.
     pub changed_seconds: u64,
+    /// The nanoseconds of its change time.
     pub changed_nanoseconds: u64,
 }
 
-wire_struct!(Remounted {
+wire_struct!(RemountedName {
     number,
     inode,
     changed_seconds,
     changed_nanoseconds
 });
-wire_struct!(Arriving {
+wire_struct!(InterceptHandles {
     listeners,
-    names,
-    no_redirect
+    dns_sockets,
+    redirect_errno
 });
-wire_struct!(Ended {
+wire_struct!(ProcessExit {
     status,
     cpu_us,
     peak_bytes,
     alone
 });
 
-impl Wire for Request {
+impl Wire for LauncherRequest {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Request::Template { plan, first } => {
+            LauncherRequest::Template { plan, first } => {
                 out.push(b'T');
                 plan.put(out);
                 first.put(out);
             }
-            Request::Box { plan, cgroup } => {
+            LauncherRequest::Sandbox { plan, cgroup } => {
                 out.push(b'B');
                 plan.put(out);
                 cgroup.put(out);
             }
-            Request::Lane => out.push(b'L'),
-            Request::Stock(plan) => {
+            LauncherRequest::CgroupForker => out.push(b'L'),
+            LauncherRequest::NamespacePool(plan) => {
                 out.push(b'S');
                 plan.put(out);
             }
-            Request::Network(plan) => {
+            LauncherRequest::ContainerNetwork(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'N' => Brief::get(input).map(Request::Network),
-            b'T' => Ok(Request::Template {
+            b'N' => Payload::get(input).map(LauncherRequest::ContainerNetwork),
+            b'T' => Ok(LauncherRequest::Template {
                 plan: Wire::get(input)?,
                 first: Wire::get(input)?,
             }),
-            b'B' => Ok(Request::Box {
+            b'B' => Ok(LauncherRequest::Sandbox {
                 plan: Wire::get(input)?,
                 cgroup: Wire::get(input)?,
             }),
-            b'L' => Ok(Request::Lane),
-            b'S' => StockPlan::get(input).map(Request::Stock),
-            _ => Err(Malformed),
+            b'L' => Ok(LauncherRequest::CgroupForker),
+            b'S' => NamespacePoolPlan::get(input).map(LauncherRequest::NamespacePool),
+            _ => Err(DecodeError),
         }
     }
 }
 
-impl Wire for Command {
+impl Wire for SandboxCommand {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Command::Furnish(plan) => {
+            SandboxCommand::CheckContainer(plan) => {
                 out.push(b'F');
                 plan.put(out);
             }
-            Command::Exec(plan) => {
+            SandboxCommand::Exec(plan) => {
                 out.push(b'X');
                 plan.put(out);
             }
-            Command::Prepare(plan) => {
+            SandboxCommand::Prepare(plan) => {
                 out.push(b'P');
                 plan.put(out);
             }
-            Command::Start(plan) => {
+            SandboxCommand::StartExec(plan) => {
                 out.push(b'N');
                 plan.put(out);
             }
-            Command::Terminal => out.push(b'T'),
-            Command::Remount(plan) => {
+            SandboxCommand::Terminal => out.push(b'T'),
+            SandboxCommand::Remount(plan) => {
                 out.push(b'M');
                 plan.put(out);
             }
-            Command::Signal(number) => {
+            SandboxCommand::Signal(number) => {
                 out.push(b'S');
                 number.put(out);
             }
-            Command::Destroy => out.push(b'D'),
+            SandboxCommand::Destroy => out.push(b'D'),
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
-            b'F' => Brief::get(input).map(Command::Furnish),
-            b'X' => Brief::get(input).map(Command::Exec),
-            b'P' => Brief::get(input).map(Command::Prepare),
-            b'N' => Brief::get(input).map(Command::Start),
-            b'T' => Ok(Command::Terminal),
-            b'M' => Brief::get(input).map(Command::Remount),
-            b'S' => i32::get(input).map(Command::Signal),
-            b'D' => Ok(Command::Destroy),
-            _ => Err(Malformed),
+            b'F' => Payload::get(input).map(SandboxCommand::CheckContainer),
+            b'X' => Payload::get(input).map(SandboxCommand::Exec),
+            b'P' => Payload::get(input).map(SandboxCommand::Prepare),
+            b'N' => Payload::get(input).map(SandboxCommand::StartExec),
+            b'T' => Ok(SandboxCommand::Terminal),
+            b'M' => Payload::get(input).map(SandboxCommand::Remount),
+            b'S' => i32::get(input).map(SandboxCommand::Signal),
+            b'D' => Ok(SandboxCommand::Destroy),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -325,14 +335,14 @@ impl Wire for Report {
                 ids,
                 unmapped,
                 covered,
-                passing,
+                intercept,
             } => {
                 out.push(b'R');
                 steps.put(out);
                 ids.put(out);
                 unmapped.put(out);
                 covered.put(out);
-                passing.put(out);
+                intercept.put(out);
             }
             Report::Started(steps) => {
                 out.push(b'P');
@@ -343,7 +353,7 @@ impl Wire for Report {
                 out.push(b'M');
                 mounted.put(out);
             }
-            Report::Passing(arriving) => {
+            Report::NetworkReady(arriving) => {
                 out.push(b'A');
                 arriving.put(out);
             }
@@ -363,7 +373,7 @@ impl Wire for Report {
             }
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
             b'H' => Steps::get(input).map(Report::Hello),
             b'R' => Ok(Report::Ready {
@@ -371,28 +381,29 @@ impl Wire for Report {
                 ids: Wire::get(input)?,
                 unmapped: Wire::get(input)?,
                 covered: Wire::get(input)?,
-                passing: Wire::get(input)?,
+                intercept: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),
             b'T' => Ok(Report::Terminal),
             b'M' => Vec::get(input).map(Report::Remounted),
-            b'A' => Arriving::get(input).map(Report::Passing),
-            b'E' => Ended::get(input).map(Report::Ended),
+            b'A' => InterceptHandles::get(input).map(Report::NetworkReady),
+            b'E' => ProcessExit::get(input).map(Report::Ended),
             b'F' => {
-                let (step, errno) = (u8::get(input)?, i32::get(input)?);
-                Ok(Report::Failed(Failure::from_parts(
+                let step = u8::get(input)?;
+                let errno = i32::get(input)?;
+                Ok(Report::Failed(StepFailure::from_parts(
                     step,
                     errno,
                     String::get(input)?,
                 )))
             }
-            b'G' => Ended::get(input).map(Report::Gone),
-            _ => Err(Malformed),
+            b'G' => ProcessExit::get(input).map(Report::Gone),
+            _ => Err(DecodeError),
         }
     }
 }
 
-/// A pair of connected sockets for messages.
+/// A connected pair of message sockets.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -402,14 +413,14 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends one message with descriptors; never waits.
+/// Sends one message with descriptors; never blocks.
 pub fn send<T: Wire>(
     socket: impl AsFd,
     message: &T,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let bytes = encode(message);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors for one message"));
@@ -419,10 +430,11 @@ pub fn send<T: Wire>(
     Ok(())
 }
 
-/// Receives one message; `None` is the end. Descriptors close at exec. Waits if the socket does.
+/// Receives one message; `None` is the end of file. The descriptors are close-on-exec. Blocks if
+/// the socket does.
 pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = [0; MOST_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut bytes = [0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let slices = &mut [IoSliceMut::new(&mut bytes)];
@@ -446,8 +458,8 @@ pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>
     Ok(Some((message, descriptors)))
 }
 
-/// A sealed memory file.
-fn plan_file(bytes: &[u8]) -> io::Result<OwnedFd> {
+/// Writes a plan to a sealed memfd.
+fn seal_plan(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = std::fs::File::from(file);
     io::Write::write_all(&mut file, bytes)?;
@@ -456,12 +468,12 @@ fn plan_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads a plan from its file.
-fn read_plan<T: Wire>(file: OwnedFd) -> io::Result<T> {
+/// Decodes a plan from its memfd.
+fn decode_plan_file<T: Wire>(file: OwnedFd) -> io::Result<T> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(file);
     let size = file.metadata()?.len();
-    if size > MOST_PLAN {
+    if size > MAX_PLAN_BYTES {
         return Err(io::Error::other("the plan is too large"));
     }
     let mut bytes = vec![0; size as usize];

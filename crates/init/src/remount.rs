@@ -1,14 +1,15 @@
-//! Puts the mounts of protected and hidden names back after a tool of the host has detached them: it replaced the file by
-//! a rename, or removed the folder. Runs in a child of the launcher that is born in the sandbox's pid namespace.
+//! Puts the mounts of protected and hidden names back after a host tool has detached them: it
+//! replaced the file by a rename, or removed the folder. Runs in a child of the launcher that is
+//! born in the sandbox's pid namespace.
 //!
 //! ```text
 //! programs stopped ─ mount namespace joined ─ each name mounted ─ programs go on ─ answer
 //! ```
 
 use crate::{
-    keeper,
+    pid1,
     plan::{RemountName, RemountPlan},
-    protocol::{self, Remounted, Report},
+    protocol::{self, RemountedName, Report},
     step::Step,
     sys,
     template::failure,
@@ -25,19 +26,19 @@ use std::{
     time::Duration,
 };
 
-/// How long a rename may take whose first half is seen: half a second in all.
+/// The time that a rename may take after its first half is visible: half a second in all.
 const MAX_TRIES: u32 = 2500;
 const RETRY_AFTER: Duration = Duration::from_micros(200);
 
-/// The whole life of the child.
-pub(crate) fn live(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd) -> ! {
-    let done = keeper::keep_only(&[mounts, answer.as_fd()]).and_then(|()| {
+/// Runs the child to its end.
+pub(crate) fn run(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd) -> ! {
+    let done = pid1::close_all_except(&[mounts, answer.as_fd()]).and_then(|()| {
         sys::stop_all();
         let done = remount(plan, mounts);
         sys::continue_all();
         done
     });
-    // An engine that no longer listens has ended the sandbox, or is about to.
+    // An engine that has closed its end has ended the sandbox, or is about to.
     _ = match done {
         Ok(mounted) => protocol::send(answer, &Report::Remounted(mounted), &[]),
         Err(error) => {
@@ -48,10 +49,10 @@ pub(crate) fn live(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd)
     sys::exit(0)
 }
 
-/// Which of the names are there, and read-only again.
-fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remounted>> {
+/// Returns the names that exist and are read-only again.
+fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<RemountedName>> {
     move_into_thread_name_spaces(mounts, ThreadNameSpaceType::empty())?;
-    let workspace = keeper::beneath(&CWD, c"/workspace")?;
+    let workspace = pid1::beneath(&CWD, c"/workspace")?;
     let mut mounted = Vec::new();
     for (number, name) in (0..).zip(&plan.names) {
         if mount(&workspace, name)? {
@@ -61,11 +62,12 @@ fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remount
     Ok(mounted)
 }
 
-/// What is there now, before a program can go on and write it through a descriptor that it opened meanwhile.
-fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> {
-    let found = rustix::fs::fstat(keeper::beneath(workspace, path)?)?;
+/// The state of the file, before a program continues and writes it through a descriptor that it
+/// opened meanwhile.
+fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<RemountedName> {
+    let found = rustix::fs::fstat(pid1::beneath(workspace, path)?)?;
     let changed = (found.st_ctime as u64, found.st_ctime_nsec as u64);
-    // A change in the same tick of the clock would not be seen.
+    // A change in the same clock tick would not be visible.
     let is_over = || {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         (now.tv_sec as u64, now.tv_nsec as u64) > changed
@@ -76,7 +78,7 @@ fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> 
         }
         std::thread::sleep(RETRY_AFTER);
     }
-    Ok(Remounted {
+    Ok(RemountedName {
         number,
         inode: found.st_ino,
         changed_seconds: changed.0,
@@ -84,16 +86,18 @@ fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> 
     })
 }
 
-/// Whether the name is there, and read-only or covered now. The mount table changes before a rename or removal is done: until
-/// then the name still leads to the old file, on which the kernel lets nobody mount any more.
+/// Returns whether the name exists and is mounted now. The mount table changes before a rename or
+/// removal is complete: until then the name leads to the old file, on which the kernel refuses
+/// mounts.
 fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
     for _ in 0..MAX_TRIES {
         let Some(place) = find(workspace, &name.path) else {
             return Ok(false);
         };
-        let mounted = match name.hidden {
-            true => keeper::hide(&place, keeper::NOTHING),
-            false => keeper::protect(&place),
+        let mounted = if name.hidden {
+            pid1::hide(&place, pid1::NOTHING)
+        } else {
+            pid1::protect(&place)
         };
         match mounted {
             Ok(()) => return Ok(true),
@@ -104,9 +108,9 @@ fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
     Err(io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// A link cannot be mounted onto itself, and is judged when the sandbox ends.
+/// A symbolic link cannot be mounted onto itself; it is checked when the sandbox ends.
 fn find(workspace: &OwnedFd, path: &CStr) -> Option<OwnedFd> {
-    let place = keeper::beneath(workspace, path).ok()?;
+    let place = pid1::beneath(workspace, path).ok()?;
     let found = rustix::fs::fstat(&place).ok()?;
     (FileType::from_raw_mode(found.st_mode) != FileType::Symlink).then_some(place)
 }

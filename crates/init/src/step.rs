@@ -1,70 +1,71 @@
-//! The steps of containment. Each reports itself when it is done; barriers are concluded from nothing else.
+//! The steps of containment. Each is reported when it is done; barriers are concluded from these
+//! reports only.
 
-/// One step. The order is the order in which they are taken.
+/// One step, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Step {
     /// The launcher's own namespaces.
     LauncherNamespaces,
-    /// The root that all boxes of a launcher start from.
+    /// The root that all sandboxes of a launcher start from.
     Template,
-    /// That root becomes read-only.
+    /// The root becomes read-only.
     ReadOnlyRoot,
-    /// The keeper's own process table.
+    /// The pid namespace of the sandbox.
     PidNamespace,
-    /// Its own mount table.
+    /// Its mount namespace.
     MountNamespace,
-    /// Its own network.
+    /// Its network namespace.
     NetNamespace,
-    /// Its own IPC.
+    /// Its IPC namespace.
     IpcNamespace,
-    /// Its own host name.
+    /// Its UTS namespace, with its own host name.
     UtsNamespace,
-    /// Its own view of cgroups.
+    /// Its cgroup namespace.
     CgroupNamespace,
     /// Host paths are opened.
     OpenPaths,
-    /// The size-limited file system for everything written.
+    /// The size-limited tmpfs for everything that is written and not kept.
     Scratch,
-    /// `/proc`, masked.
+    /// `/proc`, with masks.
     Proc,
-    /// Files of `/proc` and `/sys` show the limits of the run instead of the host.
+    /// Fake files in `/proc` and `/sys` show the limits of the run instead of the host's resources.
     ShowLimits,
     /// `/workspace` and its protected names.
     Workspace,
-    /// Further mounts.
+    /// Other mounts.
     Mounts,
-    /// Loopback and the doors' listeners.
+    /// Loopback and the listeners of doors.
     Doors,
-    /// Every address is the box's own, with listeners, so that whatever is dialled arrives at the host; if asked for.
-    Passing,
-    /// A terminal of the box's own, if it is to have one.
+    /// Transparent proxying: every address is local, with listeners; if asked for.
+    TransparentProxy,
+    /// A terminal of the sandbox's own, if asked for.
     Terminal,
     /// The user namespace of the program.
     MakeUserNamespace,
-    /// The program joins the keeper's namespaces.
+    /// The program joins the namespaces of pid 1.
     JoinNamespaces,
     /// It enters its user namespace.
     EnterUserNamespace,
-    /// It becomes its user, who is not the host's root.
+    /// It changes to its user, which is not the host's root.
     Credentials,
     /// Every capability set is emptied.
     NoCapabilities,
-    /// No privilege can be gained by exec.
+    /// `no_new_privs`: exec cannot gain privileges.
     NoNewPrivileges,
-    /// Standard streams in place, all else closes.
+    /// The standard streams are in place, all other descriptors close at exec.
     Descriptors,
     /// Landlock.
     PathRules,
     /// Resource limits.
     ResourceLimits,
-    /// As many CPUs as the run may use. Honesty, not a limit: the program may undo it.
+    /// The CPU affinity is as large as the CPU limit. A hint, not a limit: the program may undo it.
     Affinity,
-    /// The system call filter.
+    /// The seccomp filter.
     SyscallFilter,
-    /// Exactly the plan's environment.
+    /// The environment is exactly the plan's.
     EmptyEnvironment,
-    /// The program itself.
+    /// The program is executed.
     Exec,
 }
 
@@ -87,7 +88,7 @@ impl Step {
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
-        Step::Passing,
+        Step::TransparentProxy,
         Step::Terminal,
         Step::MakeUserNamespace,
         Step::JoinNamespaces,
@@ -104,7 +105,7 @@ impl Step {
         Step::Exec,
     ];
 
-    /// In words, for messages and `--explain`.
+    /// The name of the step, for messages and `--explain`.
     pub const fn name(self) -> &'static str {
         match self {
             Step::LauncherNamespaces => "launcher namespaces",
@@ -123,7 +124,7 @@ impl Step {
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
-            Step::Passing => "passing",
+            Step::TransparentProxy => "transparent proxy",
             Step::Terminal => "terminal",
             Step::MakeUserNamespace => "make user namespace",
             Step::JoinNamespaces => "join namespaces",
@@ -174,12 +175,12 @@ impl Steps {
         Steps(self.0 | other.0)
     }
 
-    /// As a number.
+    /// The set as a bit mask.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// From a number; unknown bits are dropped.
+    /// The set of a bit mask; unknown bits are dropped.
     pub const fn from_bits(bits: u64) -> Steps {
         Steps(bits & Steps::ALL.0)
     }
@@ -187,19 +188,19 @@ impl Steps {
 
 /// A step that failed, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct StepFailure {
     /// The step.
     pub step: Step,
-    /// The kernel's answer.
+    /// The errno.
     pub errno: i32,
-    /// What exactly was tried.
+    /// What was tried.
     pub detail: String,
 }
 
-impl Failure {
-    /// From parts of a message; an unknown step is taken for the last.
-    pub fn from_parts(step: u8, errno: i32, detail: String) -> Failure {
-        Failure {
+impl StepFailure {
+    /// From the fields of a message; an unknown step becomes the last one.
+    pub fn from_parts(step: u8, errno: i32, detail: String) -> StepFailure {
+        StepFailure {
             step: Step::from_number(step).unwrap_or(Step::Exec),
             errno,
             detail,

@@ -1,9 +1,10 @@
-//! File systems of the kernel's own that lie below a mounted folder: a chroot's `/proc`, say. They tell about the host and
-//! its processes, unmasked, so each is covered by something empty. Looked for in the sandbox's own list of mounts, after
-//! all of its trees are attached and private: what is not there then cannot come later.
+//! Kernel file systems below a mounted folder, such as the `/proc` of a chroot. They show the host
+//! and its processes without masks, so each is covered by an empty file or folder. They are looked
+//! for in the sandbox's own mount table after all of its mounts are attached and private: none can
+//! appear later.
 
 use crate::{
-    keeper::{EMPTY, NOTHING, beneath},
+    pid1::{EMPTY, NOTHING, beneath},
     template,
 };
 use rustix::fs::CWD;
@@ -12,7 +13,8 @@ use std::{
     io,
 };
 
-/// Views of the kernel, of its devices or of its settings, none of which holds files of anybody.
+/// File systems that are views of the kernel, its devices or its settings, and hold no files of
+/// users.
 const KERNEL_FILE_SYSTEMS: [&[u8]; 23] = [
     b"binder",
     b"binfmt_misc",
@@ -38,21 +40,22 @@ const KERNEL_FILE_SYSTEMS: [&[u8]; 23] = [
     b"sysfs",
     b"tracefs",
 ];
-/// How many bytes of paths are told of: a report must fit into one packet.
-const MOST_TOLD: usize = 2048;
+/// Bytes of paths in a report, which must fit one packet.
+const MAX_REPORTED_BYTES: usize = 2048;
 
-/// What lies below a path in our own list of mounts.
+/// The kernel file systems below a path, in this process's mount table.
 pub fn below(path: &CStr) -> io::Result<Vec<CString>> {
     find(&std::fs::read("/proc/self/mountinfo")?, &[path])
 }
 
-/// Covers what lies below these places, and names it; as many as can be told.
+/// Covers the kernel file systems below these paths; returns as many of their paths as a report can
+/// hold.
 pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
     if places.is_empty() {
         return Ok(Vec::new());
     }
-    let mut told = find(&std::fs::read("/proc/self/mountinfo")?, places)?;
-    for path in &told {
+    let mut covered = find(&std::fs::read("/proc/self/mountinfo")?, places)?;
+    for path in &covered {
         let place = beneath(&CWD, path)?;
         let by = if template::is_directory(&place)? {
             EMPTY
@@ -62,22 +65,22 @@ pub(crate) fn cover(places: &[&CStr]) -> io::Result<Vec<CString>> {
         template::attach(&template::open_tree(&CWD, by)?, &place, c"")?;
     }
     let mut bytes = 0;
-    told.retain(|path| {
+    covered.retain(|path| {
         bytes += path.as_bytes().len();
-        bytes <= MOST_TOLD
+        bytes <= MAX_REPORTED_BYTES
     });
-    Ok(told)
+    Ok(covered)
 }
 
-/// Whether anything at all is mounted below a path, in our own list of mounts.
+/// Whether anything is mounted below a path, in this process's mount table.
 pub fn any_below(path: &CStr) -> io::Result<bool> {
     let mountinfo = std::fs::read("/proc/self/mountinfo")?;
     let mut lines = mountinfo.split(|byte| *byte == b'\n');
     Ok(lines.any(|line| mount(line).is_some_and(|(point, _)| lies_below(&point, path))))
 }
 
-/// Mount points of the kernel's file systems strictly below the places, parents first and without what lies below them.
-/// A place itself was asked for.
+/// Mount points of kernel file systems strictly below the paths, parents first, without those below
+/// another one. A mount at one of the paths was asked for.
 fn find(mountinfo: &[u8], places: &[&CStr]) -> io::Result<Vec<CString>> {
     let mut found: Vec<CString> = Vec::new();
     for line in mountinfo.split(|byte| *byte == b'\n') {
@@ -86,8 +89,8 @@ fn find(mountinfo: &[u8], places: &[&CStr]) -> io::Result<Vec<CString>> {
         };
         let asked_for = places.iter().any(|place| place.to_bytes() == point);
         let inside = places.iter().any(|place| lies_below(&point, place));
-        let covered = found.iter().any(|above| lies_below(&point, above));
-        if KERNEL_FILE_SYSTEMS.contains(&kind) && inside && !asked_for && !covered {
+        let is_covered = found.iter().any(|above| lies_below(&point, above));
+        if KERNEL_FILE_SYSTEMS.contains(&kind) && inside && !asked_for && !is_covered {
             found.push(CString::new(point)?);
         }
     }
@@ -100,7 +103,7 @@ fn lies_below(path: &[u8], folder: &CStr) -> bool {
         .is_some_and(|rest| rest.starts_with(b"/"))
 }
 
-/// Mount point and kind: the fifth field, and the first after the dash that ends the optional ones.
+/// Mount point and type: the fifth field, and the first after the dash that ends the optional ones.
 fn mount(line: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut fields = line.split(|byte| *byte == b' ');
     let point = unescaped(fields.nth(4)?);
@@ -108,7 +111,7 @@ fn mount(line: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     Some((point, kind))
 }
 
-/// The kernel writes blanks and backslashes as three octal digits.
+/// Undoes the kernel's octal escapes of blanks and backslashes.
 pub fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = text;

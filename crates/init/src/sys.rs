@@ -1,10 +1,10 @@
-//! Every `unsafe` that runs on the host, one call per function, with the condition that makes it sound. The attacks of
-//! `escape` have their own, which run inside sandboxes.
-//! What rustix offers safely is called where it is needed, not wrapped here.
+//! Every `unsafe` that runs on the host, one call per function, with the condition that makes it
+//! sound. The attacks of `escape` have their own, which run inside sandboxes. What rustix offers
+//! safely is called where it is needed, not wrapped here.
 
 #![allow(unsafe_code)]
 
-use crate::notify::{Answer, Notice};
+use crate::seccomp_notify::{NotificationResponse, SeccompNotification};
 use libc::{c_char, c_int, c_long, c_void, sock_filter};
 use rustix::thread::UnshareFlags;
 use std::{
@@ -13,23 +13,23 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
-/// What the kernel said of a finished process.
+/// Exit status and resource usage of a reaped process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reaped {
+pub(crate) struct WaitResult {
     pub(crate) status: i32,
     pub(crate) cpu_us: u64,
     pub(crate) peak_bytes: u64,
 }
 
-impl Reaped {
-    /// Whether it ended by SIGKILL.
+impl WaitResult {
+    /// Whether the process ended by SIGKILL.
     pub(crate) fn is_killed(&self) -> bool {
         self.status & 0x7f == libc::SIGKILL
     }
 }
 
-/// Which side of a fork we are on.
-pub(crate) enum Forked {
+/// The side of a fork.
+pub(crate) enum ForkSide {
     Child,
     Parent { pid: i32, pidfd: OwnedFd },
 }
@@ -76,16 +76,16 @@ fn clone_args(flags: u64, pidfd: &mut RawFd, cgroup: Option<BorrowedFd<'_>>) -> 
     }
 }
 
-/// Forks into new namespaces and, on a version 2 tree, into a cgroup.
-pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+/// Forks into new namespaces and, on cgroup v2, into a cgroup.
+pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<ForkSide> {
     let mut pidfd: RawFd = -1;
     let args = clone_args(namespaces as u32 as u64, &mut pidfd, cgroup);
     // SAFETY: without CLONE_VM the child has memory of its own, as after fork; the launcher is
     // single-threaded, so no lock is held by a thread that the child lacks.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) })?;
     match pid {
-        0 => Ok(Forked::Child),
-        _ => Ok(Forked::Parent {
+        0 => Ok(ForkSide::Child),
+        _ => Ok(ForkSide::Parent {
             pid: pid as i32,
             // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
             pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
@@ -93,7 +93,7 @@ pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io
     }
 }
 
-/// A stack for a child that shares our memory.
+/// The stack of a child that shares our memory.
 pub(crate) struct ChildStack(Vec<u128>);
 
 impl ChildStack {
@@ -102,29 +102,29 @@ impl ChildStack {
     }
 }
 
-/// What a child finds when it wakes: what to do, and with what.
-struct Errand<'a, T> {
+/// The entry point of a vfork child, and its argument.
+struct ChildEntry<'a, T> {
     run: fn(&mut T) -> !,
     argument: &'a mut T,
 }
 
-extern "C" fn wake<T>(errand: *mut c_void) -> ! {
-    // SAFETY: `vfork_onto` passes a live errand of this very type and sleeps while we use it.
-    let errand = unsafe { &mut *errand.cast::<Errand<'_, T>>() };
-    (errand.run)(errand.argument)
+extern "C" fn wake<T>(entry: *mut c_void) -> ! {
+    // SAFETY: `vfork_on_stack` passes a live entry of this very type and sleeps while we use it.
+    let entry = unsafe { &mut *entry.cast::<ChildEntry<'_, T>>() };
+    (entry.run)(entry.argument)
 }
 
-/// Starts a child that shares our memory and returns once it has exec'd or ended: far cheaper than a fork,
-/// and the child can leave us word of what failed.
-pub(crate) fn vfork_onto<T>(
+/// Starts a child that shares our memory; returns once it has exec'd or ended. Far cheaper than a
+/// fork, and the child can leave the reason of a failure in our memory.
+pub(crate) fn vfork_on_stack<T>(
     stack: &mut ChildStack,
     cgroup: Option<BorrowedFd<'_>>,
     run: fn(&mut T) -> !,
     argument: &mut T,
 ) -> io::Result<(i32, OwnedFd)> {
-    let mut errand = Errand { run, argument };
-    let (child, errand): (extern "C" fn(*mut c_void) -> !, _) =
-        (wake::<T>, std::ptr::from_mut(&mut errand));
+    let mut entry = ChildEntry { run, argument };
+    let (child, entry): (extern "C" fn(*mut c_void) -> !, _) =
+        (wake::<T>, std::ptr::from_mut(&mut entry));
     let mut pidfd: RawFd = -1;
     let flags = libc::CLONE_VM as u64 | libc::CLONE_VFORK as u64 | CLONE_CLEAR_SIGHAND;
     let mut args = clone_args(flags, &mut pidfd, cgroup);
@@ -139,7 +139,7 @@ pub(crate) fn vfork_onto<T>(
             "syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r13", "call r12", "ud2", "2:",
             inlateout("rax") libc::SYS_clone3 => answer,
             in("rdi") &args, in("rsi") size_of::<CloneArgs>(),
-            in("r12") child, in("r13") errand, lateout("rcx") _, lateout("r11") _,
+            in("r12") child, in("r13") entry, lateout("rcx") _, lateout("r11") _,
         );
     }
     #[cfg(target_arch = "aarch64")]
@@ -149,7 +149,7 @@ pub(crate) fn vfork_onto<T>(
             "svc 0", "cbnz x0, 2f", "mov x29, xzr", "mov x0, x21", "blr x20", "brk 1", "2:",
             inlateout("x0") &args as *const CloneArgs as c_long => answer,
             in("x1") size_of::<CloneArgs>(), in("x8") libc::SYS_clone3,
-            in("x20") child, in("x21") errand,
+            in("x20") child, in("x21") entry,
         );
     }
     if answer < 0 {
@@ -166,8 +166,9 @@ pub(crate) fn exit(status: i32) -> ! {
 }
 
 /// Reaps one child; `None` if it has not ended.
-pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
-    let (mut status, options) = (0, if wait { 0 } else { libc::WNOHANG });
+pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, WaitResult)>> {
+    let mut status = 0;
+    let options = if wait { 0 } else { libc::WNOHANG };
     // SAFETY: all-zero is a valid value of this plain struct of numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to live values of ours that the kernel may write.
@@ -180,7 +181,7 @@ pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
     let cpu_us = micros(usage.ru_utime) + micros(usage.ru_stime);
     Ok(Some((
         found as i32,
-        Reaped {
+        WaitResult {
             status,
             cpu_us,
             peak_bytes: usage.ru_maxrss as u64 * 1024,
@@ -211,7 +212,7 @@ pub(crate) fn await_child() {
     }
 }
 
-/// Blocks these signals and gives a handle to read them from instead; never waits.
+/// Blocks these signals and returns a signalfd for them; never blocks.
 pub(crate) fn signals(numbers: &[c_int]) -> io::Result<OwnedFd> {
     // SAFETY: the set is a local; these calls only fill it, change our own mask and make a descriptor.
     let fd = unsafe {
@@ -227,36 +228,37 @@ pub(crate) fn signals(numbers: &[c_int]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(check(fd.into())? as RawFd) })
 }
 
-/// The next signal from such a handle, if there is one; and whether it comes from outside of our pid namespace, as
-/// only the kernel can say: a sender inside has a number there, and one that writes its own is no plain `kill`.
+/// The next signal of a signalfd, if there is one, and whether its sender is outside of our pid
+/// namespace. Only the kernel can say that: a sender inside has a pid there, and a `siginfo` that a
+/// sender writes has another code than `kill`.
 pub(crate) fn next_signal(signals: &OwnedFd) -> Option<(c_int, bool)> {
-    let mut told = [0u8; size_of::<libc::signalfd_siginfo>()];
-    let read = rustix::io::read(signals, &mut told).ok()?;
-    // It begins with: number, error, code, sender.
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut info).ok()?;
+    // The struct begins with: signal, errno, code, pid.
     let field = |place: usize| {
         let bytes = [
-            told[4 * place],
-            told[4 * place + 1],
-            told[4 * place + 2],
-            told[4 * place + 3],
+            info[4 * place],
+            info[4 * place + 1],
+            info[4 * place + 2],
+            info[4 * place + 3],
         ];
         c_int::from_ne_bytes(bytes)
     };
-    (read == told.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
+    (read == info.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
 }
 
-/// Kills every other process that we may and can see: as the first of a pid namespace, everything in it.
+/// Kills every process that we may signal: as pid 1, everything in its pid namespace.
 pub(crate) fn kill_all() {
-    // SAFETY: two integers. Only the first process of a namespace calls it.
+    // SAFETY: two integers. Only pid 1 of a namespace calls it.
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
-/// Stops every process of this pid namespace but its first one and ourselves.
+/// Stops every process of this pid namespace except pid 1 and this one.
 pub(crate) fn stop_all() {
     signal_all(libc::SIGSTOP);
 }
 
-/// Lets every process of this pid namespace go on.
+/// Continues every process of this pid namespace.
 pub(crate) fn continue_all() {
     signal_all(libc::SIGCONT);
 }
@@ -266,15 +268,16 @@ fn signal_all(signal: c_int) {
     unsafe { libc::kill(-1, signal) };
 }
 
-/// Blocked and ignored signals are inherited, over exec too: what our starter chose, or the Rust runtime (which
-/// ignores SIGPIPE), must not reach a program.
+/// Resets all signals: blocked and ignored ones are inherited, also over exec, and what the caller
+/// or the Rust runtime chose (it ignores SIGPIPE) must not reach a program.
 pub(crate) fn default_signals() {
     const LAST: c_int = 64;
-    // The kernel's own struct, all zero: default handler, no flags, empty mask. The C library would leave out the
-    // two signals that it keeps for itself, and that it ignores in what it spawns.
+    // The kernel's own struct, all zero: default handler, no flags, empty mask. The C library would
+    // skip the two signals that it reserves, and that it ignores in what it spawns.
     let default = [0u64; 4];
     for number in 1..=LAST {
-        // SAFETY: the kernel reads one struct of ours. For those that cannot be set it fails, as it should.
+        // SAFETY: the kernel reads one struct of ours. For signals that cannot be set the call
+        // fails, which is fine.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -288,7 +291,7 @@ pub(crate) fn default_signals() {
     unblock_signals();
 }
 
-/// Lets every signal through.
+/// Unblocks every signal.
 pub(crate) fn unblock_signals() {
     // SAFETY: the set is a local; these calls only fill it and change our own mask.
     unsafe {
@@ -298,7 +301,7 @@ pub(crate) fn unblock_signals() {
     }
 }
 
-/// Takes the environment out of this process: copies it, then overwrites where the kernel put it, which is what
+/// Takes the environment out of this process: copies it, then overwrites the kernel's copy, which
 /// `/proc/PID/environ` shows. The C library and Rust find none afterwards.
 pub(crate) fn take_environment() -> Vec<Vec<u8>> {
     unsafe extern "C" {
@@ -321,13 +324,13 @@ pub(crate) fn take_environment() -> Vec<Vec<u8>> {
     found
 }
 
-/// Forks by the oldest way, which every sandbox and emulator knows. 0 is the child.
+/// Forks by the oldest system call, which every sandbox and emulator knows. 0 is the child.
 pub(crate) fn fork() -> io::Result<i32> {
     // SAFETY: the callers are single-threaded, so no lock is held by a thread that the child lacks.
     Ok(check(unsafe { libc::fork() }.into())? as i32)
 }
 
-/// Blocks every signal but those by which the kernel tells a process that it went wrong.
+/// Blocks every signal except those of faults.
 pub(crate) fn block_signals() {
     const FAULTS: [c_int; 7] = [
         libc::SIGSEGV,
@@ -349,7 +352,7 @@ pub(crate) fn block_signals() {
     }
 }
 
-/// Takes the next blocked signal; `None` when the time is over first.
+/// Takes the next blocked signal; `None` after the timeout.
 pub(crate) fn await_signal(within: Option<std::time::Duration>) -> io::Result<Option<c_int>> {
     // SAFETY: all-zero is a valid value of these plain structs.
     let (mut set, mut limit) = unsafe { std::mem::zeroed::<(libc::sigset_t, libc::timespec)>() };
@@ -374,29 +377,30 @@ pub(crate) fn await_signal(within: Option<std::time::Duration>) -> io::Result<Op
     }
 }
 
-/// Sends a signal; with -1 to all that we may signal, which only the first process of a namespace may ask for.
+/// Sends a signal; with -1 to all processes that we may signal, which only pid 1 of a namespace may
+/// ask for.
 pub(crate) fn send_signal(pid: i32, signal: c_int) -> io::Result<()> {
     // SAFETY: two integers.
     check(unsafe { libc::kill(pid, signal) }.into())?;
     Ok(())
 }
 
-/// Closes one descriptor, for where a range cannot be closed.
+/// Closes one descriptor, where a range cannot be closed.
 pub(crate) fn close(descriptor: RawFd) -> io::Result<()> {
-    // SAFETY: the caller has just begun and owns no descriptor yet but the standard streams.
+    // SAFETY: the caller has just begun and owns no descriptor yet except the standard streams.
     check(unsafe { libc::close(descriptor) }.into())?;
     Ok(())
 }
 
-/// Leaves namespaces of our parent for new ones.
+/// Moves this process into new namespaces.
 pub(crate) fn unshare(namespaces: c_int) -> io::Result<()> {
     let flags = UnshareFlags::from_bits_retain(namespaces as u32);
     // SAFETY: no caller passes FILES, the one flag that can confuse other threads.
     Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
 }
 
-/// Attributes of a mount and, with a user namespace, its idmap. It becomes private, too: what the host mounts later must not
-/// appear in a sandbox, without any of these attributes.
+/// Sets the attributes of a mount and, with a user namespace, its idmap. It becomes private, too:
+/// what the host mounts later must not appear in a sandbox, without any of these attributes.
 pub(crate) fn set_mount(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -432,7 +436,7 @@ pub(crate) fn set_mount(
     Ok(())
 }
 
-/// Which version of Landlock the kernel has; 0 if none.
+/// The Landlock ABI version of the kernel; 0 if it has none.
 pub(crate) fn landlock_version() -> u32 {
     const VERSION: c_int = 1;
     // SAFETY: with this flag the kernel takes no struct and only answers a number.
@@ -447,16 +451,16 @@ pub(crate) fn landlock_version() -> u32 {
     u32::try_from(answer).unwrap_or(0)
 }
 
-/// What a Landlock ruleset handles.
+/// The access rights that a Landlock ruleset handles.
 #[repr(C)]
-pub(crate) struct Handled {
+pub(crate) struct LandlockAttr {
     pub(crate) files: u64,
     pub(crate) net: u64,
     pub(crate) scoped: u64,
 }
 
-/// Makes a ruleset. `size` is how much of the struct this version of Landlock knows.
-pub(crate) fn landlock_ruleset(handled: &Handled, size: usize) -> io::Result<OwnedFd> {
+/// Creates a ruleset. `size` is the size of the struct in this ABI version.
+pub(crate) fn landlock_ruleset(handled: &LandlockAttr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: `size` is at most the size of the struct (its only caller takes it from a constant table).
     let fd = check(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, handled, size, 0) })?;
     // SAFETY: a fresh descriptor that nobody else owns.
@@ -488,14 +492,14 @@ pub(crate) fn landlock_allow(ruleset: &OwnedFd, below: &OwnedFd, access: u64) ->
     Ok(())
 }
 
-/// From here on this process and its children are bound by the ruleset.
+/// Binds this process and its children to the ruleset.
 pub(crate) fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
     // SAFETY: two integers.
     check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
     Ok(())
 }
 
-/// From here on every system call passes the filter. With the flag for it, the listener comes back.
+/// Installs a seccomp filter. Returns the listener if the flags ask for one.
 pub(crate) fn install_filter(filter: &[sock_filter], flags: u64) -> io::Result<Option<OwnedFd>> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
@@ -517,7 +521,7 @@ pub(crate) fn install_filter(filter: &[sock_filter], flags: u64) -> io::Result<O
     }
 }
 
-/// Whether the kernel knows these flags of a filter.
+/// Whether the kernel knows these filter flags.
 pub(crate) fn filter_flags_known(flags: u64) -> bool {
     let nothing = std::ptr::null::<libc::sock_fprog>();
     // SAFETY: a null program is never installed: the kernel says EFAULT, or EINVAL if it does not know the flags.
@@ -532,8 +536,8 @@ pub(crate) fn filter_flags_known(flags: u64) -> bool {
     answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
 }
 
-/// Takes the next call off a listener. Waits if there is none.
-pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
+/// Receives the next notification of a listener. Blocks if there is none.
+pub(crate) fn receive_notification(listener: BorrowedFd<'_>) -> io::Result<SeccompNotification> {
     // SAFETY: all-zero is a valid value of this plain struct, and the one that the kernel wants to find.
     let mut found: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     check(
@@ -547,8 +551,9 @@ pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
         }
         .into(),
     )?;
-    let (number, arguments) = (found.data.nr.into(), found.data.args);
-    Ok(Notice {
+    let number = found.data.nr.into();
+    let arguments = found.data.args;
+    Ok(SeccompNotification {
         id: found.id,
         pid: found.pid,
         number,
@@ -556,11 +561,15 @@ pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
     })
 }
 
-/// Answers a call.
-pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -> io::Result<()> {
+/// Responds to a notification.
+pub(crate) fn answer_notification(
+    listener: BorrowedFd<'_>,
+    id: u64,
+    answer: NotificationResponse,
+) -> io::Result<()> {
     let (error, flags) = match answer {
-        Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
-        Answer::Errno(errno) => (-errno, 0),
+        NotificationResponse::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        NotificationResponse::Errno(errno) => (-errno, 0),
     };
     let mut answer = libc::seccomp_notif_resp {
         id,
@@ -582,8 +591,8 @@ pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -
     Ok(())
 }
 
-/// Asks for wake-ups on the CPU of whoever wakes.
-pub(crate) fn wake_in_turn(listener: BorrowedFd<'_>) -> io::Result<()> {
+/// Asks for wake-ups on the CPU of the waking process.
+pub(crate) fn enable_sync_wakeup(listener: BorrowedFd<'_>) -> io::Result<()> {
     const SYNC_WAKE_UP: libc::c_ulong = 1;
     // SAFETY: takes an integer.
     let answer = unsafe {
@@ -597,7 +606,7 @@ pub(crate) fn wake_in_turn(listener: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies from the memory of another thread; how many bytes there were.
+/// Reads the memory of another thread; returns the number of bytes.
 pub(crate) fn read_memory(pid: u32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
     let ours = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -612,20 +621,21 @@ pub(crate) fn read_memory(pid: u32, address: u64, bytes: &mut [u8]) -> io::Resul
     Ok(check(count as c_long)? as usize)
 }
 
-/// An option of a socket that is an `int`.
+/// A socket option of type `int`.
 pub(crate) fn socket_option(
     socket: BorrowedFd<'_>,
     level: c_int,
     name: c_int,
 ) -> io::Result<c_int> {
-    let (mut value, mut size) = (0, size_of::<c_int>() as libc::socklen_t);
+    let mut value = 0;
+    let mut size = size_of::<c_int>() as libc::socklen_t;
     let to = std::ptr::from_mut::<c_int>(&mut value).cast();
     // SAFETY: the kernel writes at most `size` bytes, those of one integer of ours.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &mut size) }.into())?;
     Ok(value)
 }
 
-/// The user namespace that a namespace belongs to.
+/// The user namespace that owns a namespace.
 pub(crate) fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const GET_OWNER: u32 = 0xb701;
     // SAFETY: takes nothing and makes a descriptor.
@@ -634,19 +644,18 @@ pub(crate) fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Has a socket hear of one network device alone, by its number.
+/// Binds a socket to one network interface, by its index.
 pub(crate) fn bind_to_device(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
-    let (value, size) = (
-        std::ptr::from_ref(&device).cast(),
-        size_of::<u32>() as libc::socklen_t,
-    );
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX);
+    let value = std::ptr::from_ref(&device).cast();
+    let size = size_of::<u32>() as libc::socklen_t;
+    let level = libc::SOL_SOCKET;
+    let name = libc::SO_BINDTOIFINDEX;
     // SAFETY: the kernel reads one integer of ours.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, size) }.into())?;
     Ok(())
 }
 
-/// Changes the ids of this thread that count for files.
+/// Sets the file system ids of this thread.
 pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: integers; the calls never fail, but tell what was before.
     let now = unsafe {
@@ -657,14 +666,15 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
             libc::syscall(libc::SYS_setfsgid, -1),
         )
     };
-    match now == (c_long::from(uid), c_long::from(gid)) {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    if now == (c_long::from(uid), c_long::from(gid)) {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
     }
 }
 
-/// Does something with other ids for files and all capabilities: the kernel takes those that count for files from
-/// whoever becomes an ordinary user, unless it is told not to.
+/// Runs `act` with other file system ids and all capabilities: the kernel would drop those for
+/// files with another user's ids, unless securebits keep them.
 pub(crate) fn with_file_ids<T>(
     uid: u32,
     gid: u32,
@@ -684,39 +694,39 @@ fn secure_bits(operation: c_int, bits: c_long) -> io::Result<c_long> {
     check(unsafe { libc::prctl(operation, bits, 0, 0, 0) }.into())
 }
 
-/// Takes all further groups from this thread, and from no other.
+/// Drops all supplementary groups of this thread, and of no other.
 pub(crate) fn leave_groups() -> io::Result<()> {
     // SAFETY: of a list without entries nothing is read.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) })?;
     Ok(())
 }
 
-/// Runs a program in place of this one. Returns only an error.
-pub(crate) fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
+/// Replaces this program by another. Returns only an error.
+pub(crate) fn exec(path: &CStr, argv: &CStringArray, env: &CStringArray) -> io::Error {
     // SAFETY: both lists end with null and their strings live at least as long as the lists.
     unsafe { libc::execve(path.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// Runs a program with the environment of this process: what `EmptyEnvironment` prevents.
-pub(crate) fn exec_inheriting(path: &CStr, argv: &Pointers) -> io::Error {
+/// Executes a program with the environment of this process: what `EmptyEnvironment` prevents.
+pub(crate) fn exec_inheriting(path: &CStr, argv: &CStringArray) -> io::Error {
     // SAFETY: as for `exec`.
     unsafe { libc::execv(path.as_ptr(), argv.0.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// A list of C strings as exec wants it.
-pub(crate) struct Pointers(Vec<*const c_char>);
+/// A null-terminated list of C strings, as `execve` takes it.
+pub(crate) struct CStringArray(Vec<*const c_char>);
 
-impl Pointers {
-    /// The strings must outlive the list; both lie in one plan, which does not change.
-    pub(crate) fn to(strings: &[std::ffi::CString]) -> Pointers {
+impl CStringArray {
+    /// The strings must outlive the list; both belong to one plan, which does not change.
+    pub(crate) fn to(strings: &[std::ffi::CString]) -> CStringArray {
         let pointers = strings.iter().map(|string| string.as_ptr());
-        Pointers(pointers.chain([std::ptr::null()]).collect())
+        CStringArray(pointers.chain([std::ptr::null()]).collect())
     }
 }
 
-/// Lowers a resource limit; one that is lower already stays.
+/// Lowers a resource limit; a lower one stays.
 pub(crate) fn lower_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     let mut old = libc::rlimit64 {
         rlim_cur: 0,
@@ -768,7 +778,7 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
-/// Chooses the signal that the kernel sends on behalf of an open file.
+/// Sets the signal that the kernel sends on behalf of an open file.
 pub(crate) fn set_signal(file: BorrowedFd<'_>, signal: c_int) -> io::Result<()> {
     const F_SETSIG: c_int = 10;
     // SAFETY: three integers, one of them a descriptor that is open while it is borrowed.
@@ -776,7 +786,7 @@ pub(crate) fn set_signal(file: BorrowedFd<'_>, signal: c_int) -> io::Result<()> 
     Ok(())
 }
 
-/// Takes, changes or gives back a lease on an open file.
+/// Takes, changes or releases a lease on an open file.
 pub(crate) fn set_lease(file: BorrowedFd<'_>, lease: c_int) -> io::Result<()> {
     // SAFETY: three integers, one of them a descriptor that is open while it is borrowed.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) }.into())?;
@@ -785,8 +795,8 @@ pub(crate) fn set_lease(file: BorrowedFd<'_>, lease: c_int) -> io::Result<()> {
 
 /// Closes a range of descriptors, both ends included.
 pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
-    // SAFETY: no owner of a descriptor in the range is used afterwards: the callers are processes fresh
-    // from a fork that keep what they named and never touch the rest.
+    // SAFETY: no owner of a descriptor in the range is used afterwards: the callers are processes
+    // fresh from a fork that keep the descriptors they named and never touch the others.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
     Ok(())
 }
@@ -805,14 +815,15 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a descriptor in the place of a standard stream.
+/// Duplicates a descriptor onto a standard stream.
 pub(crate) fn put_stream(from: RawFd, to: RawFd) -> io::Result<()> {
-    // SAFETY: two integers; the place is 0, 1 or 2, which no owner of ours holds.
+    // SAFETY: two integers; the target is 0, 1 or 2, which no owner of ours holds.
     check(unsafe { libc::dup2(from, to) }.into())?;
     Ok(())
 }
 
-/// Borrows a descriptor by number in the child of a vfork, where owners of the parent's memory must not move.
+/// Borrows a descriptor by number in a vfork child, where owners in the parent's memory must not
+/// move.
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     // SAFETY: the launcher holds the owner open while it sleeps in the vfork.
     unsafe { BorrowedFd::borrow_raw(fd) }

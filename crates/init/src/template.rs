@@ -1,8 +1,8 @@
-//! The root that all boxes of one launcher start from: built once, then read-only.
+//! The root that all sandboxes of one launcher start from: built once, then read-only.
 
 use crate::{
-    plan::{FileId, ImageRoot, Place, PlaceKind, TemplatePlan},
-    step::{Failure, Step, Steps},
+    plan::{FileId, ImageRoot, RootEntry, RootEntryKind, TemplatePlan},
+    step::{Step, StepFailure, Steps},
     sys,
 };
 use rustix::{
@@ -21,92 +21,97 @@ use std::{
 
 pub(crate) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-pub(crate) const PLAIN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+pub(crate) const NO_SUID_NO_DEV: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// A failure with what was tried.
-pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
+/// A failure with the operation that was tried.
+pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> StepFailure + use<> {
     let detail = detail.to_owned();
-    move |error| Failure {
+    move |error| StepFailure {
         step,
         errno: error.raw_os_error().unwrap_or(libc::EIO),
         detail,
     }
 }
 
-/// Replaces the root of the current mount namespace by the template and reports what was done.
-pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, Failure> {
+/// Replaces the root of the current mount namespace by the template; returns the steps taken.
+pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, StepFailure> {
     let mut done = Steps::default();
-    let root = lay_out(plan)?;
+    let root = build_root(plan)?;
     done.add(Step::Template);
     if plan.steps.has(Step::ReadOnlyRoot) {
         sys::set_mount(root.as_fd(), true, READ_ONLY, None)
             .map_err(failure(Step::ReadOnlyRoot, "the whole tree"))?;
         done.add(Step::ReadOnlyRoot);
     }
-    // While the host's own is still in sight: without one, the kernel gives an ordinary user none.
+    // While the host's own `/proc` is still visible: without one, the kernel refuses another to an
+    // ordinary user.
     mount_proc(&root).map_err(failure(Step::Template, "a proc of our own"))?;
     enter(&root).map_err(failure(Step::Template, "pivot_root"))?;
     Ok(done)
 }
 
-/// Puts every place into a new root, attached at `/tmp` of the old one.
-fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
+/// Builds a new root from the entries, attached at `/tmp` of the old one.
+fn build_root(plan: &TemplatePlan) -> Result<OwnedFd, StepFailure> {
     let sources = open_sources(plan)?;
     let image = plan.image.as_ref().map(open_image).transpose()?;
-    let tmpfs = make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")])
+    let tmpfs = new_file_system(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")])
         .map_err(failure(Step::Template, "tmpfs"))?;
     attach(&tmpfs, &CWD, c"/tmp").map_err(failure(Step::Template, "attach at /tmp"))?;
-    for (place, source) in plan.places.iter().zip(&sources) {
-        make_place(&tmpfs, place, source.as_ref())
-            .map_err(failure(Step::Template, &shown(place)))?;
+    for (entry, source) in plan.entries.iter().zip(&sources) {
+        create_entry(&tmpfs, entry, source.as_ref())
+            .map_err(failure(Step::Template, &display_path(entry)))?;
     }
-    keep_rights(&tmpfs, plan, &sources)?;
+    copy_folder_permissions(&tmpfs, plan, &sources)?;
     let root = match &image {
         None => tmpfs,
-        Some(image) => {
-            over_image(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?
-        }
+        Some(image) => mount_image_overlay(&tmpfs, image)
+            .map_err(failure(Step::Template, "the image as overlay"))?,
     };
-    sys::set_mount(root.as_fd(), false, PLAIN, None)
+    sys::set_mount(root.as_fd(), false, NO_SUID_NO_DEV, None)
         .map_err(failure(Step::Template, "attributes of the root"))?;
-    for (place, source) in plan.places.iter().zip(&sources) {
+    for (entry, source) in plan.entries.iter().zip(&sources) {
         if let Some(source) = source {
-            put_source(&root, place, source).map_err(failure(Step::Template, &shown(place)))?;
+            mount_source(&root, entry, source)
+                .map_err(failure(Step::Template, &display_path(entry)))?;
         }
     }
     Ok(root)
 }
 
-fn shown(place: &Place) -> String {
-    format!("/{}", place.path.to_string_lossy())
+fn display_path(entry: &RootEntry) -> String {
+    format!("/{}", entry.path.to_string_lossy())
 }
 
-/// In an overlay the topmost folder decides who may enter: ours must not open what the host keeps shut.
-fn keep_rights(
+/// The permissions of a merged folder are those of the upper one: ours must not open what the host
+/// keeps closed.
+fn copy_folder_permissions(
     ours: &OwnedFd,
     plan: &TemplatePlan,
     sources: &[Option<OwnedFd>],
-) -> Result<(), Failure> {
+) -> Result<(), StepFailure> {
     let shown_folders = plan
-        .places
+        .entries
         .iter()
         .zip(sources)
-        .filter(|(place, _)| place.kind == PlaceKind::Shown);
-    for (top, host) in shown_folders.filter_map(|(place, source)| Some((place, source.as_ref()?))) {
-        for place in &plan.places {
-            let Some(below) = below(&place.path, &top.path) else {
+        .filter(|(entry, _)| entry.kind == RootEntryKind::HostOverlay);
+    for (top, host) in shown_folders.filter_map(|(entry, source)| Some((entry, source.as_ref()?))) {
+        for entry in &plan.entries {
+            let Some(below) = below(&entry.path, &top.path) else {
                 continue;
             };
-            if matches!(place.kind, PlaceKind::Directory | PlaceKind::Shown) {
-                take_rights(ours, place, host, below)
-                    .map_err(failure(Step::Template, &shown(place)))?;
+            if matches!(
+                entry.kind,
+                RootEntryKind::Directory | RootEntryKind::HostOverlay
+            ) {
+                copy_permissions(ours, entry, host, below)
+                    .map_err(failure(Step::Template, &display_path(entry)))?;
             }
         }
     }
     Ok(())
 }
 
-/// What is left of a path below a folder; `.` for the folder itself.
+/// The part of a path below a folder; `.` for the folder itself.
 fn below<'a>(path: &'a CStr, folder: &CStr) -> Option<&'a [u8]> {
     match path.to_bytes().strip_prefix(folder.to_bytes())? {
         [] => Some(b"."),
@@ -115,62 +120,72 @@ fn below<'a>(path: &'a CStr, folder: &CStr) -> Option<&'a [u8]> {
     }
 }
 
-fn take_rights(ours: &OwnedFd, place: &Place, host: &OwnedFd, below: &[u8]) -> io::Result<()> {
+fn copy_permissions(
+    ours: &OwnedFd,
+    entry: &RootEntry,
+    host: &OwnedFd,
+    below: &[u8],
+) -> io::Result<()> {
     let found = match rustix::fs::statat(host, below, AtFlags::SYMLINK_NOFOLLOW) {
-        // The host has no such folder, or shows it to nobody like us: then it is ours alone.
+        // The host has no such folder, or hides it from us: then ours is the only one.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(()),
         other => other?,
     };
     if !FileType::from_raw_mode(found.st_mode).is_dir() {
         return Ok(());
     }
-    let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
+    let uid = Uid::from_raw(found.st_uid);
+    let gid = Gid::from_raw(found.st_gid);
     match rustix::fs::chownat(
         ours,
-        &place.path,
+        &entry.path,
         Some(uid),
         Some(gid),
         AtFlags::SYMLINK_NOFOLLOW,
     ) {
-        // A user's namespace lacks the id; there the lower folder is checked with the user's own rights.
+        // A user's namespace lacks the id; there the lower folder is checked with the user's own
+        // rights.
         Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
     let mode = Mode::from_raw_mode(found.st_mode & 0o777);
     Ok(rustix::fs::chmodat(
         ours,
-        &place.path,
+        &entry.path,
         mode,
         AtFlags::empty(),
     )?)
 }
 
-fn put_source(root: &OwnedFd, place: &Place, source: &OwnedFd) -> io::Result<()> {
-    if place.kind != PlaceKind::Shown {
-        return attach(source, root, &place.path);
+fn mount_source(root: &OwnedFd, entry: &RootEntry, source: &OwnedFd) -> io::Result<()> {
+    if entry.kind != RootEntryKind::HostOverlay {
+        return attach(source, root, &entry.path);
     }
-    let ours = rustix::fs::openat(root, &place.path, DIRECTORY, Mode::empty())?;
-    attach(&merge(&ours, source)?, root, &place.path)
+    let ours = rustix::fs::openat(root, &entry.path, DIRECTORY, Mode::empty())?;
+    attach(&merge(&ours, source)?, root, &entry.path)
 }
 
-/// Handles on what is bound or shown, taken before anything covers it.
-fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, Failure> {
-    let open = |place: &Place| -> io::Result<Option<OwnedFd>> {
-        let (path, attributes) = match place.kind {
-            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link | PlaceKind::Hidden => {
+/// Opens the host files of binds and overlays, before anything covers them.
+fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, StepFailure> {
+    let open = |entry: &RootEntry| -> io::Result<Option<OwnedFd>> {
+        let (path, attributes) = match entry.kind {
+            RootEntryKind::Directory
+            | RootEntryKind::File
+            | RootEntryKind::Link
+            | RootEntryKind::Whiteout => {
                 return Ok(None);
             }
-            PlaceKind::Shown => {
+            RootEntryKind::HostOverlay => {
                 return Ok(Some(rustix::fs::openat(
                     CWD,
-                    &place.content,
+                    &entry.content,
                     DIRECTORY,
                     Mode::empty(),
                 )?));
             }
-            PlaceKind::Bind => (place.content.as_c_str(), PLAIN),
-            PlaceKind::Device => (
-                place.content.as_c_str(),
+            RootEntryKind::Bind => (entry.content.as_c_str(), NO_SUID_NO_DEV),
+            RootEntryKind::Device => (
+                entry.content.as_c_str(),
                 libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC,
             ),
         };
@@ -178,96 +193,106 @@ fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, Failure> {
         sys::set_mount(tree.as_fd(), true, attributes, None)?;
         Ok(Some(tree))
     };
-    plan.places
+    plan.entries
         .iter()
-        .map(|place| open(place).map_err(failure(Step::Template, &shown(place))))
+        .map(|entry| open(entry).map_err(failure(Step::Template, &display_path(entry))))
         .collect()
 }
 
-/// The thing itself, or something of the same kind to mount it on.
-fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Result<()> {
+/// Creates the file, or a mount point of the same type.
+fn create_entry(root: &OwnedFd, entry: &RootEntry, source: Option<&OwnedFd>) -> io::Result<()> {
     let directory = || {
         Ok(rustix::fs::mkdirat(
             root,
-            &place.path,
+            &entry.path,
             Mode::from_raw_mode(0o755),
         )?)
     };
     let file = |content: &[u8]| {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(root, &place.path, flags, Mode::from_raw_mode(0o644))?;
+        let file = rustix::fs::openat(root, &entry.path, flags, Mode::from_raw_mode(0o644))?;
         io::Write::write_all(&mut std::fs::File::from(file), content)
     };
-    match (place.kind, source) {
-        (PlaceKind::Directory | PlaceKind::Shown, _) => directory(),
-        (PlaceKind::File, _) => file(place.content.as_bytes()),
-        (PlaceKind::Link, _) => Ok(rustix::fs::symlinkat(&place.content, root, &place.path)?),
-        // The sign of an overlay that a lower name does not exist.
-        (PlaceKind::Hidden, _) => {
+    match (entry.kind, source) {
+        (RootEntryKind::Directory | RootEntryKind::HostOverlay, _) => directory(),
+        (RootEntryKind::File, _) => file(entry.content.as_bytes()),
+        (RootEntryKind::Link, _) => Ok(rustix::fs::symlinkat(&entry.content, root, &entry.path)?),
+        // An overlay takes a character device 0:0 for a whiteout.
+        (RootEntryKind::Whiteout, _) => {
             let mode = Mode::from_raw_mode(0o000);
             Ok(rustix::fs::mknodat(
                 root,
-                &place.path,
+                &entry.path,
                 FileType::CharacterDevice,
                 mode,
                 0,
             )?)
         }
-        (PlaceKind::Bind | PlaceKind::Device, Some(tree)) => match is_directory(tree)? {
-            true => directory(),
-            false => file(b""),
-        },
-        (PlaceKind::Bind | PlaceKind::Device, None) => {
+        (RootEntryKind::Bind | RootEntryKind::Device, Some(tree)) => {
+            if is_directory(tree)? {
+                directory()
+            } else {
+                file(b"")
+            }
+        }
+        (RootEntryKind::Bind | RootEntryKind::Device, None) => {
             Err(io::Error::from_raw_os_error(libc::EINVAL))
         }
     }
 }
 
-/// Taken before anything covers it: it may lie in `/tmp`.
-fn open_image(image: &ImageRoot) -> Result<OwnedFd, Failure> {
+/// Opened before anything covers it: it may be in `/tmp`.
+fn open_image(image: &ImageRoot) -> Result<OwnedFd, StepFailure> {
     let open = || -> io::Result<OwnedFd> {
         let folder = rustix::fs::openat(CWD, &image.path, DIRECTORY, Mode::empty())?;
         let found = rustix::fs::fstat(&folder)?;
-        match (FileId {
+        if (FileId {
             device: found.st_dev,
             inode: found.st_ino,
         }) == image.id
         {
-            true => Ok(folder),
-            false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+            Ok(folder)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESTALE))
         }
     };
     open().map_err(failure(Step::Template, &image.path.to_string_lossy()))
 }
 
-fn over_image(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
+fn mount_image_overlay(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
     let root = merge(ours, image)?;
     attach(&root, &CWD, c"/tmp")?;
     Ok(root)
 }
 
-/// A folder under one of our own: what it has in the place of ours, a symbolic link say, is shadowed.
+/// Merges a host folder below one of ours; our files hide those of the same name, also symbolic
+/// links.
 fn merge(ours: &OwnedFd, folder: &OwnedFd) -> io::Result<OwnedFd> {
-    // By descriptor: a path could hold the characters that separate layers.
+    // By descriptor: a path could contain the characters that separate layers.
     let layers = format!(
         "/proc/self/fd/{}:/proc/self/fd/{}",
         ours.as_raw_fd(),
         folder.as_raw_fd()
     );
-    make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])
+    new_file_system(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])
 }
 
 fn mount_proc(root: &OwnedFd) -> io::Result<()> {
-    let proc = make(c"proc", &[])?;
-    sys::set_mount(proc.as_fd(), false, PLAIN | libc::MOUNT_ATTR_NOEXEC, None)?;
+    let proc = new_file_system(c"proc", &[])?;
+    sys::set_mount(
+        proc.as_fd(),
+        false,
+        NO_SUID_NO_DEV | libc::MOUNT_ATTR_NOEXEC,
+        None,
+    )?;
     attach(&proc, root, c"proc")
 }
 
 fn enter(root: &OwnedFd) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::pivot_root(c".", c".")?;
-    // The old root now lies on top of the new one, at the same place.
+    // The old root is mounted on top of the new one, at the same place.
     rustix::mount::mount_change(
         c".",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
@@ -276,34 +301,38 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
     Ok(rustix::process::chdir(c"/")?)
 }
 
-/// A new file system, not yet attached. An option without a value is a flag.
-pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
-    mounted(
+/// Creates a file system, not yet attached. An option without a value is a flag.
+pub(crate) fn new_file_system(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    create_file_system(
         kind,
         options,
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
     )
 }
 
-/// The same for one that has nothing but devices in it.
-pub(crate) fn make_with_devices(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
-    mounted(
+/// The same for one that holds nothing but devices.
+pub(crate) fn new_device_file_system(
+    kind: &CStr,
+    options: &[(&CStr, &CStr)],
+) -> io::Result<OwnedFd> {
+    create_file_system(
         kind,
         options,
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )
 }
 
-fn mounted(
+fn create_file_system(
     kind: &CStr,
     options: &[(&CStr, &CStr)],
     attributes: MountAttrFlags,
 ) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
-        match value.is_empty() {
-            true => rustix::mount::fsconfig_set_flag(&context, *name)?,
-            false => rustix::mount::fsconfig_set_string(&context, *name, *value)?,
+        if value.is_empty() {
+            rustix::mount::fsconfig_set_flag(&context, *name)?
+        } else {
+            rustix::mount::fsconfig_set_string(&context, *name, *value)?
         }
     }
     rustix::mount::fsconfig_create(&context)?;
@@ -314,7 +343,7 @@ fn mounted(
     )?)
 }
 
-/// A detached copy of the tree at a path; a symbolic link at its end is not followed.
+/// A detached copy of the mounts at a path; a symbolic link at its end is not followed.
 pub(crate) fn open_tree(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -324,13 +353,13 @@ pub(crate) fn open_tree(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(at, path, flags)?)
 }
 
-/// Attaches a detached tree at a path.
+/// Attaches a detached mount at a path.
 pub(crate) fn attach(tree: &OwnedFd, at: &impl AsFd, path: &CStr) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(tree, c"", at, path, flags)?)
 }
 
-/// In a fresh workspace the home can also be reached from there, unless something is mounted at that place.
+/// Links `.home` in a fresh workspace to the home folder, unless something is mounted there.
 pub(crate) fn link_home(workspace: &impl AsFd) -> io::Result<()> {
     match rustix::fs::symlinkat(c"/home/agent", workspace, c".home") {
         Ok(()) | Err(Errno::EXIST) => Ok(()),

@@ -1,5 +1,5 @@
-//! Terminals for the box: a pseudo-terminal file system of its own, and terminals in it.
-//! The host's terminal is never inside, so nothing in the box can type into it or change it.
+//! Terminals of a sandbox: a devpts of its own, and pseudo-terminals in it. The host's terminal is
+//! never inside, so no program of the sandbox can type into it or change it.
 
 use crate::{
     plan::Ids,
@@ -14,15 +14,17 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// Terminals in one box: its own, and some for programs that make more. The kernel has a few thousand for all.
-const MOST: u32 = 16;
+/// Pseudo-terminals of one sandbox. The kernel has a few thousand for the whole machine.
+const MAX_TERMINALS: u32 = 16;
 
-/// Mounts the file system at `/dev/pts`; a handle of it, through the place where it is mounted, so that programs find
-/// their terminals by name.
+/// Mounts a devpts at `/dev/pts`; returns a descriptor opened through the mount point, so that
+/// programs find their terminals by name.
 pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
-    let [most, uid, gid] =
-        [MOST, ids.outer_uid, ids.outer_gid].map(|number| CString::new(number.to_string()));
-    let (most, uid, gid) = (most?, uid?, gid?);
+    let [most, uid, gid] = [MAX_TERMINALS, ids.outer_uid, ids.outer_gid]
+        .map(|number| CString::new(number.to_string()));
+    let most = most?;
+    let uid = uid?;
+    let gid = gid?;
     let options = [
         (c"ptmxmode", c"0666"),
         (c"mode", c"0600"),
@@ -30,13 +32,13 @@ pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
         (c"uid", &uid),
         (c"gid", &gid),
     ];
-    let space = template::make_with_devices(c"devpts", &options)?;
+    let space = template::new_device_file_system(c"devpts", &options)?;
     template::attach(&space, &CWD, c"/dev/pts")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     Ok(rustix::fs::openat(CWD, c"/dev/pts", flags, Mode::empty())?)
 }
 
-/// Opens a terminal there; its other end is the program's.
+/// Opens a pseudo-terminal; returns its master.
 pub(crate) fn open(space: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let ours = rustix::fs::openat(space, c"ptmx", flags, Mode::empty())?;
@@ -44,9 +46,9 @@ pub(crate) fn open(space: impl AsFd) -> io::Result<OwnedFd> {
     Ok(ours)
 }
 
-/// Hands one out to whoever asked, or says why not.
+/// Sends the master to the engine, or the reason of the failure.
 pub(crate) fn answer(to: &OwnedFd, opened: io::Result<OwnedFd>) {
-    // Nobody to tell means that nobody waits.
+    // Without a reader nothing waits for it.
     _ = match opened {
         Ok(terminal) => protocol::send(to, &Report::Terminal, &[terminal.as_fd()]),
         Err(error) => protocol::send(

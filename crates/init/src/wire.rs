@@ -1,39 +1,39 @@
-//! Bytes for plans and messages, by hand: the static launcher carries no serde.
-//! Decoding never panics and never allocates more than the input could fill.
+//! Encoding of plans and messages, by hand: the static launcher has no serde. Decoding never panics
+//! and never allocates more than the input could fill.
 
 use std::ffi::CString;
 
-/// Why bytes could not be read.
+/// Bytes that could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub struct DecodeError;
 
-/// Something with a form in bytes.
+/// A type with an encoding.
 pub trait Wire: Sized {
-    /// Appends its bytes.
+    /// Appends its encoding.
     fn put(&self, out: &mut Vec<u8>);
-    /// Reads it from the front.
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed>;
+    /// Decodes it from the front.
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError>;
 }
 
-/// The bytes of a value.
+/// Encodes a value.
 pub fn encode<T: Wire>(value: &T) -> Vec<u8> {
     let mut out = Vec::new();
     value.put(&mut out);
     out
 }
 
-/// A value from all of the bytes.
-pub fn decode<T: Wire>(mut input: &[u8]) -> Result<T, Malformed> {
+/// Decodes a value from all of the bytes.
+pub fn decode<T: Wire>(mut input: &[u8]) -> Result<T, DecodeError> {
     let value = T::get(&mut input)?;
     if input.is_empty() {
         Ok(value)
     } else {
-        Err(Malformed)
+        Err(DecodeError)
     }
 }
 
-fn take<'a>(input: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
-    let (front, rest) = input.split_at_checked(count).ok_or(Malformed)?;
+fn take<'a>(input: &mut &'a [u8], count: usize) -> Result<&'a [u8], DecodeError> {
+    let (front, rest) = input.split_at_checked(count).ok_or(DecodeError)?;
     *input = rest;
     Ok(front)
 }
@@ -44,9 +44,9 @@ macro_rules! numbers {
             fn put(&self, out: &mut Vec<u8>) {
                 out.extend(self.to_le_bytes());
             }
-            fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+            fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
                 let bytes = take(input, size_of::<$number>())?;
-                Ok(<$number>::from_le_bytes(bytes.try_into().map_err(|_| Malformed)?))
+                Ok(<$number>::from_le_bytes(bytes.try_into().map_err(|_| DecodeError)?))
             }
         }
     )*};
@@ -57,11 +57,11 @@ impl Wire for bool {
     fn put(&self, out: &mut Vec<u8>) {
         out.push(u8::from(*self));
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::get(input)? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Malformed),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -71,9 +71,9 @@ impl Wire for CString {
         (self.as_bytes().len() as u32).put(out);
         out.extend(self.as_bytes());
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         let count = u32::get(input)? as usize;
-        CString::new(take(input, count)?).map_err(|_| Malformed)
+        CString::new(take(input, count)?).map_err(|_| DecodeError)
     }
 }
 
@@ -82,9 +82,9 @@ impl Wire for String {
         (self.len() as u32).put(out);
         out.extend(self.as_bytes());
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         let count = u32::get(input)? as usize;
-        String::from_utf8(take(input, count)?.to_vec()).map_err(|_| Malformed)
+        String::from_utf8(take(input, count)?.to_vec()).map_err(|_| DecodeError)
     }
 }
 
@@ -93,8 +93,8 @@ impl<T: Wire> Wire for Vec<T> {
         (self.len() as u32).put(out);
         self.iter().for_each(|item| item.put(out));
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
-        // No capacity is reserved on the word of the input.
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
+        // No capacity is reserved for a length that the input claims.
         (0..u32::get(input)?).map(|_| T::get(input)).collect()
     }
 }
@@ -106,12 +106,12 @@ impl<T: Wire> Wire for Option<T> {
             value.put(out);
         }
     }
-    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn get(input: &mut &[u8]) -> Result<Self, DecodeError> {
         bool::get(input)?.then(|| T::get(input)).transpose()
     }
 }
 
-/// Gives a struct its form: its fields, in order.
+/// Implements the encoding of a struct: its fields, in order.
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident { $($field:ident),* $(,)? }) => {
@@ -119,14 +119,14 @@ macro_rules! wire_struct {
             fn put(&self, out: &mut Vec<u8>) {
                 $($crate::wire::Wire::put(&self.$field, out);)*
             }
-            fn get(input: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
+            fn get(input: &mut &[u8]) -> Result<Self, $crate::wire::DecodeError> {
                 Ok($name { $($field: $crate::wire::Wire::get(input)?,)* })
             }
         }
     };
 }
 
-/// Gives an enum without data its form: the number of the variant.
+/// Implements the encoding of an enum without data: the number of the variant.
 #[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $($variant:ident = $number:literal),* $(,)? }) => {
@@ -134,10 +134,10 @@ macro_rules! wire_enum {
             fn put(&self, out: &mut Vec<u8>) {
                 out.push(match self { $($name::$variant => $number,)* });
             }
-            fn get(input: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
+            fn get(input: &mut &[u8]) -> Result<Self, $crate::wire::DecodeError> {
                 match <u8 as $crate::wire::Wire>::get(input)? {
                     $($number => Ok($name::$variant),)*
-                    _ => Err($crate::wire::Malformed),
+                    _ => Err($crate::wire::DecodeError),
                 }
             }
         }
@@ -148,9 +148,11 @@ macro_rules! wire_enum {
 mod tests {
     use super::*;
     use crate::{
-        plan::{StockPlan, tests::ids},
-        protocol::{Arriving, Brief, Command, Ended, Report, Request},
-        step::{Failure, Step, Steps},
+        plan::{NamespacePoolPlan, tests::ids},
+        protocol::{
+            InterceptHandles, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand,
+        },
+        step::{Step, StepFailure, Steps},
     };
     use proptest::prelude::*;
     use std::fmt::Debug;
@@ -163,7 +165,7 @@ mod tests {
         Ok(())
     }
 
-    /// What is accepted has as many bytes again, so that none of them was passed over.
+    /// Every byte of an accepted input is used.
     fn takes_every_byte<T: Wire>(bytes: &[u8]) -> Result<(), TestCaseError> {
         if let Ok(value) = decode::<T>(bytes) {
             prop_assert_eq!(encode(&value).len(), bytes.len());
@@ -174,7 +176,7 @@ mod tests {
     fn report() -> impl Strategy<Value = Report> {
         let steps = any::<u64>().prop_map(Steps::from_bits);
         let ended = any::<(i32, u64, u64, bool)>();
-        let ended = ended.prop_map(|(status, cpu_us, peak_bytes, alone)| Ended {
+        let ended = ended.prop_map(|(status, cpu_us, peak_bytes, alone)| ProcessExit {
             status,
             cpu_us,
             peak_bytes,
@@ -183,11 +185,14 @@ mod tests {
         let step = prop::sample::select(Step::ALL.to_vec());
         let failure = (step, any::<i32>(), ".{0,8}");
         let arriving = any::<(u32, u32, Option<i32>)>();
-        let arriving = arriving.prop_map(|(listeners, names, no_redirect)| Arriving {
-            listeners,
-            names,
-            no_redirect,
-        });
+        let arriving =
+            arriving.prop_map(
+                |(listeners, dns_sockets, redirect_errno)| InterceptHandles {
+                    listeners,
+                    dns_sockets,
+                    redirect_errno,
+                },
+            );
         prop_oneof![
             steps.clone().prop_map(Report::Hello),
             steps.clone().prop_map(Report::Started),
@@ -201,17 +206,17 @@ mod tests {
                 ),
                 arriving.clone()
             )
-                .prop_map(|(steps, ids, unmapped, covered, passing)| Report::Ready {
+                .prop_map(|(steps, ids, unmapped, covered, intercept)| Report::Ready {
                     steps,
                     ids,
                     unmapped,
                     covered,
-                    passing
+                    intercept
                 }),
-            arriving.prop_map(Report::Passing),
+            arriving.prop_map(Report::NetworkReady),
             ended.clone().prop_map(Report::Ended),
             ended.prop_map(Report::Gone),
-            failure.prop_map(|(step, errno, detail)| Report::Failed(Failure {
+            failure.prop_map(|(step, errno, detail)| Report::Failed(StepFailure {
                 step,
                 errno,
                 detail
@@ -222,9 +227,9 @@ mod tests {
     #[test]
     fn a_length_that_the_input_cannot_fill_is_refused_before_memory_is_taken() {
         let length = u32::MAX.to_le_bytes();
-        assert_eq!(decode::<CString>(&length), Err(Malformed));
-        assert_eq!(decode::<String>(&length), Err(Malformed));
-        assert_eq!(decode::<Vec<u64>>(&length), Err(Malformed));
+        assert_eq!(decode::<CString>(&length), Err(DecodeError));
+        assert_eq!(decode::<String>(&length), Err(DecodeError));
+        assert_eq!(decode::<Vec<u64>>(&length), Err(DecodeError));
         assert_eq!(decode::<Vec<u64>>(&0u32.to_le_bytes()), Ok(Vec::new()));
     }
 
@@ -232,7 +237,7 @@ mod tests {
     fn a_plan_travels_in_its_message_or_in_a_file() {
         for (length, has_file) in [(10, false), (100 << 10, true)] {
             let plan = "x".repeat(length);
-            let (brief, file) = Brief::new(&plan).unwrap();
+            let (brief, file) = Payload::new(&plan).unwrap();
             assert_eq!(file.is_some(), has_file);
             let mut files = file.into_iter().collect();
             assert_eq!(brief.read::<String>(&mut files).unwrap(), plan);
@@ -244,9 +249,9 @@ mod tests {
     #[test]
     fn text_that_its_type_cannot_hold_is_refused() {
         let bytes = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
-        assert_eq!(decode::<CString>(&bytes(b"a\0b")), Err(Malformed));
-        assert_eq!(decode::<String>(&bytes(b"a\xff")), Err(Malformed));
-        assert_eq!(decode::<bool>(&[2]), Err(Malformed));
+        assert_eq!(decode::<CString>(&bytes(b"a\0b")), Err(DecodeError));
+        assert_eq!(decode::<String>(&bytes(b"a\xff")), Err(DecodeError));
+        assert_eq!(decode::<bool>(&[2]), Err(DecodeError));
         assert_eq!(decode(&bytes(b"a\xff")), Ok(c"a\xff".to_owned()));
         assert_eq!(decode(&bytes(b"a\0b")), Ok("a\0b".to_owned()));
         assert_eq!(decode(&[1]), Ok(true));
@@ -256,22 +261,22 @@ mod tests {
         #[test]
         fn messages_travel_whole_or_not_at_all(report in report(), ids in ids(), cgroup: bool, signal: i32) {
             every_cut_is_refused(&report)?;
-            let (plan, file) = Brief::new(&ids).unwrap();
+            let (plan, file) = Payload::new(&ids).unwrap();
             prop_assert!(file.is_none());
-            every_cut_is_refused(&Request::Template { plan: plan.clone(), first: Some(ids) })?;
-            every_cut_is_refused(&Request::Box { plan: plan.clone(), cgroup })?;
-            every_cut_is_refused(&Request::Lane)?;
-            every_cut_is_refused(&Request::Stock(StockPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;
-            every_cut_is_refused(&Command::Signal(signal))?;
-            every_cut_is_refused(&Command::Exec(plan.clone()))?;
-            every_cut_is_refused(&Command::Prepare(plan))?;
-            every_cut_is_refused(&Command::Destroy)?;
+            every_cut_is_refused(&LauncherRequest::Template { plan: plan.clone(), first: Some(ids) })?;
+            every_cut_is_refused(&LauncherRequest::Sandbox { plan: plan.clone(), cgroup })?;
+            every_cut_is_refused(&LauncherRequest::CgroupForker)?;
+            every_cut_is_refused(&LauncherRequest::NamespacePool(NamespacePoolPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;
+            every_cut_is_refused(&SandboxCommand::Signal(signal))?;
+            every_cut_is_refused(&SandboxCommand::Exec(plan.clone()))?;
+            every_cut_is_refused(&SandboxCommand::Prepare(plan))?;
+            every_cut_is_refused(&SandboxCommand::Destroy)?;
         }
 
         #[test]
         fn no_bytes_make_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            takes_every_byte::<Request>(&bytes)?;
-            takes_every_byte::<Command>(&bytes)?;
+            takes_every_byte::<LauncherRequest>(&bytes)?;
+            takes_every_byte::<SandboxCommand>(&bytes)?;
             takes_every_byte::<Report>(&bytes)?;
         }
     }

@@ -1,10 +1,11 @@
-//! How many file locks the processes of a sandbox hold: kernel memory that no cgroup counts and no resource limit
+//! Counts the file locks of a sandbox: kernel memory that no cgroup counts and no resource limit
 //! bounds any more.
 //!
-//! A POSIX lock (`F_SETLK`) belongs to a table of open files. The system call filter lets no two processes share one
-//! and refuses locks of an open file (`F_OFD_SETLK`), so `/proc/PID/fdinfo` names every lock there is, for as long as it
-//! is held. Not `/proc/locks`: reading it takes the square of the locks of the whole machine, and holds all of them up.
-//! A lock by `flock` is one for each open file, which the memory limit counts.
+//! A POSIX lock (`F_SETLK`) belongs to a file table. The seccomp filter lets no two processes share
+//! one and refuses open file description locks (`F_OFD_SETLK`), so `/proc/PID/fdinfo` lists every
+//! lock for as long as it is held. Not `/proc/locks`: reading it is quadratic in the locks of the
+//! whole machine, and blocks all of them. A `flock` lock is one per open file, which the memory
+//! limit counts.
 
 use rustix::{
     fs::{Dir, Mode, OFlags, openat},
@@ -21,50 +22,52 @@ use std::{
 
 /// More than programs need: about 10 MB of kernel memory.
 pub const MAX_FILE_LOCKS: u64 = 50_000;
-/// The CPU time that counting may take: some 100,000 open files. What takes longer cannot be held to a limit.
+/// The CPU time of one count: enough for some 100,000 open files. A sandbox that takes longer
+/// cannot be held to a limit.
 const MAX_COUNT_TIME: Duration = Duration::from_millis(500);
-/// Lists of processes, or of threads, that are read until nobody is new in one.
+/// How often the list of processes, or of threads, is read until it has no new entry.
 const MAX_ROUNDS: usize = 8;
-/// Of a file without locks, `fdinfo` is some 100 bytes.
+/// Without locks, `fdinfo` has some 100 bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Counts the locks of one sandbox. Blocks for as long as that takes: not for an async thread.
+/// Counts the locks of one sandbox. It blocks: not for an async thread.
 #[derive(Debug)]
 pub struct FileLocks {
     cgroup: PathBuf,
-    /// Whether this process may look into every process of the sandbox, so that one it may not hides something.
+    /// Whether this process may inspect every process of the sandbox; then one that it cannot
+    /// inspect is suspicious.
     sees_all: bool,
 }
 
-/// What was found.
+/// The result of a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockCount {
-    /// The locks held. Counting ends above the limit.
+    /// The locks held. LockCounter ends above the limit.
     pub locks: u64,
     /// Whether some could not be counted.
     pub is_incomplete: bool,
     /// The processes of the sandbox, with our own.
     pub processes: usize,
-    /// The CPU time that it took.
+    /// The CPU time of the count.
     pub took: Duration,
 }
 
 impl LockCount {
-    /// Whether it is more than a sandbox may have.
+    /// Whether a sandbox may not have that many.
     pub fn is_over(&self) -> bool {
         self.locks > MAX_FILE_LOCKS || self.took > MAX_COUNT_TIME
     }
 }
 
 impl FileLocks {
-    /// Of the processes in this cgroup.
+    /// For the processes of this cgroup.
     pub(crate) fn new(cgroup: PathBuf, sees_all: bool) -> FileLocks {
         FileLocks { cgroup, sees_all }
     }
 
-    /// Counts them now.
+    /// Counts the locks now.
     pub fn count(&self) -> LockCount {
-        let mut counting = Counting {
+        let mut counting = LockCounter {
             sees_all: self.sees_all,
             began: cpu_time(),
             buffer: vec![0; BUFFER_BYTES],
@@ -90,7 +93,7 @@ impl FileLocks {
         }
     }
 
-    /// How many processes there are, with our own.
+    /// The number of processes, with our own.
     pub fn process_count(&self) -> usize {
         self.processes().len()
     }
@@ -101,20 +104,20 @@ impl FileLocks {
     }
 }
 
-struct Counting {
+struct LockCounter {
     sees_all: bool,
     began: Duration,
     buffer: Vec<u8>,
     count: LockCount,
 }
 
-impl Counting {
+impl LockCounter {
     fn add_process(&mut self, pid: i32) {
         let process = PathBuf::from(format!("/proc/{pid}"));
         match self.add_files_of(&process) {
-            // It is gone, and its locks with it.
+            // The process is gone, and its locks with it.
             Err(Errno::NOENT | Errno::SRCH) => {}
-            // Its first thread has ended, or it has no open files at all.
+            // Its first thread has ended, or it has no open files.
             Ok(0) => self.add_threads(&process),
             Ok(_) => {}
             Err(_) if self.sees_all && !is_ours(&process) => self.count.is_incomplete = true,
@@ -123,7 +126,7 @@ impl Counting {
         self.count.took = cpu_time().saturating_sub(self.began);
     }
 
-    /// All threads have the same files: those of any that still lives will do.
+    /// All threads share the files: those of any living one will do.
     fn add_threads(&mut self, process: &Path) {
         let mut seen = BTreeSet::new();
         for _ in 0..MAX_ROUNDS {
@@ -142,11 +145,11 @@ impl Counting {
                 seen.insert(thread);
             }
         }
-        // They come and go faster than they can be looked at.
+        // Threads come and go faster than they can be read.
         self.count.is_incomplete = true;
     }
 
-    /// How many open files there were.
+    /// Returns the number of open files.
     fn add_files_of(&mut self, process: &Path) -> rustix::io::Result<usize> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(process.join("fdinfo"), flags, Mode::empty())?;
@@ -157,7 +160,7 @@ impl Counting {
                 continue;
             }
             files += 1;
-            // Closed meanwhile, and its locks are gone.
+            // A failure means that the file was closed, and its locks with it.
             if let Ok(file) = openat(
                 folder.as_fd(),
                 entry.file_name(),
@@ -179,7 +182,7 @@ impl Counting {
             match rustix::io::read(file, &mut self.buffer[..]) {
                 Ok(read) => {
                     self.count.locks += lines.add(&self.buffer[..read]);
-                    // The kernel gives all there is, or as much as there is room for.
+                    // The kernel returns all there is, or as much as fits.
                     if read < self.buffer.len() || self.count.locks > MAX_FILE_LOCKS {
                         return;
                     }
@@ -194,7 +197,7 @@ impl Counting {
 /// Counts lines that begin with `lock:` in a text that comes in parts.
 #[derive(Debug, Default)]
 struct LockLines {
-    /// How much of the word the current line began with; nothing once it cannot be one.
+    /// The matched length of the word on the current line; none once it cannot match.
     matched: Option<usize>,
     begun: bool,
 }
@@ -230,8 +233,8 @@ impl LockLines {
     }
 }
 
-/// Whether it is a process of Airlock: the first of its namespace, or one outside of that. An ordinary user's engine may
-/// not look into those.
+/// Whether it is a process of Airlock: pid 1 of its namespace, or one outside of that. An ordinary
+/// user's engine may not inspect those.
 fn is_ours(process: &Path) -> bool {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -240,7 +243,7 @@ fn is_ours(process: &Path) -> bool {
     numbers.len() < 3 || numbers.last() == Some(&"1")
 }
 
-/// Of this thread.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     Duration::try_from(rustix::time::clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -264,7 +267,7 @@ mod tests {
         assert_eq!(LockLines::default().add(b"lock:\t1: FLOCK\n"), 1);
     }
 
-    /// The cgroup is a folder with a list of processes in it; that is all that is read of one.
+    /// A fake cgroup: a folder with a list of processes is all that is read of one.
     fn of_processes(pids: &str) -> LockCount {
         let folder = std::env::temp_dir().join(format!("airlock-locks-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

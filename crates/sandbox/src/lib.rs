@@ -1,20 +1,23 @@
-//! Boxes: what makes and holds them. `native` is Airlock's own, `container` asks Docker or Podman.
-//! Knows nothing of secrets, stores or transports.
+//! Sandboxes: `native` creates Airlock's own, `container` asks Docker or Podman. This crate knows
+//! nothing of secrets, stores or transports.
 
 pub mod container;
+mod exec;
 mod file_locks;
 pub mod native;
-mod passing;
-mod process;
+mod transparent_proxy;
 
+pub use exec::ExecProcess;
 pub use file_locks::{FileLocks, LockCount, MAX_FILE_LOCKS};
-/// The static program that boxes start with, for images that want it as their first process.
-pub use init::LAUNCHER as FIRST_PROCESS;
-pub use init::act_in_files_as;
-pub use native::protect::TakenDown;
-pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
-pub use passing::{MeantFor, Passing};
-pub use process::Process;
+/// The static program that sandboxes start with, for images that want it as their first process.
+pub use init::LAUNCHER as INIT_PROGRAM;
+pub use init::use_file_rights_of;
+pub use native::protect::WorkspaceCleanup;
+pub use native::{
+    DenialEvent, ProcessExit, Program, ReleaseOutcome, SandboxError, SandboxEvent,
+    cgroup::ResourceCounters,
+};
+pub use transparent_proxy::{InterceptSockets, OriginalDestination};
 
 use spec::{Barrier, Enforcer};
 use std::{
@@ -31,12 +34,12 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// An answer that takes a while.
-pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// A boxed future, as the methods of a `dyn Sandbox` return it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What tells the runs of one state folder from all others: ids of runs are unique only within one. The place on disk
-/// alone would not do: once the folder is gone, the next one made may well get its inode. Where the file system does
-/// not know when a folder was made, the place has to.
+/// Tells the runs of one state folder from all others: run ids are unique only within one. The
+/// inode alone is not enough: after the folder is removed, the next one may get it. On a file
+/// system without birth times it has to do.
 fn owner(state: &Path) -> Result<String, SandboxError> {
     let found = state.metadata().map_err(|source| SandboxError::Look {
         path: state.to_owned(),
@@ -50,68 +53,70 @@ fn owner(state: &Path) -> Result<String, SandboxError> {
     Ok(format!("{:x}-{:x}-{made:x}", found.dev(), found.ino()))
 }
 
-/// A live box, whatever made it. Whoever has one ends it and then releases it.
+/// A live sandbox of any backend. Its owner ends it and then releases it.
 pub trait Sandbox: Debug + Send + Sync {
-    /// The workspace, as a handle of the host's.
+    /// The workspace, as a descriptor on the host.
     fn workspace(&self) -> BorrowedFd<'_>;
-    /// Whether scratch space is full: nothing more could be written, or no more files made.
+    /// Whether scratch space is full: no more bytes or no more files fit.
     fn scratch_is_full(&self) -> bool;
-    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
+    /// The owner of files in a fresh workspace, as this process sees it; none if it is this
+    /// process.
     fn owner_inside(&self) -> Option<(u32, u32)>;
     /// The listeners of its doors, in the order of the spec.
     fn take_doors(&mut self) -> Vec<TcpListener>;
-    /// What arrives from programs that know of no door, if the spec asked for it; once.
-    fn take_passing(&mut self) -> Option<Passing>;
-    /// Our end of its terminal, if the spec asked for one.
+    /// The sockets of transparent proxying, if the spec asked for it; once.
+    fn take_intercept_sockets(&mut self) -> Option<InterceptSockets>;
+    /// The master of its terminal, if the spec asked for one.
     fn take_terminal(&mut self) -> Option<OwnedFd>;
-    /// What holds each limit.
+    /// What enforces each limit.
     fn enforcers(&self) -> BTreeMap<&'static str, Enforcer>;
-    /// What a reader of the result should know.
+    /// Notes for the result.
     fn notes(&self) -> Vec<String>;
     /// Paths of the workspace that the program can neither change nor remove; parents first.
     fn read_only_paths(&self) -> Vec<PathBuf>;
-    /// What its cgroup counted so far; CPU time with what was used for looking at its calls.
-    fn counters(&self) -> Counters;
-    /// What counts its file locks; nothing where no cgroup says which processes are its own.
+    /// The counters of its cgroup. CPU time includes what the denial watcher used.
+    fn counters(&self) -> ResourceCounters;
+    /// The counter of its file locks; none where no cgroup lists its processes.
     fn file_locks(&self) -> Option<FileLocks>;
-    /// The barriers that stand, by what the steps reported.
+    /// The barriers in force, concluded from the reported steps.
     fn barriers(&self) -> Vec<Barrier>;
-    /// Runs a program with these standard streams.
+    /// Runs the program with these standard streams.
     fn exec<'a>(
         &'a mut self,
         program: &'a Program,
         streams: [OwnedFd; 3],
-    ) -> Soon<'a, Result<(), SandboxError>>;
-    /// Starts a further program, which the box outlives; only in a box whose spec says that it stays.
+    ) -> BoxFuture<'a, Result<(), SandboxError>>;
+    /// Starts an exec, which the sandbox outlives; only in a session.
     fn start<'a>(
         &'a mut self,
         program: &'a Program,
         streams: [OwnedFd; 3],
-    ) -> Soon<'a, Result<Process, SandboxError>>;
-    /// Opens another terminal in a box that stays: our end of it. Whoever is started with its other end on all three
-    /// streams gets it as the controlling one.
-    fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>>;
-    /// Stops every process of the box where it is.
-    fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>>;
-    /// Lets them go on.
-    fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>>;
-    /// What the program is denied, once it has started; nothing where that cannot be known.
-    fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>>;
-    /// Waits for the end of the program or of the box.
-    fn progress(&mut self) -> Soon<'_, Progress>;
-    /// Sends a signal to the program.
+    ) -> BoxFuture<'a, Result<ExecProcess, SandboxError>>;
+    /// Opens another terminal of a session: its master. A program that is started with the other
+    /// end on all three streams gets it as controlling terminal.
+    fn open_terminal(&mut self) -> BoxFuture<'_, Result<OwnedFd, SandboxError>>;
+    /// Stops every process of the sandbox.
+    fn freeze(&mut self) -> BoxFuture<'_, Result<(), SandboxError>>;
+    /// Continues them.
+    fn thaw(&mut self) -> BoxFuture<'_, Result<(), SandboxError>>;
+    /// The denials of the program, once it has started; none where they cannot be observed.
+    fn take_denials(&mut self) -> Option<mpsc::Receiver<DenialEvent>>;
+    /// Waits for the exit of the program or of the sandbox.
+    fn progress(&mut self) -> BoxFuture<'_, SandboxEvent>;
+    /// Signals the program.
     fn signal(&self, number: i32);
-    /// Ends every process in the box and waits until they are gone; `None` if nobody could say so.
-    fn end(&mut self) -> Soon<'_, Option<Ended>>;
-    /// All that the program put into the folder for artifacts is kept.
-    fn artifacts_are_kept(&mut self);
+    /// Kills every process of the sandbox and waits until they are gone; `None` if that is not
+    /// certain.
+    fn end(&mut self) -> BoxFuture<'_, Option<ProcessExit>>;
+    /// All that the program put into the artifacts folder was collected.
+    fn mark_artifacts_kept(&mut self);
 
-    /// Gives a mounted workspace back; what was taken out of it, and what there is to say.
-    fn give_workspace_back(&mut self) -> Soon<'_, TakenDown>;
-    /// Whether a mounted workspace is still to be given back.
+    /// Releases a mounted workspace; returns what was taken out of it, and notes.
+    fn give_workspace_back(&mut self) -> BoxFuture<'_, WorkspaceCleanup>;
+    /// Whether a mounted workspace is still to be released.
     fn holds_workspace(&self) -> bool;
-    /// Gives back what the box held outside.
-    fn release(self: Box<Self>) -> Soon<'static, Released>;
+    /// Releases what the sandbox holds on the host.
+    fn release(self: Box<Self>) -> BoxFuture<'static, ReleaseOutcome>;
 }
 
 #[cfg(test)]
@@ -129,7 +134,7 @@ mod tests {
         };
         let (first, again) = made();
         assert_eq!(first, again);
-        // Most file systems give the inode just freed to the next.
+        // Most file systems give a freed inode to the next file.
         assert_ne!(first, made().0);
     }
 }

@@ -7,11 +7,12 @@ mod egress;
 use doors::ledger::{CallOutcome, Durability, Ledger, ModelCall};
 use init::{
     plan::{
-        BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place,
-        PlaceKind, ProgramPlan, ResourceLimit, StockPlan, TemplatePlan, WorkspaceName,
+        ExecArgs, FileId, HostOwner, HostPath, Ids, ImageRoot, InterceptPlan, LandlockScope,
+        NamespacePoolPlan, ProgramPlan, ResourceLimit, RootEntry, RootEntryKind, SandboxPlan,
+        TemplatePlan, WorkspaceName,
     },
-    protocol::{Arriving, Brief, Command, Ended, Report, Request},
-    step::{Failure, Step, Steps},
+    protocol::{InterceptHandles, LauncherRequest, Payload, ProcessExit, Report, SandboxCommand},
+    step::{Step, StepFailure, Steps},
     wire::{Wire, encode},
 };
 use spec::Money;
@@ -366,50 +367,50 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
     fn of_kind<T: Wire>(kind: u8, value: &T) -> Vec<u8> {
         [vec![kind], encode(value)].concat()
     }
-    let ended = Ended {
+    let ended = ProcessExit {
         status: 256,
         cpu_us: 1500,
         peak_bytes: 4 << 20,
         alone: true,
     };
-    let (plan, _) = Brief::new(&IDS)?;
-    let stock = StockPlan {
+    let (plan, _) = Payload::new(&IDS)?;
+    let pool = NamespacePoolPlan {
         depth: 8,
         ids: IDS,
         outer_count: 65_536,
         first_turn: 3,
     };
-    let failure = Failure {
+    let failure = StepFailure {
         step: Step::Mounts,
         errno: 2,
         detail: "/data".to_owned(),
     };
     Ok(vec![
         of_kind(b't', &template()),
-        of_kind(b'b', &a_box()),
+        of_kind(b'b', &sandbox_plan()),
         of_kind(b'p', &program()),
         of_kind(
             b'q',
-            &Request::Template {
+            &LauncherRequest::Template {
                 plan: plan.clone(),
                 first: Some(IDS),
             },
         ),
         of_kind(
             b'q',
-            &Request::Box {
+            &LauncherRequest::Sandbox {
                 plan: plan.clone(),
                 cgroup: true,
             },
         ),
-        of_kind(b'q', &Request::Lane),
-        of_kind(b'q', &Request::Stock(stock)),
-        of_kind(b'c', &Command::Exec(plan.clone())),
-        of_kind(b'c', &Command::Prepare(plan.clone())),
-        of_kind(b'c', &Command::Start(plan)),
-        of_kind(b'c', &Command::Terminal),
-        of_kind(b'c', &Command::Signal(9)),
-        of_kind(b'c', &Command::Destroy),
+        of_kind(b'q', &LauncherRequest::CgroupForker),
+        of_kind(b'q', &LauncherRequest::NamespacePool(pool)),
+        of_kind(b'c', &SandboxCommand::Exec(plan.clone())),
+        of_kind(b'c', &SandboxCommand::Prepare(plan.clone())),
+        of_kind(b'c', &SandboxCommand::StartExec(plan)),
+        of_kind(b'c', &SandboxCommand::Terminal),
+        of_kind(b'c', &SandboxCommand::Signal(9)),
+        of_kind(b'c', &SandboxCommand::Destroy),
         of_kind(b'r', &Report::Hello(Steps::ALL)),
         of_kind(
             b'r',
@@ -418,7 +419,7 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
                 ids: IDS,
                 unmapped: vec![0, 2],
                 covered: vec![c"/workspace/proc".to_owned()],
-                passing: Arriving::default(),
+                intercept: InterceptHandles::default(),
             },
         ),
         of_kind(b'r', &Report::Started(Steps::ALL)),
@@ -438,7 +439,7 @@ const IDS: Ids = Ids {
 };
 
 fn template() -> TemplatePlan {
-    let place = |path: &CStr, kind, content: &CStr| Place {
+    let place = |path: &CStr, kind, content: &CStr| RootEntry {
         path: path.to_owned(),
         kind,
         content: content.to_owned(),
@@ -452,18 +453,18 @@ fn template() -> TemplatePlan {
                 inode: 2,
             },
         }),
-        places: vec![
-            place(c"usr", PlaceKind::Bind, c"/usr"),
-            place(c"bin", PlaceKind::Link, c"usr/bin"),
-            place(c"etc", PlaceKind::Directory, c""),
+        entries: vec![
+            place(c"usr", RootEntryKind::Bind, c"/usr"),
+            place(c"bin", RootEntryKind::Link, c"usr/bin"),
+            place(c"etc", RootEntryKind::Directory, c""),
             place(
                 c"etc/passwd",
-                PlaceKind::File,
+                RootEntryKind::File,
                 c"user:x:1000:1000::/workspace/.home:/bin/sh\n",
             ),
-            place(c"dev/null", PlaceKind::Device, c"/dev/null"),
-            place(c"etc", PlaceKind::Shown, c"/etc"),
-            place(c"etc/shadow", PlaceKind::Hidden, c""),
+            place(c"dev/null", RootEntryKind::Device, c"/dev/null"),
+            place(c"etc", RootEntryKind::HostOverlay, c"/etc"),
+            place(c"etc/shadow", RootEntryKind::Whiteout, c""),
         ],
     }
 }
@@ -473,8 +474,8 @@ fn workspace_name(path: &CStr) -> WorkspaceName {
     WorkspaceName { path, inode: 7 }
 }
 
-fn a_box() -> BoxPlan {
-    let host_path = |host: &CStr, inside: &CStr, owner: Option<Owner>| HostPath {
+fn sandbox_plan() -> SandboxPlan {
+    let host_path = |host: &CStr, inside: &CStr, owner: Option<HostOwner>| HostPath {
         host: host.to_owned(),
         device: 65025,
         inode: 131_073,
@@ -482,35 +483,35 @@ fn a_box() -> BoxPlan {
         writable: owner.is_some(),
         owner,
     };
-    BoxPlan {
+    SandboxPlan {
         steps: Steps::ALL,
         ids: IDS,
         any_outer_id: true,
-        ahead: true,
+        warm: true,
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
-        passing: Some(PassingPlan {
+        intercept: Some(InterceptPlan {
             ports: vec![80, 443],
-            redirect: Some(3129),
-            names: 53,
+            redirect_port: Some(3129),
+            dns_port: 53,
         }),
         terminal: true,
         stays: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
-        copies: vec![c"/usr".to_owned()],
+        writable_folders: vec![c"/usr".to_owned()],
         overlay: None,
         workspace: Some(host_path(
             c"/home/u/project",
             c"/workspace",
-            Some(Owner {
+            Some(HostOwner {
                 uid: 1000,
                 gid: 1000,
             }),
         )),
         protected: vec![workspace_name(c".envrc"), workspace_name(c"sub/.git")],
-        watched: true,
+        watch_mounts: true,
         hidden: vec![workspace_name(c".env")],
         workspace_directories: vec![c".artifacts".to_owned(), c"data".to_owned()],
         home_directories: vec![c".cache".to_owned()],
@@ -524,7 +525,7 @@ fn program() -> ProgramPlan {
     ProgramPlan {
         steps: Steps::ALL,
         ids: IDS,
-        errand: Some(Errand {
+        exec_args: Some(ExecArgs {
             argv: strings(&[c"python3", c"-c", c"print(1)"]),
             env: strings(&[c"HOME=/workspace/.home", c"PATH=/usr/bin:/bin"]),
             candidates: strings(&[c"/usr/bin/python3", c"/bin/python3"]),
@@ -537,7 +538,7 @@ fn program() -> ProgramPlan {
             hard: 128,
         }],
         writable: strings(&[c"/tmp", c"/workspace"]),
-        fellows: Fellows::Reached,
+        landlock_scope: LandlockScope::SignalsAndSockets,
         nice: None,
         cpus: Some(2),
         terminal: true,

@@ -5,7 +5,7 @@ use super::{
     pool::{self, Ahead},
 };
 use crate::runs::{Options, archive};
-use engine::{Engine, Hosts, Run};
+use engine::{Engine, EngineSockets, Run};
 use spec::{Barrier, Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{
     ffi::OsString,
@@ -117,7 +117,7 @@ impl Library {
     pub(crate) fn contained(
         command: &[OsString],
         backend: &str,
-        hosts: Hosts,
+        hosts: EngineSockets,
         options: &Options,
     ) -> Result<Library, Reason> {
         let engine = pool::open_with(fresh_folder(options, "state")?, Ahead::Nothing, hosts)?;

@@ -1,7 +1,7 @@
 //! The one place that knows how the engine is opened, how its pool is asked for and waited for.
 
 use super::Reason;
-use engine::{Engine, Hosts, PoolSettings, Settings};
+use engine::{Engine, EngineSockets, PoolSettings, Settings};
 use spec::{RunSpec, Size};
 use std::path::PathBuf;
 
@@ -18,11 +18,15 @@ pub(crate) enum Ahead {
 
 /// An engine that makes so much ahead.
 pub(crate) fn open(state: PathBuf, ahead: Ahead) -> Result<Engine, Reason> {
-    open_with(state, ahead, Hosts::default())
+    open_with(state, ahead, EngineSockets::default())
 }
 
 /// The same, with container engines that it may ask.
-pub(crate) fn open_with(state: PathBuf, ahead: Ahead, containers: Hosts) -> Result<Engine, Reason> {
+pub(crate) fn open_with(
+    state: PathBuf,
+    ahead: Ahead,
+    containers: EngineSockets,
+) -> Result<Engine, Reason> {
     let pool = match ahead {
         Ahead::Nothing => PoolSettings::OFF,
         Ahead::Berths(berths) => PoolSettings {

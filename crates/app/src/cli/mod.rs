@@ -190,7 +190,7 @@ impl Global {
 /// Opens the engine on the configured state folder.
 fn open_engine(
     config: &Config,
-    begun: Option<engine::HeadStart>,
+    begun: Option<engine::PrespawnedLauncher>,
 ) -> Result<engine::Engine, Failure> {
     Ok(match begun {
         Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
@@ -199,7 +199,7 @@ fn open_engine(
 }
 
 fn settings(config: &Config) -> Result<engine::Settings, Failure> {
-    let containers = engine::Hosts {
+    let containers = engine::EngineSockets {
         docker: config.docker.clone(),
         podman: config.podman.clone(),
     };

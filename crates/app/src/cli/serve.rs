@@ -113,7 +113,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return Ok(0);
     }
     super::leave_no_dump()?;
-    let begun = engine::HeadStart::give();
+    let begun = engine::PrespawnedLauncher::give();
     let told = options
         .node
         .as_ref()

@@ -23,7 +23,7 @@ use crate::{
     stdio::{Streams, connect_pipes, input_pipe},
     terminal,
 };
-use sandbox::{Counters, Program, Sandbox, SandboxError};
+use sandbox::{Program, ResourceCounters, Sandbox, SandboxError};
 use spec::{
     Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage,
 };
@@ -62,7 +62,7 @@ pub(super) enum SessionCommand {
     /// Ends the freeze for a copy.
     ThawAfterCopy(ReplySender<()>),
     /// Reads the counters of the sandbox.
-    ReadCounters(oneshot::Sender<Counters>),
+    ReadCounters(oneshot::Sender<ResourceCounters>),
     /// Lets a killed program in a paused sandbox exit: a frozen process cannot.
     ThawUntilExit(Exec),
     /// A program has ended.

@@ -16,7 +16,7 @@ use crate::{
     stdio::OutputReader,
     terminal::TerminalWindow,
 };
-use sandbox::{Ended, Process, SandboxError};
+use sandbox::{ExecProcess, ProcessExit, SandboxError};
 use spec::{
     Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, StdStream, TerminalSize, Time,
     Timestamp, Truncation,
@@ -389,7 +389,7 @@ impl RecentInput {
 pub(super) struct StartedProgram {
     pub(super) id: String,
     pub(super) request: ExecRequest,
-    pub(super) process: Process,
+    pub(super) process: ExecProcess,
     pub(super) stdout: pipe::Receiver,
     pub(super) stderr: Option<pipe::Receiver>,
     /// The program's end of its terminal, held open so that the terminal ends with the program and
@@ -509,7 +509,7 @@ async fn read_into(
 struct ProgramMonitor {
     exec: Exec,
     session: Arc<Shared>,
-    process: Process,
+    process: ExecProcess,
     signals: mpsc::Receiver<i32>,
     limits: Limits,
     oom_kills: Option<u64>,
@@ -534,7 +534,7 @@ impl ProgramMonitor {
 
     /// Waits for the end of the program, or for a reason to stop it. While the session is paused,
     /// the wall clock stops.
-    async fn watch(&mut self) -> Result<Option<Ended>, StopReason> {
+    async fn watch(&mut self) -> Result<Option<ProcessExit>, StopReason> {
         let mut status = self.session.status.subscribe();
         let mut stop = self.exec.shared.stop.subscribe();
         let mut left = (!self.exec.request().background).then_some(self.limits.wall_time.0);
@@ -561,7 +561,7 @@ impl ProgramMonitor {
     }
 
     /// Stops the program. In a paused session it could not react to SIGTERM.
-    async fn stop(&mut self, stopped: StopReason) -> Option<Ended> {
+    async fn stop(&mut self, stopped: StopReason) -> Option<ProcessExit> {
         // Without a grace no SIGTERM is sent: the result would name that signal.
         let at_once = self
             .exec
@@ -597,7 +597,7 @@ impl ProgramMonitor {
     }
 
     /// The end of the program. If the session ended it, the reason is the session's.
-    fn program_end(&self, ended: Option<Ended>, stopped: Option<StopReason>) -> ProgramEnd {
+    fn program_end(&self, ended: Option<ProcessExit>, stopped: Option<StopReason>) -> ProgramEnd {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
             SessionEnd::Asked
@@ -609,7 +609,7 @@ impl ProgramMonitor {
         });
         let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);
         let stopped = stopped.or(by_session.filter(|_| killed));
-        let Some(Ended {
+        let Some(ProcessExit {
             status,
             cpu_us,
             peak_bytes,

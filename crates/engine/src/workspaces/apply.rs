@@ -28,7 +28,7 @@ use rustix::{
     fs::{AtFlags, Mode, OFlags, Stat},
     io::Errno,
 };
-use sandbox::native::{Lease, LeaseKind};
+use sandbox::native::{FileLease, LeaseKind};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -468,7 +468,7 @@ impl Apply<'_> {
         (above, name): (&Rc<OwnedFd>, &OsStr),
     ) -> Result<Option<Version>, StepError> {
         let place = self.place(above)?;
-        let Ok(lease) = Lease::take(source.as_fd(), LeaseKind::Write) else {
+        let Ok(lease) = FileLease::take(source.as_fd(), LeaseKind::Write) else {
             return Ok(None);
         };
         let found = rustix::fs::fstat(source)?;

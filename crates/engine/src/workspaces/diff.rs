@@ -8,7 +8,7 @@ use super::{
     tree::{self, FileKind, FileState, PathLookup, TreeContents, Version},
 };
 use rustix::fs::OFlags;
-use sandbox::native::{Lease, LeaseKind, protect};
+use sandbox::native::{FileLease, LeaseKind, protect};
 use spec::{HoldReason, ProtectedNames};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -615,7 +615,7 @@ fn is_written(change: &LayerChange, now: &FileState, lookup: &mut PathLookup<'_>
     let flags = OFlags::RDONLY | OFlags::NONBLOCK;
     let is_blocked = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
     match tree::open(&above, name, flags) {
-        Ok(file) => Lease::take(file.as_fd(), LeaseKind::Read).is_err_and(is_blocked),
+        Ok(file) => FileLease::take(file.as_fd(), LeaseKind::Read).is_err_and(is_blocked),
         Err(error) => is_blocked(error),
     }
 }

@@ -1,16 +1,16 @@
-//! Which program to run: from the variables, from the arguments, or as one line for a shell. Exactly one of these
-//! ways may be used; where two are, nothing is guessed and nothing lost: it is refused.
+//! Which program to run: from variables, from arguments, or as one line for a shell. More than one
+//! of these sources is an error.
 
-use super::Refusal;
+use super::EntryError;
 
-/// More than any command needs, and less than the kernel takes.
-const MOST_ARGUMENTS: usize = 4096;
-/// What one list of arguments may hold as text.
-const LONGEST_TEXT: usize = 128 << 10;
+/// More than any command needs, and less than the kernel accepts.
+const MAX_ARGUMENTS: usize = 4096;
+/// Bytes of `AGENT_COMMAND_JSON`.
+const MAX_JSON_BYTES: usize = 128 << 10;
 
-/// What the environment says about the command.
+/// The variables that name a command.
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct CommandSettings {
     /// `AGENT_COMMAND`: a program.
     pub command: Option<Vec<u8>>,
     /// `AGENT_ARGS`: its arguments, separated by white space.
@@ -19,8 +19,8 @@ pub struct Asked {
     pub json: Option<Vec<u8>>,
 }
 
-/// Program and arguments, from one way of naming them.
-pub fn choose(asked: Asked, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
+/// Program and arguments, from exactly one source.
+pub fn choose(asked: CommandSettings, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, EntryError> {
     let from_arguments = "the arguments of airlock-init";
     let ways = [
         (asked.command.is_some(), "AGENT_COMMAND"),
@@ -33,13 +33,13 @@ pub fn choose(asked: Asked, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal
         .map(|(_, name)| name)
         .collect();
     if let [one, other, ..] = used[..] {
-        return Err(Refusal::new(format!(
+        return Err(EntryError::new(format!(
             "both {one} and {other} name a command; give one of them"
         )));
     }
     if asked.command.is_none() && asked.arguments.is_some() {
         let remedy = "set AGENT_COMMAND, or move them to where the command is named";
-        return Err(Refusal::new(format!(
+        return Err(EntryError::new(format!(
             "AGENT_ARGS is set, but AGENT_COMMAND is not; {remedy}"
         )));
     }
@@ -49,7 +49,7 @@ pub fn choose(asked: Asked, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal
                 .concat()
         }
         (None, Some(json)) => parse_json(&json).map_err(|why| {
-            Refusal::new(format!(
+            EntryError::new(format!(
                 "AGENT_COMMAND_JSON is not a JSON list of strings, like [\"sh\", \"-c\", \"ls\"]: {why}"
             ))
         })?,
@@ -58,23 +58,23 @@ pub fn choose(asked: Asked, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal
     check(command)
 }
 
-fn check(command: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
+fn check(command: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, EntryError> {
     match command.first() {
-        None => Err(Refusal::new(
+        None => Err(EntryError::new(
             "no command; set AGENT_COMMAND (and AGENT_ARGS) or AGENT_COMMAND_JSON, or give it as arguments",
         )),
         Some(program) if program.is_empty() => {
-            Err(Refusal::new("the name of the program is empty"))
+            Err(EntryError::new("the name of the program is empty"))
         }
-        Some(_) if command.len() > MOST_ARGUMENTS => Err(Refusal::new(format!(
-            "the command has more than {MOST_ARGUMENTS} arguments"
+        Some(_) if command.len() > MAX_ARGUMENTS => Err(EntryError::new(format!(
+            "the command has more than {MAX_ARGUMENTS} arguments"
         ))),
         Some(_) => Ok(command),
     }
 }
 
 /// `PROGRAM ARG…`, `-- PROGRAM ARG…`, or `--shell LINE`.
-fn from_line(mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
+fn from_line(mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, EntryError> {
     match given.first().map(Vec::as_slice) {
         Some(b"--") => Ok(given.split_off(1)),
         Some(b"--shell") => match &mut given[1..] {
@@ -83,26 +83,26 @@ fn from_line(mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
                 b"-lc".to_vec(),
                 std::mem::take(line),
             ]),
-            _ => Err(Refusal::new(
+            _ => Err(EntryError::new(
                 "--shell takes one argument: the line that `bash -lc` runs",
             )),
         },
-        Some([b'-', ..]) => Err(Refusal::new(
+        Some([b'-', ..]) => Err(EntryError::new(
             "unknown option; before a program whose name begins with `-`, write `--`",
         )),
         Some(_) | None => Ok(given),
     }
 }
 
-/// The words of `AGENT_ARGS`: no quotes, no escapes, no empty ones.
+/// Splits `AGENT_ARGS` at white space: no quotes, no escapes, no empty words.
 pub fn split(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| byte.is_ascii_whitespace() || *byte == 0x0b)
         .filter(|word| !word.is_empty())
 }
 
-/// A JSON list of strings, and nothing else: any other value, a NUL, text after the list are errors.
+/// Parses a JSON array of strings; any other value, a NUL or trailing text is an error.
 pub fn parse_json(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
-    if text.len() > LONGEST_TEXT {
+    if text.len() > MAX_JSON_BYTES {
         return Err("it is longer than 128 KiB");
     }
     let mut reader = Reader {
@@ -133,7 +133,7 @@ impl Reader<'_> {
         first
     }
 
-    /// The next character that is no white space.
+    /// The next character that is not white space.
     fn next(&mut self) -> Option<char> {
         self.skip_space();
         self.take()
@@ -143,7 +143,8 @@ impl Reader<'_> {
         if self.next() != Some('[') {
             return Err("it does not begin with `[`");
         }
-        let (mut found, mut next) = (Vec::new(), self.next());
+        let mut found = Vec::new();
+        let mut next = self.next();
         if next == Some(']') {
             return Ok(found);
         }
@@ -151,7 +152,7 @@ impl Reader<'_> {
             if next != Some('"') {
                 return Err("one of its values is not a string");
             }
-            if found.len() == MOST_ARGUMENTS {
+            if found.len() == MAX_ARGUMENTS {
                 return Err("it has more than 4096 values");
             }
             found.push(self.string()?);
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_command_and_its_words_come_from_the_variables() {
-        let asked = Asked {
+        let asked = CommandSettings {
             command: bytes("my prog"),
             arguments: bytes("  a\t'b c'\n d "),
             json: None,
@@ -284,14 +285,14 @@ mod tests {
         }
         assert!(parse_json(b"[\"\xff\"]").is_err());
         assert!(
-            parse_json(&[b"[\"".to_vec(), vec![b'a'; LONGEST_TEXT], b"\"]".to_vec()].concat())
+            parse_json(&[b"[\"".to_vec(), vec![b'a'; MAX_JSON_BYTES], b"\"]".to_vec()].concat())
                 .is_err()
         );
     }
 
     #[test]
     fn two_ways_at_once_are_refused_by_name() {
-        let both = Asked {
+        let both = CommandSettings {
             command: bytes("a"),
             json: bytes("[\"b\"]"),
             arguments: None,
@@ -302,18 +303,18 @@ mod tests {
                 .0
                 .contains("AGENT_COMMAND and AGENT_COMMAND_JSON")
         );
-        let command = || Asked {
+        let command = || CommandSettings {
             command: bytes("a"),
-            ..Asked::default()
+            ..CommandSettings::default()
         };
         let refused = choose(command(), texts(&["b"])).unwrap_err().0;
         assert!(
             refused.contains("AGENT_COMMAND and the arguments"),
             "{refused}"
         );
-        let lone = Asked {
+        let lone = CommandSettings {
             arguments: bytes("x"),
-            ..Asked::default()
+            ..CommandSettings::default()
         };
         assert!(
             choose(lone, texts(&["b"]))
@@ -322,7 +323,7 @@ mod tests {
                 .contains("AGENT_ARGS is set")
         );
         assert!(
-            choose(Asked::default(), vec![])
+            choose(CommandSettings::default(), vec![])
                 .unwrap_err()
                 .0
                 .contains("no command")
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn arguments_are_a_program_or_a_line_for_a_shell() {
-        let from = |list: &[&str]| choose(Asked::default(), texts(list));
+        let from = |list: &[&str]| choose(CommandSettings::default(), texts(list));
         assert_eq!(
             from(&["a", "--shell", ""]).unwrap(),
             texts(&["a", "--shell", ""])

@@ -1,20 +1,20 @@
-//! What the environment asks of us, and what of it the program gets. Secrets are taken out here, once; from then on
-//! they lie in [`Token`] alone, which cannot be printed.
+//! The settings in the environment, and the variables that the program gets. Secrets are taken out
+//! here, once; afterwards they are only in [`Token`], which cannot be printed.
 
-use super::{Refusal, command::Asked};
+use super::{EntryError, command::CommandSettings};
 use std::{ffi::CString, time::Duration};
 
-const LONGEST_GRACE: u64 = 3600;
-/// Shorter than the ten seconds after which `docker stop` ends us ourselves.
-const USUAL_GRACE: Duration = Duration::from_secs(8);
-const USUAL_WORKDIR: &[u8] = b"/workspace";
-const USUAL_SOCKET: &[u8] = b"/llm-sock/llm.sock";
-const USUAL_PORT: u16 = 8080;
-const LONGEST_TOKEN: usize = 4096;
-/// Every variable of this prefix is ours.
+const MAX_GRACE_SECONDS: u64 = 3600;
+/// Shorter than the ten seconds after which `docker stop` kills this process.
+const DEFAULT_GRACE: Duration = Duration::from_secs(8);
+const DEFAULT_WORKDIR: &[u8] = b"/workspace";
+const DEFAULT_SOCKET: &[u8] = b"/llm-sock/llm.sock";
+const DEFAULT_PORT: u16 = 8080;
+const MAX_TOKEN_BYTES: usize = 4096;
+/// Every variable with this prefix is for airlock-init.
 const PREFIX: &[u8] = b"AGENT_";
 
-/// The variables of a process, in order.
+/// The environment variables of a process, in order.
 #[derive(Debug, Default)]
 pub struct Variables(Vec<Vec<u8>>);
 
@@ -28,7 +28,8 @@ impl Variables {
         Variables(entries)
     }
 
-    /// A value; one that is empty counts as not given. Of several of one name the first counts, as for the C library.
+    /// A value; an empty one counts as unset. The first entry of a name counts, as for the C
+    /// library.
     pub fn get(&self, wanted: &[u8]) -> Option<&[u8]> {
         let entry = self.0.iter().find(|entry| name(entry) == wanted)?;
         entry
@@ -36,7 +37,7 @@ impl Variables {
             .filter(|value| !value.is_empty())
     }
 
-    /// A value that the program is not to see. All of that name go.
+    /// Removes a variable that the program must not see, with all entries of its name.
     fn take(&mut self, wanted: &[u8]) -> Option<Vec<u8>> {
         let value = self.get(wanted).map(<[u8]>::to_vec);
         self.0.retain_mut(|entry| {
@@ -49,15 +50,16 @@ impl Variables {
         value
     }
 
-    /// Sets a value, in place of all others of the name.
+    /// Sets a value, in place of all entries of the name.
     pub fn set(&mut self, wanted: &str, value: &[u8]) {
         self.0.retain(|entry| name(entry) != wanted.as_bytes());
         self.0.push([wanted.as_bytes(), b"=", value].concat());
     }
 
-    /// As exec wants them.
+    /// As `execve` takes them.
     pub fn entries(self) -> Vec<CString> {
-        // None holds a NUL: they came as C strings, and what we set is checked where it comes from.
+        // None holds a NUL: they came as C strings, and values that we set are checked at their
+        // source.
         self.0
             .into_iter()
             .filter_map(|entry| CString::new(entry).ok())
@@ -65,14 +67,14 @@ impl Variables {
     }
 }
 
-/// Overwrites what must not lie about.
+/// Overwrites a secret.
 fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
-    // Or the compiler would see that nobody reads it any more.
+    // Otherwise the compiler would remove the write.
     std::hint::black_box(bytes);
 }
 
-/// A secret. It has no `Debug` that shows it, and is gone from memory when it is dropped.
+/// A secret. Its `Debug` does not show it, and it is overwritten on drop.
 pub struct Token(Vec<u8>);
 
 impl std::fmt::Debug for Token {
@@ -82,14 +84,15 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// One that can stand in a header.
-    pub fn new(value: Vec<u8>) -> Result<Token, Refusal> {
+    /// A token that fits a header.
+    pub fn new(value: Vec<u8>) -> Result<Token, EntryError> {
         let token = Token(value);
-        match token.0.len() <= LONGEST_TOKEN && token.0.iter().all(u8::is_ascii_graphic) {
-            true => Ok(token),
-            false => Err(Refusal::new(
+        if token.0.len() <= MAX_TOKEN_BYTES && token.0.iter().all(u8::is_ascii_graphic) {
+            Ok(token)
+        } else {
+            Err(EntryError::new(
                 "SESSION_TOKEN cannot stand in a header: it must be at most 4096 visible ASCII characters",
-            )),
+            ))
         }
     }
 
@@ -105,42 +108,42 @@ impl Drop for Token {
     }
 }
 
-/// Where the model is reached.
+/// How the model is reached.
 #[derive(Debug)]
-pub(super) enum Upstream {
-    /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: we add the token.
+pub(super) enum ModelUpstream {
+    /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: the bridge adds the token.
     Url { url: Vec<u8>, token: Token },
-    /// A socket; `promised` says by which variable. Without one it need not be there.
+    /// A socket. If no variable promises it, it may be absent.
     Socket {
         path: Vec<u8>,
-        promised: Option<&'static str>,
+        promised_by: Option<&'static str>,
     },
 }
 
-/// What was asked for.
+/// The settings of airlock-init.
 #[derive(Debug)]
 pub(super) struct Settings {
-    pub(super) asked: Asked,
+    pub(super) command: CommandSettings,
     pub(super) user: Option<String>,
     pub(super) workdir: CString,
     pub(super) grace: Duration,
-    pub(super) talkative: bool,
-    pub(super) upstream: Upstream,
+    pub(super) verbose: bool,
+    pub(super) upstream: ModelUpstream,
     pub(super) port: u16,
-    /// Variables of our prefix that mean nothing to us.
+    /// Unknown variables with our prefix.
     pub(super) unknown: Vec<String>,
-    /// Variables of the program that hold the token all the same.
+    /// Variables of the program that contain the token.
     pub(super) holds_token: Vec<String>,
 }
 
-fn text(name: &str, value: Vec<u8>) -> Result<String, Refusal> {
-    String::from_utf8(value).map_err(|_| Refusal::new(format!("{name} is not UTF-8")))
+fn text(name: &str, value: Vec<u8>) -> Result<String, EntryError> {
+    String::from_utf8(value).map_err(|_| EntryError::new(format!("{name} is not UTF-8")))
 }
 
-/// A number in plain digits, not larger than `most`.
-fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusal> {
+/// Parses a decimal number within bounds.
+fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, EntryError> {
     let wrong = || {
-        Refusal::new(format!(
+        EntryError::new(format!(
             "{name} must be a whole number from {least} to {most}"
         ))
     };
@@ -157,13 +160,13 @@ fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusa
     }
 }
 
-/// Takes what is ours out of the variables.
-pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
-    // All that is to be stripped is, before anything can be refused.
+/// Takes our settings out of the variables.
+pub(super) fn read(variables: &mut Variables) -> Result<Settings, EntryError> {
+    // Every variable is removed before the first error.
     let token = variables.take(b"SESSION_TOKEN");
     let url = variables.take(b"CONTROL_PLANE_URL");
     variables.take(b"SESSION_ID");
-    let asked = Asked {
+    let command = CommandSettings {
         command: variables.take(b"AGENT_COMMAND"),
         arguments: variables.take(b"AGENT_ARGS"),
         json: variables.take(b"AGENT_COMMAND_JSON"),
@@ -171,7 +174,7 @@ pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
     let user = variables.take(b"AGENT_USER");
     let workdir = variables
         .take(b"AGENT_WORKDIR")
-        .unwrap_or_else(|| USUAL_WORKDIR.to_vec());
+        .unwrap_or_else(|| DEFAULT_WORKDIR.to_vec());
     let grace = variables.take(b"AGENT_GRACE");
     let log = variables.take(b"AGENT_LOG");
     let unknown = strip_prefix(variables);
@@ -183,29 +186,31 @@ pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
         .get(b"LLM_PROXY_PORT")
         .map(|port| number("LLM_PROXY_PORT", port, 1, 65535));
     Ok(Settings {
-        asked,
+        command,
         user: user.map(|user| text("AGENT_USER", user)).transpose()?,
         workdir: absolute("AGENT_WORKDIR", workdir)?,
         grace: match grace {
-            Some(grace) => Duration::from_secs(number("AGENT_GRACE", &grace, 0, LONGEST_GRACE)?),
-            None => USUAL_GRACE,
+            Some(grace) => {
+                Duration::from_secs(number("AGENT_GRACE", &grace, 0, MAX_GRACE_SECONDS)?)
+            }
+            None => DEFAULT_GRACE,
         },
-        talkative: log.map(|log| number("AGENT_LOG", &log, 0, 1)).transpose()? == Some(1),
+        verbose: log.map(|log| number("AGENT_LOG", &log, 0, 1)).transpose()? == Some(1),
         upstream: upstream(variables, token, url)?,
-        port: port.transpose()?.map_or(USUAL_PORT, |port| port as u16),
+        port: port.transpose()?.map_or(DEFAULT_PORT, |port| port as u16),
         unknown,
         holds_token,
     })
 }
 
-fn absolute(name: &str, path: Vec<u8>) -> Result<CString, Refusal> {
+fn absolute(name: &str, path: Vec<u8>) -> Result<CString, EntryError> {
     if path.first() != Some(&b'/') {
-        return Err(Refusal::new(format!("{name} is not an absolute path")));
+        return Err(EntryError::new(format!("{name} is not an absolute path")));
     }
-    CString::new(path).map_err(|_| Refusal::new(format!("{name} has a NUL")))
+    CString::new(path).map_err(|_| EntryError::new(format!("{name} has a NUL")))
 }
 
-/// Removes what is left of our prefix; returns the names, as they may be shown.
+/// Removes the other variables with our prefix; returns their names for messages.
 fn strip_prefix(variables: &mut Variables) -> Vec<String> {
     let ours = |entry: &Vec<u8>| entry.starts_with(PREFIX);
     let names = variables
@@ -241,28 +246,28 @@ fn upstream(
     variables: &Variables,
     token: Option<Token>,
     url: Option<Vec<u8>>,
-) -> Result<Upstream, Refusal> {
+) -> Result<ModelUpstream, EntryError> {
     let socket = variables.get(b"LLM_PROXY_SOCKET");
     match (token.zip(url), socket) {
-        (Some(_), Some(_)) => Err(Refusal::new(
+        (Some(_), Some(_)) => Err(EntryError::new(
             "both LLM_PROXY_SOCKET and SESSION_TOKEN with CONTROL_PLANE_URL name the way to the model; give one",
         )),
-        (Some((token, url)), None) => Ok(Upstream::Url { url, token }),
+        (Some((token, url)), None) => Ok(ModelUpstream::Url { url, token }),
         (None, Some(path)) => {
             let path = absolute("LLM_PROXY_SOCKET", path.to_vec())?.into_bytes();
-            Ok(Upstream::Socket {
+            Ok(ModelUpstream::Socket {
                 path,
-                promised: Some("LLM_PROXY_SOCKET"),
+                promised_by: Some("LLM_PROXY_SOCKET"),
             })
         }
         (None, None) => {
-            // In a run of Airlock's own the door stands already, as a listener: nobody promises a socket.
+            // In a run of Airlock's own the door is already a listener: no socket is promised.
             let stands = variables.get(b"AIRLOCK_RUN_ID").is_some();
             let base = variables.get(b"OPENAI_API_BASE").filter(|_| !stands);
-            let promised = base.map(|_| "OPENAI_API_BASE");
-            Ok(Upstream::Socket {
-                path: USUAL_SOCKET.to_vec(),
-                promised,
+            let promised_by = base.map(|_| "OPENAI_API_BASE");
+            Ok(ModelUpstream::Socket {
+                path: DEFAULT_SOCKET.to_vec(),
+                promised_by,
             })
         }
     }
@@ -305,7 +310,7 @@ mod tests {
         ]);
         let settings = read(&mut given).unwrap();
         assert_eq!(
-            settings.asked.command.as_deref(),
+            settings.command.command.as_deref(),
             Some(&b"a"[..]),
             "the first counts"
         );
@@ -313,7 +318,7 @@ mod tests {
             (settings.unknown, settings.holds_token),
             (vec!["AGENT_OTHER".into()], vec!["COPY".into()])
         );
-        assert!(matches!(settings.upstream, Upstream::Url { .. }));
+        assert!(matches!(settings.upstream, ModelUpstream::Url { .. }));
         assert_eq!(
             left(given),
             [
@@ -336,14 +341,17 @@ mod tests {
             "SESSION_TOKEN=",
         ]);
         let settings = read(&mut given).unwrap();
-        assert_eq!((settings.asked.command, settings.user), (None, None));
+        assert_eq!((settings.command.command, settings.user), (None, None));
         assert_eq!(
             (settings.workdir.to_bytes(), settings.port, settings.grace),
-            (USUAL_WORKDIR, 8080, USUAL_GRACE)
+            (DEFAULT_WORKDIR, 8080, DEFAULT_GRACE)
         );
         assert!(matches!(
             settings.upstream,
-            Upstream::Socket { promised: None, .. }
+            ModelUpstream::Socket {
+                promised_by: None,
+                ..
+            }
         ));
     }
 
@@ -352,12 +360,18 @@ mod tests {
         for name in ["LLM_PROXY_SOCKET", "OPENAI_API_BASE"] {
             let settings = read(&mut variables(&[&format!("{name}=/a")])).unwrap();
             assert!(
-                matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name)
+                matches!(settings.upstream, ModelUpstream::Socket { promised_by: Some(by), .. } if by == name)
             );
         }
         let ours = read(&mut variables(&["OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"])).unwrap();
         assert!(
-            matches!(ours.upstream, Upstream::Socket { promised: None, .. }),
+            matches!(
+                ours.upstream,
+                ModelUpstream::Socket {
+                    promised_by: None,
+                    ..
+                }
+            ),
             "the door stands already"
         );
         let named = [
@@ -368,8 +382,8 @@ mod tests {
         let ours = read(&mut variables(&named)).unwrap();
         assert!(matches!(
             ours.upstream,
-            Upstream::Socket {
-                promised: Some("LLM_PROXY_SOCKET"),
+            ModelUpstream::Socket {
+                promised_by: Some("LLM_PROXY_SOCKET"),
                 ..
             }
         ));
@@ -410,7 +424,7 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!(
-            (settings.grace, settings.port, settings.talkative),
+            (settings.grace, settings.port, settings.verbose),
             (Duration::ZERO, 65535, true)
         );
     }

@@ -1,24 +1,27 @@
-//! The first process of a container: takes its orders from variables and arguments, gives up what the program must not
-//! have, runs it, and stays to reap, to pass signals on and to keep its exit status. The order is that of `run`.
+//! The first process of a container: reads its settings from variables and arguments, drops what
+//! the program must not have, starts it, reaps, forwards signals and keeps its exit status. The
+//! order is that of `run`.
 //!
 //! ```text
 //! variables ──▶ settings ──▶ bridge (own process) ──▶ user, no capabilities ──▶ program
 //!     └─ overwritten where the kernel shows them
 //! ```
 //!
-//! Also works where it is not the first process: it then adopts the orphans of its own tree. See `docs/init.md`.
+//! It also works where it is not pid 1: it then adopts the orphans of its own process tree. See
+//! `docs/init.md`.
 
 pub mod bridge;
 pub mod command;
 pub mod environment;
 mod privileges;
-mod tree;
+mod process_tree;
 pub mod user;
 
 use crate::sys;
 use bridge::Bridge;
 use environment::{Settings, Variables};
-use privileges::Bounding;
+use privileges::BoundingSet;
+use process_tree::{EntryProgram, StartError};
 use rustix::{fs::Mode, io::Errno, process::DumpableBehavior};
 use std::{
     ffi::{CString, OsString},
@@ -26,12 +29,11 @@ use std::{
     io::Write,
     os::{fd::IntoRawFd, unix::ffi::OsStringExt},
 };
-use tree::{NotStarted, Program};
-use user::Identity;
+use user::ProgramUser;
 
-/// The status of a start that failed, and of a bridge that died.
+/// The exit status of a failed start, and of a bridge that died.
 const CANNOT_START: i32 = 125;
-const USUAL_USER: &str = "agent";
+const DEFAULT_USER: &str = "agent";
 const HELP: &str = "\
 airlock-init: the first process of a container
 
@@ -46,23 +48,23 @@ Or by variables: AGENT_COMMAND with AGENT_ARGS, or AGENT_COMMAND_JSON. Also AGEN
 Exit status: the program's own, 128+N when signal N ended it, 127 not found, 126 not executable, 125 not started.
 ";
 
-/// Why the program does not run. Never holds the value of a variable that may be secret.
+/// Why the program does not run. Never contains the value of a variable that may be secret.
 #[derive(Debug)]
-pub struct Refusal(pub String);
+pub struct EntryError(pub String);
 
-impl Refusal {
-    pub(crate) fn new(why: impl Into<String>) -> Refusal {
-        Refusal(why.into())
+impl EntryError {
+    pub(crate) fn new(why: impl Into<String>) -> EntryError {
+        EntryError(why.into())
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for EntryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// The whole life of the process; returns its exit status.
+/// Runs the process to its end; returns its exit status.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
     let arguments: Vec<_> = arguments.map(OsString::into_vec).collect();
     if arguments.first().is_some_and(|first| first == b"--help") {
@@ -71,28 +73,28 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
             .map_or(CANNOT_START, |()| 0);
     }
     run(arguments).unwrap_or_else(|not_started| {
-        say(&not_started.why.0);
+        log(&not_started.why.0);
         not_started.status
     })
 }
 
-/// One line on stderr, in one piece.
-fn say(what: &str) {
-    // Nobody is left to tell that nobody listens.
+/// Writes one line to stderr, in one write.
+fn log(what: &str) {
+    // A failure to report has no other place to be reported.
     _ = std::io::stderr().write_all(format!("airlock-init: {what}\n").as_bytes());
 }
 
-/// Everything, in order. Each step only takes away; whatever fails before the program runs is an error.
-fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
+/// All steps, in order. Each only removes power; a failure before the program runs is an error.
+fn run(arguments: Vec<Vec<u8>>) -> Result<i32, StartError> {
     let mut variables = take_variables()?;
     close_descriptors()?;
     sys::block_signals();
     adopt_orphans()?;
     let mut settings = environment::read(&mut variables)?;
-    let argv = command::choose(std::mem::take(&mut settings.asked), arguments)?;
+    let argv = command::choose(std::mem::take(&mut settings.command), arguments)?;
     let root = privileges::is_root();
     let user = if root {
-        wanted_user(&settings)?
+        configured_user(&settings)?
     } else {
         own_user(&settings)?
     };
@@ -105,56 +107,58 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
     hide()?; // again, since a change of user changes it too
     enter(&settings)?;
     set_user_variables(&mut variables, &user, &settings, root);
-    tell(&settings, &user, bridge.as_ref(), bounding, root);
+    log_start(&settings, &user, bridge.as_ref(), bounding, root);
     let path = variables.get(b"PATH").map(<[u8]>::to_vec);
     let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>();
-    let argv = argv.map_err(|_| Refusal::new("an argument has a NUL"))?;
-    let program = tree::start(&Program {
+    let argv = argv.map_err(|_| EntryError::new("an argument has a NUL"))?;
+    let program = process_tree::start(&EntryProgram {
         argv,
         env: variables.entries(),
         path,
     })?;
-    // The bridge lives as long as we hold it.
-    Ok(tree::tend(
+    // The bridge lives as long as its handle.
+    Ok(process_tree::supervise(
         program,
         bridge.as_ref().map(|bridge| bridge.pid),
         settings.grace,
     ))
 }
 
-/// Takes the variables out of this process, and sees that the kernel does not show them any more.
-fn take_variables() -> Result<Variables, Refusal> {
+/// Takes the variables out of this process, and checks that the kernel does not show them any more.
+fn take_variables() -> Result<Variables, EntryError> {
     let variables = Variables::new(sys::take_environment());
     match std::fs::read("/proc/self/environ") {
         Ok(shown) if shown.iter().all(|byte| *byte == 0) => {}
         Ok(_) => {
-            return Err(Refusal::new(
+            return Err(EntryError::new(
                 "/proc still shows the variables of airlock-init",
             ));
         }
-        // Without /proc nobody sees anything.
+        // Without /proc nothing shows them.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => {
-            return Err(Refusal::new(format!(
+            return Err(EntryError::new(format!(
                 "cannot see what /proc shows of airlock-init: {error}"
             )));
         }
     }
-    // Only now: an ordinary user who is hidden cannot look at himself there.
+    // Only now: a process of an ordinary user that is not dumpable cannot open its own files there.
     hide()?;
     Ok(variables)
 }
 
-/// Nobody without power over us may trace us, read our memory or look at our descriptors.
-fn hide() -> Result<(), Refusal> {
+/// Makes this process not dumpable: no process without privileges over it may trace it, read its
+/// memory or see its descriptors.
+fn hide() -> Result<(), EntryError> {
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    hidden.map_err(|error| Refusal::new(format!("cannot hide from other processes: {error}")))
+    hidden.map_err(|error| EntryError::new(format!("cannot hide from other processes: {error}")))
 }
 
-/// Three standard streams, and nothing else. What we open from here on closes at exec.
-fn close_descriptors() -> Result<(), Refusal> {
+/// Leaves the three standard streams open, and nothing else. Descriptors opened later close at
+/// exec.
+fn close_descriptors() -> Result<(), EntryError> {
     let failed = |error: std::io::Error| {
-        Refusal::new(format!("cannot close inherited descriptors: {error}"))
+        EntryError::new(format!("cannot close inherited descriptors: {error}"))
     };
     for stream in [
         rustix::stdio::stdin(),
@@ -162,7 +166,7 @@ fn close_descriptors() -> Result<(), Refusal> {
         rustix::stdio::stderr(),
     ] {
         if rustix::io::fcntl_getfd(stream) == Err(Errno::BADF) {
-            // It takes the lowest place that is free.
+            // It takes the lowest free number.
             let nothing = std::fs::File::options()
                 .read(true)
                 .write(true)
@@ -174,7 +178,7 @@ fn close_descriptors() -> Result<(), Refusal> {
         }
     }
     match sys::close_range(3, u32::MAX) {
-        // Older kernels, filters and emulators do not know the call.
+        // Older kernels, filters and emulators lack the call.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
             close_each().map_err(failed)
         }
@@ -191,7 +195,7 @@ fn close_each() -> std::io::Result<()> {
         .filter(|number| *number > 2);
     for number in numbers {
         match sys::close(number) {
-            // That of the list itself, which is closed already.
+            // The descriptor of the listing itself, which is closed already.
             Err(error) if error.raw_os_error() != Some(libc::EBADF) => return Err(error),
             _ => {}
         }
@@ -199,18 +203,18 @@ fn close_each() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The first process of a namespace gets them in any case.
-fn adopt_orphans() -> Result<(), Refusal> {
-    if tree::is_first() {
+/// Pid 1 of a namespace adopts orphans in any case.
+fn adopt_orphans() -> Result<(), EntryError> {
+    if process_tree::is_first() {
         return Ok(());
     }
     let adopted = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    adopted.map_err(|error| Refusal::new(format!("cannot adopt orphans: {error}")))
+    adopted.map_err(|error| EntryError::new(format!("cannot adopt orphans: {error}")))
 }
 
-/// Whom root is to become.
-fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
-    let wanted = settings.user.as_deref().unwrap_or(USUAL_USER);
+/// The user that root changes to.
+fn configured_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
+    let wanted = settings.user.as_deref().unwrap_or(DEFAULT_USER);
     user::resolve(
         wanted,
         &user::read("/etc/passwd")?,
@@ -218,11 +222,13 @@ fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
     )
 }
 
-/// Who we are, started as an ordinary user; it must be who was asked for.
-fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
+/// The user of this process, if it was not started as root; it must match the setting.
+fn own_user(settings: &Settings) -> Result<ProgramUser, EntryError> {
     use rustix::process::{getgid, getgroups, getuid};
-    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
-    let (passwd, group) = (user::read("/etc/passwd")?, user::read("/etc/group")?);
+    let uid = getuid().as_raw();
+    let gid = getgid().as_raw();
+    let passwd = user::read("/etc/passwd")?;
+    let group = user::read("/etc/group")?;
     if let Some(wanted) = &settings.user {
         let wanted = user::resolve(wanted, &passwd, &group)?;
         if wanted.uid != uid
@@ -232,7 +238,7 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
                 .is_some_and(|text| text.contains(':'))
                 && wanted.gid != gid)
         {
-            return Err(Refusal::new(format!(
+            return Err(EntryError::new(format!(
                 "AGENT_USER is uid {}, gid {}, but the container was started as uid {uid}, gid {gid}; start it with \
                  `--user {}:{}`, as root, or unset AGENT_USER",
                 wanted.uid, wanted.gid, wanted.uid, wanted.gid
@@ -240,9 +246,9 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
         }
     }
     let groups =
-        getgroups().map_err(|error| Refusal::new(format!("cannot read our groups: {error}")))?;
+        getgroups().map_err(|error| EntryError::new(format!("cannot read our groups: {error}")))?;
     let named = user::resolve(&uid.to_string(), &passwd, &group)?;
-    Ok(Identity {
+    Ok(ProgramUser {
         gid,
         groups: groups.into_iter().map(|gid| gid.as_raw()).collect(),
         ..named
@@ -250,19 +256,25 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
 }
 
 /// With the rights of the user, who has to work there.
-fn enter(settings: &Settings) -> Result<(), Refusal> {
+fn enter(settings: &Settings) -> Result<(), EntryError> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::process::chdir(settings.workdir.as_c_str()).map_err(|error| {
         let shown = settings.workdir.to_string_lossy().escape_default().to_string();
         let error = std::io::Error::from(error);
-        Refusal::new(format!(
+        EntryError::new(format!(
             "cannot work in `{shown}`: {error}; mount or make it, readable for the user, or set AGENT_WORKDIR"
         ))
     })
 }
 
-/// `HOME` and the like of the user. Not root from the start, what is there was meant for him and stays.
-fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Settings, root: bool) {
+/// Sets `HOME` and the like. If this process was not root, existing values were meant for the user
+/// and stay.
+fn set_user_variables(
+    variables: &mut Variables,
+    user: &ProgramUser,
+    settings: &Settings,
+    root: bool,
+) {
     let home = user
         .home
         .clone()
@@ -284,42 +296,43 @@ fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Set
     }
 }
 
-/// What a reader of the program's stderr has to know; with `AGENT_LOG=1` also what he may want to.
-fn tell(
+/// Logs what a reader of the program's stderr has to know; with `AGENT_LOG=1` also the ids and the
+/// bridge.
+fn log_start(
     settings: &Settings,
-    user: &Identity,
+    user: &ProgramUser,
     bridge: Option<&Bridge>,
-    bounding: Bounding,
+    bounding: BoundingSet,
     root: bool,
 ) {
     if user.uid == 0 {
-        say("the program runs as root, without capabilities, since AGENT_USER says so");
+        log("the program runs as root, without capabilities, since AGENT_USER says so");
     }
-    if root && bounding == Bounding::Left {
-        say(
+    if root && bounding == BoundingSet::Kept {
+        log(
             "the bounding set of capabilities stays, for want of SETPCAP; no_new_privs makes it worthless",
         );
     }
     if !settings.unknown.is_empty() {
-        say(&format!(
+        log(&format!(
             "unknown variables are removed: {}",
             settings.unknown.join(" ")
         ));
     }
     if !settings.holds_token.is_empty() {
-        say(&format!(
+        log(&format!(
             "these variables hold the session's token, too: {}",
             settings.holds_token.join(" ")
         ));
     }
-    if settings.talkative {
+    if settings.verbose {
         let bridge = if bridge.is_some() {
             format!("127.0.0.1:{}", settings.port)
         } else {
             "none".to_owned()
         };
         let began = if root { "dropped to" } else { "already" };
-        say(&format!(
+        log(&format!(
             "{began} uid {}, gid {}, groups {:?}; bridge {bridge}",
             user.uid, user.gid, user.groups
         ));

@@ -1,7 +1,7 @@
-//! Gives up everything but the user's own rights, then asks the kernel whether that is so.
-//! A drop that was refused, or that can be undone, is an error: nobody goes on as root by mistake.
+//! Drops everything but the user's own rights, then asks the kernel whether that is so. A drop that
+//! was refused, or that can be undone, is an error: the program must never run as root by mistake.
 
-use super::{Refusal, user::Identity};
+use super::{EntryError, user::ProgramUser};
 use rustix::{
     io::Errno,
     process::{Gid, Uid, getegid, geteuid, getgid, getgroups, getuid},
@@ -9,12 +9,12 @@ use rustix::{
 };
 use std::{collections::BTreeSet, io};
 
-/// What can become of the bounding set, which only `CAP_SETPCAP` may empty.
+/// The state of the bounding set, which only `CAP_SETPCAP` may empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Bounding {
+pub(super) enum BoundingSet {
     Empty,
-    /// Worth nothing under `no_new_privs`.
-    Left,
+    /// Without effect under `no_new_privs`.
+    Kept,
 }
 
 /// Whether this process began as root.
@@ -22,12 +22,12 @@ pub(super) fn is_root() -> bool {
     geteuid().is_root() || getuid().is_root()
 }
 
-/// Becomes the user for good.
-pub(super) fn become_user(user: &Identity) -> Result<Bounding, Refusal> {
+/// Changes to the user for good.
+pub(super) fn become_user(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     if let Some(missing) = missing_capabilities(user)? {
         return Err(missing);
     }
-    // While we still may.
+    // While the capabilities are still there.
     empty_bounding_set()?;
     take_identity(user).map_err(|error| refused(user, &error.to_string()))?;
     give_up_capabilities()?;
@@ -35,27 +35,27 @@ pub(super) fn become_user(user: &Identity) -> Result<Bounding, Refusal> {
     Ok(bounding())
 }
 
-/// Not root from the start: what is left is given up all the same.
-pub(super) fn stay(user: &Identity) -> Result<Bounding, Refusal> {
+/// For a process that was not root: drops what is left.
+pub(super) fn stay(user: &ProgramUser) -> Result<BoundingSet, EntryError> {
     empty_bounding_set()?;
     give_up_capabilities()?;
     verify(user)?;
     Ok(bounding())
 }
 
-fn failed(what: &str) -> impl FnOnce(Errno) -> Refusal {
-    move |error| Refusal::new(format!("cannot {what}: {}", io::Error::from(error)))
+fn failed(what: &str) -> impl FnOnce(Errno) -> EntryError {
+    move |error| EntryError::new(format!("cannot {what}: {}", io::Error::from(error)))
 }
 
-fn refused(user: &Identity, why: &str) -> Refusal {
-    Refusal::new(format!(
+fn refused(user: &ProgramUser, why: &str) -> EntryError {
+    EntryError::new(format!(
         "cannot become `{}` (uid {}, gid {}): {why}",
         user.name, user.uid, user.gid
     ))
 }
 
-/// Says what is missing before it fails half way, and what to do about it.
-fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
+/// Reports a missing capability before a drop fails half way, and what to do about it.
+fn missing_capabilities(user: &ProgramUser) -> Result<Option<EntryError>, EntryError> {
     let held = thread::capabilities(None)
         .map_err(failed("read our capabilities"))?
         .effective;
@@ -71,7 +71,8 @@ fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
     }
     Ok((!missing.is_empty()).then(|| {
         let list = missing.join(" and ");
-        let (uid, gid) = (user.uid, user.gid);
+        let uid = user.uid;
+        let gid = user.gid;
         let remedy = format!(
             "start the container with `--user {uid}:{gid}`, or add {list} to its capabilities"
         );
@@ -82,8 +83,8 @@ fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
     }))
 }
 
-/// Whether the groups are these already, the user's own aside.
-fn has_groups(user: &Identity) -> Result<bool, Refusal> {
+/// Whether the supplementary groups are these already, the user's own aside.
+fn has_groups(user: &ProgramUser) -> Result<bool, EntryError> {
     let now: BTreeSet<_> = getgroups()
         .map_err(failed("read our groups"))?
         .iter()
@@ -98,17 +99,18 @@ fn has_groups(user: &Identity) -> Result<bool, Refusal> {
     Ok(without_own(now) == without_own(user.groups.iter().copied().collect()))
 }
 
-fn take_identity(user: &Identity) -> io::Result<()> {
+fn take_identity(user: &ProgramUser) -> io::Result<()> {
     let groups: Vec<_> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
     if !has_groups(user).unwrap_or(false) {
         thread::set_thread_groups(&groups)?;
     }
-    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let uid = Uid::from_raw(user.uid);
+    let gid = Gid::from_raw(user.gid);
     thread::set_thread_res_gid(gid, gid, gid)?;
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// The numbers of the capabilities that this kernel knows.
+/// The capabilities that this kernel knows.
 fn known() -> impl Iterator<Item = CapabilitySet> {
     let is_known =
         |capability: &CapabilitySet| thread::capability_is_in_bounding_set(*capability).is_ok();
@@ -117,8 +119,8 @@ fn known() -> impl Iterator<Item = CapabilitySet> {
         .take_while(is_known)
 }
 
-/// As far as we may.
-fn empty_bounding_set() -> Result<(), Refusal> {
+/// As far as the capabilities allow.
+fn empty_bounding_set() -> Result<(), EntryError> {
     for capability in known() {
         match thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
@@ -129,7 +131,7 @@ fn empty_bounding_set() -> Result<(), Refusal> {
     Ok(())
 }
 
-fn give_up_capabilities() -> Result<(), Refusal> {
+fn give_up_capabilities() -> Result<(), EntryError> {
     thread::clear_ambient_capability_set().map_err(failed("clear the ambient capabilities"))?;
     let none = CapabilitySet::empty();
     let sets = CapabilitySets {
@@ -141,8 +143,8 @@ fn give_up_capabilities() -> Result<(), Refusal> {
     thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))
 }
 
-/// What the kernel says we are now.
-fn verify(user: &Identity) -> Result<(), Refusal> {
+/// Checks the drops with the kernel.
+fn verify(user: &ProgramUser) -> Result<(), EntryError> {
     let wrong = |what: &str| {
         Err(refused(
             user,
@@ -178,9 +180,10 @@ fn verify(user: &Identity) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn bounding() -> Bounding {
-    match known().any(|capability| thread::capability_is_in_bounding_set(capability) != Ok(false)) {
-        true => Bounding::Left,
-        false => Bounding::Empty,
+fn bounding() -> BoundingSet {
+    if known().any(|capability| thread::capability_is_in_bounding_set(capability) != Ok(false)) {
+        BoundingSet::Kept
+    } else {
+        BoundingSet::Empty
     }
 }

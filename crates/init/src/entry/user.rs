@@ -1,28 +1,29 @@
-//! Who the program is to be: a name, a `uid`, or either with a group after a colon, looked up in the image's own
-//! `/etc/passwd` and `/etc/group`. The C library's look-up is of no use in a static program.
+//! The user of the program: a name, a uid, or either with a group after a colon, looked up in the
+//! image's own `/etc/passwd` and `/etc/group`. The C library's lookup does not work in a static
+//! program.
 
-use super::Refusal;
+use super::EntryError;
 use std::{fs::File, io::Read, os::unix::fs::OpenOptionsExt};
 
-const LARGEST_FILE: u64 = 1 << 20;
-const MOST_GROUPS: usize = 1024;
-const LONGEST_NAME: usize = 256;
+const MAX_FILE_BYTES: u64 = 1 << 20;
+const MAX_GROUPS: usize = 1024;
+const MAX_NAME_BYTES: usize = 256;
 const ROOT: u32 = 0;
 
-/// A user as the kernel and the program's variables want him.
+/// A user, with the values that the kernel and the program's variables need.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Identity {
-    /// His number, never that of root unless root was named.
+pub struct ProgramUser {
+    /// The uid, never 0 unless root was named.
     pub uid: u32,
-    /// His own group.
+    /// The primary group.
     pub gid: u32,
-    /// All his groups, his own first.
+    /// All groups, the primary one first.
     pub groups: Vec<u32>,
     /// For `USER` and `LOGNAME`.
     pub name: String,
-    /// For `HOME`, if he has one.
+    /// For `HOME`, if there is one.
     pub home: Option<Vec<u8>>,
-    /// For `SHELL`, if he has one.
+    /// For `SHELL`, if there is one.
     pub shell: Option<Vec<u8>>,
 }
 
@@ -36,7 +37,7 @@ struct Account<'a> {
     shell: Option<&'a [u8]>,
 }
 
-/// An id in plain digits. The largest number is no id: to the kernel it means "leave it".
+/// An id in decimal digits. The largest number is no id: to the kernel it means "unchanged".
 fn id(text: &[u8]) -> Option<u32> {
     let digits = std::str::from_utf8(text).ok()?;
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -66,15 +67,16 @@ fn account<'a>(fields: &[&'a [u8]]) -> Option<Account<'a>> {
     })
 }
 
-/// The first account of a name or number. A line of that name that cannot be read is an error, not another user.
-fn find<'a>(passwd: &'a [u8], wanted: &str) -> Result<Option<Account<'a>>, Refusal> {
+/// The first account of a name or number. A malformed line of that name is an error, not another
+/// user.
+fn find<'a>(passwd: &'a [u8], wanted: &str) -> Result<Option<Account<'a>>, EntryError> {
     let number = id(wanted.as_bytes());
     for fields in lines(passwd) {
         let named = number.is_none() && fields.first() == Some(&wanted.as_bytes());
         match account(&fields) {
             Some(found) if named || number == Some(found.uid) => return Ok(Some(found)),
             None if named => {
-                return Err(Refusal::new(format!(
+                return Err(EntryError::new(format!(
                     "the line of `{wanted}` in /etc/passwd cannot be read"
                 )));
             }
@@ -84,20 +86,20 @@ fn find<'a>(passwd: &'a [u8], wanted: &str) -> Result<Option<Account<'a>>, Refus
     Ok(None)
 }
 
-fn group_number(group: &[u8], wanted: &str) -> Result<u32, Refusal> {
+fn group_number(group: &[u8], wanted: &str) -> Result<u32, EntryError> {
     if let Some(number) = id(wanted.as_bytes()) {
         return Ok(number);
     }
     let mut named = lines(group).filter(|fields| fields.first() == Some(&wanted.as_bytes()));
     let number = named.next().and_then(|fields| id(fields.get(2)?));
     number.ok_or_else(|| {
-        Refusal::new(format!(
+        EntryError::new(format!(
             "AGENT_USER names a group that /etc/group does not: `{wanted}`"
         ))
     })
 }
 
-/// The groups that name this user as a member.
+/// The groups that list this user as a member.
 fn memberships(group: &[u8], user: &[u8]) -> Vec<u32> {
     let is_member = |fields: &Vec<&[u8]>| {
         fields.get(3).is_some_and(|members| {
@@ -114,12 +116,12 @@ fn memberships(group: &[u8], user: &[u8]) -> Vec<u32> {
 
 fn well_formed(text: &str) -> bool {
     !text.is_empty()
-        && text.len() <= LONGEST_NAME
+        && text.len() <= MAX_NAME_BYTES
         && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Looks `NAME`, `UID`, `NAME:GROUP` or `UID:GID` up. With a group named, it is the only one.
-pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Refusal> {
+/// Looks up `NAME`, `UID`, `NAME:GROUP` or `UID:GID`. A named group is the only group.
+pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<ProgramUser, EntryError> {
     let (user, its_group) = match wanted.split_once(':') {
         Some((user, group)) => (user, Some(group)),
         None => (wanted, None),
@@ -127,7 +129,7 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
     if !well_formed(user)
         || its_group.is_some_and(|group| !well_formed(group) || group.contains(':'))
     {
-        return Err(Refusal::new(
+        return Err(EntryError::new(
             "AGENT_USER must be a name, UID, NAME:GROUP or UID:GID",
         ));
     }
@@ -138,7 +140,7 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
         (None, None) => return Err(unknown(user)),
     };
     if uid == ROOT && user != "root" && id(user.as_bytes()) != Some(ROOT) {
-        return Err(Refusal::new(format!(
+        return Err(EntryError::new(format!(
             "`{user}` is root under another name (uid 0 in /etc/passwd); root must be asked for: AGENT_USER=root"
         )));
     }
@@ -148,12 +150,12 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
     let (gid, groups) = match its_group {
         Some(named) => group_number(group, named).map(|gid| (gid, vec![gid]))?,
         None => {
-            // A number that nobody has an account for gets a group of its own, not root's.
+            // A uid without an account gets a group of its own, not root's.
             let gid = found.as_ref().map_or(uid, |account| account.gid);
             (gid, [vec![gid], memberships(group, name)].concat())
         }
     };
-    Ok(Identity {
+    Ok(ProgramUser {
         uid,
         gid,
         groups: each_once(groups)?,
@@ -169,31 +171,31 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
     })
 }
 
-fn unknown(user: &str) -> Refusal {
-    Refusal::new(format!(
+fn unknown(user: &str) -> EntryError {
+    EntryError::new(format!(
         "there is no user `{user}` in /etc/passwd; add him to the image, or set AGENT_USER to a UID or UID:GID"
     ))
 }
 
-fn each_once(groups: Vec<u32>) -> Result<Vec<u32>, Refusal> {
+fn each_once(groups: Vec<u32>) -> Result<Vec<u32>, EntryError> {
     let mut once: Vec<u32> = Vec::new();
     for group in groups {
         if !once.contains(&group) {
             once.push(group);
         }
-        if once.len() > MOST_GROUPS {
-            return Err(Refusal::new(format!(
-                "the user is in more than {MOST_GROUPS} groups"
+        if once.len() > MAX_GROUPS {
+            return Err(EntryError::new(format!(
+                "the user is in more than {MAX_GROUPS} groups"
             )));
         }
     }
     Ok(once)
 }
 
-/// Reads one of the two files; one that is not there has no lines.
-pub(super) fn read(path: &str) -> Result<Vec<u8>, Refusal> {
-    let failed = |error: std::io::Error| Refusal::new(format!("cannot read {path}: {error}"));
-    // Not to wait for the other end, should it be a pipe.
+/// Reads one of the two files; an absent one is empty.
+pub(super) fn read(path: &str) -> Result<Vec<u8>, EntryError> {
+    let failed = |error: std::io::Error| EntryError::new(format!("cannot read {path}: {error}"));
+    // A pipe in its place must not block.
     let file = match File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -203,15 +205,16 @@ pub(super) fn read(path: &str) -> Result<Vec<u8>, Refusal> {
         other => other.map_err(failed)?,
     };
     if !file.metadata().map_err(failed)?.is_file() {
-        return Err(Refusal::new(format!("{path} is not a file")));
+        return Err(EntryError::new(format!("{path} is not a file")));
     }
     let mut content = Vec::new();
-    file.take(LARGEST_FILE + 1)
+    file.take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut content)
         .map_err(failed)?;
-    match content.len() as u64 > LARGEST_FILE {
-        true => Err(Refusal::new(format!("{path} is larger than 1 MiB"))),
-        false => Ok(content),
+    if content.len() as u64 > MAX_FILE_BYTES {
+        Err(EntryError::new(format!("{path} is larger than 1 MiB")))
+    } else {
+        Ok(content)
     }
 }
 
@@ -225,13 +228,13 @@ mod tests {
     const GROUP: &[u8] = b"root:x:0:\nagent:x:1001:\naudio:x:29:other,agent\nvideo:x:44:agents\n\
         tools:x:2000:agent\nagain:x:29:agent\nbroken:x:nine:agent\n";
 
-    fn of(wanted: &str) -> Result<Identity, Refusal> {
+    fn of(wanted: &str) -> Result<ProgramUser, EntryError> {
         resolve(wanted, PASSWD, GROUP)
     }
 
     #[test]
     fn a_name_brings_exactly_its_groups_home_and_shell() {
-        let agent = Identity {
+        let agent = ProgramUser {
             uid: 1000,
             gid: 1001,
             groups: vec![1001, 29, 2000],
@@ -247,7 +250,7 @@ mod tests {
         );
         assert_eq!(
             of("1000:50").unwrap(),
-            Identity {
+            ProgramUser {
                 gid: 50,
                 groups: vec![50],
                 ..agent.clone()
@@ -255,7 +258,7 @@ mod tests {
         );
         assert_eq!(
             of("agent:tools").unwrap(),
-            Identity {
+            ProgramUser {
                 gid: 2000,
                 groups: vec![2000],
                 ..agent
@@ -307,7 +310,7 @@ mod tests {
         ] {
             assert!(of(wrong).is_err(), "{wrong:?}: {:?}", of(wrong));
         }
-        assert!(of(&"9".repeat(LONGEST_NAME + 1)).is_err());
+        assert!(of(&"9".repeat(MAX_NAME_BYTES + 1)).is_err());
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! The API of Docker, which Podman speaks, too: HTTP over a unix socket on this machine, a connection a call.
+//! The Docker API, which Podman serves, too: HTTP over a local unix socket, one connection per
+//! call.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1};
@@ -11,70 +12,74 @@ use std::{
 };
 use tokio::net::UnixStream;
 
-/// Most of an answer that is read: lists of containers and images are long, nothing else is.
-const MOST_BYTES: usize = 16 << 20;
-/// The latest version of the API whose words we know.
+/// Bytes of a response that are read: lists of containers and images are long, nothing else is.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// The latest API version that is supported.
 const LATEST: (u32, u32) = (1, 53);
 /// Creating and starting take a while on a busy machine; everything else is quick.
-const LONGEST: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A container engine that answers.
+/// A container engine that responds.
 #[derive(Clone, Debug)]
-pub(super) struct Api {
+pub(super) struct EngineApi {
     socket: PathBuf,
     prefix: String,
 }
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ApiError {
-    /// Nobody answers, or not in HTTP.
+pub(super) enum EngineApiError {
+    /// No HTTP response.
     #[error("`{}` does not answer: {source}", socket.display())]
     Silent { socket: PathBuf, source: io::Error },
-    /// It says no.
+    /// An error response.
     #[error("{message}")]
     Refused { status: u16, message: String },
 }
 
-impl ApiError {
-    /// Whether there is no such thing.
+impl EngineApiError {
+    /// Whether it is a 404.
     pub(super) fn is_missing(&self) -> bool {
-        matches!(self, ApiError::Refused { status: 404, .. })
+        matches!(self, EngineApiError::Refused { status: 404, .. })
     }
 }
 
-impl Api {
-    /// Connects, and agrees on a version; what it says of itself.
-    pub(super) async fn connect(socket: &Path) -> Result<(Api, Value), ApiError> {
-        let mut api = Api {
+impl EngineApi {
+    /// Connects, and agrees on a version; returns the engine's version info.
+    pub(super) async fn connect(socket: &Path) -> Result<(EngineApi, Value), EngineApiError> {
+        let mut api = EngineApi {
             socket: socket.to_owned(),
             prefix: String::new(),
         };
-        let told = api.get("/version").await?;
-        let (major, minor) = version(&told).map_or(LATEST, |theirs| theirs.min(LATEST));
+        let info = api.get("/version").await?;
+        let (major, minor) = version(&info).map_or(LATEST, |theirs| theirs.min(LATEST));
         api.prefix = format!("/v{major}.{minor}");
-        Ok((api, told))
+        Ok((api, info))
     }
 
-    /// Where it listens.
+    /// The engine's socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Value, ApiError> {
+    pub(super) async fn get(&self, path: &str) -> Result<Value, EngineApiError> {
         self.call(Method::GET, path, None).await
     }
 
-    pub(super) async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, ApiError> {
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, EngineApiError> {
         self.call(Method::POST, path, body).await
     }
 
-    pub(super) async fn delete(&self, path: &str) -> Result<Value, ApiError> {
+    pub(super) async fn delete(&self, path: &str) -> Result<Value, EngineApiError> {
         self.call(Method::DELETE, path, None).await
     }
 
-    /// The bytes of an answer that is not JSON.
-    pub(super) async fn read(&self, path: &str) -> Result<Bytes, ApiError> {
+    /// The body of a response that is not JSON.
+    pub(super) async fn read(&self, path: &str) -> Result<Bytes, EngineApiError> {
         self.ask(Method::GET, path, None).await
     }
 
@@ -83,7 +88,7 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Value, ApiError> {
+    ) -> Result<Value, EngineApiError> {
         let bytes = self.ask(method, path, body).await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or(Value::Null))
     }
@@ -93,24 +98,23 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Bytes, ApiError> {
-        let silent = |source| ApiError::Silent {
+    ) -> Result<Bytes, EngineApiError> {
+        let silent = |source| EngineApiError::Silent {
             socket: self.socket.clone(),
             source,
         };
-        let answer = tokio::time::timeout(LONGEST, self.exchange(method, path, body)).await;
+        let answer = tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let (status, bytes) = answer.map_err(late).flatten().map_err(silent)?;
-        // 304: it is as we want it already.
-        match status.is_success() || status == StatusCode::NOT_MODIFIED {
-            true => Ok(bytes),
-            false => {
-                let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-                Err(ApiError::Refused {
-                    status: status.as_u16(),
-                    message: complaint(&value, status),
-                })
-            }
+        // 304: it is in the requested state already.
+        if status.is_success() || status == StatusCode::NOT_MODIFIED {
+            Ok(bytes)
+        } else {
+            let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            Err(EngineApiError::Refused {
+                status: status.as_u16(),
+                message: complaint(&value, status),
+            })
         }
     }
 
@@ -139,7 +143,7 @@ impl Api {
             .await
             .map_err(io::Error::other)?;
         let status = answer.status();
-        let bytes = Limited::new(answer.into_body(), MOST_BYTES)
+        let bytes = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
             .collect()
             .await
             .map_err(io::Error::other)?;
@@ -148,30 +152,30 @@ impl Api {
     }
 }
 
-fn version(told: &Value) -> Option<(u32, u32)> {
-    let (major, minor) = told["ApiVersion"].as_str()?.split_once('.')?;
+fn version(info: &Value) -> Option<(u32, u32)> {
+    let (major, minor) = info["ApiVersion"].as_str()?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What it says against it, on one line.
+/// The error message, on one line.
 fn complaint(value: &Value, status: StatusCode) -> String {
-    let said = value["message"]
+    let text = value["message"]
         .as_str()
         .or(value["cause"].as_str())
         .unwrap_or_default();
-    let said: String = said
+    let text: String = text
         .chars()
         .take(500)
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    if said.is_empty() {
+    if text.is_empty() {
         format!("status {status}")
     } else {
-        said
+        text
     }
 }
 
-/// For one part of a path or query.
+/// Percent-encodes one segment of a path or query.
 pub(super) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
@@ -198,8 +202,8 @@ mod tests {
     #[test]
     fn a_complaint_stays_on_one_line_and_short() {
         let long = serde_json::json!({ "message": format!("a\nb{}", "x".repeat(1000)) });
-        let said = complaint(&long, StatusCode::CONFLICT);
-        assert!(said.starts_with("a b") && said.len() == 500, "{said}");
+        let text = complaint(&long, StatusCode::CONFLICT);
+        assert!(text.starts_with("a b") && text.len() == 500, "{text}");
         assert_eq!(
             complaint(&Value::Null, StatusCode::CONFLICT),
             "status 409 Conflict"

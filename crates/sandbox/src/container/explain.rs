@@ -1,38 +1,38 @@
-//! What a container engine would be asked for, in words, for `--explain`.
+//! The plan of a container in words, for `--explain`.
 
-use super::{Containers, ImageFacts, order::Scratch};
+use super::{ContainerBackend, EngineImage, create_request::ScratchSizes};
 use crate::{
-    native::{Line, Program, SandboxError, explain, plan},
-    passing::{self, Power},
+    native::{ExplainLine, Program, SandboxError, explain, plan},
+    transparent_proxy::{self, NetworkOwner},
 };
 use init::{plan::Ids, step::Step};
 use spec::{Access, Enforcer, SandboxSpec};
 
-impl Containers {
+impl ContainerBackend {
     /// What a run would do, step by step, without doing it.
     pub async fn explain(
         &self,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         program: &Program,
-    ) -> Result<Vec<Line>, SandboxError> {
-        let daemon = self.daemon(spec.backend).await?;
-        super::check(&daemon, spec, image).await?;
-        let line = |step, detail: String| Line { step, detail };
-        let (limits, sizes) = (&spec.limits, Scratch::of(spec.limits.disk.0));
+    ) -> Result<Vec<ExplainLine>, SandboxError> {
+        let engine = self.engine(spec.backend).await?;
+        super::check(&engine, spec, image).await?;
+        let line = |step, detail: String| ExplainLine { step, detail };
+        let (limits, sizes) = (&spec.limits, ScratchSizes::of(spec.limits.disk.0));
         let network = spec
             .internal_network
             .as_ref()
             .map_or("none".to_owned(), |name| format!("{name}, internal"));
         let holds = [
-            ("memory", daemon.holds.memory),
-            ("pids", daemon.holds.pids),
-            ("cpu", daemon.holds.cpu),
+            ("memory", engine.holds.memory),
+            ("pids", engine.holds.pids),
+            ("cpu", engine.holds.cpu),
         ];
         let mut lines = vec![
             line(
                 "engine",
-                format!("{} at {}", daemon.name(), daemon.api.socket().display()),
+                format!("{} at {}", engine.name(), engine.api.socket().display()),
             ),
             line("image", image.id.clone()),
             line("network", network),
@@ -40,7 +40,7 @@ impl Containers {
             line(Step::ReadOnlyRoot.name(), "the image".to_owned()),
             line(
                 "first process",
-                "ours, mounted read-only; calls us and looks at every wall before the program"
+                "ours, mounted read-only; connects to us and checks every barrier before the program"
                     .to_owned(),
             ),
         ];
@@ -59,16 +59,19 @@ impl Containers {
                 limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
             ),
         ));
-        // As it will be tried; which of the two it is, the network itself says.
-        let ways = match self.enter_networks && spec.internal_network.is_none() {
-            true => &[
-                (Power::Ours, ""),
-                (Power::Others, "if that is not ours to do: "),
-            ][..],
-            false => &[(Power::Others, "")],
+        // The ways in the order in which they are tried; the network itself decides.
+        let ways = if self.enter_networks && spec.internal_network.is_none() {
+            &[
+                (NetworkOwner::Airlock, ""),
+                (NetworkOwner::ContainerEngine, "if that is not ours to do: "),
+            ][..]
+        } else {
+            &[(NetworkOwner::ContainerEngine, "")]
         };
         for (power, when) in ways {
-            let way = passing::plan(spec, *power)?.as_ref().map(explain::passing);
+            let way = transparent_proxy::plan(spec, *power)?
+                .as_ref()
+                .map(explain::intercept);
             lines.extend(way.map(|way| line(way.step, format!("{when}{}", way.detail))));
         }
         let mounts = spec
@@ -90,7 +93,8 @@ impl Containers {
                 format!("{what} at {}, {access}", inside.as_path().display()),
             )
         }));
-        let (uid, gid) = (spec.user.uid, spec.user.gid);
+        let uid = spec.user.uid;
+        let gid = spec.user.gid;
         let ids = Ids {
             uid,
             gid,
@@ -102,19 +106,20 @@ impl Containers {
             .into_iter()
             .filter(|(_, held)| *held)
             .map(|(limit, _)| (limit, Enforcer::CgroupV2));
-        let last = plan::of_program(
+        let last = plan::program_plan(
             Some(program),
             spec,
-            super::live::LAST_STEPS,
+            super::sandbox::LAST_STEPS,
             ids,
             &enforcers.collect(),
         )?;
-        lines.extend(explain::of_program(&last));
+        lines.extend(explain::program_plan(&last));
         Ok(lines)
     }
 }
 
-/// Who the program will be; the numbers of a name, and of an owner, are known when the container is made.
+/// The user of the program; the ids of a name, and of an owner, are known when the container is
+/// created.
 fn user(spec: &SandboxSpec) -> String {
     match (&spec.workspace, &spec.named_user) {
         (Some(_), _) => "the owner of the workspace, with a rootful engine".to_owned(),

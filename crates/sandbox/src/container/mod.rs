@@ -1,35 +1,35 @@
-//! The container backend: boxes that Docker or Podman makes, held to the same spec.
+//! The container backend: sandboxes that Docker or Podman creates, held to the same spec.
 //!
 //! ```text
-//! SandboxSpec ─▶ order ─▶ engine's API: create, start ─▶ our init as first process
-//!                                                            │ connects to a socket of ours, looks at the walls,
-//!                                                            ▼ hands out workspace, listeners, terminal
-//!                            streams, plan, signals ◀── the same protocol as in a box of our own
+//! SandboxSpec ─▶ request ─▶ engine's API: create, start ─▶ our init as first process
+//!                                                             │ connects to our socket, checks the barriers,
+//!                                                             ▼ hands out workspace, listeners, terminal
+//!                           streams, plan, signals ◀── the same protocol as in a native sandbox
 //! ```
 //!
-//! The program's streams are our own pipes: no output passes through the container engine or its logs. When the
-//! connection ends, so does the first process, and with it the container; what is left of it is removed by its id, or
-//! by its labels after a crash.
+//! The program's streams are our own pipes: no output passes through the container engine or its
+//! logs. When the connection is closed, the first process ends, and with it the container; what is
+//! left of it is removed by its id, or by its labels after a crash.
 
 mod api;
-mod berth;
+mod create_request;
+mod engine;
 mod explain;
-mod hosts;
-mod live;
-mod order;
-mod users;
+mod image_user;
+mod sandbox;
+mod staging_dir;
 
-pub use hosts::Hosts;
-pub use live::ContainerBox;
+pub use engine::EngineSockets;
+pub use sandbox::ContainerSandbox;
 
 use crate::native::{SandboxError, plan, protect::Protection};
-use api::{ApiError, escaped};
-use berth::Berth;
-use hosts::Daemon;
-use live::{LONGEST_END, Started};
-use order::Order;
+use api::{EngineApiError, escaped};
+use create_request::CreateRequest;
+use engine::ContainerEngine;
+use sandbox::{END_TIMEOUT, StartedContainer};
 use serde_json::{Value, json};
 use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, User};
+use staging_dir::StagingDir;
 use std::{
     collections::BTreeMap,
     fmt::Display,
@@ -38,30 +38,30 @@ use std::{
     time::Duration,
 };
 
-/// How long an engine may take to remove a container: whoever waits for the result waits for that.
-const LONGEST_REMOVAL: Duration = Duration::from_secs(10);
+/// How long an engine may take to remove a container: the result waits for that.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 const RUN: &str = "io.airlock.run";
 const OWNER: &str = "io.airlock.owner";
 
-/// What a container engine knows of an image.
+/// What a container engine knows about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageFacts {
-    /// The engine's own name for exactly this image.
+pub struct EngineImage {
+    /// The engine's own id of exactly this image.
     pub id: String,
-    /// The digest that it was pulled by, if any.
+    /// The digest by which it was pulled, if any.
     pub digest: Option<Digest>,
-    /// What it says about itself.
+    /// Its configuration.
     pub config: ImageConfig,
-    /// Places for which the engine would make writable storage of its own.
+    /// Paths for which the engine would create writable storage.
     pub volumes: Vec<String>,
 }
 
-/// Makes boxes by container engines.
+/// Creates sandboxes by container engines.
 #[derive(Debug)]
-pub struct Containers {
+pub struct ContainerBackend {
     state: PathBuf,
-    hosts: Hosts,
-    known: Mutex<Vec<(Backend, Arc<Daemon>)>>,
+    hosts: EngineSockets,
+    known: Mutex<Vec<(Backend, Arc<ContainerEngine>)>>,
     enter_networks: bool,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn refused(code: ErrorCode, message: impl Display, hint: &str) -> San
 
 pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
     let tried = if tried.is_empty() {
-        "nobody said where".to_owned()
+        "no socket is configured".to_owned()
     } else {
         tried.join("; ")
     };
@@ -89,15 +89,15 @@ pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
     )
 }
 
-fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
+fn of_api(what: &str) -> impl FnOnce(EngineApiError) -> SandboxError {
     let what = what.to_owned();
     move |error| match error {
-        ApiError::Silent { .. } => refused(
+        EngineApiError::Silent { .. } => refused(
             ErrorCode::BackendUnavailable,
             error,
             "look whether the container engine still runs",
         ),
-        ApiError::Refused { .. } => refused(
+        EngineApiError::Refused { .. } => refused(
             ErrorCode::StartFailed,
             format!("the container engine would not {what}: {error}"),
             "its own log may say more; the native backend needs no engine",
@@ -105,10 +105,10 @@ fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
     }
 }
 
-impl Containers {
-    /// A backend that keeps what a crash must not lose in `state`.
-    pub fn new(state: PathBuf, hosts: Hosts) -> Containers {
-        Containers {
+impl ContainerBackend {
+    /// A backend that keeps its crash records in `state`.
+    pub fn new(state: PathBuf, hosts: EngineSockets) -> ContainerBackend {
+        ContainerBackend {
             state,
             hosts,
             known: Mutex::default(),
@@ -116,83 +116,85 @@ impl Containers {
         }
     }
 
-    /// Leaves the networks of containers as their engines made them, as where we have no power over them.
+    /// Leaves the networks of containers as their engines create them, as where we have no power
+    /// over them.
     pub fn leave_networks(&mut self) {
         self.enter_networks = false;
     }
 
-    async fn daemon(&self, backend: Backend) -> Result<Arc<Daemon>, SandboxError> {
-        let known = |all: &Vec<(Backend, Arc<Daemon>)>| {
+    async fn engine(&self, backend: Backend) -> Result<Arc<ContainerEngine>, SandboxError> {
+        let known = |all: &Vec<(Backend, Arc<ContainerEngine>)>| {
             all.iter()
                 .find(|(of, _)| *of == backend)
-                .map(|(_, daemon)| daemon.clone())
+                .map(|(_, engine)| engine.clone())
         };
-        if let Some(daemon) = known(&self.known.lock().expect("no panic while held")) {
-            return Ok(daemon);
+        if let Some(engine) = known(&self.known.lock().expect("no panic while held")) {
+            return Ok(engine);
         }
-        let daemon = Arc::new(Daemon::find(&self.hosts, backend).await?);
+        let engine = Arc::new(ContainerEngine::find(&self.hosts, backend).await?);
         self.known
             .lock()
             .expect("no panic while held")
-            .push((backend, daemon.clone()));
-        Ok(daemon)
+            .push((backend, engine.clone()));
+        Ok(engine)
     }
 
-    /// What results call this backend, and where it listens: for the record of a run.
+    /// The backend's name in results and its socket, for the record of a run.
     pub async fn identify(
         &self,
         backend: Backend,
     ) -> Result<(&'static str, PathBuf), SandboxError> {
-        let daemon = self.daemon(backend).await?;
-        Ok((daemon.name(), daemon.api.socket().to_owned()))
+        let engine = self.engine(backend).await?;
+        Ok((engine.name(), engine.api.socket().to_owned()))
     }
 
-    /// What the engine knows of an image. Never pulls one.
+    /// What the engine knows about an image. Never pulls one.
     pub async fn image(
         &self,
         backend: Backend,
         name: &ImageRef,
-    ) -> Result<ImageFacts, SandboxError> {
-        let daemon = self.daemon(backend).await?;
+    ) -> Result<EngineImage, SandboxError> {
+        let engine = self.engine(backend).await?;
         let path = format!("/images/{}/json", escaped(&name.to_string()));
-        match daemon.api.get(&path).await {
-            Ok(told) => facts(&told, name),
+        match engine.api.get(&path).await {
+            Ok(answer) => facts(&answer, name),
             Err(error) if error.is_missing() => Err(refused(
                 ErrorCode::ImageMissing,
-                format!("{} has no image `{}`", daemon.name(), name.familiar()),
-                &format!("bring it there: {} pull {}", daemon.name(), name.familiar()),
+                format!("{} has no image `{}`", engine.name(), name.familiar()),
+                &format!("bring it there: {} pull {}", engine.name(), name.familiar()),
             )),
             Err(error) => Err(of_api("describe the image")(error)),
         }
     }
 
-    /// Makes a box. Whatever fails, nothing is left of it but what the run's record tells the sweep of.
+    /// Creates a sandbox. On an error nothing is left of it except what the sweep finds by the
+    /// run's record.
     pub async fn create(
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         ids: [(&'static str, Option<Id>); 2],
-    ) -> Result<ContainerBox, SandboxError> {
-        let daemon = self.daemon(spec.backend).await?;
+    ) -> Result<ContainerSandbox, SandboxError> {
+        let engine = self.engine(spec.backend).await?;
         let mut labels = vec![(RUN, name.to_string()), (OWNER, crate::owner(&self.state)?)];
         labels.extend(
             ids.into_iter()
                 .filter_map(|(label, id)| Some((label, id?.to_string()))),
         );
-        check(&daemon, spec, image).await?;
+        check(&engine, spec, image).await?;
         let protection = spec
             .workspace
             .as_deref()
             .map(|path| self.protect(name, path, spec))
             .transpose()?;
         let made = self
-            .start(&daemon, name, spec, image, &labels, protection.as_ref())
+            .start(&engine, name, spec, image, &labels, protection.as_ref())
             .await;
         match made {
-            Ok((started, berth, notes)) => {
+            Ok((started, staging_dir, notes)) => {
                 started
-                    .into_box(daemon, spec.clone(), protection, berth, notes)
+                    .into_sandbox(engine, spec.clone(), protection, staging_dir, notes)
                     .checked()
                     .await
             }
@@ -207,42 +209,45 @@ impl Containers {
 
     async fn start(
         &self,
-        daemon: &Daemon,
+        engine: &ContainerEngine,
         name: &Id,
         spec: &SandboxSpec,
-        image: &ImageFacts,
+        image: &EngineImage,
         labels: &[(&'static str, String)],
         protection: Option<&Protection>,
-    ) -> Result<(Started, Berth, Vec<String>), SandboxError> {
+    ) -> Result<(StartedContainer, StagingDir, Vec<String>), SandboxError> {
         let asked = match &spec.named_user {
-            Some(name) => users::look_up(daemon, image, name, labels).await?,
+            Some(name) => image_user::look_up(engine, image, name, labels).await?,
             None => spec.user,
         };
-        let (user, mut notes) = user_of(spec, asked, protection, daemon)?;
+        let (user, mut notes) = user_of(spec, asked, protection, engine)?;
         let (workspace, mounts) = plan::host_paths(spec, false)?;
-        notes.extend(order::submount_notes(workspace.iter().chain(&mounts))?);
-        let berth =
-            Berth::make(&self.state, name, &spec.limits).map_err(|source| SandboxError::Look {
-                path: self.state.join(berth::FOLDER),
+        notes.extend(create_request::submount_notes(
+            workspace.iter().chain(&mounts),
+        )?);
+        let staging_dir = StagingDir::make(&self.state, name, &spec.limits).map_err(|source| {
+            SandboxError::Look {
+                path: self.state.join(staging_dir::FOLDER),
                 source,
-            })?;
-        let order = Order {
-            daemon,
+            }
+        })?;
+        let request = CreateRequest {
+            engine,
             name: &format!("airlock-{}-{name}", crate::owner(&self.state)?),
             spec,
             image,
             user,
             labels,
-            ours: berth.path(),
+            ours: staging_dir.path(),
             workspace: workspace.as_ref(),
             mounts: &mounts,
             enter_network: self.enter_networks,
             protection,
         };
-        match live::start(&order, &berth).await {
-            Ok(started) => Ok((started, berth, notes)),
+        match sandbox::start(&request, &staging_dir).await {
+            Ok(started) => Ok((started, staging_dir, notes)),
             Err(error) => {
-                berth.remove();
+                staging_dir.remove();
                 Err(error)
             }
         }
@@ -258,16 +263,16 @@ impl Containers {
         Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
-    /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.
+    /// The runs of this state folder that have containers at an engine, each with their ids.
     pub async fn left_over(
         &self,
         socket: &Path,
     ) -> Result<BTreeMap<String, Vec<String>>, SandboxError> {
-        let daemon = Daemon::open(socket).await?;
+        let engine = ContainerEngine::open(socket).await?;
         let filters =
             json!({ "label": [format!("{OWNER}={}", crate::owner(&self.state)?)] }).to_string();
         let path = format!("/containers/json?all=true&filters={}", escaped(&filters));
-        let list = daemon
+        let list = engine
             .api
             .get(&path)
             .await
@@ -283,48 +288,50 @@ impl Containers {
 
     /// Removes a container by its id, running or not.
     pub async fn remove(&self, socket: &Path, id: &str) -> Result<(), SandboxError> {
-        let daemon = Daemon::open(socket).await?;
+        let engine = ContainerEngine::open(socket).await?;
         let path = |what| format!("/containers/{}/{what}", escaped(id));
-        let told = daemon.api.get(&path("json")).await.unwrap_or_default();
-        // One that is frozen goes on, sees that nobody is there, and ends; no engine likes to remove it before.
-        if told["State"]["Paused"] == true && daemon.api.post(&path("unpause"), None).await.is_ok()
+        let answer = engine.api.get(&path("json")).await.unwrap_or_default();
+        // A thawed container notices the closed connection and ends; engines refuse to remove a
+        // paused one.
+        if answer["State"]["Paused"] == true
+            && engine.api.post(&path("unpause"), None).await.is_ok()
         {
-            _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&path("wait"), None)).await;
+            _ = tokio::time::timeout(END_TIMEOUT, engine.api.post(&path("wait"), None)).await;
         }
-        remove(&daemon, id)
+        remove(&engine, id)
             .await
             .map_err(of_api("remove a container"))
     }
 
-    /// Removes what a run has in the state folder.
+    /// Removes the staging folder of a run.
     pub fn remove_leftovers(&self, run: &Id) -> std::io::Result<()> {
-        berth::remove(&self.state, run)
+        staging_dir::remove(&self.state, run)
     }
 }
 
-/// Gone already is as good. An engine that is still busy with its end may refuse at first.
-async fn remove(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
-    if remove_at_once(daemon, id).await.is_ok() {
+/// An absent container is fine. An engine that is still ending it may refuse at first.
+async fn remove(engine: &ContainerEngine, id: &str) -> Result<(), EngineApiError> {
+    if remove_at_once(engine, id).await.is_ok() {
         return Ok(());
     }
     let wait = format!("/containers/{}/wait", escaped(id));
-    _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&wait, None)).await;
-    remove_at_once(daemon, id).await
+    _ = tokio::time::timeout(END_TIMEOUT, engine.api.post(&wait, None)).await;
+    remove_at_once(engine, id).await
 }
 
-async fn remove_at_once(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
+async fn remove_at_once(engine: &ContainerEngine, id: &str) -> Result<(), EngineApiError> {
     let path = format!("/containers/{}?force=true&v=true", escaped(id));
-    match tokio::time::timeout(LONGEST_REMOVAL, daemon.api.delete(&path)).await {
+    match tokio::time::timeout(REMOVAL_TIMEOUT, engine.api.delete(&path)).await {
         Ok(Err(error)) if !error.is_missing() => Err(error),
         Ok(_) => Ok(()),
-        Err(_) => Err(ApiError::Silent {
-            socket: daemon.api.socket().to_owned(),
+        Err(_) => Err(EngineApiError::Silent {
+            socket: engine.api.socket().to_owned(),
             source: std::io::ErrorKind::TimedOut.into(),
         }),
     }
 }
 
-fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+fn facts(answer: &Value, name: &ImageRef) -> Result<EngineImage, SandboxError> {
     let texts = |value: &Value| {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter()
@@ -333,19 +340,19 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
             .collect::<Vec<_>>()
     };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let config = &told["Config"];
+    let config = &answer["Config"];
     let labels = config["Labels"].as_object().into_iter().flatten();
     let labels = labels
         .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
         .collect();
-    let id = text(&told["Id"]);
-    // Of this repository: the same image may have come from others, by other digests.
+    let id = text(&answer["Id"]);
+    // Of this repository: the same image may have other digests in others.
     let named = |text: &String| {
         let of: ImageRef = text.parse().ok()?;
         let same = (of.registry(), of.repository()) == (name.registry(), name.repository());
         of.digest().filter(|_| same).cloned()
     };
-    let digests: Vec<_> = texts(&told["RepoDigests"])
+    let digests: Vec<_> = texts(&answer["RepoDigests"])
         .iter()
         .filter_map(named)
         .collect();
@@ -363,7 +370,7 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
             "pull it again by its digest",
         ));
     }
-    Ok(ImageFacts {
+    Ok(EngineImage {
         digest: digests.into_iter().next().or(own),
         config: ImageConfig {
             user: text(&config["User"]),
@@ -383,11 +390,11 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     })
 }
 
-/// What the engine could not hold is refused before anything is made.
+/// Refuses what the engine cannot enforce, before anything is created.
 async fn check(
-    daemon: &Daemon,
+    engine: &ContainerEngine,
     spec: &SandboxSpec,
-    image: &ImageFacts,
+    image: &EngineImage,
 ) -> Result<(), SandboxError> {
     let refuse = |code, message: String, hint: &str| Err(refused(code, message, hint));
     if spec.network == spec::Network::Host {
@@ -425,7 +432,7 @@ async fn check(
         let hint = "give that place a --mount or a --volume of your own, or use the native backend";
         return refuse(ErrorCode::ImageRefused, message, hint);
     }
-    if !daemon.holds.pids && !daemon.rootless {
+    if !engine.holds.pids && !engine.rootless {
         let message = "the container engine cannot limit processes (`pids_limit`)".to_owned();
         return refuse(
             ErrorCode::BarrierMissing,
@@ -434,39 +441,39 @@ async fn check(
         );
     }
     match &spec.internal_network {
-        Some(network) => check_internal(daemon, network).await,
+        Some(network) => check_internal(engine, network).await,
         None => Ok(()),
     }
 }
 
-async fn check_internal(daemon: &Daemon, network: &Id) -> Result<(), SandboxError> {
-    let told = daemon
+async fn check_internal(engine: &ContainerEngine, network: &Id) -> Result<(), SandboxError> {
+    let answer = engine
         .api
         .get(&format!("/networks/{}", escaped(network.as_str())))
         .await;
-    let told = told.map_err(of_api("describe the network"))?;
-    match told["Internal"].as_bool() {
+    let answer = answer.map_err(of_api("describe the network"))?;
+    match answer["Internal"].as_bool() {
         Some(true) => Ok(()),
         _ => Err(refused(
             ErrorCode::BarrierMissing,
             format!("the network `{network}` is not internal: it leads out"),
             &format!(
                 "make one that is: {} network create --internal NAME",
-                daemon.name()
+                engine.name()
             ),
         )),
     }
 }
 
-/// Who the program is: with a mounted workspace its owner, so that files stay his.
+/// The user of the program: with a mounted workspace its owner, so that files stay the owner's.
 fn user_of(
     spec: &SandboxSpec,
     mut user: User,
     protection: Option<&Protection>,
-    daemon: &Daemon,
+    engine: &ContainerEngine,
 ) -> Result<(User, Vec<String>), SandboxError> {
     let mut notes = Vec::new();
-    if let (Some(protection), Some(path), false) = (protection, &spec.workspace, daemon.rootless) {
+    if let (Some(protection), Some(path), false) = (protection, &spec.workspace, engine.rootless) {
         let found =
             rustix::fs::fstat(protection.workspace()).map_err(|error| SandboxError::Look {
                 path: path.clone(),
@@ -487,7 +494,7 @@ fn user_of(
             ));
         }
     }
-    if user.gid == 0 && !daemon.rootless {
+    if user.gid == 0 && !engine.rootless {
         user.gid = user.uid;
         notes.push(format!(
             "group 0 would be the host's root group; the program's is {}",

@@ -1,6 +1,6 @@
-//! Which barriers stand: concluded from the steps that reported themselves done, and from nothing else.
+//! Which barriers are in force: concluded from the reported steps, and from nothing else.
 
-use super::plan::Starter;
+use super::plan::InvokingUser;
 use init::step::{Step, Steps};
 use spec::{Access, Barrier, Enforcer, Network, SandboxSpec};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ pub(crate) fn standing(
     done: Steps,
     spec: &SandboxSpec,
     enforcers: &BTreeMap<&'static str, Enforcer>,
-    starter: Starter,
+    invoking_user: InvokingUser,
 ) -> Vec<Barrier> {
     let grouped = |limit| {
         matches!(
@@ -31,7 +31,7 @@ pub(crate) fn standing(
         Barrier::OwnUts => joined(Step::UtsNamespace),
         Barrier::OwnCgroup => joined(Step::CgroupNamespace),
         Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.transparent_ports.is_none(),
-        // What leads to every public host is a way out, whoever holds it.
+        // A door to every public host is a way out.
         Barrier::DoorsOnly => alone && spec.network == Network::Doors && !spec.reaches_any_host,
         Barrier::ReadOnlyRoot => {
             done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root
@@ -41,7 +41,8 @@ pub(crate) fn standing(
         Barrier::SyscallFilter => done.has(Step::SyscallFilter),
         Barrier::PathRules => done.has(Step::PathRules),
         Barrier::MemoryLimit => grouped("memory"),
-        // Without a cgroup by RLIMIT_NPROC, which counts per user namespace: each box has its own.
+        // Without a cgroup by RLIMIT_NPROC, which counts per user namespace: each sandbox has its
+        // own.
         Barrier::PidsLimit => {
             grouped("pids")
                 || (done.has(Step::ResourceLimits) && done.has(Step::EnterUserNamespace))
@@ -49,8 +50,8 @@ pub(crate) fn standing(
         Barrier::CpuLimit => grouped("cpu"),
         Barrier::DiskLimit => done.has(Step::Scratch) && !writes_to_host(spec),
         Barrier::EmptyEnvironment => done.has(Step::EmptyEnvironment),
-        // An ordinary user's program is that user; root's is whom the credentials step made it.
-        Barrier::NotHostRoot => starter == Starter::User || done.has(Step::Credentials),
+        // An ordinary user's program is that user; root's has the user of the credentials step.
+        Barrier::NotHostRoot => invoking_user == InvokingUser::User || done.has(Step::Credentials),
         Barrier::OwnKernel => false,
     };
     Barrier::ALL.iter().copied().filter(stands).collect()
@@ -63,8 +64,8 @@ fn writes_to_host(spec: &SandboxSpec) -> bool {
     spec.workspace.is_some() || all.any(|access| access == Access::ReadWrite)
 }
 
-/// What no run goes without, whatever was asked. Limits and Landlock depend on the host: they are missing
-/// only where it has none, which the result says.
+/// The barriers that every run requires. Limits and Landlock depend on the host: they are missing
+/// only where it lacks them, which the result says.
 pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
     let mut all = vec![
         Barrier::OwnUser,

@@ -1,54 +1,54 @@
-//! Why a box could not be made, with what to do about it.
+//! Why a sandbox could not be created, with hints.
 
 use super::{cgroup::CgroupError, protect::ProtectError};
 use init::{
-    plan::OVER_WORKSPACE,
-    step::{Failure, Step},
+    plan::WORKSPACE_OVERLAY,
+    step::{Step, StepFailure},
 };
 use spec::{Barrier, ErrorCode, ErrorInfo};
 use std::{io, path::PathBuf};
 
-/// A barrier that is required and cannot be had.
+/// A required barrier that this host cannot enforce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingBarrier {
     /// Its name.
     pub barrier: &'static str,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
-impl Missing {
-    /// From its parts.
-    pub fn new(barrier: &'static str, why: impl Into<String>) -> Missing {
-        Missing {
+impl MissingBarrier {
+    /// From its fields.
+    pub fn new(barrier: &'static str, why: impl Into<String>) -> MissingBarrier {
+        MissingBarrier {
             barrier,
             why: why.into(),
         }
     }
 }
 
-/// Why there is no box, or no program in it.
+/// Why there is no sandbox, or no program in it.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// Required, and not to be had here.
+    /// A required barrier is not available here.
     #[error("this host cannot enforce `{}`: {}", .0.barrier, .0.why)]
-    Missing(Missing),
-    /// A host path.
+    Missing(MissingBarrier),
+    /// A host path cannot be used.
     #[error("cannot use `{}`", path.display())]
     Look {
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A host path that leads elsewhere than when it was admitted.
+    /// A host path leads elsewhere than when it was admitted.
     #[error("`{}` is no longer what it was when it was admitted", path.display())]
     Replaced {
         /// The path.
         path: PathBuf,
     },
-    /// A path that is no text where text is needed.
+    /// A mount point that is not UTF-8.
     #[error("the mount point `{}` is not valid UTF-8", path.display())]
     Name {
         /// The path.
@@ -63,24 +63,24 @@ pub enum SandboxError {
         /// The file.
         path: PathBuf,
     },
-    /// The image.
+    /// The image cannot be used.
     #[error("{message}")]
     Image {
         /// Missing or refused.
         code: ErrorCode,
-        /// What is wrong.
+        /// The message for the caller.
         message: String,
-        /// What to do.
+        /// The hint.
         hint: String,
     },
-    /// A container engine.
+    /// A container engine failed or refused.
     #[error("{message}")]
     Engine {
-        /// Which kind of refusal.
+        /// The kind of failure.
         code: ErrorCode,
-        /// What is wrong.
+        /// The message for the caller.
         message: String,
-        /// What to do.
+        /// The hint.
         hint: String,
     },
     /// The workspace belongs to the host's root, and its file system cannot be idmapped.
@@ -89,86 +89,86 @@ pub enum SandboxError {
         /// The workspace.
         path: PathBuf,
     },
-    /// A writable mount of what is protected in the workspace.
+    /// A writable mount of a name that is protected in the workspace.
     #[error("the writable mount of `{}` leads around the protected names of the workspace", path.display())]
     AroundProtection {
-        /// What is mounted.
+        /// The host path of the mount.
         path: PathBuf,
     },
-    /// Protected names of the workspace.
+    /// The names of the workspace cannot be protected.
     #[error(transparent)]
     Protect(#[from] ProtectError),
-    /// Control groups.
+    /// The cgroups could not be created or removed.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The launcher could not be started or spoken to.
+    /// The launcher could not be started or reached.
     #[error("cannot {what} the launcher")]
     Launcher {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Nothing runs in a frozen box.
+    /// The sandbox is frozen.
     #[error("the sandbox is frozen")]
     Frozen,
-    /// No cgroup for it.
+    /// It has no cgroup that can freeze it.
     #[error("cannot freeze the sandbox: {why}")]
     CannotFreeze {
-        /// Why not.
+        /// The reason.
         why: String,
         /// What would help.
         remedy: &'static str,
     },
-    /// It did not come to rest, and may another time.
+    /// Freezing timed out; another attempt may succeed.
     #[error("cannot freeze the sandbox: {why}")]
     NotFrozen {
-        /// Why not.
+        /// The cause.
         why: io::Error,
     },
-    /// A box has as many programs under way as it may.
+    /// The session has as many running execs as it may.
     #[error("the sandbox has {most} programs under way, as many as it may")]
     TooManyPrograms {
-        /// How many that is.
+        /// The limit.
         most: usize,
     },
-    /// A further program has a folder to start in that it cannot.
+    /// The working directory of an exec cannot be entered.
     #[error("the program cannot start in its `directory`")]
     Directory {
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The box may have no further process.
+    /// The sandbox has reached its process limit.
     #[error("the sandbox has as many processes as it may, and no program can be started")]
     NoProcess,
-    /// A further program was made and did not come to run.
+    /// A prepared child did not execute its program in time.
     #[error("the program did not come to run in time: something in the sandbox holds it up")]
     HeldUp,
     /// A step of containment failed; no line of the program ran.
     #[error("the step `{}` failed at {}: {}", .0.step.name(), .0.detail, io::Error::from_raw_os_error(.0.errno))]
-    Step(Failure),
-    /// The launcher or the box died on the way.
+    Step(StepFailure),
+    /// The launcher or the sandbox died during setup.
     #[error("the sandbox died while it was being made")]
     Died,
 }
 
-impl From<Missing> for SandboxError {
-    fn from(missing: Missing) -> Self {
+impl From<MissingBarrier> for SandboxError {
+    fn from(missing: MissingBarrier) -> Self {
         SandboxError::Missing(missing)
     }
 }
 
-/// For a program that was not there or could not be run.
+/// The errnos of a program that is missing.
 const NOT_FOUND: i32 = 2;
 const NOT_A_DIRECTORY: i32 = 20;
 
 impl SandboxError {
-    /// What `airlock run` exits with: 127 and 126 for the program itself, else 125.
+    /// The exit status of `airlock run`: 127 and 126 for the program itself, else 125.
     pub fn exit_status(&self) -> u8 {
         match self {
-            SandboxError::Step(Failure {
+            SandboxError::Step(StepFailure {
                 step: Step::Exec,
                 errno,
                 ..
@@ -180,13 +180,13 @@ impl SandboxError {
         }
     }
 
-    /// As a caller sees it.
+    /// The error for the caller.
     pub fn info(&self) -> ErrorInfo {
         let cause = std::error::Error::source(self)
             .map(|source| format!(": {source}"))
             .unwrap_or_default();
         let message = match self {
-            SandboxError::Step(failure) if failure.step == Step::Exec => self.of_program(failure),
+            SandboxError::Step(failure) if failure.step == Step::Exec => self.program_plan(failure),
             _ => format!("{self}{cause}"),
         };
         ErrorInfo {
@@ -196,7 +196,7 @@ impl SandboxError {
         }
     }
 
-    fn of_program(&self, failure: &Failure) -> String {
+    fn program_plan(&self, failure: &StepFailure) -> String {
         let name = failure.detail.escape_debug();
         match self.exit_status() {
             127 => format!("there is no command `{name}` inside"),
@@ -285,13 +285,13 @@ impl SandboxError {
     }
 }
 
-fn step_hint(failure: &Failure) -> String {
+fn step_hint(failure: &StepFailure) -> String {
     match failure.step {
         Step::LauncherNamespaces | Step::Template => "`airlock doctor` says what keeps this host from making namespaces",
         Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
         Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
-        Step::Passing => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
-        Step::Workspace if failure.detail == OVER_WORKSPACE => {
+        Step::TransparentProxy => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
+        Step::Workspace if failure.detail == WORKSPACE_OVERLAY => {
             "this kernel does not lay a layer over that folder: share it at once with --workspace DIR:live, show it \
              read-only with DIR:ro, or have it copied (`copy_names` and `copy_size` under [workspace])"
         }
@@ -315,13 +315,13 @@ mod tests {
         let hint = |detail: &str| {
             let step = Step::Workspace;
             let (errno, detail) = (22, detail.to_owned());
-            step_hint(&Failure {
+            step_hint(&StepFailure {
                 step,
                 errno,
                 detail,
             })
         };
-        let told = hint(OVER_WORKSPACE);
+        let told = hint(WORKSPACE_OVERLAY);
         assert!(
             told.contains("DIR:live") && told.contains("DIR:ro"),
             "{told}"

@@ -1,8 +1,10 @@
 //! A plan in words, for `--explain`.
 
-use super::{Missing, Native, Program, SandboxError, barriers, live, machine, plan, probe, root};
+use super::{
+    MissingBarrier, NativeBackend, Program, SandboxError, barriers, fake_proc, plan, probe, root,
+};
 use init::{
-    plan::{HostPath, PassingPlan, PlaceKind, ProgramPlan, TemplatePlan},
+    plan::{HostPath, InterceptPlan, ProgramPlan, RootEntryKind, TemplatePlan},
     step::Step,
 };
 use spec::{Enforcer, Id, Limits, SandboxSpec};
@@ -10,53 +12,53 @@ use std::{collections::BTreeMap, fmt::Write};
 
 /// One line: a step and what it will do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// The step.
+pub struct ExplainLine {
+    /// The name of the step.
     pub step: &'static str,
-    /// What exactly.
+    /// The details.
     pub detail: String,
 }
 
-fn line(step: Step, detail: impl Into<String>) -> Line {
-    Line {
+fn line(step: Step, detail: impl Into<String>) -> ExplainLine {
+    ExplainLine {
         step: step.name(),
         detail: detail.into(),
     }
 }
 
-impl Native {
+impl NativeBackend {
     /// What a run would do, step by step, without doing it.
     pub fn explain(
         &self,
         name: &Id,
         spec: &SandboxSpec,
         program: &Program,
-    ) -> Result<Vec<Line>, SandboxError> {
+    ) -> Result<Vec<ExplainLine>, SandboxError> {
         let template = root::plan(spec, self.steps, &self.hidden)?;
-        let who = plan::Who::new(spec, self.starter, name, None);
-        let in_box = plan::of_box(spec, self.steps, who, &[], false)?;
+        let who = plan::ProgramIdentity::new(spec, self.invoking_user, name, None);
+        let sandbox = plan::sandbox_plan(spec, self.steps, who, &[], false)?;
         let findings = self.cgroups.findings();
         let enforcers = findings
             .iter()
             .map(|finding| (finding.limit, finding.enforcer))
             .collect();
-        self.check_planned(spec, in_box.own_network, &enforcers)?;
-        let last = plan::of_program(Some(program), spec, self.steps, who.ids, &enforcers)?;
+        self.check_planned(spec, sandbox.own_network, &enforcers)?;
+        let last = plan::program_plan(Some(program), spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
-            .map(|finding| Line {
+            .map(|finding| ExplainLine {
                 step: "cgroup",
                 detail: format!("{} {}", finding.limit, held_by(finding.enforcer)),
             })
             .collect();
         lines.extend(of_template(&template));
-        lines.extend(namespaces(in_box.own_network));
+        lines.extend(namespaces(sandbox.own_network));
         let limits = &spec.limits;
         lines.push(line(
             Step::Proc,
-            "a proc of the box's own; keys, kernel symbols and settings masked or read-only",
+            "a proc of the sandbox's own; keys, kernel symbols and settings masked or read-only",
         ));
-        lines.push(line(Step::ShowLimits, shown(limits)));
+        lines.push(line(Step::ShowLimits, describe_limits(limits)));
         lines.push(line(
             Step::Scratch,
             format!(
@@ -64,9 +66,9 @@ impl Native {
                 limits.scratch()
             ),
         ));
-        if !in_box.copies.is_empty() {
-            let all: Vec<_> = in_box
-                .copies
+        if !sandbox.writable_folders.is_empty() {
+            let all: Vec<_> = sandbox
+                .writable_folders
                 .iter()
                 .map(|path| path.to_string_lossy())
                 .collect();
@@ -75,17 +77,17 @@ impl Native {
                 format!("a writable layer over {}, gone afterwards", all.join(" ")),
             ));
         }
-        lines.push(match &in_box.workspace {
+        lines.push(match &sandbox.workspace {
             Some(path) => line(Step::Workspace, host_path(path)),
             None => line(Step::Workspace, "fresh and empty, gone afterwards"),
         });
         lines.extend(
-            in_box
+            sandbox
                 .mounts
                 .iter()
                 .map(|mount| line(Step::Mounts, host_path(mount))),
         );
-        let doors: Vec<_> = in_box
+        let doors: Vec<_> = sandbox
             .doors
             .iter()
             .map(|port| format!("127.0.0.1:{port}"))
@@ -97,26 +99,26 @@ impl Native {
         };
         lines.push(line(
             Step::Doors,
-            if in_box.own_network {
+            if sandbox.own_network {
                 doors
             } else {
                 "none; the host's network".to_owned()
             },
         ));
-        lines.extend(in_box.passing.as_ref().map(passing));
-        if in_box.terminal {
+        lines.extend(sandbox.intercept.as_ref().map(intercept));
+        if sandbox.terminal {
             lines.push(line(
                 Step::Terminal,
-                "a devpts of the box's own; one terminal of it is 0, 1 and 2",
+                "a devpts of the sandbox's own; one terminal of it is 0, 1 and 2",
             ));
         }
-        lines.extend(of_program(&last));
+        lines.extend(program_plan(&last));
         Ok(lines)
     }
 }
 
-impl Native {
-    /// Refuses a required barrier that would not stand if every step succeeds.
+impl NativeBackend {
+    /// Refuses a required barrier that would be missing even if every step succeeds.
     fn check_planned(
         &self,
         spec: &SandboxSpec,
@@ -130,41 +132,39 @@ impl Native {
         if probe::landlock_version() == 0 {
             steps = steps.without(Step::PathRules);
         }
-        let standing = barriers::standing(steps, spec, enforcers, self.starter);
+        let standing = barriers::standing(steps, spec, enforcers, self.invoking_user);
         match spec.required.iter().find(|it| !standing.contains(it)) {
             None => Ok(()),
             Some(barrier) => {
-                Err(Missing::new(barrier.name(), live::why_missing(*barrier, None)).into())
+                Err(MissingBarrier::new(barrier.name(), super::why_missing(*barrier, None)).into())
             }
         }
     }
 }
 
-/// What becomes of connections that no program sent to a door.
-pub(crate) fn passing(plan: &PassingPlan) -> Line {
+/// What happens to connections that no program sent to a door.
+pub(crate) fn intercept(plan: &InterceptPlan) -> ExplainLine {
     let ports: Vec<_> = plan.ports.iter().map(u16::to_string).collect();
-    let ports = match plan.redirect {
+    let ports = match plan.redirect_port {
         Some(to) => format!(
             "every port, by a redirect to {to} (without nf_tables {})",
             ports.join(", ")
         ),
         None => format!("port {}", ports.join(", ")),
     };
-    let names = plan.names;
+    let dns_port = plan.dns_port;
     line(
-        Step::Passing,
-        format!(
-            "what is dialled at {ports} arrives at the egress door; names at 127.0.0.1:{names}"
-        ),
+        Step::TransparentProxy,
+        format!("connections to {ports} go to the egress door; DNS at 127.0.0.1:{dns_port}"),
     )
 }
 
-fn of_template(template: &TemplatePlan) -> Vec<Line> {
+fn of_template(template: &TemplatePlan) -> Vec<ExplainLine> {
     let mut bound = String::new();
     for place in template
-        .places
+        .entries
         .iter()
-        .filter(|place| matches!(place.kind, PlaceKind::Bind | PlaceKind::Shown))
+        .filter(|place| matches!(place.kind, RootEntryKind::Bind | RootEntryKind::HostOverlay))
     {
         // Writing to a String cannot fail.
         _ = write!(bound, " /{}", place.path.to_string_lossy());
@@ -179,7 +179,7 @@ fn of_template(template: &TemplatePlan) -> Vec<Line> {
     ]
 }
 
-fn namespaces(own_network: bool) -> Vec<Line> {
+fn namespaces(own_network: bool) -> Vec<ExplainLine> {
     let network = if own_network {
         "a new one"
     } else {
@@ -212,9 +212,9 @@ fn host_path(path: &HostPath) -> String {
     )
 }
 
-fn shown(limits: &Limits) -> String {
+fn describe_limits(limits: &Limits) -> String {
     let cpus = if limits.cpus.is_some() {
-        machine::processors(limits).to_string()
+        fake_proc::processors(limits).to_string()
     } else {
         "all".to_owned()
     };
@@ -224,8 +224,8 @@ fn shown(limits: &Limits) -> String {
     )
 }
 
-/// Only where there is a limit of CPUs.
-fn affinity(plan: &ProgramPlan) -> Option<Line> {
+/// Only with a CPU limit.
+fn affinity(plan: &ProgramPlan) -> Option<ExplainLine> {
     plan.cpus.map(|count| {
         line(
             Step::Affinity,
@@ -234,7 +234,7 @@ fn affinity(plan: &ProgramPlan) -> Option<Line> {
     })
 }
 
-pub(crate) fn of_program(plan: &ProgramPlan) -> Vec<Line> {
+pub(crate) fn program_plan(plan: &ProgramPlan) -> Vec<ExplainLine> {
     let ids = plan.ids;
     let limits = plan
         .rlimits
@@ -250,10 +250,10 @@ pub(crate) fn of_program(plan: &ProgramPlan) -> Vec<Line> {
             .collect();
         shown.join(" ")
     };
-    let errand = plan.errand.as_ref();
-    let names: Vec<_> = errand
+    let exec_args = plan.exec_args.as_ref();
+    let names: Vec<_> = exec_args
         .iter()
-        .flat_map(|errand| &errand.env)
+        .flat_map(|exec_args| &exec_args.env)
         .filter_map(|line| {
             line.to_str()
                 .ok()?
@@ -300,12 +300,14 @@ pub(crate) fn of_program(plan: &ProgramPlan) -> Vec<Line> {
     let after = [
         line(
             Step::SyscallFilter,
-            format!("{} instructions", init::filter::program().len()),
+            format!("{} instructions", init::seccomp::program().len()),
         ),
         line(Step::EmptyEnvironment, names.join(" ")),
         line(
             Step::Exec,
-            errand.map(|errand| join(&errand.argv)).unwrap_or_default(),
+            exec_args
+                .map(|exec_args| join(&exec_args.argv))
+                .unwrap_or_default(),
         ),
     ];
     own_users

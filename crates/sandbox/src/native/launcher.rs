@@ -2,8 +2,8 @@
 
 use super::SandboxError;
 use init::{
-    plan::{BoxPlan, Ids, NetworkPlan, StockPlan, TemplatePlan},
-    protocol::{self, Arriving, Brief, Command as Order, Report, Request},
+    plan::{ContainerNetworkPlan, Ids, NamespacePoolPlan, SandboxPlan, TemplatePlan},
+    protocol::{self, InterceptHandles, LauncherRequest, Payload, Report, SandboxCommand},
     step::Steps,
     wire::Wire,
 };
@@ -24,8 +24,8 @@ use std::{
 };
 use tokio::{io::Interest, net::UnixDatagram};
 
-/// One end of a socket for messages. To tokio it is a datagram socket, which differs only in how a connection
-/// is made; ours come connected.
+/// One end of a message socket. To tokio it is a datagram socket, which differs only in how a
+/// connection is made; ours come connected.
 #[derive(Debug)]
 pub(crate) struct Channel(UnixDatagram);
 
@@ -36,7 +36,7 @@ impl Channel {
         UnixDatagram::from_std(socket).map(Channel)
     }
 
-    /// The next report, or `None` when the other end is gone.
+    /// The next report, or `None` when the other end is closed.
     pub(crate) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
         self.0
             .async_io(Interest::READABLE, || protocol::receive(&self.0))
@@ -47,42 +47,42 @@ impl Channel {
         protocol::send(&self.0, message, handles)
     }
 
-    /// Whether nothing has been said, nor has the other end gone. Asks the kernel: what the event loop knows of the
-    /// socket is as old as its last turn.
+    /// Whether no message has arrived and the other end is open. Asks the kernel: what the event
+    /// loop knows of the socket is as old as its last turn.
     pub(crate) fn is_quiet(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&self.0, &mut [0; 1], flags)
             .is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
-    pub(crate) fn order(&self, order: Order) -> io::Result<()> {
-        self.send(&order, &[])
+    pub(crate) fn command(&self, command: SandboxCommand) -> io::Result<()> {
+        self.send(&command, &[])
     }
 
-    /// An order with a plan, which comes before the other handles if it is large.
-    pub(crate) fn order_by_plan<T: Wire>(
+    /// A command with a plan, whose memfd comes before the other descriptors if it is large.
+    pub(crate) fn send_plan<T: Wire>(
         &self,
-        order: fn(Brief) -> Order,
+        command: fn(Payload) -> SandboxCommand,
         plan: &T,
         handles: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let (brief, file) = Brief::new(plan)?;
+        let (payload, file) = Payload::new(plan)?;
         let handles: Vec<_> = file
             .iter()
             .map(AsFd::as_fd)
             .chain(handles.iter().copied())
             .collect();
-        self.send(&order(brief), &handles)
+        self.send(&command(payload), &handles)
     }
 }
 
-/// A live launcher, or a lane of one. Dropping it ends it with all its boxes.
+/// A live launcher, or a cgroup v1 forker of one. Dropping it ends it with all its sandboxes.
 #[derive(Debug)]
 pub(super) struct Launcher {
     control: Channel,
-    /// What it has done for all its boxes.
+    /// The steps that it took for all its sandboxes.
     pub(super) steps: Steps,
-    /// Whose lane it is: the launcher's end would be the end of its lanes.
+    /// The launcher of a forker: its end would be the forker's.
     _parent: Option<Arc<Launcher>>,
 }
 
@@ -91,27 +91,28 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
 }
 
 impl Launcher {
-    /// Briefs one that has begun, and waits until its template stands.
+    /// Sends the template to a launcher process, and waits until it is built.
     pub(super) async fn start(
-        begun: Begun,
+        process: LauncherProcess,
         plan: &TemplatePlan,
         first: Option<Ids>,
     ) -> Result<Launcher, SandboxError> {
-        let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
-        let Begun { mut child, control } = begun;
+        let (plan, file) = Payload::new(plan).map_err(failed("send the plan to"))?;
+        let LauncherProcess { mut child, control } = process;
         let control = Channel::new(control).map_err(failed("connect to"))?;
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         control
-            .send(&Request::Template { plan, first }, &files)
-            .map_err(failed("brief"))?;
-        let launcher = Launcher::greeted(control).await;
-        // The process we started ends as soon as it has forked the launcher into its own pid namespace.
+            .send(&LauncherRequest::Template { plan, first }, &files)
+            .map_err(failed("send the plan to"))?;
+        let launcher = Launcher::receive_hello(control).await;
+        // The process that we started ends as soon as it has forked the launcher into its own pid
+        // namespace.
         child.wait().map_err(failed("wait for"))?;
         launcher
     }
 
-    /// A copy that sits in version 1 cgroups.
-    pub(super) async fn lane(
+    /// Forks the launcher into version 1 cgroups.
+    pub(super) async fn cgroup_forker(
         self: &Arc<Self>,
         groups: &[OwnedFd],
     ) -> Result<Launcher, SandboxError> {
@@ -121,18 +122,19 @@ impl Launcher {
             .chain(groups.iter().map(AsFd::as_fd))
             .collect();
         self.control
-            .send(&Request::Lane, &handles)
-            .map_err(failed("divide"))?;
+            .send(&LauncherRequest::CgroupForker, &handles)
+            .map_err(failed("fork"))?;
         drop(theirs);
-        let lane = Launcher::greeted(Channel::new(ours).map_err(failed("connect to"))?).await?;
+        let cgroup_forker =
+            Launcher::receive_hello(Channel::new(ours).map_err(failed("connect to"))?).await?;
         Ok(Launcher {
             steps: self.steps,
             _parent: Some(self.clone()),
-            ..lane
+            ..cgroup_forker
         })
     }
 
-    async fn greeted(control: Channel) -> Result<Launcher, SandboxError> {
+    async fn receive_hello(control: Channel) -> Result<Launcher, SandboxError> {
         match control.report().await.map_err(failed("hear from"))? {
             Some((Report::Hello(steps), _)) => Ok(Launcher {
                 control,
@@ -144,30 +146,31 @@ impl Launcher {
         }
     }
 
-    /// Has it keep namespaces ready from now on.
-    pub(super) fn stock(&self, plan: StockPlan) -> Result<(), SandboxError> {
+    /// Lets it keep namespaces ready from now on.
+    pub(super) fn start_namespace_pool(&self, plan: NamespacePoolPlan) -> Result<(), SandboxError> {
         self.control
-            .send(&Request::Stock(plan), &[])
-            .map_err(failed("stock"))
+            .send(&LauncherRequest::NamespacePool(plan), &[])
+            .map_err(failed("start the namespace pool of"))
     }
 
-    /// Asks for a box; what comes of it is said on the channel. `held` stays open as long as the box lives.
-    pub(super) fn ask_box(
+    /// Requests a sandbox; the reply comes on the channel. `inherited` stays open as long as the
+    /// sandbox lives.
+    pub(super) fn request_sandbox(
         &self,
-        plan: &BoxPlan,
+        plan: &SandboxPlan,
         cgroup: Option<BorrowedFd<'_>>,
-        held: Option<BorrowedFd<'_>>,
+        inherited: Option<BorrowedFd<'_>>,
     ) -> io::Result<Channel> {
         let (ours, theirs) = protocol::pair()?;
-        let (plan, file) = Brief::new(plan)?;
+        let (plan, file) = Payload::new(plan)?;
         let file = file.iter().map(AsFd::as_fd);
         let handles: Vec<_> = file
             .chain([theirs.as_fd()])
             .chain(cgroup)
-            .chain(held)
+            .chain(inherited)
             .collect();
         self.control.send(
-            &Request::Box {
+            &LauncherRequest::Sandbox {
                 plan,
                 cgroup: cgroup.is_some(),
             },
@@ -177,43 +180,44 @@ impl Launcher {
     }
 }
 
-/// Furnishes the network of a container like one of our own, if we have power over it.
-pub(crate) async fn furnish_network(
+/// Sets up transparent proxying in the network of a container, if we have power over it.
+pub(crate) async fn set_up_network(
     network: OwnedFd,
-    plan: &NetworkPlan,
-) -> Result<(Arriving, Vec<OwnedFd>), SandboxError> {
-    let Begun { mut child, control } = Begun::new(true).map_err(failed("start"))?;
+    plan: &ContainerNetworkPlan,
+) -> Result<(InterceptHandles, Vec<OwnedFd>), SandboxError> {
+    let LauncherProcess { mut child, control } =
+        LauncherProcess::new(true).map_err(failed("start"))?;
     let control = Channel::new(control).map_err(failed("connect to"))?;
-    let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
+    let (plan, file) = Payload::new(plan).map_err(failed("send the plan to"))?;
     let handles: Vec<_> = file
         .iter()
         .map(AsFd::as_fd)
         .chain([network.as_fd()])
         .collect();
     control
-        .send(&Request::Network(plan), &handles)
-        .map_err(failed("brief"))?;
+        .send(&LauncherRequest::ContainerNetwork(plan), &handles)
+        .map_err(failed("send the plan to"))?;
     let report = control.report().await.map_err(failed("hear from"))?;
-    // It ends behind its report.
+    // The process ends after its report.
     child.wait().map_err(failed("wait for"))?;
     match report {
-        Some((Report::Passing(told), handles)) => Ok((told, handles)),
+        Some((Report::NetworkReady(sockets), handles)) => Ok((sockets, handles)),
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
         Some(_) | None => Err(SandboxError::Died),
     }
 }
 
-/// The process of a launcher, which knows nothing yet.
+/// The process of a launcher that has no template yet.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct LauncherProcess {
     child: Child,
     control: OwnedFd,
 }
 
-impl Begun {
-    pub(super) fn new(clear_env: bool) -> io::Result<Begun> {
+impl LauncherProcess {
+    pub(super) fn new(clear_env: bool) -> io::Result<LauncherProcess> {
         let (ours, theirs) = protocol::pair()?;
-        Ok(Begun {
+        Ok(LauncherProcess {
             child: spawn(theirs, clear_env)?,
             control: ours,
         })
@@ -234,7 +238,8 @@ fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     command.spawn()
 }
 
-/// The launcher's program in a sealed memory file: nobody can change it, also not through `/proc/PID/exe`.
+/// The launcher's program in a sealed memfd: it cannot be changed, also not through
+/// `/proc/PID/exe`.
 fn sealed_launcher() -> io::Result<&'static OwnedFd> {
     static SEALED: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(file) = SEALED.get() {
@@ -242,7 +247,7 @@ fn sealed_launcher() -> io::Result<&'static OwnedFd> {
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match rustix::fs::memfd_create(c"airlock-init", flags | MemfdFlags::EXEC) {
-        // Linux before 6.3 does not know the flag and needs none.
+        // Linux before 6.3 lacks the flag and needs none.
         Err(Errno::INVAL) => rustix::fs::memfd_create(c"airlock-init", flags)?,
         other => other?,
     };

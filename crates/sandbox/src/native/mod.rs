@@ -1,8 +1,8 @@
 //! The native backend: namespaces, cgroups, Landlock and seccomp of plain Linux.
 //!
 //! ```text
-//! SandboxSpec ─▶ plans ─▶ launcher (one a root) ─▶ box ─▶ program
-//!      └─▶ cgroup, protected names: held by the box, given back when it is released
+//! SandboxSpec ─▶ plans ─▶ launcher (one per root) ─▶ sandbox ─▶ program
+//!      └─▶ cgroup, protected names: held by the sandbox, released with it
 //! ```
 
 pub(crate) mod barriers;
@@ -10,44 +10,44 @@ pub mod cgroup;
 pub(crate) mod denials;
 mod error;
 pub(crate) mod explain;
+pub(crate) mod fake_proc;
 pub(crate) mod launcher;
-mod live;
-pub(crate) mod machine;
 mod mount_watch;
 pub(crate) mod plan;
 pub mod probe;
 pub mod protect;
 pub(crate) mod root;
+mod sandbox;
 
-pub use denials::{MOST_DENIALS, Told};
-pub use error::{Missing, SandboxError};
-pub use explain::Line;
+pub use denials::{DenialEvent, MAX_DENIALS};
+pub use error::{MissingBarrier, SandboxError};
+pub use explain::ExplainLine;
 pub use init::{
-    lease::{Lease, LeaseKind},
+    file_lease::{FileLease, LeaseKind},
     plan::{UPPER, WORK},
-    protocol::Ended,
+    protocol::ProcessExit,
     step::Step,
 };
-pub use live::{NativeBox, Progress, Released};
-pub(crate) use live::{send_off, taken_down, why_missing};
-pub use plan::{Program, Starter};
+pub use plan::{InvokingUser, Program};
+pub use sandbox::{NativeSandbox, ReleaseOutcome, SandboxEvent};
+pub(crate) use sandbox::{start_prepared_child, taken_down, why_missing};
 
 use crate::{
     Sandbox,
-    passing::{self, Power},
+    transparent_proxy::{self, NetworkOwner},
 };
-use cgroup::{Group, Placement};
-use denials::Budget;
+use cgroup::{CgroupPlacement, RunCgroups};
+use denials::WatchBudget;
 use init::{
-    plan::{BoxPlan, Ids, Owner, TemplatePlan},
-    protocol::{Arriving, Report},
+    plan::{HostOwner, Ids, SandboxPlan, TemplatePlan},
+    protocol::{InterceptHandles, Report},
     step::Steps,
 };
-use launcher::{Begun, Channel, Launcher};
-use live::Held;
+use launcher::{Channel, Launcher, LauncherProcess};
 use mount_watch::MountWatch;
-use plan::Who;
+use plan::ProgramIdentity;
 use protect::Protection;
+use sandbox::HostResources;
 use spec::{Id, Network, SandboxSpec};
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -63,98 +63,98 @@ use std::{
 };
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
-const MOST_LAUNCHERS: usize = 16;
-/// How long the plan of a root is good for another run: a host changes seldom, and runs come in flocks.
-const PLAN_AGE: Duration = Duration::from_secs(1);
+const MAX_LAUNCHERS: usize = 16;
+/// How long the plan of a root is reused: hosts change seldom, and runs come in bursts.
+const MAX_PLAN_AGE: Duration = Duration::from_secs(1);
 
-/// The process of a launcher on its way, beside whatever its caller has to do before the first run.
+/// A launcher process that starts while the caller prepares the first run.
 #[derive(Debug)]
-pub struct HeadStart(std::io::Result<JoinHandle<std::io::Result<Begun>>>);
+pub struct PrespawnedLauncher(std::io::Result<JoinHandle<std::io::Result<LauncherProcess>>>);
 
-impl HeadStart {
-    /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
-    pub fn give() -> HeadStart {
-        HeadStart(std::thread::Builder::new().spawn(|| Begun::new(true)))
+impl PrespawnedLauncher {
+    /// Starts it, in a thread of its own. If it is dropped unused, the process ends by itself.
+    pub fn give() -> PrespawnedLauncher {
+        PrespawnedLauncher(std::thread::Builder::new().spawn(|| LauncherProcess::new(true)))
     }
 
-    /// None if it came to nothing: then a launcher is started as usual, and that says why.
-    fn wait(self) -> Option<Begun> {
+    /// None if the start failed: then a launcher is started as usual, and reports why.
+    fn wait(self) -> Option<LauncherProcess> {
         self.0.ok()?.join().ok()?.ok()
     }
 }
 
-/// Makes boxes on this machine.
+/// Creates sandboxes on this machine.
 #[derive(Debug)]
-pub struct Native {
+pub struct NativeBackend {
     state: PathBuf,
-    /// What no root shows: the state folder, and more that the engine names.
+    /// Host paths that no root shows: the state folder, and more that the engine names.
     hidden: Vec<PathBuf>,
-    starter: Starter,
-    cgroups: cgroup::Host,
+    invoking_user: InvokingUser,
+    cgroups: cgroup::CgroupHost,
     launchers: Mutex<Vec<(Arc<TemplatePlan>, Arc<Launcher>)>>,
-    head_start: Mutex<Option<HeadStart>>,
-    /// Roots that were planned a moment ago.
+    prespawned: Mutex<Option<PrespawnedLauncher>>,
+    /// Recently planned roots.
     planned: Mutex<Vec<(Instant, SandboxSpec, Arc<TemplatePlan>)>>,
-    /// How many network and user namespaces each launcher keeps ready.
-    namespaces_ahead: u32,
+    /// The number of network and user namespaces that each launcher keeps ready.
+    namespace_pool_size: u32,
     steps: Steps,
-    limits_in_cgroups: bool,
+    use_cgroups: bool,
 }
 
-/// Cgroups made ahead of a box, with the lane that sits in those of version 1.
+/// Cgroups created before their sandbox, with the forker in those of version 1.
 #[derive(Debug)]
-pub struct Berth(Held);
+pub struct CgroupReservation(HostResources);
 
-impl Native {
-    /// A backend that keeps what a crash must not lose in `state`.
-    pub fn new(state: PathBuf) -> Native {
+impl NativeBackend {
+    /// A backend that keeps its crash records in `state`.
+    pub fn new(state: PathBuf) -> NativeBackend {
         let root = rustix::process::geteuid().is_root() && probe::may_make_namespaces();
         let spare = if root { probe::spare_ids() } else { None };
-        Native {
+        NativeBackend {
             hidden: vec![state.clone()],
             state,
-            starter: spare.map_or(Starter::User, Starter::Root),
-            cgroups: cgroup::Host::detect(),
+            invoking_user: spare.map_or(InvokingUser::User, InvokingUser::Root),
+            cgroups: cgroup::CgroupHost::detect(),
             launchers: Mutex::new(Vec::new()),
-            head_start: Mutex::new(None),
+            prespawned: Mutex::new(None),
             planned: Mutex::new(Vec::new()),
-            namespaces_ahead: 0,
+            namespace_pool_size: 0,
             steps: Steps::ALL,
-            limits_in_cgroups: true,
+            use_cgroups: true,
         }
     }
 
-    /// Uses a launcher that has already begun for the first root.
-    pub fn use_head_start(&mut self, begun: HeadStart) {
-        self.head_start = Mutex::new(Some(begun));
+    /// Uses a launcher process that was started before, for the first root.
+    pub fn use_prespawned_launcher(&mut self, launcher_process: PrespawnedLauncher) {
+        self.prespawned = Mutex::new(Some(launcher_process));
     }
 
-    /// Roots that show all of `/etc` and `/var` leave these out, too.
+    /// Hides further paths from roots that show all of `/etc` and `/var`.
     pub fn hide(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.hidden.extend(paths);
     }
 
-    /// From now on launchers keep this many network and user namespaces ready.
-    pub fn keep_namespaces_ahead(&mut self, count: u32) {
-        self.namespaces_ahead = count;
+    /// Lets launchers keep this many network and user namespaces ready.
+    pub fn set_namespace_pool_size(&mut self, count: u32) {
+        self.namespace_pool_size = count;
     }
 
-    /// What the cgroups of this host offer.
-    pub fn cgroups(&self) -> &cgroup::Host {
+    /// The cgroups of this host.
+    pub fn cgroups(&self) -> &cgroup::CgroupHost {
         &self.cgroups
     }
 
-    /// Who starts boxes here.
-    pub fn starter(&self) -> Starter {
-        self.starter
+    /// The user that creates sandboxes here.
+    pub fn invoking_user(&self) -> InvokingUser {
+        self.invoking_user
     }
 
     /// The cgroups of this host, for the runs of our state folder.
-    fn own_cgroups(&self) -> Result<cgroup::Host, SandboxError> {
+    fn own_cgroups(&self) -> Result<cgroup::CgroupHost, SandboxError> {
         Ok(self.cgroups.clone().owned_by(&crate::owner(&self.state)?))
     }
 
-    fn group(&self, name: &Id, spec: &SandboxSpec) -> Result<Group, SandboxError> {
+    fn group(&self, name: &Id, spec: &SandboxSpec) -> Result<RunCgroups, SandboxError> {
         let host = self.own_cgroups()?;
         let made = if spec.outlives_programs {
             host.make_to_stay(name, &spec.limits)
@@ -164,75 +164,88 @@ impl Native {
         Ok(made?)
     }
 
-    /// Removes the cgroups that the dead owner of a run left.
+    /// Removes the cgroups of a run whose owner is dead.
     pub fn remove_leftovers(&self, run: &Id) -> Result<(), SandboxError> {
         Ok(self.own_cgroups()?.remove(run)?)
     }
 
-    /// Settles workspaces whose runs are dead.
+    /// Cleans up the workspaces of dead runs.
     pub fn sweep_workspaces(&self) -> protect::SweptWorkspaces {
         protect::sweep(&self.state)
     }
 
-    /// Leaves a step out, so that a control can show what it is for. `barriers` of its boxes lack what it held.
+    /// Leaves a step out, so that a control can show its effect. The sandboxes lack its barriers.
     pub fn dangerously_omit(&mut self, step: Step) {
         self.steps = self.steps.without(step);
     }
 
-    /// Leaves cgroups out, so that a control can show what they are for.
+    /// Leaves cgroups out, so that a control can show their effect.
     pub fn dangerously_omit_cgroups(&mut self) {
-        self.limits_in_cgroups = false;
+        self.use_cgroups = false;
     }
 
-    /// Makes the cgroups of a box ahead of it.
-    pub async fn berth(&self, name: &Id, spec: &SandboxSpec) -> Result<Berth, SandboxError> {
-        plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
+    /// Creates the cgroups of a sandbox in advance.
+    pub async fn reserve_cgroups(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+    ) -> Result<CgroupReservation, SandboxError> {
+        plan::check_invoking_user(self.invoking_user, rustix::process::geteuid().as_raw())?;
         let template = self.template(spec)?;
-        let mut held = Held::default();
+        let mut resources = HostResources::default();
         let made = async {
-            if self.limits_in_cgroups {
-                held.group = Some(self.group(name, spec)?);
+            if self.use_cgroups {
+                resources.group = Some(self.group(name, spec)?);
             }
             let launcher = self.launcher_for(&template, spec, name).await?;
-            held.lane = self.lane(&launcher, &held).await?;
+            resources.cgroup_forker = self.cgroup_forker(&launcher, &resources).await?;
             Ok(())
         };
         match made.await {
-            Ok(()) => Ok(Berth(held)),
+            Ok(()) => Ok(CgroupReservation(resources)),
             Err(error) => {
-                held.give_back().await;
+                resources.give_back().await;
                 Err(error)
             }
         }
     }
 
-    /// Makes a box, in a berth if there is one. Whatever fails, nothing is left of it.
+    /// Creates a sandbox, in reserved cgroups if there are some. On an error nothing is left of it.
     pub async fn create(
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        berth: Option<Berth>,
-    ) -> Result<NativeBox, SandboxError> {
-        let mut held = berth.map_or_else(Held::default, |Berth(held)| held);
-        match self.furnish(name, spec, &mut held).await {
-            Ok(made) if spec.outlives_programs => NativeBox { held, ..made }.rehearsed().await,
-            Ok(made) => Ok(NativeBox { held, ..made }),
+        reservation: Option<CgroupReservation>,
+    ) -> Result<NativeSandbox, SandboxError> {
+        let mut resources = reservation
+            .map_or_else(HostResources::default, |CgroupReservation(resources)| {
+                resources
+            });
+        match self.set_up(name, spec, &mut resources).await {
+            Ok(made) if spec.outlives_programs => {
+                NativeSandbox { resources, ..made }.rehearsed().await
+            }
+            Ok(made) => Ok(NativeSandbox { resources, ..made }),
             Err(error) => {
-                // What could not be given back, the sweep finds by the run's record.
-                held.give_back().await;
+                // The sweep finds by the run's record what could not be released.
+                resources.give_back().await;
                 Err(error)
             }
         }
     }
 
-    /// Makes a box ahead, with the process of its program: all that is left to do then is exec.
-    pub async fn park(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
-        let mut held = Held {
-            ahead: true,
-            ..Held::default()
+    /// Creates a warm sandbox, with a prepared child: only the exec is left.
+    pub async fn create_warm(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+    ) -> Result<NativeSandbox, SandboxError> {
+        let mut resources = HostResources {
+            warm: true,
+            ..HostResources::default()
         };
-        let made = match self.furnish(name, spec, &mut held).await {
-            Ok(mut made) => match made.prepare(&held).await {
+        let made = match self.set_up(name, spec, &mut resources).await {
+            Ok(mut made) => match made.prepare(&resources).await {
                 Ok(()) => Ok(made),
                 Err(error) => {
                     made.end().await;
@@ -243,60 +256,64 @@ impl Native {
         };
         match made {
             Ok(made) => {
-                let parked = NativeBox { held, ..made };
-                // Opens what will be read at the end.
-                parked.counters();
-                Ok(parked)
+                let warm = NativeSandbox { resources, ..made };
+                // Opens the counter files that are read at the end.
+                warm.counters();
+                Ok(warm)
             }
             Err(error) => {
-                held.give_back().await;
+                resources.give_back().await;
                 Err(error)
             }
         }
     }
 
-    async fn furnish(
+    async fn set_up(
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        held: &mut Held,
-    ) -> Result<NativeBox, SandboxError> {
-        plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
+        resources: &mut HostResources,
+    ) -> Result<NativeSandbox, SandboxError> {
+        plan::check_invoking_user(self.invoking_user, rustix::process::geteuid().as_raw())?;
         plan::check_stays(spec, probe::processes_can_be_looked_into())?;
         let template = self.template(spec)?;
         if let Some(workspace) = &spec.workspace {
-            held.protection = Some(self.protect(name, workspace, spec)?);
+            resources.protection = Some(self.protect(name, workspace, spec)?);
         }
-        if self.limits_in_cgroups && held.group.is_none() {
-            held.group = Some(self.group(name, spec)?);
+        if self.use_cgroups && resources.group.is_none() {
+            resources.group = Some(self.group(name, spec)?);
         }
-        match self.ask_willing(name, spec, &template, held).await {
+        match self
+            .create_or_forget(name, spec, &template, resources)
+            .await
+        {
             Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
-                // It may have died in its sleep, with nothing of this box made yet. A fresh one has no such excuse.
-                held.lane = None;
-                self.ask_willing(name, spec, &template, held).await
+                // An idle launcher may have died before this sandbox. A new one has no such excuse.
+                resources.cgroup_forker = None;
+                self.create_or_forget(name, spec, &template, resources)
+                    .await
             }
             other => other,
         }
     }
 
-    /// The plan of a root. One that was made a moment ago will do: the root itself lives longer than that.
+    /// The plan of a root. A recent one is reused: the root itself lives longer than that.
     fn template(&self, spec: &SandboxSpec) -> Result<Arc<TemplatePlan>, SandboxError> {
         let spec = spec.pool_key();
         let mut planned = self.planned.lock().expect("no panic while held");
-        planned.retain(|(when, _, _)| when.elapsed() < PLAN_AGE);
+        planned.retain(|(when, _, _)| when.elapsed() < MAX_PLAN_AGE);
         if let Some((_, _, plan)) = planned.iter().find(|(_, of, _)| *of == spec) {
             return Ok(plan.clone());
         }
-        let plan = self.shared(root::plan(&spec, self.steps, &self.hidden)?);
-        if planned.len() < MOST_LAUNCHERS {
+        let plan = self.reuse_plan(root::plan(&spec, self.steps, &self.hidden)?);
+        if planned.len() < MAX_LAUNCHERS {
             planned.push((Instant::now(), spec, plan.clone()));
         }
         Ok(plan)
     }
 
-    /// The same plan as that of a launcher, if one has it: what is the same thing is compared in no time.
-    fn shared(&self, plan: TemplatePlan) -> Arc<TemplatePlan> {
+    /// A launcher's own copy of an equal plan, if there is one: the same allocation compares fast.
+    fn reuse_plan(&self, plan: TemplatePlan) -> Arc<TemplatePlan> {
         let launchers = self.launchers.lock().expect("no panic while held");
         let known = launchers
             .iter()
@@ -305,45 +322,48 @@ impl Native {
         known.unwrap_or_else(|| Arc::new(plan))
     }
 
-    /// Asks the launcher for this root. One that does not answer is not asked again.
-    async fn ask_willing(
+    /// Asks the launcher for this root; one that does not answer is dropped.
+    async fn create_or_forget(
         &self,
         name: &Id,
         spec: &SandboxSpec,
         template: &Arc<TemplatePlan>,
-        held: &mut Held,
-    ) -> Result<NativeBox, SandboxError> {
+        resources: &mut HostResources,
+    ) -> Result<NativeSandbox, SandboxError> {
         let launcher = self.launcher_for(template, spec, name).await?;
-        let made = self.ask_as(name, spec, &launcher, held).await;
+        let made = self
+            .create_as_best_user(name, spec, &launcher, resources)
+            .await;
         if let Err(SandboxError::Launcher { .. } | SandboxError::Died) = made {
             self.forget(&launcher);
         }
         made
     }
 
-    /// Asks for a box whose program is the best user there can be.
-    async fn ask_as(
+    /// Creates a sandbox with the best user that the host allows.
+    async fn create_as_best_user(
         &self,
         name: &Id,
         spec: &SandboxSpec,
         launcher: &Arc<Launcher>,
-        held: &mut Held,
-    ) -> Result<NativeBox, SandboxError> {
-        if held.lane.is_none() {
-            held.lane = self.lane(launcher, held).await?;
+        resources: &mut HostResources,
+    ) -> Result<NativeSandbox, SandboxError> {
+        if resources.cgroup_forker.is_none() {
+            resources.cgroup_forker = self.cgroup_forker(launcher, resources).await?;
         }
-        let launcher = held.lane.as_ref().unwrap_or(launcher);
-        let who = Who::new(spec, self.starter, name, None);
-        match self.ask(spec, who, launcher, held).await {
+        let launcher = resources.cgroup_forker.as_ref().unwrap_or(launcher);
+        let who = ProgramIdentity::new(spec, self.invoking_user, name, None);
+        match self.ask(spec, who, launcher, resources).await {
             Err(SandboxError::RootsWorkspace { path }) => {
-                // The next honest way: be the owner, if that is not the host's root.
+                // The second choice: the workspace's owner, if that is not the host's root.
                 let owner = owner_of(spec, &path)?;
                 if owner.uid == 0 {
                     return Err(SandboxError::RootsWorkspace { path });
                 }
-                let who = Who::new(spec, self.starter, name, Some(owner));
-                let mut made = self.ask(spec, who, launcher, held).await?;
-                let (uid, shown) = (owner.uid, path.display());
+                let who = ProgramIdentity::new(spec, self.invoking_user, name, Some(owner));
+                let mut made = self.ask(spec, who, launcher, resources).await?;
+                let uid = owner.uid;
+                let shown = path.display();
                 made.notes.push(format!(
                     "`{shown}` cannot be idmapped: the program is its owner, uid {uid}, outside"
                 ));
@@ -353,19 +373,20 @@ impl Native {
         }
     }
 
-    /// Whoever makes a box in cgroups of version 1 must sit in them.
-    async fn lane(
+    /// A process that creates a sandbox in version 1 cgroups must be in them.
+    async fn cgroup_forker(
         &self,
         launcher: &Arc<Launcher>,
-        held: &Held,
+        resources: &HostResources,
     ) -> Result<Option<Arc<Launcher>>, SandboxError> {
-        let placement = placement(held)?;
-        match placement.v1.is_empty() {
-            true => Ok(None),
-            false => launcher
-                .lane(&placement.v1)
+        let placement = placement(resources)?;
+        if placement.v1.is_empty() {
+            Ok(None)
+        } else {
+            launcher
+                .cgroup_forker(&placement.v1)
                 .await
-                .map(|lane| Some(Arc::new(lane))),
+                .map(|cgroup_forker| Some(Arc::new(cgroup_forker)))
         }
     }
 
@@ -379,13 +400,16 @@ impl Native {
         Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
-    /// The process of a launcher: the one that had a head start, or a new one.
-    fn begun(&self) -> Result<Begun, SandboxError> {
-        let begun = self.head_start.lock().expect("no panic while held").take();
-        let begun = begun
-            .and_then(HeadStart::wait)
-            .map_or_else(|| Begun::new(self.steps.has(Step::EmptyEnvironment)), Ok);
-        begun.map_err(|source| SandboxError::Launcher {
+    /// A launcher process: the prespawned one, or a new one.
+    fn launcher_process(&self) -> Result<LauncherProcess, SandboxError> {
+        let launcher_process = self.prespawned.lock().expect("no panic while held").take();
+        let launcher_process = launcher_process
+            .and_then(PrespawnedLauncher::wait)
+            .map_or_else(
+                || LauncherProcess::new(self.steps.has(Step::EmptyEnvironment)),
+                Ok,
+            );
+        launcher_process.map_err(|source| SandboxError::Launcher {
             what: "start",
             source,
         })
@@ -400,7 +424,7 @@ impl Native {
         Some(launcher)
     }
 
-    /// A launcher with this root: one that waits, or a new one.
+    /// A launcher with this root: an idle one, or a new one.
     async fn launcher_for(
         &self,
         template: &Arc<TemplatePlan>,
@@ -411,14 +435,19 @@ impl Native {
             return Ok(launcher);
         }
         let first = (spec.network != Network::Host && self.steps == Steps::ALL)
-            .then(|| Who::new(spec, self.starter, name, None).ids);
-        let launcher = Arc::new(Launcher::start(self.begun()?, template, first).await?);
-        if self.namespaces_ahead > 0 {
-            launcher.stock(plan::stock(self.namespaces_ahead, spec, self.starter, name))?;
+            .then(|| ProgramIdentity::new(spec, self.invoking_user, name, None).ids);
+        let launcher = Arc::new(Launcher::start(self.launcher_process()?, template, first).await?);
+        if self.namespace_pool_size > 0 {
+            launcher.start_namespace_pool(plan::namespace_pool_plan(
+                self.namespace_pool_size,
+                spec,
+                self.invoking_user,
+                name,
+            ))?;
         }
         let mut all = self.launchers.lock().expect("no panic while held");
-        if all.len() >= MOST_LAUNCHERS {
-            // The one not asked for the longest. Those in use live on with their boxes.
+        if all.len() >= MAX_LAUNCHERS {
+            // The least recently used one. Launchers in use live on with their sandboxes.
             all.remove(0);
         }
         all.push((template.clone(), launcher.clone()));
@@ -428,17 +457,20 @@ impl Native {
     async fn ask(
         &self,
         spec: &SandboxSpec,
-        who: Who,
+        who: ProgramIdentity,
         launcher: &Arc<Launcher>,
-        held: &Held,
-    ) -> Result<NativeBox, SandboxError> {
-        let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let plan = plan::of_box(spec, self.steps, who, binds, held.ahead)?;
-        check_same(spec, &plan, held)?;
-        let placement = placement(held)?;
-        let hold = held.protection.as_ref().and_then(Protection::lock);
+        resources: &HostResources,
+    ) -> Result<NativeSandbox, SandboxError> {
+        let binds = resources
+            .protection
+            .as_ref()
+            .map_or(&[][..], Protection::binds);
+        let plan = plan::sandbox_plan(spec, self.steps, who, binds, resources.warm)?;
+        check_same(spec, &plan, resources)?;
+        let placement = placement(resources)?;
+        let hold = resources.protection.as_ref().and_then(Protection::lock);
         let channel = launcher
-            .ask_box(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
+            .request_sandbox(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
             .map_err(|source| SandboxError::Launcher {
                 what: "ask",
                 source,
@@ -454,22 +486,22 @@ impl Native {
                     ids,
                     unmapped,
                     covered,
-                    passing,
+                    intercept,
                 },
                 handles,
             )) => {
                 let launcher = launcher.clone();
-                let made = Made {
+                let made = CreatedSandbox {
                     channel,
                     launcher,
                     plan,
                     steps,
                     unmapped,
                     covered,
-                    passing,
+                    intercept,
                     handles,
                 };
-                self.made(spec, ids, made, held)
+                self.made(spec, ids, made, resources)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -487,15 +519,16 @@ impl Native {
         &self,
         spec: &SandboxSpec,
         ids: Ids,
-        made: Made,
-        held: &Held,
-    ) -> Result<NativeBox, SandboxError> {
+        made: CreatedSandbox,
+        resources: &HostResources,
+    ) -> Result<NativeSandbox, SandboxError> {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
         let channel = Arc::new(made.channel);
-        let watch = match made.plan.watched {
-            true => Some(watch_mounts(handles.next(), &channel, spec, held)?),
-            false => None,
+        let watch = if made.plan.watch_mounts {
+            Some(watch_mounts(handles.next(), &channel, spec, resources)?)
+        } else {
+            None
         };
         let terminal = if made.plan.terminal {
             handles.next()
@@ -507,52 +540,56 @@ impl Native {
             .take(made.plan.doors.len())
             .map(TcpListener::from)
             .collect();
-        let (passing, reach, of_passing) = passing::parts(
-            made.plan
-                .passing
-                .clone()
-                .map(|plan| passing::received(spec, plan, Power::Ours, made.passing, handles)),
-        );
+        let (intercept, reach, of_passing) =
+            transparent_proxy::parts(made.plan.intercept.clone().map(|plan| {
+                transparent_proxy::received(
+                    spec,
+                    plan,
+                    NetworkOwner::Airlock,
+                    made.intercept,
+                    handles,
+                )
+            }));
         let (mut notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
         if let Some(path) = refused {
             return Err(SandboxError::RootsWorkspace { path });
         }
         notes.extend(made.covered.iter().map(|path| covered_note(path)));
         notes.extend(of_passing);
-        let ready = NativeBox {
+        let ready = NativeSandbox {
             channel,
             watch,
-            standby: None,
-            ending: false,
-            empty: false,
+            prepared_child: None,
+            program_ended: false,
+            known_empty: false,
             frozen: false,
             done: made.launcher.steps.and(made.steps),
             launcher: made.launcher,
             spec: spec.clone(),
             ids,
-            starter: self.starter,
+            invoking_user: self.invoking_user,
             steps: self.steps,
             workspace,
             terminal,
             doors,
-            passing,
+            intercept,
             reach,
             denials: None,
-            looks: Arc::new(Budget::new(&spec.limits)),
-            held: Held::default(),
+            watch_budget: Arc::new(WatchBudget::new(&spec.limits)),
+            resources: HostResources::default(),
             notes,
         };
-        ready.check_required(held)?;
+        ready.check_required(resources)?;
         Ok(ready)
     }
 }
 
-/// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
+/// Checks what a spec names on this host, before anything is created: image, workspace, mounts.
 pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.backend == spec::Backend::Native {
         root::look(spec)?;
     }
-    passing::plan(spec, Power::Ours)?;
+    transparent_proxy::plan(spec, NetworkOwner::Airlock)?;
     plan::host_paths(spec, false).map(drop)
 }
 
@@ -562,7 +599,7 @@ pub fn has_mounts_below(folder: &Path) -> std::io::Result<bool> {
     init::submounts::any_below(&path)
 }
 
-/// A file system of the kernel's own below a folder, if there is one: its files are nobody's to copy.
+/// The first kernel file system below a folder: its files are not to be copied.
 pub fn kernel_file_system_below(folder: &Path) -> std::io::Result<Option<PathBuf>> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
     let found = init::submounts::below(&path)?;
@@ -570,21 +607,21 @@ pub fn kernel_file_system_below(folder: &Path) -> std::io::Result<Option<PathBuf
     Ok(first.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes()))))
 }
 
-/// What came back for a box.
-struct Made {
+/// The reply of the launcher for a new sandbox.
+struct CreatedSandbox {
     channel: Channel,
     launcher: Arc<Launcher>,
-    plan: BoxPlan,
+    plan: SandboxPlan,
     steps: Steps,
     unmapped: Vec<u32>,
     covered: Vec<CString>,
-    passing: Arriving,
+    intercept: InterceptHandles,
     handles: Vec<OwnedFd>,
 }
 
-/// What to say of idmaps, and the workspace if it needed one and could not have it.
+/// Notes about idmaps, and the workspace if it needed one and could not have it.
 fn mapping_notes(
-    plan: &BoxPlan,
+    plan: &SandboxPlan,
     unmapped: &[u32],
     spec: &SandboxSpec,
 ) -> (Vec<String>, Option<PathBuf>) {
@@ -616,10 +653,15 @@ fn covered_note(path: &CStr) -> String {
     )
 }
 
-/// The workspace was looked up twice, for its protection and for its mount: it must be the same folder.
-fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), SandboxError> {
+/// The workspace was resolved twice, for its protection and for its mount: it must be the same
+/// folder.
+fn check_same(
+    spec: &SandboxSpec,
+    plan: &SandboxPlan,
+    resources: &HostResources,
+) -> Result<(), SandboxError> {
     let (Some(path), Some(mounted), Some(protection)) =
-        (&spec.workspace, &plan.workspace, &held.protection)
+        (&spec.workspace, &plan.workspace, &resources.protection)
     else {
         return Ok(());
     };
@@ -628,20 +670,21 @@ fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), San
         source: source.into(),
     };
     let found = rustix::fs::fstat(protection.workspace()).map_err(look)?;
-    match (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
-        true => Ok(()),
-        false => Err(look(rustix::io::Errno::STALE)),
+    if (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
+        Ok(())
+    } else {
+        Err(look(rustix::io::Errno::STALE))
     }
 }
 
-/// Watches the mounts that tools of the host can detach.
+/// Watches the mounts that host tools can detach.
 fn watch_mounts(
     table: Option<OwnedFd>,
     channel: &Arc<Channel>,
     spec: &SandboxSpec,
-    held: &Held,
+    resources: &HostResources,
 ) -> Result<MountWatch, SandboxError> {
-    let (Some(table), Some(protection)) = (table, &held.protection) else {
+    let (Some(table), Some(protection)) = (table, &resources.protection) else {
         return Err(SandboxError::Died);
     };
     let names = plan::watched_names(spec, protection.binds());
@@ -654,8 +697,8 @@ fn watch_mounts(
         })
 }
 
-fn placement(held: &Held) -> Result<Placement, SandboxError> {
-    let placement = held.group.as_ref().map(Group::place).transpose();
+fn placement(resources: &HostResources) -> Result<CgroupPlacement, SandboxError> {
+    let placement = resources.group.as_ref().map(RunCgroups::place).transpose();
     Ok(placement
         .map_err(|source| SandboxError::Launcher {
             what: "place",
@@ -664,21 +707,21 @@ fn placement(held: &Held) -> Result<Placement, SandboxError> {
         .unwrap_or_default())
 }
 
-fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<Owner, SandboxError> {
+fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<HostOwner, SandboxError> {
     let found = std::fs::metadata(path).map_err(|source| SandboxError::Look {
         path: path.to_owned(),
         source,
     })?;
     plan::check_exact(spec, path, (found.dev(), found.ino()))?;
-    Ok(Owner {
+    Ok(HostOwner {
         uid: found.uid(),
         gid: found.gid(),
     })
 }
 
-impl Berth {
-    /// Gives it back unused.
-    pub async fn release(self) -> Released {
+impl CgroupReservation {
+    /// Releases unused cgroups.
+    pub async fn release(self) -> ReleaseOutcome {
         self.0.give_back().await
     }
 }

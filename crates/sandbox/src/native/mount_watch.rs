@@ -1,24 +1,25 @@
-//! Watches the mount table of a sandbox: tools of the host detach the read-only mount of a protected name when they
-//! replace the file by a rename, or remove the folder. The mount is put back at once, with the programs stopped.
+//! Watches the mount table of a sandbox: host tools detach the read-only mount of a protected name
+//! when they replace the file by a rename, or remove the folder. The mount is put back at once,
+//! with the programs stopped.
 //!
 //! ```text
-//! mount table changed ─ which mounts are gone or moved? ─ launcher: stop, mount, continue ─ look at the file
+//! mount table changed ─ which mounts are gone or moved? ─ launcher: stop, mount, continue ─ check the file
 //! ```
 //!
-//! The table does not tell of a file that is moved away with its mount, nor of a hidden one that is made anew: every
-//! `LOOK_AGAIN` the names are compared, too.
+//! The table does not show a file that is moved away with its mount, nor a hidden one that is
+//! created again: every `CHECK_INTERVAL` the names are compared, too.
 //!
-//! This is detection: until the mount is back, the program can write. The file is noted; if it is changed afterwards,
-//! through a descriptor from that time, it is taken out of the workspace when the sandbox ends. Where the mount cannot be
-//! put back, the sandbox ends at once.
+//! This is detection: until the mount is back, the program can write. The file's state is recorded;
+//! if it is changed afterwards, through a descriptor from that time, it is taken out of the
+//! workspace when the sandbox ends. Where the mount cannot be put back, the sandbox ends at once.
 
 use super::{
     launcher::Channel,
-    protect::{self, Bind, FileState, Replaced},
+    protect::{self, Bind, FileState, ReplacedFile},
 };
 use init::{
     plan::{RemountName, RemountPlan},
-    protocol::{self, Command, Remounted, Report},
+    protocol::{self, RemountedName, Report, SandboxCommand},
     submounts::unescaped,
 };
 use std::{
@@ -42,19 +43,21 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Bytes of the table that are read: some ten thousand mounts.
+/// Bytes of the mount table: some ten thousand mounts.
 const MAX_TABLE_BYTES: usize = 8 << 20;
 /// No mount has this id.
 const NO_MOUNT: u64 = 0;
-/// How often mounts are tried to be put back: a program can use up what a process for that needs. Then the sandbox ends.
+/// How often putting a mount back is tried: a program can use up what the process for that needs.
+/// Then the sandbox ends.
 const MAX_TRIES: u32 = 100;
 const RETRY_AFTER: Duration = Duration::from_millis(20);
-/// How often is looked for what the table does not tell: a protected file that was moved away, a hidden one that comes back.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// Replaced names that are kept of one sandbox. What comes after them is taken out like what nobody knows.
+/// How often changes that the table does not show are looked for: a moved protected file, a hidden
+/// one that comes back.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// ReplacedFile names that are recorded for one sandbox. Later ones are taken out like unknown files.
 const MAX_REPLACED: usize = 10_000;
 
-/// The watch over one sandbox. It ends when it is dropped.
+/// The mount watch of one sandbox. It ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct MountWatch {
     task: JoinHandle<()>,
@@ -64,14 +67,14 @@ pub(super) struct MountWatch {
 /// What the watch has found.
 #[derive(Debug, Default)]
 pub(super) struct WatchFindings {
-    /// What the host put in place of protected names.
-    pub(super) replaced: Vec<Replaced>,
+    /// Files that the host put in place of protected names.
+    pub(super) replaced: Vec<ReplacedFile>,
     /// What could not be done.
     pub(super) problems: Vec<String>,
 }
 
 impl MountWatch {
-    /// Begins to watch these names of a workspace.
+    /// Starts to watch these names of a workspace.
     pub(super) fn start(
         table: OwnedFd,
         channel: Weak<Channel>,
@@ -90,9 +93,9 @@ impl MountWatch {
         let watched = names.into_iter().filter_map(|name| {
             let id = *ids.get(&name.path)?;
             let hidden = name.hidden;
-            Some((name.path, Watched { id, hidden }))
+            Some((name.path, WatchedMount { id, hidden }))
         });
-        let watcher = Watcher {
+        let watcher = MountWatcher {
             table,
             channel,
             workspace,
@@ -103,10 +106,10 @@ impl MountWatch {
         Ok(MountWatch { task, found })
     }
 
-    /// Ends the watch; gives back what it has found.
+    /// Ends the watch; returns its findings.
     pub(super) async fn stop(mut self) -> WatchFindings {
         self.task.abort();
-        // It was aborted: there is nothing else to hear of it.
+        // It was aborted: the result is of no interest.
         _ = (&mut self.task).await;
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *found)
@@ -119,29 +122,31 @@ impl Drop for MountWatch {
     }
 }
 
-struct Watcher {
+struct MountWatcher {
     table: AsyncFd<File>,
-    /// Not held: a sandbox ends when its last owner drops it.
+    /// Weak: a sandbox ends when its last owner drops it.
     channel: Weak<Channel>,
     workspace: OwnedFd,
-    /// By their paths in the workspace.
-    watched: BTreeMap<PathBuf, Watched>,
+    /// By path in the workspace.
+    watched: BTreeMap<PathBuf, WatchedMount>,
     found: Arc<Mutex<WatchFindings>>,
 }
 
 /// The mount of one name.
 #[derive(Clone, Copy)]
-struct Watched {
+struct WatchedMount {
     id: u64,
     hidden: bool,
 }
 
-impl Watcher {
+impl MountWatcher {
     async fn watch(mut self) {
         let mut tries = 0;
         loop {
-            // The kernel tells of each change since the table was opened, be it that we have read it since.
-            let changed = tokio::time::timeout(LOOK_AGAIN, self.table.ready(Interest::PRIORITY));
+            // The kernel reports every change since the table was opened, also those that were read
+            // since.
+            let changed =
+                tokio::time::timeout(CHECK_INTERVAL, self.table.ready(Interest::PRIORITY));
             match changed.await {
                 Ok(Ok(mut changed)) => changed.clear_ready(),
                 Ok(Err(error)) => return self.give_up(&error),
@@ -159,7 +164,7 @@ impl Watcher {
         }
     }
 
-    /// Without its protection the program does not go on.
+    /// Without its protection the program must not continue.
     fn give_up(&self, error: &io::Error) {
         self.note(|found| {
             found.problems.push(format!(
@@ -169,19 +174,20 @@ impl Watcher {
         });
         if let Some(channel) = self.channel.upgrade() {
             // A launcher that is gone took the sandbox with it.
-            _ = channel.order(Command::Destroy);
+            _ = channel.command(SandboxCommand::Destroy);
         }
     }
 
-    /// Mounts what is no longer mounted where it was.
+    /// Mounts the names that are not mounted any more where they were.
     async fn put_back(&mut self, began: Instant) -> io::Result<()> {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
-        let is_gone = |(path, it): &(&PathBuf, &Watched)| mounts.get(&it.id) != Some(path);
+        let is_gone = |(path, it): &(&PathBuf, &WatchedMount)| mounts.get(&it.id) != Some(path);
         let gone = self.watched.iter().filter(is_gone);
-        let gone: Vec<(PathBuf, Watched)> = gone.map(|(path, it)| (path.clone(), *it)).collect();
-        // What was detached and is not there is not the program's to make. What was moved is watched on, and so is what
-        // is hidden: it may come back.
-        let is_moved = |it: &Watched| mounts.contains_key(&it.id);
+        let gone: Vec<(PathBuf, WatchedMount)> =
+            gone.map(|(path, it)| (path.clone(), *it)).collect();
+        // A detached name that does not exist is not watched any more: the program may not create
+        // it. One that was moved is watched on, and so is a hidden one: it may come back.
+        let is_moved = |it: &WatchedMount| mounts.contains_key(&it.id);
         let (gone, absent): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|(path, _)| self.is_there(path));
         for (path, it) in absent {
@@ -198,19 +204,20 @@ impl Watcher {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
         let known = mounts.into_iter().map(|(id, path)| (path, id));
         let known: BTreeMap<PathBuf, u64> = known.collect();
-        for (number, (path, Watched { id: old, hidden })) in (0..).zip(gone) {
-            // Without one it is gone again: the next turn sees that.
+        for (number, (path, WatchedMount { id: old, hidden })) in (0..).zip(gone) {
+            // Without a reply for it, the file is gone again: the next turn notices.
             let Some(mounted) = mounted.iter().find(|it| it.number == number) else {
                 continue;
             };
-            // Without one it has been detached again, and the table has changed again.
+            // Without an id it was detached again, and the table has changed again.
             let id = known.get(&path).copied().unwrap_or(NO_MOUNT);
-            self.watched.insert(path.clone(), Watched { id, hidden });
+            self.watched
+                .insert(path.clone(), WatchedMount { id, hidden });
             let look = || FileState::look(self.workspace.as_fd(), &path)?.as_of(mounted);
-            // What came in the place of something that was moved away may be the program's.
+            // A file in the place of one that was moved away may be the program's.
             let is_known = !hidden && !old_mounts.contains(&old);
             let file = if is_known { look() } else { None };
-            let replaced = Replaced {
+            let replaced = ReplacedFile {
                 file,
                 path,
                 hidden,
@@ -225,13 +232,13 @@ impl Watcher {
         Ok(())
     }
 
-    /// Whether something is there that can be mounted on.
+    /// Whether a file is there that can be mounted on.
     fn is_there(&self, path: &Path) -> bool {
         protect::is_file_or_folder(self.workspace.as_fd(), path)
     }
 
-    async fn remount(&self, names: &[(PathBuf, Watched)]) -> io::Result<Vec<Remounted>> {
-        let name = |(path, it): &(PathBuf, Watched)| {
+    async fn remount(&self, names: &[(PathBuf, WatchedMount)]) -> io::Result<Vec<RemountedName>> {
+        let name = |(path, it): &(PathBuf, WatchedMount)| {
             let path = CString::new(path.as_os_str().as_bytes())?;
             let hidden = it.hidden;
             io::Result::Ok(RemountName { path, hidden })
@@ -239,18 +246,18 @@ impl Watcher {
         let names = names.iter().map(name).collect::<Result<_, _>>()?;
         let plan = RemountPlan { names };
         let (ours, theirs) = protocol::pair()?;
-        // Without us nobody holds the channel of a sandbox that is given back.
+        // Without an owner the channel's sandbox is being released.
         let Some(channel) = self.channel.upgrade() else {
             return Ok(Vec::new());
         };
-        channel.order_by_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
+        channel.send_plan(SandboxCommand::Remount, &plan, &[theirs.as_fd()])?;
         drop((channel, theirs));
         let answer = Channel::new(ours)?;
-        // Where a frozen sandbox has to wait for it, its programs do, too.
+        // For a frozen sandbox this waits, and so do its programs.
         match answer.report().await? {
             Some((Report::Remounted(mounted), _)) => Ok(mounted),
             Some((Report::Failed(failure), _)) => Err(io::Error::from_raw_os_error(failure.errno)),
-            // It was killed; if with the sandbox, this watch ends as well.
+            // The child was killed; if with the sandbox, this watch ends as well.
             Some(_) | None => Err(io::Error::other("the process for it was killed")),
         }
     }
@@ -274,7 +281,7 @@ fn read_table(table: &File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// By their ids, relative to the workspace.
+/// The mounts below the workspace, by id, relative to it.
 fn mounts_below_workspace(table: &[u8]) -> BTreeMap<u64, PathBuf> {
     let lines = table.split(|byte| *byte == b'\n');
     let mounts = lines.filter_map(|line| {

@@ -1,12 +1,12 @@
-//! From a checked spec to plans: pure, but for looking at the host paths it names.
+//! From a checked spec to plans: pure, except for reading the host paths that it names.
 
-use crate::passing::{self, Power};
+use crate::transparent_proxy::{self, NetworkOwner};
 
-use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
+use super::{MissingBarrier, SandboxError, c_string, fake_proc, probe::SpareIds, protect};
 use init::{
     plan::{
-        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan,
-        WorkspaceName,
+        ExecArgs, HostOwner, HostPath, Ids, LandlockScope, NamespacePoolPlan, ProgramPlan,
+        ResourceLimit, SandboxPlan, WorkspaceName,
     },
     step::Steps,
 };
@@ -25,58 +25,60 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders of an image that get a layer of their own.
-const MOST_COPIES: usize = 64;
-/// Folders of a search path that are looked at.
-const MOST_FOLDERS: usize = 64;
-/// Average size of a file in scratch space below which the number of files, not the size, is the limit.
+/// Image folders with an overlay of their own.
+const MAX_WRITABLE_FOLDERS: usize = 64;
+/// Folders of a search path that are tried.
+const MAX_PATH_FOLDERS: usize = 64;
+/// Average file size in scratch space below which the number of files, not their size, is the
+/// limit.
 const BYTES_PER_FILE: u64 = 4096;
 
-/// Who starts boxes here.
+/// The user who creates sandboxes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starter {
-    /// The host's root, with the right to make namespaces: programs are one of these ids outside.
+pub enum InvokingUser {
+    /// The host's root, with the right to create namespaces: programs get one of these ids on the
+    /// host.
     Root(SpareIds),
-    /// Anybody else: programs are this user outside.
+    /// An ordinary user: programs are this user on the host.
     User,
 }
 
-/// What to run in a box.
+/// A program to run in a sandbox.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Exact arguments, never empty.
     pub argv: Vec<OsString>,
     /// Exact environment.
     pub env: BTreeMap<OsString, OsString>,
-    /// Where it starts, if not where the spec says.
+    /// The working directory, if not that of the spec.
     pub directory: Option<PathBuf>,
-    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling terminal.
     pub terminal: bool,
 }
 
-/// Who a program is, and how it comes to own what it writes on the host.
+/// The ids of a program, and how it comes to own what it writes on the host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Who {
+pub(super) struct ProgramIdentity {
     pub(super) ids: Ids,
-    /// Writable host paths are to be idmapped to it.
+    /// Writable host paths are idmapped to it.
     pub(super) idmaps: bool,
-    /// Any other spare id outside will do.
+    /// Any other spare id on the host is as good.
     any_outer_id: bool,
 }
 
-impl Who {
-    /// Outside it is an id by the name of the run, or the owner of its workspace.
+impl ProgramIdentity {
+    /// On the host it is an id chosen by the name of the run, or the owner of its workspace.
     pub(super) fn new(
         spec: &SandboxSpec,
-        starter: Starter,
+        invoking_user: InvokingUser,
         name: &Id,
-        mapped_to: Option<Owner>,
-    ) -> Who {
-        let drop_groups = starter != Starter::User;
-        let (outer_uid, outer_gid) = match (starter, mapped_to) {
-            (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
-            (Starter::Root(_), Some(owner)) => (owner.uid, owner.gid),
-            (Starter::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
+        mapped_to: Option<HostOwner>,
+    ) -> ProgramIdentity {
+        let drop_groups = invoking_user != InvokingUser::User;
+        let (outer_uid, outer_gid) = match (invoking_user, mapped_to) {
+            (InvokingUser::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
+            (InvokingUser::Root(_), Some(owner)) => (owner.uid, owner.gid),
+            (InvokingUser::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
         };
         let ids = Ids {
             uid: spec.user.uid,
@@ -86,7 +88,7 @@ impl Who {
             drop_groups,
         };
         let any_outer_id = mapped_to.is_none();
-        Who {
+        ProgramIdentity {
             ids,
             idmaps: drop_groups && any_outer_id,
             any_outer_id,
@@ -95,7 +97,7 @@ impl Who {
 }
 
 impl SpareIds {
-    /// Spread by the FNV-1a hash of the name; two runs of one id are possible, and harmless.
+    /// Spread by the FNV-1a hash of the name; two runs with one id are possible, and harmless.
     fn id_of(self, name: &Id) -> u32 {
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -103,34 +105,34 @@ impl SpareIds {
     }
 }
 
-/// The plan of a box, maybe ahead of its program. `protection` are the protected names of a mounted workspace.
-pub(super) fn of_box(
+/// The plan of a sandbox, warm or not. `protection` are the protected names of a mounted workspace.
+pub(super) fn sandbox_plan(
     spec: &SandboxSpec,
     steps: Steps,
-    who: Who,
+    who: ProgramIdentity,
     protection: &[protect::Bind],
-    ahead: bool,
-) -> Result<BoxPlan, SandboxError> {
+    warm: bool,
+) -> Result<SandboxPlan, SandboxError> {
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let overlay = overlay(spec, who.idmaps)?;
     let fresh = workspace.is_none();
-    // A copy is out of reach of the host's tools.
-    let watched = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
-    Ok(BoxPlan {
-        watched,
+    // Host tools do not reach a copy.
+    let watch_mounts = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
+    Ok(SandboxPlan {
+        watch_mounts,
         steps,
         ids: who.ids,
         any_outer_id: who.any_outer_id,
-        ahead,
+        warm,
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
-        passing: passing::plan(spec, Power::Ours)?,
+        intercept: transparent_proxy::plan(spec, NetworkOwner::Airlock)?,
         terminal: spec.tty.is_some(),
         stays: spec.outlives_programs,
         scratch_bytes: spec.limits.scratch().0,
         scratch_files: (spec.limits.scratch().0 / BYTES_PER_FILE).max(1024),
-        copies: copies(spec)?
+        writable_folders: writable_folders(spec)?
             .iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
@@ -148,7 +150,8 @@ pub(super) fn of_box(
     })
 }
 
-/// What a tool of the host can detach by replacing it: protected and hidden names, and what stands for the repository.
+/// The mounts that a host tool can detach: protected and hidden names, and the git view of the
+/// repository.
 pub(super) fn watched_names(
     spec: &SandboxSpec,
     protection: &[protect::Bind],
@@ -176,8 +179,9 @@ fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<WorkspaceName>, Sa
     binds.map(name).collect()
 }
 
-/// The folders of an image that its program may change: all at the top but those that the box has its own of.
-pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
+/// The folders of an image that its program may change: all top folders except those that the
+/// sandbox replaces.
+pub(super) fn writable_folders(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
     let Root::Folder(folder) = &spec.root else {
         return Ok(Vec::new());
     };
@@ -188,7 +192,7 @@ pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
         path: folder.clone(),
         source,
     };
-    // On the host's network its resolver is mounted in `/etc`, which a layer would hide.
+    // On the host's network its resolver is mounted in `/etc`, which an overlay would hide.
     let etc = (spec.network == Network::Host).then_some("etc");
     let own = |name: &OsStr| {
         ["dev", "proc", "run", "sys", "tmp", "workspace"]
@@ -207,8 +211,8 @@ pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
         .map(fs::DirEntry::file_name)
         .filter(|name| !own(name))
         .collect();
-    if names.len() > MOST_COPIES {
-        let message = format!("the image has more than {MOST_COPIES} folders at its top");
+    if names.len() > MAX_WRITABLE_FOLDERS {
+        let message = format!("the image has more than {MAX_WRITABLE_FOLDERS} folders at its top");
         let hint = "leave --writable-root away".to_owned();
         return Err(SandboxError::Image {
             code: ErrorCode::ImageRefused,
@@ -259,7 +263,7 @@ pub(crate) fn host_paths(
     Ok((workspace, mounts))
 }
 
-/// The layer over the workspace: it belongs to whoever owns that.
+/// The layer over the workspace, with the workspace's owner.
 fn overlay(spec: &SandboxSpec, idmaps: bool) -> Result<Option<HostPath>, SandboxError> {
     let path = |overlay: &spec::WorkspaceOverlay| {
         let place = Path::new(spec::WORKSPACE);
@@ -274,13 +278,14 @@ fn path_of(path: &HostPath) -> PathBuf {
 
 /// Whether a writable mount shows a protected name of the workspace a second time, unprotected.
 fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec) -> bool {
-    // By identity, too: a bind mount of the host's may give the same folder another path.
+    // By identity, too: a bind mount on the host may give the same folder another path.
     let same = |path: &Path| {
         fs::metadata(path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
     };
-    let (mount, workspace) = (path_of(mount), path_of(workspace));
-    // A folder above the workspace shows all of it; one within it only what is protected there.
+    let mount = path_of(mount);
+    let workspace = path_of(workspace);
+    // A folder above the workspace shows all of it; one within it only the protected names below.
     if workspace.ancestors().any(|way| way == mount || same(way)) {
         return true;
     }
@@ -290,8 +295,8 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
     }
 }
 
-/// Only what may be written is idmapped, and the workspace's own repository: reading anything else stays with the rights
-/// that anybody has.
+/// Idmaps only writable paths, the workspace and its own repository: other files are read with the
+/// rights that anybody has.
 fn host_path(
     spec: &SandboxSpec,
     host: &Path,
@@ -311,7 +316,7 @@ fn host_path(
         return Err(look(std::io::Error::from_raw_os_error(20)));
     }
     let writable = access == Access::ReadWrite;
-    let owner = Owner {
+    let owner = HostOwner {
         uid: found.uid(),
         gid: found.gid(),
     };
@@ -326,21 +331,22 @@ fn host_path(
     })
 }
 
-/// Refuses what is no longer what was admitted at this path.
+/// Refuses a path that leads to another file than when it was admitted.
 pub(crate) fn check_exact(
     spec: &SandboxSpec,
     path: &Path,
     (device, inode): (u64, u64),
 ) -> Result<(), SandboxError> {
-    match spec.admits(path, FileId { device, inode }) {
-        true => Ok(()),
-        false => Err(SandboxError::Replaced {
+    if spec.admits(path, FileId { device, inode }) {
+        Ok(())
+    } else {
+        Err(SandboxError::Replaced {
             path: path.to_owned(),
-        }),
+        })
     }
 }
 
-/// A mounted workspace, opened: the one that was admitted.
+/// Opens a mounted workspace: the one that was admitted.
 pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd, SandboxError> {
     let look = |error: rustix::io::Errno| SandboxError::Look {
         path: path.to_owned(),
@@ -353,7 +359,7 @@ pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd,
     Ok(folder)
 }
 
-/// The folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
+/// The artifacts folder, and the mount points in a fresh workspace; parents first.
 fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     let mut folders = BTreeSet::from([PathBuf::from(".artifacts")]);
     for mount in &spec.mounts {
@@ -375,7 +381,7 @@ fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxErro
     folders.iter().map(c_string).collect()
 }
 
-/// The folders at which something is mounted in the home; parents first.
+/// The mount points in the home folder; parents first.
 fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     let below = |mount: &Mount| {
         let below = mount.inside.as_path().strip_prefix(spec::HOME).ok()?;
@@ -399,24 +405,30 @@ fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     folders.iter().map(c_string).collect()
 }
 
-/// Namespaces for boxes of this kind, ahead of need. The ids begin anywhere: other launchers do the same.
-pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id) -> StockPlan {
-    let who = Who::new(spec, starter, name, None);
-    match starter {
-        Starter::User => StockPlan {
+/// The namespace pool for sandboxes of this kind. The ids begin anywhere, because other launchers
+/// use the same range.
+pub(super) fn namespace_pool_plan(
+    depth: u32,
+    spec: &SandboxSpec,
+    invoking_user: InvokingUser,
+    name: &Id,
+) -> NamespacePoolPlan {
+    let who = ProgramIdentity::new(spec, invoking_user, name, None);
+    match invoking_user {
+        InvokingUser::User => NamespacePoolPlan {
             depth,
             ids: who.ids,
             outer_count: 1,
             first_turn: 0,
         },
-        Starter::Root(spare) => {
+        InvokingUser::Root(spare) => {
             let first_turn = who.ids.outer_uid - spare.first;
             let ids = Ids {
                 outer_uid: spare.first,
                 outer_gid: spare.first,
                 ..who.ids
             };
-            StockPlan {
+            NamespacePoolPlan {
                 depth,
                 ids,
                 outer_count: spare.count,
@@ -426,15 +438,15 @@ pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id)
     }
 }
 
-/// What a program's process is told to run.
-pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
+/// The exec arguments of a program.
+pub(super) fn exec_args(program: &Program) -> Result<ExecArgs, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
         let mut line = name.clone();
         line.push("=");
         line.push(value);
         c_string(line)
     });
-    Ok(Errand {
+    Ok(ExecArgs {
         argv: program
             .argv
             .iter()
@@ -445,8 +457,8 @@ pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
     })
 }
 
-/// The plan of one program, or of the process that stands by for one.
-pub(crate) fn of_program(
+/// The plan of a program, or of a prepared child.
+pub(crate) fn program_plan(
     program: Option<&Program>,
     spec: &SandboxSpec,
     steps: Steps,
@@ -463,7 +475,7 @@ pub(crate) fn of_program(
         .iter()
         .filter(|volume| volume.access == Access::ReadWrite);
     let volumes = volumes.map(|volume| volume.inside.as_path().to_owned());
-    // Of containers it is scratch space, too.
+    // In containers `/run` is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable
         .into_iter()
@@ -471,12 +483,12 @@ pub(crate) fn of_program(
     let writable: Vec<_> = writable
         .chain(volumes)
         .chain(run)
-        .chain(copies(spec)?)
+        .chain(writable_folders(spec)?)
         .collect();
     Ok(ProgramPlan {
         steps,
         ids,
-        errand: program.map(errand).transpose()?,
+        exec_args: program.map(exec_args).transpose()?,
         last: true,
         directory: c_string(
             program
@@ -488,15 +500,15 @@ pub(crate) fn of_program(
             .into_iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
-        fellows: fellows(spec),
+        landlock_scope: landlock_scope(spec),
         cpus: cpus(&spec.limits),
         nice: spec.limits.nice,
         terminal: program.is_some_and(|program| program.terminal),
     })
 }
 
-/// Those that lie in no other. What lies in one that may be written is allowed with it, and could have been replaced
-/// by a link before the next program of the box is started.
+/// The paths that are in no other one. A path in another writable one is allowed with it, and could
+/// be replaced by a link before the next exec of the session.
 fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
     let inner = |path: &PathBuf| {
         paths
@@ -506,21 +518,21 @@ fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
     paths.iter().filter(|path| !inner(path)).collect()
 }
 
-fn fellows(spec: &SandboxSpec) -> Fellows {
+fn landlock_scope(spec: &SandboxSpec) -> LandlockScope {
     match (spec.outlives_programs, spec.network) {
-        (false, _) => Fellows::None,
-        (true, Network::Host) => Fellows::Signalled,
-        (true, Network::None | Network::Doors | Network::Open) => Fellows::Reached,
+        (false, _) => LandlockScope::Isolated,
+        (true, Network::Host) => LandlockScope::Signals,
+        (true, Network::None | Network::Doors | Network::Open) => LandlockScope::SignalsAndSockets,
     }
 }
 
-/// Of as many as can be counted: the step would fail on others.
+/// Only as many CPUs as fit a CPU set: the step would fail on others.
 fn cpus(limits: &Limits) -> Option<u32> {
-    machine::allowed()?;
-    limits.cpus.map(machine::whole)
+    fake_proc::allowed()?;
+    limits.cpus.map(fake_proc::whole_cpus)
 }
 
-/// A name is searched in the path inside; anything with a slash is taken as it is.
+/// A name is searched in the path inside; one with a slash is taken as it is.
 fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, SandboxError> {
     if name.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(name)?]);
@@ -529,14 +541,14 @@ fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, San
     let folders = path
         .as_bytes()
         .split(|byte| *byte == b':')
-        .take(MOST_FOLDERS)
+        .take(MAX_PATH_FOLDERS)
         .map(OsStr::from_bytes);
-    // A relative folder, or an empty one, would be one that the program's own files lie in.
+    // A relative or empty folder would be one with the program's own files.
     let folders = folders.map(Path::new).filter(|folder| folder.is_absolute());
     folders.map(|folder| c_string(folder.join(name))).collect()
 }
 
-// The numbers of these resources are the same on every architecture we build for.
+// These numbers are the same on every architecture we build for.
 const CPU: u32 = 0;
 const FILE_SIZE: u32 = 1;
 const DATA: u32 = 2;
@@ -550,9 +562,9 @@ const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
-/// What a box must not have of its caller. The kernel counts some of them also for whoever made the box's user
-/// namespace: with the usual limits one box could leave its starter none, see [`Limits::DEFAULT_LOCKED_MEMORY`]. The others are a
-/// right that some callers have.
+/// Limits that a sandbox must not inherit. The kernel counts some of them also for the creator of
+/// the sandbox's user namespace: with the usual limits one sandbox could leave its creator none,
+/// see [`Limits::DEFAULT_LOCKED_MEMORY`]. The others are a right that some callers have.
 const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
@@ -562,7 +574,7 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         hard: value,
     };
     let mut all = vec![
-        // Not 0: a core dump that is piped to a program of the host's is kept back only by exactly 1.
+        // Not 0: only exactly 1 keeps the kernel from piping a core dump to a program on the host.
         exact(CORE, 1),
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
@@ -596,14 +608,15 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         enforcers.get("memory"),
         None | Some(Enforcer::Rlimit | Enforcer::Nothing)
     ) {
-        // Private writable memory. The size of the address space would stop runtimes that only reserve it.
+        // Private writable memory. A limit of address space would stop runtimes that only reserve
+        // it.
         all.push(exact(DATA, limits.memory.0));
     }
     all
 }
 
-/// Counted per user namespace, and every box has a fresh one. Where a cgroup holds the limit, too, that one has to
-/// refuse first: only it counts what it refused.
+/// Counted per user namespace, and every sandbox has a new one. Where a cgroup enforces the limit,
+/// too, the cgroup has to refuse first: only it counts refusals.
 fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u64 {
     match enforcers.get("pids") {
         Some(Enforcer::CgroupV1 | Enforcer::CgroupV2) => u64::from(limits.pids) + 1,
@@ -611,26 +624,30 @@ fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u
     }
 }
 
-/// In a box that stays, programs are started beside others of the same user. What those could look into on its way to
-/// exec still has handles on the host.
+/// In a session, execs start beside other programs of the same user. A process that those could
+/// inspect on its way to exec still has descriptors of the host.
 pub(super) fn check_stays(
     spec: &SandboxSpec,
     can_be_looked_into: bool,
 ) -> Result<(), SandboxError> {
-    match spec.outlives_programs && can_be_looked_into {
-        true => Err(Missing::new(
+    if spec.outlives_programs && can_be_looked_into {
+        Err(MissingBarrier::new(
             "own_user",
             "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
         )
-        .into()),
-        false => Ok(()),
+        .into())
+    } else {
+        Ok(())
     }
 }
 
-/// Refuses what cannot be had before anything is made.
-pub(super) fn check_starter(starter: Starter, effective_uid: u32) -> Result<(), SandboxError> {
-    match (starter, effective_uid) {
-        (Starter::User, 0) => Err(Missing::new(
+/// Refuses what cannot be enforced before anything is created.
+pub(super) fn check_invoking_user(
+    invoking_user: InvokingUser,
+    effective_uid: u32,
+) -> Result<(), SandboxError> {
+    match (invoking_user, effective_uid) {
+        (InvokingUser::User, 0) => Err(MissingBarrier::new(
             "not_host_root",
             "this root lacks the capability to make namespaces, or spare ids for programs, which would be uid 0 outside",
         )
@@ -645,7 +662,7 @@ mod tests {
     use spec::{ErrorCode, Policy, RunRequest};
     use std::os::unix::fs::symlink;
 
-    /// Every place of this crate that looks a host path up.
+    /// Every host path lookup of this crate.
     fn lookups(spec: &SandboxSpec) -> Vec<Result<(), SandboxError>> {
         let mut done = vec![host_paths(spec, true).map(drop)];
         if let Some(workspace) = &spec.workspace {
@@ -690,7 +707,7 @@ mod tests {
         fs::rename(&folder, top.join("moved")).unwrap();
         symlink(&other, &folder).unwrap();
         let refused: Vec<_> = all().into_iter().filter_map(Result::err).collect();
-        // The image alone has no path of its own among the first.
+        // The image has no path of its own among the first lookups.
         assert_eq!(refused.len(), 5, "{refused:?}");
         for error in refused {
             assert!(matches!(error, SandboxError::Replaced { .. }), "{error:?}");

@@ -2,28 +2,28 @@
 
 use rustix::thread::CapabilitySet;
 
-/// Whether this process may make namespaces without a user namespace first.
+/// Whether this process may create namespaces without a user namespace first.
 pub fn may_make_namespaces() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// A range of ids that belong to nobody.
+/// A range of ids without owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpareIds {
-    /// The first of them.
+    /// The first id.
     pub first: u32,
-    /// How many. Boxes of one id would share what the kernel counts for a user.
+    /// The number of ids. Sandboxes with one id would share what the kernel counts per user.
     pub count: u32,
 }
 
-/// Above what distributions give to users, their containers (`/etc/subuid`) and systemd to its own; below its
-/// foreign ids and the half that old programs take for negative.
+/// Above what distributions give to users, their containers (`/etc/subuid`) and systemd to its own;
+/// below its foreign ids and the half that old programs take for negative.
 const NOBODYS: SpareIds = SpareIds {
     first: 0x7000_0000,
     count: 65_536,
 };
-/// In a container that has fewer ids: some near their end, below those of `nobody` and of dynamic users.
+/// In a container with fewer ids: some near the end, below those of `nobody` and of dynamic users.
 const BEFORE_THE_END: u32 = 8192;
 const IN_A_CONTAINER: u32 = 1024;
 
@@ -34,7 +34,8 @@ pub fn spare_ids() -> Option<SpareIds> {
 }
 
 fn spare(users: &str, groups: &str) -> Option<SpareIds> {
-    let (users, groups) = (extents(users), extents(groups));
+    let users = extents(users);
+    let groups = extents(groups);
     let mapped = |ids: &SpareIds| {
         let within = |all: &[(u64, u64)]| {
             let (first, end) = (
@@ -61,7 +62,7 @@ fn spare(users: &str, groups: &str) -> Option<SpareIds> {
         .find(mapped)
 }
 
-/// Start and length of what a map holds.
+/// Start and length of the extents of a map.
 fn extents(map: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {
         let mut numbers = line
@@ -72,12 +73,12 @@ fn extents(map: &str) -> Vec<(u64, u64)> {
     map.lines().filter_map(line).collect()
 }
 
-/// The version of Landlock; 0 if the kernel has none.
+/// The Landlock ABI version; 0 if the kernel has none.
 pub fn landlock_version() -> u32 {
     init::landlock_version()
 }
 
-/// The kernel's release, such as `6.1.0-13-amd64`.
+/// The kernel release, such as `6.1.0-13-amd64`.
 pub fn kernel_release() -> String {
     rustix::system::uname()
         .release()
@@ -91,13 +92,13 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Whether this process may look into those of other users.
+/// Whether this process may inspect processes of other users.
 pub(crate) fn may_trace() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE))
 }
 
-/// Whether this kernel lets a process be looked into by those whose user it becomes.
+/// Whether this kernel lets a process be inspected by the user that it changes to.
 pub(crate) fn processes_can_be_looked_into() -> bool {
     std::fs::read("/proc/sys/fs/suid_dumpable").is_ok_and(|text| text.trim_ascii() == b"1")
 }

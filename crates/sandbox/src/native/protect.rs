@@ -1,41 +1,41 @@
-//! A mounted workspace that cannot be turned on its owner: what tools of the host execute or obey
-//! there is read-only for the program where it exists, and what the program makes under such a name
-//! is taken out of the folder when it ends.
+//! Protects a mounted workspace from the program: files that host tools execute or obey are
+//! read-only for it where they exist, and what it creates under such a name is taken out of the
+//! folder when it ends.
 //!
 //! ```text
-//! put_up ── workspace looked through ─ start written down, locked ─ binds ──▶ run
-//! take_down ── workspace compared with its start ─ things taken out ─ start removed
-//! sweep ── the same for each start that nobody has locked any more
+//! put_up ── workspace scanned ─ snapshot written, locked ─ binds ──▶ run
+//! take_down ── workspace compared with its snapshot ─ files taken out ─ snapshot removed
+//! sweep ── the same for each snapshot without a lock holder
 //! ```
 //!
-//! Nothing of Airlock's appears in the folder at any time. The lock dies with its holders: the
-//! engine and the sandbox's first process.
+//! Nothing of Airlock's appears in the folder at any time. The lock ends with its holders: the
+//! engine and pid 1 of the sandbox.
 
 mod beneath;
-mod hide;
-mod hold;
+mod held;
+mod hidden_files;
+mod link_targets;
 mod names;
 mod settle;
-mod start;
-mod targets;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use beneath::target_inside;
-pub use hide::{MAX_HIDDEN, holds_credentials, holds_key};
-pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
+pub use held::{HeldThing, discard_held, held_lists, held_path, take_back};
+pub use hidden_files::{MAX_HIDDEN, holds_credentials, holds_key};
 pub use names::{find, find_below, is_spared, lifts_nothing, protects};
 pub use settle::resolve_inside;
-pub use start::{REPOSITORY, is_repository};
+pub use snapshot::{REPOSITORY, is_repository};
 
 use super::mount_watch::WatchFindings;
-use hide::Hiding;
-use hold::HoldFolder;
-use init::protocol::Remounted;
+use held::HeldFolder;
+use hidden_files::HiddenFileCover;
+use init::protocol::RemountedName;
 use rustix::fs::{FileType, FlockOperation, OFlags};
+use snapshot::WorkspaceSnapshot;
 use spec::{HeldBackPath, HiddenFiles, Id, ProtectedNames, SandboxSpec};
-use start::Start;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
@@ -53,54 +53,55 @@ const MAX_LISTED: usize = 10;
 /// What to say of names that toolchains or agents obey.
 const NOTED: &str = "changed: toolchains or agents obey it, so look at it before you use it";
 
-/// One name in the workspace that the program may only read, or not even that.
+/// A name in the workspace that the program may only read, or not even that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bind {
-    /// Relative to the workspace; to be resolved beneath it, through no symbolic link.
+    /// Relative to the workspace; resolved beneath it, through no symbolic link.
     pub path: PathBuf,
-    /// Whether something empty covers it.
+    /// Whether an empty file or folder covers it.
     pub hidden: bool,
-    /// What must turn out to be there.
+    /// The expected inode.
     pub inode: u64,
 }
 
-/// The protection of one workspace for one run. Dropped without being taken down, it is left to the sweep.
+/// The protection of one workspace for one run. If it is dropped without being taken down, the
+/// sweep does that.
 #[derive(Debug)]
 pub struct Protection {
     workspace: OwnedFd,
-    /// Nothing where the changes are looked at before they are taken over.
-    held: Option<(Start, HoldFolder)>,
-    /// The layer that takes the changes, locked against whoever removes it or takes it over.
+    /// None where the changes are reviewed before they are applied.
+    held: Option<(WorkspaceSnapshot, HeldFolder)>,
+    /// The layer that takes the changes, locked against its removal and application.
     layer: Option<OwnedFd>,
     binds: Vec<Bind>,
-    replaced: Vec<Replaced>,
+    replaced: Vec<ReplacedFile>,
     artifacts_kept: bool,
     notes: Vec<String>,
 }
 
-/// A protected name that a tool of the host replaced while the program ran.
+/// A protected name that a host tool replaced while the program ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replaced {
+pub struct ReplacedFile {
     /// Relative to the workspace.
     pub path: PathBuf,
-    /// The file that was found once it was read-only; nothing where it is no file, but a folder.
+    /// The file that was found once it was read-only; none for a folder.
     pub file: Option<FileState>,
     /// Whether it is hidden, and was covered again.
     pub hidden: bool,
-    /// How long the program could have written it, or read what is hidden.
+    /// How long the program could have written it, or read a hidden file.
     pub exposed: Duration,
 }
 
-/// By what a file is known again, unchanged.
+/// By what an unchanged file is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileState {
     inode: u64,
     born: (i64, i64),
-    /// Set by the kernel with every change, and by nobody else.
+    /// The change time, which only the kernel sets.
     changed: (i64, i64),
 }
 
-/// Whether something other than a link is there.
+/// Whether a file other than a symbolic link is there.
 pub fn is_file_or_folder(workspace: BorrowedFd<'_>, path: &Path) -> bool {
     let found = beneath::open(workspace, path, OFlags::PATH);
     let found = found.and_then(|file| Ok(rustix::fs::fstat(file)?));
@@ -108,7 +109,7 @@ pub fn is_file_or_folder(workspace: BorrowedFd<'_>, path: &Path) -> bool {
 }
 
 impl FileState {
-    /// Looks at a regular file in a workspace.
+    /// Reads the state of a regular file in a workspace.
     pub fn look(workspace: BorrowedFd<'_>, path: &Path) -> Option<FileState> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let folder = beneath::open_folder(workspace, folder).ok()?;
@@ -116,7 +117,7 @@ impl FileState {
     }
 
     /// The same file as it was when it became read-only again.
-    pub fn as_of(self, mounted: &Remounted) -> Option<FileState> {
+    pub fn as_of(self, mounted: &RemountedName) -> Option<FileState> {
         let changed = (
             mounted.changed_seconds as i64,
             mounted.changed_nanoseconds as i64,
@@ -135,31 +136,31 @@ impl FileState {
     }
 }
 
-/// What taking down found.
+/// The result of a cleanup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TakenDown {
+pub struct WorkspaceCleanup {
     /// What was taken out of the workspace.
     pub held_back: Vec<HeldBackPath>,
-    /// The run as whose it is kept: its own id may have been another's, of which something is kept still.
+    /// The run under which it is listed: the run's own id may be in use by an earlier one.
     pub held_as: Option<String>,
-    /// What a reader of the result should know.
+    /// Notes for the result.
     pub notes: Vec<String>,
 }
 
 /// Why a workspace cannot be protected.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtectError {
-    /// Git obeys what lies beside it, which is all the program's to write.
+    /// Git would obey the files in it, which are all the program's to write.
     #[error("the workspace is itself a git repository: it has `HEAD`, `objects` and `refs`")]
     Bare,
-    /// It could not be looked through.
+    /// It could not be scanned.
     #[error("cannot look through the workspace")]
     Look {
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// What was found could not be written down.
+    /// The snapshot could not be written.
     #[error("cannot write down what is in the workspace, in `{}`", state.display())]
     State {
         /// The state folder.
@@ -171,7 +172,7 @@ pub enum ProtectError {
 }
 
 impl ProtectError {
-    /// What to do about it.
+    /// A hint.
     pub fn hint(&self) -> String {
         match self {
             ProtectError::Bare => "mount a checkout of it, or `--allow-protected HEAD`".to_owned(),
@@ -182,7 +183,7 @@ impl ProtectError {
 }
 
 impl Protection {
-    /// What the workspace of a box needs before its program is let in.
+    /// The protection that a workspace needs before its program starts.
     pub fn of(
         state: &Path,
         run: &Id,
@@ -210,7 +211,7 @@ impl Protection {
         Protection::put_up(state, run, workspace.as_fd(), spec)
     }
 
-    /// Looks through a workspace that the program may write. Names that are allowed, and what lies below them, are the
+    /// Scans a workspace that the program may write. Allowed names, and all below them, are the
     /// program's to write.
     pub fn put_up(
         state: &Path,
@@ -222,7 +223,7 @@ impl Protection {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let workspace = beneath::open(workspace, ".", flags).map_err(look)?;
         let is_lifted = spec.protected.allows(Path::new(names::HEAD));
-        if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
+        if !is_lifted && snapshot::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
         let state_error = |source| {
@@ -230,14 +231,14 @@ impl Protection {
             ProtectError::State { state, source }
         };
         let path = beneath::path_of(&workspace).map_err(look)?;
-        let unsettled = || hold::unsettled(state, &path).map_err(state_error);
-        // Before and after: one may be settled, and one may begin, while the workspace is looked through.
+        let unsettled = || held::unsettled(state, &path).map_err(state_error);
+        // Before and after the scan: runs may end or begin meanwhile.
         let mut others = unsettled()?;
-        let mut hiding = Hiding::new(&spec.hide);
-        let mut start =
-            Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
+        let mut hiding = HiddenFileCover::new(&spec.hide);
+        let mut start = WorkspaceSnapshot::look(workspace.as_fd(), &spec.protected, &mut hiding)
+            .map_err(look)?;
         start.expect(workspace.as_fd(), &spec.transient_inputs);
-        let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
+        let second = link_targets::second_names(workspace.as_fd(), &start).map_err(look)?;
         let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
         let hidden = [&hiding.found[..], &sockets].concat();
         let binds = binds(workspace.as_fd(), &start, second, &hidden).map_err(look)?;
@@ -245,7 +246,7 @@ impl Protection {
         for other in &others {
             start.leave_out_news_of(other);
         }
-        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
+        let hold = HeldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
         let unread: Vec<_> = start.unread.iter().cloned().collect();
         let unread = listed(
             &unread,
@@ -266,9 +267,9 @@ impl Protection {
         })
     }
 
-    /// For a workspace that cannot be written: only what is hidden counts.
+    /// For a workspace that cannot be written: only hidden files matter.
     fn read_only(workspace: OwnedFd, spec: &SandboxSpec) -> Result<Protection, ProtectError> {
-        let mut hiding = Hiding::new(&spec.hide);
+        let mut hiding = HiddenFileCover::new(&spec.hide);
         let looked = hiding.look(workspace.as_fd());
         looked.map_err(|source| ProtectError::Look { source })?;
         let sockets = hiding.reachable_sockets(workspace.as_fd(), &spec.protected);
@@ -282,16 +283,22 @@ impl Protection {
         })
     }
 
-    /// For a workspace of which only these files are kept from the program.
+    /// For a workspace of which only these files are hidden.
     fn hiding(workspace: OwnedFd, hidden: &[PathBuf]) -> Result<Protection, ProtectError> {
-        let binds = binds(workspace.as_fd(), &Start::default(), Vec::new(), hidden);
+        let binds = binds(
+            workspace.as_fd(),
+            &WorkspaceSnapshot::default(),
+            Vec::new(),
+            hidden,
+        );
         Ok(Protection {
             binds: binds.map_err(|source| ProtectError::Look { source })?,
             ..Protection::reviewed(workspace)
         })
     }
 
-    /// For a workspace whose changes are looked at before they are taken over: nothing needs to be kept from it.
+    /// For a workspace whose changes are reviewed before they are applied: nothing needs
+    /// protection.
     pub fn reviewed(workspace: OwnedFd) -> Protection {
         Protection {
             workspace,
@@ -309,32 +316,32 @@ impl Protection {
         &self.binds
     }
 
-    /// The workspace itself.
+    /// The workspace.
     pub fn workspace(&self) -> BorrowedFd<'_> {
         self.workspace.as_fd()
     }
 
-    /// The lock of the run. The first process of the sandbox should inherit it, out of the program's reach: then no
-    /// sweep settles a workspace in which a program may still run.
+    /// The lock of the run. Pid 1 of the sandbox inherits it, out of the program's reach: then no
+    /// sweep cleans up a workspace in which a program may still run.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         let held = self.held.as_ref().map(|(_, hold)| hold.lock.as_fd());
         held.or(self.layer.as_ref().map(AsFd::as_fd))
     }
 
-    /// All that the program put into the folder for artifacts is kept: it need not stay.
-    pub fn artifacts_are_kept(&mut self) {
+    /// All that the program put into the artifacts folder was collected: it need not stay.
+    pub fn mark_artifacts_kept(&mut self) {
         self.artifacts_kept = true;
     }
 
-    /// What the watch over its mounts has found.
+    /// Adds the findings of the mount watch.
     pub(super) fn take_in(&mut self, found: WatchFindings) {
         self.replaced.extend(found.replaced);
         self.notes.extend(found.problems);
     }
 
-    /// Takes out what does not belong into the workspace. The program must be gone.
-    pub fn take_down(self) -> TakenDown {
-        let Settled { mut taken_down, .. } = match self.held {
+    /// Takes out what does not belong in the workspace. The program must have ended.
+    pub fn take_down(self) -> WorkspaceCleanup {
+        let CleanupResult { mut taken_down, .. } = match self.held {
             Some((start, hold)) => settle(
                 self.workspace.as_fd(),
                 &start,
@@ -342,14 +349,15 @@ impl Protection {
                 self.artifacts_kept,
                 hold,
             ),
-            None => Settled::default(),
+            None => CleanupResult::default(),
         };
         taken_down.notes.splice(0..0, self.notes);
         taken_down
     }
 }
 
-/// Whether a folder of a workspace is protected or has something protected in it. What cannot be looked at may have.
+/// Whether a folder of a workspace is protected or contains a protected name. A folder that cannot
+/// be read may.
 pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) -> bool {
     let has = || {
         let folder = beneath::open_absolute(&workspace.join(inside))?;
@@ -359,7 +367,11 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
             ..names.clone()
         };
         let nothing = HiddenFiles::none();
-        let start = Start::look(folder.as_fd(), &everywhere, &mut Hiding::new(&nothing))?;
+        let start = WorkspaceSnapshot::look(
+            folder.as_fd(),
+            &everywhere,
+            &mut HiddenFileCover::new(&nothing),
+        )?;
         let mut found = start.protected.keys().map(|name| inside.join(name));
         io::Result::Ok(!start.unread.is_empty() || found.any(|name| !names.allows(&name)))
     };
@@ -370,12 +382,12 @@ pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) 
     named || protects(inside, names).is_some() || has().unwrap_or(true)
 }
 
-/// What of `--allow-protected` does nothing.
+/// Names in `--allow-protected` that have no effect.
 pub fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
     let is_folder = |path: &Path| {
         let found = spec.workspace.as_ref().map(|it| it.join(path).metadata());
         let kind = found.and_then(Result::ok).map(|found| found.file_type());
-        // A socket can be lifted, too.
+        // A socket can be allowed, too.
         kind.is_some_and(|kind| kind.is_dir() || kind.is_socket())
     };
     spec.protected.allowed.iter().filter_map(move |path| {
@@ -386,7 +398,7 @@ pub fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
     })
 }
 
-/// What to say once of files that are hidden.
+/// A note about hidden files.
 pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     listed(
         hidden,
@@ -394,7 +406,7 @@ pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     )
 }
 
-/// What to say of sockets that are covered.
+/// A note about covered sockets.
 fn sockets_note(sockets: &[PathBuf]) -> Option<String> {
     listed(
         sockets,
@@ -405,20 +417,23 @@ fn sockets_note(sockets: &[PathBuf]) -> Option<String> {
 
 /// Of paths that a program changed and that stay, those that toolchains or agents obey.
 pub fn noted_paths<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
-    let noted = |path: &'a Path| match names::is_noted(path) {
-        true => Some(path),
-        false => names::environment(path),
+    let noted = |path: &'a Path| {
+        if names::is_noted(path) {
+            Some(path)
+        } else {
+            names::environment(path)
+        }
     };
     let noted: BTreeSet<_> = paths.filter_map(noted).map(Path::to_owned).collect();
     noted.into_iter().collect()
 }
 
-/// What to say of them.
+/// A note about them.
 pub fn noted_note(noted: &[PathBuf]) -> Option<String> {
     listed(noted, NOTED)
 }
 
-/// What to say of so many new names that would be protected outside of packages.
+/// A note about the number of new names in packages that would be protected elsewhere.
 pub fn spared_note(count: usize) -> Option<String> {
     (count > 0).then(|| {
         format!(
@@ -428,11 +443,12 @@ pub fn spared_note(count: usize) -> Option<String> {
     })
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace; and by its second names.
-/// It fails where a name stands for something else by now: then what was there would not be protected.
+/// The mounts: each existing name read-only onto itself; for a link, its target in the workspace;
+/// and other hard links of them. It fails if a name was replaced meanwhile, because the replacement
+/// would not be protected.
 fn binds(
     workspace: BorrowedFd<'_>,
-    start: &Start,
+    start: &WorkspaceSnapshot,
     second: Vec<PathBuf>,
     hidden: &[PathBuf],
 ) -> io::Result<Vec<Bind>> {
@@ -463,7 +479,7 @@ fn binds(
         add(place, handle, false)?;
     }
     for path in hidden {
-        // The file that a hidden link leads to is what must not be read.
+        // The file that a hidden link leads to must not be read.
         let place = match beneath::look(workspace, path)? {
             Some(found) if beneath::kind(&found) == FileType::Symlink => {
                 beneath::target_inside(workspace, path)
@@ -491,21 +507,21 @@ fn in_use(layer: OwnedFd) -> io::Result<OwnedFd> {
     Ok(layer)
 }
 
-/// What became of a workspace in which nobody is any more.
+/// The result of the cleanup of a workspace without a running program.
 #[derive(Default)]
-struct Settled {
-    taken_down: TakenDown,
+struct CleanupResult {
+    taken_down: WorkspaceCleanup,
     /// Whether something could not be done.
     failed: bool,
 }
 
 fn settle(
     workspace: BorrowedFd<'_>,
-    start: &Start,
-    replaced: &[Replaced],
+    start: &WorkspaceSnapshot,
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
-    mut hold: HoldFolder,
-) -> Settled {
+    mut hold: HeldFolder,
+) -> CleanupResult {
     let findings = settle::settle(workspace, start, replaced, artifacts_kept, &mut hold);
     let mut failed = findings.unfinished || !findings.problems.is_empty();
     let mut notes = findings.problems;
@@ -529,27 +545,27 @@ fn settle(
     notes.extend(spared_note(findings.spared));
     if findings.unfinished {
         notes.push("`airlock sweep` looks through the workspace once more".to_owned());
-        let taken_down = TakenDown {
+        let taken_down = WorkspaceCleanup {
             held_back: hold.leave(),
             held_as,
             notes,
         };
-        return Settled { taken_down, failed };
+        return CleanupResult { taken_down, failed };
     }
     let held_back = hold.close().unwrap_or_else(|error| {
         notes.push(format!("`airlock sweep` finishes the workspace: {error}"));
         failed = true;
         Vec::new()
     });
-    let taken_down = TakenDown {
+    let taken_down = WorkspaceCleanup {
         held_as: held_as.filter(|_| !held_back.is_empty()),
         held_back,
         notes,
     };
-    Settled { taken_down, failed }
+    CleanupResult { taken_down, failed }
 }
 
-fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
+fn replaced_notes(replaced: &[ReplacedFile]) -> impl Iterator<Item = String> {
     let note = |hidden: bool, then: &str| {
         let replaced: Vec<_> = replaced.iter().filter(|it| it.hidden == hidden).collect();
         let longest = replaced.iter().map(|it| it.exposed).max()?;
@@ -585,7 +601,7 @@ fn listed(paths: &[PathBuf], what: &str) -> Option<String> {
     (!paths.is_empty()).then(|| format!("{} in the workspace {what}", shown.join(", ")))
 }
 
-/// What there is to say of workspaces whose runs are dead.
+/// Notes about the workspaces of dead runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweptWorkspaces {
     /// What was done.
@@ -594,10 +610,10 @@ pub struct SweptWorkspaces {
     pub problems: Vec<String>,
 }
 
-/// Settles workspaces whose runs are dead.
+/// Cleans up the workspaces of dead runs.
 pub fn sweep(state: &Path) -> SweptWorkspaces {
     let mut swept = SweptWorkspaces::default();
-    let folders = hold::folders(state).unwrap_or_else(|error| {
+    let folders = held::folders(state).unwrap_or_else(|error| {
         let problem = format!("the records of workspaces: {error}");
         swept.problems.push(problem);
         Vec::new()
@@ -613,11 +629,11 @@ pub fn sweep(state: &Path) -> SweptWorkspaces {
 }
 
 fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
-    let Some((hold, text)) = HoldFolder::take_over(folder)? else {
+    let Some((hold, text)) = HeldFolder::take_over(folder)? else {
         return Ok(());
     };
     let damaged = || io::Error::other("its record is damaged");
-    let start = Start::parse(&text).ok_or_else(damaged)?;
+    let start = WorkspaceSnapshot::parse(&text).ok_or_else(damaged)?;
     let shown = start.workspace.to_string_lossy().escape_debug().to_string();
     let workspace = match beneath::open_absolute(&start.workspace) {
         Ok(workspace) if rustix::fs::fstat(&workspace)?.st_ino == start.inode => workspace,
@@ -625,7 +641,7 @@ fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown, swept),
         Err(error) => return Err(error),
     };
-    let Settled { taken_down, failed } = settle(workspace.as_fd(), &start, &[], false, hold);
+    let CleanupResult { taken_down, failed } = settle(workspace.as_fd(), &start, &[], false, hold);
     let taken = taken_down.held_back.iter().map(|it| {
         let path = it.path.escape_debug();
         format!("`{path}` was taken out of `{shown}`: {}", it.why.words())
@@ -640,7 +656,7 @@ fn sweep_one(folder: &Path, swept: &mut SweptWorkspaces) -> io::Result<()> {
     Ok(())
 }
 
-fn forget(hold: HoldFolder, shown: &str, swept: &mut SweptWorkspaces) -> io::Result<()> {
+fn forget(hold: HeldFolder, shown: &str, swept: &mut SweptWorkspaces) -> io::Result<()> {
     hold.close()?;
     swept.problems.push(format!(
         "the workspace `{shown}` is gone or was moved: what a killed program left there was not looked at"

@@ -1,9 +1,9 @@
-//! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
-//! places laid over it.
+//! The files in the root of a sandbox: the host's `/usr` and the little that it needs, or an image
+//! with our own entries laid over it.
 
-use super::{SandboxError, c_string, machine};
+use super::{SandboxError, c_string, fake_proc};
 use init::{
-    plan::{FileId, ImageRoot, Place, PlaceKind, TemplatePlan},
+    plan::{FileId, ImageRoot, RootEntry, RootEntryKind, TemplatePlan},
     step::{Step, Steps},
 };
 use spec::{ErrorCode, ExtraMounts, ImageRef, Network, Root, SandboxSpec, User};
@@ -15,10 +15,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Top-level names that lead into `/usr` on a merged system and are folders of their own elsewhere.
+/// Top-level names that are links into `/usr` on a merged system and folders of their own
+/// elsewhere.
 const BESIDE_USR: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-/// What programs need of `/etc`: how to load libraries, look names up, check certificates, tell the time.
-const OF_ETC: [&str; 16] = [
+/// What programs need of `/etc`: the loader, name lookups, certificates, time zones.
+const SHOWN_ETC: [&str; 16] = [
     "alternatives",
     "ca-certificates",
     "fonts",
@@ -37,13 +38,13 @@ const OF_ETC: [&str; 16] = [
     "timezone",
 ];
 /// Settings of language runtimes, whose folders carry their version.
-const OF_ETC_BEGINNING_WITH: [&str; 2] = ["java-", "python3"];
-/// Who is known by name in a box: itself.
+const SHOWN_ETC_PREFIXES: [&str; 2] = ["java-", "python3"];
+/// The hosts file of a sandbox: only itself.
 pub(crate) const HOSTS: &str = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
-/// Names are asked for at the door, which has addresses of one family for them.
+/// Name lookups go to the egress door, which has fake IPs of one family.
 pub(crate) const RESOLVER: &str = "nameserver 127.0.0.1\noptions timeout:5 attempts:2 no-aaaa\n";
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
-/// What nobody inside has business with, even where all of `/etc` is shown.
+/// Never visible inside, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = [
     "shadow",
     "shadow-",
@@ -53,20 +54,20 @@ const SECRETS_OF_ETC: [&str; 6] = [
     "ssl/private",
 ];
 
-/// The places of one root, in the order in which they are made; each path at most once.
+/// The entries of one root, in the order of creation; each path at most once.
 #[derive(Default)]
-struct Places {
-    list: Vec<Place>,
+struct RootEntries {
+    list: Vec<RootEntry>,
     seen: BTreeSet<PathBuf>,
-    /// Below these nothing can be made, because they are the host's or the image's own.
+    /// Nothing can be created below these, because they are the host's or the image's own.
     bound: Vec<PathBuf>,
 }
 
-impl Places {
+impl RootEntries {
     fn add(
         &mut self,
         path: &str,
-        kind: PlaceKind,
+        kind: RootEntryKind,
         content: impl AsRef<OsStr>,
     ) -> Result<(), SandboxError> {
         let path = Path::new(path);
@@ -76,20 +77,28 @@ impl Places {
             .filter(|parent| !parent.as_os_str().is_empty())
             .collect();
         for parent in parents.into_iter().rev() {
-            self.put(parent, PlaceKind::Directory, OsStr::new(""))?;
+            self.put(parent, RootEntryKind::Directory, OsStr::new(""))?;
         }
         self.put(path, kind, content.as_ref())
     }
 
-    fn put(&mut self, path: &Path, kind: PlaceKind, content: &OsStr) -> Result<(), SandboxError> {
+    fn put(
+        &mut self,
+        path: &Path,
+        kind: RootEntryKind,
+        content: &OsStr,
+    ) -> Result<(), SandboxError> {
         let below_bound = self.bound.iter().any(|bound| path.starts_with(bound));
         if below_bound || !self.seen.insert(path.to_owned()) {
             return Ok(());
         }
-        if matches!(kind, PlaceKind::Bind | PlaceKind::Link | PlaceKind::Hidden) {
+        if matches!(
+            kind,
+            RootEntryKind::Bind | RootEntryKind::Link | RootEntryKind::Whiteout
+        ) {
             self.bound.push(path.to_owned());
         }
-        self.list.push(Place {
+        self.list.push(RootEntry {
             path: c_string(path)?,
             kind,
             content: c_string(content)?,
@@ -98,24 +107,24 @@ impl Places {
     }
 }
 
-/// Looks at what a spec names for its root, without planning all of it.
+/// Checks what a spec names for its root, without planning all of it.
 pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if let Root::Folder(folder) = &spec.root {
         check_mount_points(&image_folder(folder)?, spec)?;
     }
-    mount_points(&mut Places::default(), spec)
+    mount_points(&mut RootEntries::default(), spec)
 }
 
-/// The plan of the root for a box. Nothing of `hidden` is in it.
+/// The plan of a root. Nothing of `hidden` is in it.
 pub(super) fn plan(
     spec: &SandboxSpec,
     steps: Steps,
     hidden: &[PathBuf],
 ) -> Result<TemplatePlan, SandboxError> {
-    let mut places = Places::default();
+    let mut entries = RootEntries::default();
     let image = match &spec.root {
         Root::Host => {
-            host_places(&mut places, spec, hidden)?;
+            host_entries(&mut entries, spec, hidden)?;
             None
         }
         Root::Folder(folder) => {
@@ -132,17 +141,21 @@ pub(super) fn plan(
         "sys",
         "dev/shm",
         "tmp",
-        machine::EMPTY,
+        fake_proc::EMPTY_FOLDER,
         "workspace",
         "home/agent",
     ] {
-        places.add(folder, PlaceKind::Directory, "")?;
+        entries.add(folder, RootEntryKind::Directory, "")?;
     }
-    places.add(machine::NOTHING, PlaceKind::Bind, "/dev/null")?;
+    entries.add(
+        fake_proc::UNREADABLE_DEVICE,
+        RootEntryKind::Bind,
+        "/dev/null",
+    )?;
     for device in DEVICES {
-        places.add(
+        entries.add(
             &format!("dev/{device}"),
-            PlaceKind::Device,
+            RootEntryKind::Device,
             format!("/dev/{device}"),
         )?;
     }
@@ -152,47 +165,47 @@ pub(super) fn plan(
         ("stdout", "fd/1"),
         ("stderr", "fd/2"),
     ] {
-        places.add(
+        entries.add(
             &format!("dev/{link}"),
-            PlaceKind::Link,
+            RootEntryKind::Link,
             format!("/proc/self/{target}"),
         )?;
     }
     if steps.has(Step::ShowLimits) {
-        // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
-        // cost more than all its mounts.
-        places.list.extend(machine::places(&spec.limits)?);
+        // So limits are part of a root, and of the launcher's key: writing these files in each
+        // sandbox would cost more than all its mounts.
+        entries.list.extend(fake_proc::root_entries(&spec.limits)?);
     }
     if spec.tty.is_some() || spec.outlives_programs {
-        terminal(&mut places)?;
+        terminal(&mut entries)?;
     }
-    names(&mut places, spec)?;
-    mount_points(&mut places, spec)?;
+    names(&mut entries, spec)?;
+    mount_points(&mut entries, spec)?;
     Ok(TemplatePlan {
         steps,
         image,
-        places: places.list,
+        entries: entries.list,
     })
 }
 
-fn host_places(
-    places: &mut Places,
+fn host_entries(
+    entries: &mut RootEntries,
     spec: &SandboxSpec,
     hidden: &[PathBuf],
 ) -> Result<(), SandboxError> {
-    places.add("usr", PlaceKind::Bind, "/usr")?;
+    entries.add("usr", RootEntryKind::Bind, "/usr")?;
     for name in BESIDE_USR {
-        bind_or_link(places, name)?;
+        bind_or_link(entries, name)?;
     }
     match spec.extra_mounts {
         ExtraMounts::None => {
-            let exact = OF_ETC.into_iter().map(str::to_owned);
+            let exact = SHOWN_ETC.into_iter().map(str::to_owned);
             for name in exact.chain(runtimes_of_etc()) {
-                bind_or_link(places, &format!("etc/{name}"))?;
+                bind_or_link(entries, &format!("etc/{name}"))?;
             }
-            users(places, spec.user)
+            users(entries, spec.user)
         }
-        ExtraMounts::SystemReadOnly => whole_system(places, hidden),
+        ExtraMounts::SystemReadOnly => whole_system(entries, hidden),
     }
 }
 
@@ -202,31 +215,35 @@ fn runtimes_of_etc() -> BTreeSet<String> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names
         .filter(|name| {
-            OF_ETC_BEGINNING_WITH
+            SHOWN_ETC_PREFIXES
                 .iter()
                 .any(|start| name.starts_with(start))
         })
         .collect()
 }
 
-/// A link stays a link: it leads into the root of the box, not the host's.
-fn bind_or_link(places: &mut Places, path: &str) -> Result<(), SandboxError> {
+/// A link stays a link: it leads into the root of the sandbox, not the host's.
+fn bind_or_link(entries: &mut RootEntries, path: &str) -> Result<(), SandboxError> {
     let host = Path::new("/").join(path);
     match fs::symlink_metadata(&host) {
         Ok(found) if found.is_symlink() => match fs::read_link(&host) {
-            Ok(target) => places.add(path, PlaceKind::Link, target),
+            Ok(target) => entries.add(path, RootEntryKind::Link, target),
             Err(source) => Err(SandboxError::Look { path: host, source }),
         },
-        Ok(_) => places.add(path, PlaceKind::Bind, &host),
+        Ok(_) => entries.add(path, RootEntryKind::Bind, &host),
         // Not every system has every one.
         Err(_) => Ok(()),
     }
 }
 
-/// All of `/etc` and `/var`, without secrets, sockets and what is our own.
-fn whole_system(places: &mut Places, own: &[PathBuf]) -> Result<(), SandboxError> {
+/// All of `/etc` and `/var`, without secrets, sockets and our own files.
+fn whole_system(entries: &mut RootEntries, own: &[PathBuf]) -> Result<(), SandboxError> {
     for folder in ["etc", "var"] {
-        places.add(folder, PlaceKind::Shown, Path::new("/").join(folder))?;
+        entries.add(
+            folder,
+            RootEntryKind::HostOverlay,
+            Path::new("/").join(folder),
+        )?;
     }
     let mut hidden: Vec<_> = SECRETS_OF_ETC
         .iter()
@@ -234,18 +251,18 @@ fn whole_system(places: &mut Places, own: &[PathBuf]) -> Result<(), SandboxError
         .collect();
     hidden.push(PathBuf::from("var/lib/airlock"));
     hidden.extend(own.iter().filter_map(|path| within_shown(path)));
-    // Parents first: nothing needs hiding below what is hidden.
+    // Parents first: nothing needs hiding below a hidden path.
     hidden.sort();
     for path in hidden {
         let Some(inside) = path.to_str() else {
             return Err(SandboxError::Name { path });
         };
-        places.add(inside, PlaceKind::Hidden, "")?;
+        entries.add(inside, RootEntryKind::Whiteout, "")?;
     }
     Ok(())
 }
 
-/// Where a folder of the host appears in `/etc` or `/var`, which may themselves be links.
+/// The path at which a host folder appears in `/etc` or `/var`, which may themselves be links.
 fn within_shown(folder: &Path) -> Option<PathBuf> {
     let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = real(folder);
@@ -257,57 +274,60 @@ fn within_shown(folder: &Path) -> Option<PathBuf> {
     })
 }
 
-fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
-    let (uid, gid, home) = (user.uid, user.gid, spec::HOME);
+fn users(entries: &mut RootEntries, user: User) -> Result<(), SandboxError> {
+    let uid = user.uid;
+    let gid = user.gid;
+    let home = spec::HOME;
     let nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin";
     let agent = format!("agent:x:{uid}:{gid}:agent:{home}:/bin/sh");
-    places.add(
+    entries.add(
         "etc/passwd",
-        PlaceKind::File,
+        RootEntryKind::File,
         format!("{agent}\n{nobody}\n"),
     )?;
-    places.add(
+    entries.add(
         "etc/group",
-        PlaceKind::File,
+        RootEntryKind::File,
         format!("agent:x:{gid}:\nnogroup:x:65534:\n"),
     )
 }
 
-/// Where the terminals of a box appear. `/dev/tty` is whatever terminal its opener has, never one of the host's.
-fn terminal(places: &mut Places) -> Result<(), SandboxError> {
-    places.add("dev/pts", PlaceKind::Directory, "")?;
-    places.add("dev/ptmx", PlaceKind::Link, "pts/ptmx")?;
-    places.add("dev/tty", PlaceKind::Device, "/dev/tty")
+/// The terminals of a sandbox. `/dev/tty` is the terminal of the process that opens it, never one
+/// of the host's.
+fn terminal(entries: &mut RootEntries) -> Result<(), SandboxError> {
+    entries.add("dev/pts", RootEntryKind::Directory, "")?;
+    entries.add("dev/ptmx", RootEntryKind::Link, "pts/ptmx")?;
+    entries.add("dev/tty", RootEntryKind::Device, "/dev/tty")
 }
 
-/// How names are looked up inside: only this box, or at the egress door, unless it is on the
-/// host's network.
-fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
+/// Name lookups inside: only this sandbox, or through the egress door, unless it is on the host's
+/// network.
+fn names(entries: &mut RootEntries, spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.network == Network::Host {
         for file in ["hosts", "resolv.conf"] {
             if let Ok(real) = fs::canonicalize(Path::new("/etc").join(file)) {
-                places.add(&format!("etc/{file}"), PlaceKind::Bind, real)?;
+                entries.add(&format!("etc/{file}"), RootEntryKind::Bind, real)?;
             }
         }
         return Ok(());
     }
-    places.add("etc/hosts", PlaceKind::File, HOSTS)?;
+    entries.add("etc/hosts", RootEntryKind::File, HOSTS)?;
     let resolver = match spec.transparent_ports {
         Some(_) => RESOLVER,
         None => "# no name server: this sandbox has no network\n",
     };
-    places.add("etc/resolv.conf", PlaceKind::File, resolver)
+    entries.add("etc/resolv.conf", RootEntryKind::File, resolver)
 }
 
-fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
+fn mount_points(entries: &mut RootEntries, spec: &SandboxSpec) -> Result<(), SandboxError> {
     for mount in &spec.mounts {
         let inside = mount.inside.as_path();
         if inside.starts_with(spec::WORKSPACE) {
             continue;
         }
         let kind = match fs::metadata(&mount.host) {
-            Ok(found) if found.is_dir() => PlaceKind::Directory,
-            Ok(_) => PlaceKind::File,
+            Ok(found) if found.is_dir() => RootEntryKind::Directory,
+            Ok(_) => RootEntryKind::File,
             Err(source) => {
                 return Err(SandboxError::Look {
                     path: mount.host.clone(),
@@ -319,7 +339,7 @@ fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxEr
         let text = path.to_str().ok_or_else(|| SandboxError::Name {
             path: inside.to_owned(),
         })?;
-        places.add(text, kind, "")?;
+        entries.add(text, kind, "")?;
     }
     Ok(())
 }
@@ -339,7 +359,7 @@ fn image_root(folder: &Path) -> Result<ImageRoot, SandboxError> {
     })
 }
 
-/// Whoever knows where images lie puts the folder in their place.
+/// The engine replaces the name by the folder of the unpacked image.
 fn not_here(name: &ImageRef) -> SandboxError {
     SandboxError::Image {
         code: ErrorCode::ImageMissing,
@@ -377,8 +397,8 @@ fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
     }
 }
 
-/// Our places cover what an image has there; a link on the way to a mount point would be covered with all
-/// that lies behind it, which breaks the image in ways that are hard to see.
+/// Our entries cover what an image has there; a link on the way to a mount point would be covered
+/// with all that is behind it, which breaks the image in ways that are hard to see.
 fn check_mount_points(image: &Path, spec: &SandboxSpec) -> Result<(), SandboxError> {
     for mount in &spec.mounts {
         let inside = mount

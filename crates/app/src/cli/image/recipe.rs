@@ -139,7 +139,7 @@ impl Source {
 /// The static program for a platform.
 fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
     if Platform::here() == Some(platform) {
-        return Ok(engine::FIRST_PROCESS.to_vec());
+        return Ok(engine::INIT_PROGRAM.to_vec());
     }
     let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
     let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {

@@ -56,7 +56,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     }
     // The slowest thing to come begins first, beside all that follows.
     let is_native = options.may_be_native();
-    let begun = (!options.explain && is_native).then(engine::HeadStart::give);
+    let begun = (!options.explain && is_native).then(engine::PrespawnedLauncher::give);
     let mut config = global.configure(surroundings)?;
     config::narrow(&mut config, options.profile(), surroundings)?;
     let (json, explain, tty) = (options.json, options.explain, options.tty);

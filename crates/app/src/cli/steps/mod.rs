@@ -210,7 +210,7 @@ impl Order {
         surroundings: &Surroundings,
     ) -> Result<(JobOutcome, bool), Failure> {
         run.refuse_for_steps()?;
-        let begun = engine::HeadStart::give();
+        let begun = engine::PrespawnedLauncher::give();
         let mut config = global.configure(surroundings)?;
         config::narrow(&mut config, run.profile(), surroundings)?;
         let (follow_links, confirmed) = (run.follow_links, run.confirm_workspace);

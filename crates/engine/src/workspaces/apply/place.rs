@@ -13,7 +13,7 @@ use rustix::{
     fs::{OFlags, RenameFlags},
     io::Errno,
 };
-use sandbox::native::{Lease, LeaseKind};
+use sandbox::native::{FileLease, LeaseKind};
 use std::{
     ffi::OsStr,
     io,
@@ -141,7 +141,7 @@ impl Apply<'_> {
             }
             Err(source) => return Err(gone_or_replaced(source)),
         };
-        let lease = match Lease::take(file.as_fd(), LeaseKind::Read) {
+        let lease = match FileLease::take(file.as_fd(), LeaseKind::Read) {
             Err(busy) if busy.kind() == io::ErrorKind::WouldBlock => {
                 return Err(conflict(WRITTEN));
             }

@@ -4,19 +4,21 @@ use super::*;
 use crate::entry::bridge::url;
 use proptest::prelude::*;
 
-fn rewrite(url: &str) -> Rewrite {
+fn rewrite(url: &str) -> RequestRewrite {
     let token = Token::new(b"t0ken".to_vec()).unwrap();
-    Rewrite::new(url::parse(url.as_bytes()).unwrap(), token)
+    RequestRewrite::new(url::parse(url.as_bytes()).unwrap(), token)
 }
 
 /// Passes a request on in pieces of a size: what the other end gets, how far it was read, what is left.
 fn passed(
     request: &[u8],
     size: usize,
-    rewrite: &Rewrite,
-) -> Result<(Vec<u8>, Request, Vec<u8>), Refused> {
-    let (mut state, mut inbox, mut up, mut sent) =
-        (Request::Head, Vec::new(), Vec::new(), Vec::new());
+    rewrite: &RequestRewrite,
+) -> Result<(Vec<u8>, RequestState, Vec<u8>), BridgeRequestError> {
+    let mut state = RequestState::Head;
+    let mut inbox = Vec::new();
+    let mut up = Vec::new();
+    let mut sent = Vec::new();
     for piece in request.chunks(size) {
         inbox.extend_from_slice(piece);
         state.advance(&mut inbox, &mut up, rewrite)?;
@@ -25,7 +27,7 @@ fn passed(
     Ok((sent, state, inbox))
 }
 
-fn at_once(request: &str) -> Result<(String, Request), Refused> {
+fn at_once(request: &str) -> Result<(String, RequestState), BridgeRequestError> {
     let (sent, state, _) = passed(request.as_bytes(), 1 << 20, &rewrite("http://up:9"))?;
     Ok((String::from_utf8(sent).unwrap(), state))
 }
@@ -38,7 +40,7 @@ fn the_token_takes_the_place_of_whatever_the_program_sent() {
         Authorization: Bearer t0ken\r\nAccept: */*\r\n\r\n";
     assert_eq!(
         at_once(request).unwrap(),
-        (expected.to_owned(), Request::Done)
+        (expected.to_owned(), RequestState::Done)
     );
 }
 
@@ -54,7 +56,7 @@ fn bodies_pass_as_they_are_and_nothing_behind_them() {
     ] {
         for size in [1, 2, 3, 7, 1000] {
             let (sent, state, left) = passed(request, size, &rewrite("http://up")).unwrap();
-            assert_eq!(state, Request::Done);
+            assert_eq!(state, RequestState::Done);
             assert!(sent.ends_with(end), "{:?}", String::from_utf8_lossy(&sent));
             assert!(
                 left.starts_with(b"GET /second") || b"GET /second".starts_with(left.as_slice())
@@ -102,7 +104,7 @@ fn what_two_readers_could_read_differently_is_refused() {
     ];
     for request in wrong {
         assert!(
-            matches!(at_once(&request), Err(Refused::Malformed(_))),
+            matches!(at_once(&request), Err(BridgeRequestError::Malformed(_))),
             "{request:?}"
         );
     }
@@ -118,7 +120,10 @@ fn what_two_readers_could_read_differently_is_refused() {
         "0\r\nA: b\r\n\r\n",
     ] {
         assert!(
-            matches!(at_once(&chunked(body)), Err(Refused::Malformed(_))),
+            matches!(
+                at_once(&chunked(body)),
+                Err(BridgeRequestError::Malformed(_))
+            ),
             "{body:?}"
         );
     }
@@ -130,7 +135,8 @@ fn what_two_readers_could_read_differently_is_refused() {
 
 #[test]
 fn tunnels_and_heads_without_end_are_refused() {
-    let unsupported = |request: &str| matches!(at_once(request), Err(Refused::Unsupported(_)));
+    let unsupported =
+        |request: &str| matches!(at_once(request), Err(BridgeRequestError::Unsupported(_)));
     assert!(unsupported(
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     ));
@@ -141,13 +147,13 @@ fn tunnels_and_heads_without_end_are_refused() {
         );
     }
     assert_eq!(
-        at_once(&format!("GET /{} HTTP", "a".repeat(LARGEST_HEAD))),
-        Err(Refused::TooLarge)
+        at_once(&format!("GET /{} HTTP", "a".repeat(MAX_HEAD_BYTES))),
+        Err(BridgeRequestError::TooLarge)
     );
-    let many = "A: b\r\n".repeat(MOST_HEADERS + 1);
+    let many = "A: b\r\n".repeat(MAX_HEADERS + 1);
     assert_eq!(
         at_once(&format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")),
-        Err(Refused::TooLarge)
+        Err(BridgeRequestError::TooLarge)
     );
 }
 
@@ -180,7 +186,8 @@ fn no_path_leads_out_of_a_prefix() {
 
 #[test]
 fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
-    let (mut state, mut to) = (Response::Head, Vec::new());
+    let mut state = ResponseState::Head;
+    let mut to = Vec::new();
     let mut from = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n\
         Content-Type: text/event-stream\r\n\r\ndata: 1\n"
         .to_vec();
@@ -189,7 +196,7 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
         Connection: close\r\n\r\ndata: 1\n";
     assert_eq!(
         (String::from_utf8(to).unwrap(), state),
-        (expected.to_owned(), Response::Body)
+        (expected.to_owned(), ResponseState::Body)
     );
     for wrong in [
         "SSH-2.0-x\r\n\r\n",
@@ -197,21 +204,25 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
         "HTTP/2 200\r\n\r\n",
         "HTTP/1.1 20\r\n\r\n",
     ] {
-        let answered = Response::Head.advance(&mut wrong.as_bytes().to_vec(), &mut Vec::new());
-        assert!(matches!(answered, Err(Refused::Upstream(_))), "{wrong:?}");
+        let answered = ResponseState::Head.advance(&mut wrong.as_bytes().to_vec(), &mut Vec::new());
+        assert!(
+            matches!(answered, Err(BridgeRequestError::Upstream(_))),
+            "{wrong:?}"
+        );
     }
 }
 
 #[test]
 fn heads_that_only_say_go_on_wait_for_room() {
-    let (one, mut to) = ("HTTP/1.1 100 Continue\r\n\r\n", Vec::new());
+    let one = "HTTP/1.1 100 Continue\r\n\r\n";
+    let mut to = Vec::new();
     for _ in 0..3 {
-        Response::Head
+        ResponseState::Head
             .advance(&mut one.repeat(4000).into_bytes(), &mut to)
             .unwrap();
     }
     assert!(
-        (BUFFER..BUFFER + one.len()).contains(&to.len()),
+        (BUFFER_BYTES..BUFFER_BYTES + one.len()).contains(&to.len()),
         "{}",
         to.len()
     );
@@ -220,20 +231,18 @@ fn heads_that_only_say_go_on_wait_for_room() {
 #[test]
 fn a_full_buffer_waits_and_loses_nothing() {
     let rewrite = rewrite("http://up");
-    let body = vec![b'x'; 3 * BUFFER];
+    let body = vec![b'x'; 3 * BUFFER_BYTES];
     let head = format!(
         "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let (mut state, mut from, mut to, mut sent) = (
-        Request::Head,
-        [head.as_bytes(), &body].concat(),
-        Vec::new(),
-        Vec::new(),
-    );
-    while state != Request::Done || !to.is_empty() {
+    let mut state = RequestState::Head;
+    let mut from = [head.as_bytes(), &body].concat();
+    let mut to = Vec::new();
+    let mut sent = Vec::new();
+    while state != RequestState::Done || !to.is_empty() {
         state.advance(&mut from, &mut to, &rewrite).unwrap();
-        assert!(to.len() <= BUFFER + LARGEST_HEAD);
+        assert!(to.len() <= BUFFER_BYTES + MAX_HEAD_BYTES);
         sent.extend(to.drain(..to.len().min(1000)));
     }
     assert!(sent.ends_with(&body) && from.is_empty());
@@ -245,10 +254,11 @@ proptest! {
         name in "[A-Za-z-]{1,12}", value in "[ -~]{0,20}", body in proptest::collection::vec(any::<u8>(), 0..50),
         size in 1usize..40, chunked in any::<bool>(),
     ) {
-        let framing = match chunked {
-            true => "Transfer-Encoding: chunked".to_owned(),
-            false => format!("Content-Length: {}", body.len()),
-        };
+        let framing = if chunked {
+"Transfer-Encoding: chunked".to_owned()
+} else {
+format!("Content-Length: {}", body.len())
+};
         let body = match chunked {
             true if body.is_empty() => b"0\r\n\r\n".to_vec(),
             true => [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n0\r\n\r\n"].concat(),
@@ -260,7 +270,7 @@ proptest! {
         prop_assert_eq!(&whole, &passed(&request, size, &rewrite("http://up")));
         if let Ok((sent, state, left)) = whole {
             let tokens = sent.windows(7).filter(|part| part == b"Bearer ").count();
-            prop_assert_eq!((state, left.len()), (Request::Done, 0));
+            prop_assert_eq!((state, left.len()), (RequestState::Done, 0));
             prop_assert!(sent.ends_with(&body) && tokens >= 1);
         }
     }

@@ -1,22 +1,23 @@
-//! The way to the model: a listener on loopback, and a process of our own that carries what comes there to a socket
-//! of the host, or to the control plane with the session's token. The listener stands before the program starts.
+//! The bridge to the model: a listener on loopback, and a process of its own that carries
+//! connections to a socket of the host, or to the control plane with the session's token. It
+//! listens before the program starts.
 //!
-//! The process has no capabilities, cannot be traced, and where we may choose it has a user of its own, so that the
-//! program can neither read the token out of it nor signal it.
+//! The process has no capabilities, is not dumpable, and where it can be chosen has a user of its
+//! own, so that the program can neither read the token from its memory nor signal it.
 
 pub mod http;
 mod relay;
-pub mod resolve;
+pub mod resolver;
 pub mod url;
 
 use super::{
-    Refusal,
-    environment::{Settings, Upstream},
+    EntryError,
+    environment::{ModelUpstream, Settings},
     privileges,
-    user::{self, Identity},
+    user::{self, ProgramUser},
 };
 use crate::sys;
-use resolve::Names;
+use resolver::NameResolver;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, Mode, OFlags},
@@ -31,91 +32,92 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
     os::fd::{AsRawFd, OwnedFd},
 };
-use url::Address;
+use url::UpstreamAddress;
 
 const BACKLOG: i32 = 128;
-/// The user of the bridge where we may choose; the second if the program is the first.
-const OWN_USERS: [u32; 2] = [65534, 65533];
+/// The user of the bridge where it can be chosen; the second if the program has the first.
+const BRIDGE_UIDS: [u32; 2] = [65534, 65533];
 
 const CONTROL_PLANE: &str = "CONTROL_PLANE_URL";
 
-/// What the listener leads to.
+/// Where the bridge leads to.
 #[derive(Debug)]
-struct Door {
-    address: Address,
-    /// With a token to add; otherwise bytes are carried as they are.
-    rewrite: Option<http::Rewrite>,
-    names: Names,
-    /// Whoever listened on the socket at the start is none of our pid namespace, so nobody of it may.
+struct BridgeTarget {
+    address: UpstreamAddress,
+    /// The token to add to requests; without it bytes are carried unchanged.
+    rewrite: Option<http::RequestRewrite>,
+    names: NameResolver,
+    /// The process that listened on the socket at the start is in another pid namespace, so no
+    /// process of ours may take its place.
     outside: bool,
     /// The variable that promised it.
-    promised: &'static str,
+    promised_by: &'static str,
 }
 
-/// A bridge at work. It ends when this is dropped.
+/// A running bridge. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Bridge {
     pub(super) pid: i32,
     _lifeline: OwnedFd,
 }
 
-/// How the start of the bridge went, as its process tells.
-enum Outcome {
+/// The outcome of the bridge's start, as its process reports it.
+enum BridgeStart {
     Ready,
-    /// This user may not use the socket.
+    /// This user may not connect to the socket.
     WrongUser(String),
     Failed(String),
 }
 
-/// Starts the bridge, if the settings name something to bridge to. Returns once connections are taken.
+/// Starts the bridge, if the settings name an upstream. Returns once connections are accepted.
 pub(super) fn start(
     settings: &mut Settings,
-    program: &Identity,
+    program: &ProgramUser,
     root: bool,
-) -> Result<Option<Bridge>, Refusal> {
-    let Some(mut door) = door(settings)? else {
+) -> Result<Option<Bridge>, EntryError> {
+    let Some(mut target) = target(settings)? else {
         return Ok(None);
     };
     let listener = listen(settings.port)?;
     let mut last = String::new();
     for user in users(program, root) {
-        let (bridge, outcome) = launch(&mut door, &listener, &user, root)?;
+        let (bridge, outcome) = fork_bridge(&mut target, &listener, &user, root)?;
         match outcome {
-            Outcome::Ready => return Ok(Some(bridge)),
-            Outcome::Failed(why) => return Err(Refusal(why)),
-            Outcome::WrongUser(why) => last = why,
+            BridgeStart::Ready => return Ok(Some(bridge)),
+            BridgeStart::Failed(why) => return Err(EntryError(why)),
+            BridgeStart::WrongUser(why) => last = why,
         }
     }
-    Err(Refusal(last))
+    Err(EntryError(last))
 }
 
 /// Takes the token out of the settings.
-fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
-    let none = Upstream::Socket {
+fn target(settings: &mut Settings) -> Result<Option<BridgeTarget>, EntryError> {
+    let none = ModelUpstream::Socket {
         path: Vec::new(),
-        promised: None,
+        promised_by: None,
     };
     match std::mem::replace(&mut settings.upstream, none) {
-        Upstream::Url { url, token } => {
+        ModelUpstream::Url { url, token } => {
             let url = url::parse(&url)?;
-            let promised = CONTROL_PLANE;
-            if let Address::Unix(path) = &url.address {
-                check_socket(path, promised)?;
+            let promised_by = CONTROL_PLANE;
+            if let UpstreamAddress::Unix(path) = &url.address {
+                check_socket(path, promised_by)?;
             }
-            let names = Names {
+            let names = NameResolver {
                 hosts: user::read("/etc/hosts")?,
-                server: resolve::server(&user::read("/etc/resolv.conf")?),
+                server: resolver::server(&user::read("/etc/resolv.conf")?),
             };
-            Ok(Some(Door {
+            Ok(Some(BridgeTarget {
                 address: url.address.clone(),
-                rewrite: Some(http::Rewrite::new(url, token)),
+                rewrite: Some(http::RequestRewrite::new(url, token)),
                 names,
                 outside: false,
-                promised,
+                promised_by,
             }))
         }
-        Upstream::Socket { path, promised } => {
-            if promised.is_none()
+        ModelUpstream::Socket { path, promised_by } => {
+            if promised_by.is_none()
                 && matches!(
                     rustix::fs::stat(path.as_slice()),
                     Err(Errno::NOENT | Errno::NOTDIR)
@@ -123,45 +125,46 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
             {
                 return Ok(None);
             }
-            let promised = promised.unwrap_or("by being there");
-            check_socket(&path, promised)?;
-            let (address, names) = (Address::Unix(path), Names::default());
-            Ok(Some(Door {
+            let promised_by = promised_by.unwrap_or("by being there");
+            check_socket(&path, promised_by)?;
+            let address = UpstreamAddress::Unix(path);
+            let names = NameResolver::default();
+            Ok(Some(BridgeTarget {
                 address,
                 rewrite: None,
                 names,
                 outside: false,
-                promised,
+                promised_by,
             }))
         }
     }
 }
 
-fn check_socket(path: &[u8], promised: &str) -> Result<(), Refusal> {
+fn check_socket(path: &[u8], promised_by: &str) -> Result<(), EntryError> {
     let why = match rustix::fs::stat(path) {
         Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Socket => return Ok(()),
         Ok(_) => "it is not a socket".to_owned(),
         Err(error) => io::Error::from(error).to_string(),
     };
-    Err(no_door(path, promised, &why))
+    Err(no_target(path, promised_by, &why))
 }
 
-fn no_door(path: &[u8], promised: &str, why: &str) -> Refusal {
-    // What was given as a URL is not shown.
-    let path = match promised {
+fn no_target(path: &[u8], promised_by: &str, why: &str) -> EntryError {
+    // A URL is not shown: it may hold secrets.
+    let path = match promised_by {
         CONTROL_PLANE => String::new(),
         _ => format!("`{}` ", String::from_utf8_lossy(path).escape_default()),
     };
-    Refusal::new(format!(
-        "the way to the model is promised ({promised}), but the socket {path}cannot be used: {why}; mount the \
+    EntryError::new(format!(
+        "the way to the model is promised_by ({promised_by}), but the socket {path}cannot be used: {why}; mount the \
          folder with the socket, or unset the variable"
     ))
 }
 
-/// Listens on loopback, and sees that it can be reached there.
-fn listen(port: u16) -> Result<OwnedFd, Refusal> {
+/// Listens on loopback, and checks that a connection arrives.
+fn listen(port: u16) -> Result<OwnedFd, EntryError> {
     let failed = |what: &str, error: Errno| {
-        Refusal::new(format!(
+        EntryError::new(format!(
             "cannot {what} 127.0.0.1:{port} for the bridge: {}",
             io::Error::from(error)
         ))
@@ -174,15 +177,15 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
         .and_then(|socket| net::listen(&socket, BACKLOG).map(|()| socket))
         .map_err(|error| failed("listen on", error))?;
     if TcpStream::connect(address).is_err() {
-        // A network namespace fresh from the kernel has its loopback down.
+        // In a new network namespace loopback is down.
         let raised = sys::loopback_up().and_then(|()| TcpStream::connect(address));
         raised.map_err(|error| {
-            Refusal::new(format!(
+            EntryError::new(format!(
                 "the loopback interface is down and cannot be brought up: {error}"
             ))
         })?;
     }
-    // It may take a moment until the kernel hands out what stands already.
+    // The kernel may need a moment to hand out the connection.
     let limit = Timespec {
         tv_sec: 5,
         tv_nsec: 0,
@@ -193,13 +196,13 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
     Ok(listener)
 }
 
-/// Whom the bridge may run as, the best first.
-fn users(program: &Identity, root: bool) -> Vec<Identity> {
-    let own = OWN_USERS
+/// The users that the bridge may run as, the best first.
+fn users(program: &ProgramUser, root: bool) -> Vec<ProgramUser> {
+    let own = BRIDGE_UIDS
         .into_iter()
         .find(|uid| *uid != program.uid)
         .filter(|_| root);
-    let own = own.map(|uid| Identity {
+    let own = own.map(|uid| ProgramUser {
         uid,
         gid: uid,
         groups: vec![uid],
@@ -210,29 +213,31 @@ fn users(program: &Identity, root: bool) -> Vec<Identity> {
     own.into_iter().chain([program.clone()]).collect()
 }
 
-fn launch(
-    door: &mut Door,
+fn fork_bridge(
+    target: &mut BridgeTarget,
     listener: &OwnedFd,
-    user: &Identity,
+    user: &ProgramUser,
     root: bool,
-) -> Result<(Bridge, Outcome), Refusal> {
-    let failed = |error: io::Error| Refusal::new(format!("cannot start the bridge: {error}"));
+) -> Result<(Bridge, BridgeStart), EntryError> {
+    let failed = |error: io::Error| EntryError::new(format!("cannot start the bridge: {error}"));
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
-    let ((lifeline, ours), (told, tell)) = (pipe()?, pipe()?);
+    let ((lifeline, ours), (report_reader, report_writer)) = (pipe()?, pipe()?);
     match sys::fork().map_err(failed)? {
         0 => {
-            drop((ours, told));
-            let outcome = prepare(door, user, root);
-            let ready = matches!(outcome, Outcome::Ready);
-            if report(tell, outcome).is_ok() && ready {
-                relay::serve(listener, &lifeline, door);
+            drop((ours, report_reader));
+            let outcome = prepare(target, user, root);
+            let ready = matches!(outcome, BridgeStart::Ready);
+            if report(report_writer, outcome).is_ok() && ready {
+                relay::serve(listener, &lifeline, target);
             }
             sys::exit(0)
         }
         pid => {
-            drop((lifeline, tell));
+            drop((lifeline, report_writer));
             let mut message = Vec::new();
-            File::from(told).read_to_end(&mut message).map_err(failed)?;
+            File::from(report_reader)
+                .read_to_end(&mut message)
+                .map_err(failed)?;
             Ok((
                 Bridge {
                     pid,
@@ -244,29 +249,29 @@ fn launch(
     }
 }
 
-fn report(tell: OwnedFd, outcome: Outcome) -> io::Result<()> {
+fn report(report_writer: OwnedFd, outcome: BridgeStart) -> io::Result<()> {
     let (kind, text) = match outcome {
-        Outcome::Ready => (b'r', String::new()),
-        Outcome::WrongUser(why) => (b'w', why),
-        Outcome::Failed(why) => (b'f', why),
+        BridgeStart::Ready => (b'r', String::new()),
+        BridgeStart::WrongUser(why) => (b'w', why),
+        BridgeStart::Failed(why) => (b'f', why),
     };
-    File::from(tell).write_all(&[&[kind], text.as_bytes()].concat())
+    File::from(report_writer).write_all(&[&[kind], text.as_bytes()].concat())
 }
 
-fn outcome(message: &[u8]) -> Outcome {
+fn outcome(message: &[u8]) -> BridgeStart {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match message.split_first() {
-        Some((b'r', _)) => Outcome::Ready,
-        Some((b'w', why)) => Outcome::WrongUser(text(why)),
-        Some((_, why)) => Outcome::Failed(text(why)),
-        None => Outcome::Failed("the bridge ended before it was ready".to_owned()),
+        Some((b'r', _)) => BridgeStart::Ready,
+        Some((b'w', why)) => BridgeStart::WrongUser(text(why)),
+        Some((_, why)) => BridgeStart::Failed(text(why)),
+        None => BridgeStart::Failed("the bridge ended before it was ready".to_owned()),
     }
 }
 
-/// In the process of the bridge: gives up what it does not need, then sees that the other end is there.
-fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
+/// In the bridge's process: drops its privileges, then checks that the other end is there.
+fn prepare(target: &mut BridgeTarget, user: &ProgramUser, root: bool) -> BridgeStart {
     if let Err(error) = detach() {
-        return Outcome::Failed(format!("cannot set the bridge apart: {error}"));
+        return BridgeStart::Failed(format!("cannot set the bridge apart: {error}"));
     }
     let contained = if root {
         privileges::become_user(user)
@@ -274,51 +279,52 @@ fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
         privileges::stay(user)
     };
     if let Err(refusal) = contained {
-        return Outcome::WrongUser(refusal.0);
+        return BridgeStart::WrongUser(refusal.0);
     }
-    // Again, since a change of user changes it too.
+    // Again, because a change of user resets it.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        return Outcome::Failed(format!("cannot hide the bridge: {error}"));
+        return BridgeStart::Failed(format!("cannot hide the bridge: {error}"));
     }
-    if let Address::Name(name, port) = &door.address {
-        match door.names.find(name) {
-            Ok(found) => door.address = Address::Ip((found, *port).into()),
+    if let UpstreamAddress::Name(name, port) = &target.address {
+        match target.names.find(name) {
+            Ok(found) => target.address = UpstreamAddress::Ip((found, *port).into()),
             Err(why) => {
-                return Outcome::Failed(format!(
+                return BridgeStart::Failed(format!(
                     "the host of CONTROL_PLANE_URL cannot be found: {why}"
                 ));
             }
         }
     }
-    let Address::Unix(path) = &door.address else {
-        return Outcome::Ready;
+    let UpstreamAddress::Unix(path) = &target.address else {
+        return BridgeStart::Ready;
     };
-    match relay::open(&door.address) {
+    match relay::open(&target.address) {
         Ok(socket) => {
-            door.outside = relay::is_outside(&socket);
-            Outcome::Ready
+            target.outside = relay::is_outside(&socket);
+            BridgeStart::Ready
         }
-        // Its queue being full, somebody is there; outside, as nearly everybody is whom we could meet at this moment.
+        // A full queue means that a process listens; an outside one, because nearly no other can
+        // exist at this moment.
         Err(Errno::AGAIN) => {
-            door.outside = true;
-            Outcome::Ready
+            target.outside = true;
+            BridgeStart::Ready
         }
         Err(error) => {
             let why = match error {
                 Errno::CONNREFUSED => "nobody listens on it".to_owned(),
                 other => io::Error::from(other).to_string(),
             };
-            let refusal = no_door(path, door.promised, &why).0;
+            let refusal = no_target(path, target.promised_by, &why).0;
             if error == Errno::ACCESS {
-                Outcome::WrongUser(refusal)
+                BridgeStart::WrongUser(refusal)
             } else {
-                Outcome::Failed(refusal)
+                BridgeStart::Failed(refusal)
             }
         }
     }
 }
 
-/// Away from the terminal and the streams of the program, which this process has no business with.
+/// Leaves the terminal and the streams of the program.
 fn detach() -> io::Result<()> {
     rustix::process::setsid()?;
     let nothing = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! The bridge at work: one process, one loop, a bounded number of connections with bounded buffers.
+//! The bridge's event loop: one process, a bounded number of connections with bounded buffers.
 //!
 //! ```text
 //! program ─▶ 127.0.0.1:PORT ─▶ [inbox ─ request ─▶ up] ─▶ upstream        plain: bytes both ways, ends kept
@@ -6,9 +6,9 @@
 //! ```
 
 use super::{
-    Door,
-    http::{BUFFER, Refused, Request, Response, Rewrite},
-    url::Address,
+    BridgeTarget,
+    http::{BUFFER_BYTES, BridgeRequestError, RequestRewrite, RequestState, ResponseState},
+    url::UpstreamAddress,
 };
 use crate::sys;
 use rustix::{
@@ -23,66 +23,67 @@ use std::{
     time::{Duration, Instant},
 };
 
-const MOST_CONNECTIONS: usize = 64;
-/// A model may think for long before it says a word.
-const LONGEST_SILENCE: Duration = Duration::from_secs(30 * 60);
+const MAX_CONNECTIONS: usize = 64;
+/// A model may be silent for long before its first word.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long the head of a request may take.
-const LONGEST_HEAD: Duration = Duration::from_secs(30);
-/// How long we listen to one that was answered, so that the answer is not lost by our hanging up.
-const LINGER: Duration = Duration::from_secs(2);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection is read after its response, so that closing it does not lose the response.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often one connection is served before the next.
-const MOST_STEPS: usize = 32;
-/// How often a silent client is asked whether it is there.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-/// How soon a socket whose queue is full is tried again.
-const RETRY: Duration = Duration::from_millis(10);
+const MAX_STEPS_PER_TURN: usize = 32;
+/// How often the kernel probes a silent client.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How soon a socket with a full queue is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The other end of a connection, as far as we are with it.
-enum Link {
+/// The connection to the upstream.
+enum UpstreamLink {
     None,
     Open(OwnedFd),
 }
 
-/// What goes one way, and whether its source has ended and its sink been told.
+/// A buffer of one direction, whether its source has ended, and whether the end was passed on.
 #[derive(Default)]
-struct Flow {
+struct RelayBuffer {
     bytes: Vec<u8>,
     ended: bool,
-    told: bool,
+    end_sent: bool,
 }
 
 struct Connection {
     client: OwnedFd,
-    link: Link,
-    up: Flow,
-    down: Flow,
-    exchange: Option<Exchange>,
+    upstream_link: UpstreamLink,
+    up: RelayBuffer,
+    down: RelayBuffer,
+    exchange: Option<HttpExchange>,
     deadline: Instant,
-    /// It had its turn, and was not done.
+    /// Its turn ended with work left.
     has_more: bool,
-    /// The other end has stopped listening; what the client still says is dropped.
-    deaf: bool,
-    /// All is said; we only listen on for a moment.
+    /// The upstream has stopped reading; further bytes of the client are dropped.
+    upstream_closed: bool,
+    /// The response is complete; the connection is only read for a moment.
     lingers: bool,
 }
 
-/// What a request with a token needs besides.
+/// The HTTP state of a connection with a token.
 #[derive(Default)]
-struct Exchange {
-    request: Request,
-    response: Response,
+struct HttpExchange {
+    request: RequestState,
+    response: ResponseState,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// All of the answer is in `down`; the upstream is not needed any more.
+    /// The whole response is in `down`; the upstream is not needed any more.
     answered: bool,
 }
 
-/// Why a connection is over.
-struct Over;
+/// The connection is over.
+struct ConnectionEnd;
 
-/// Serves until the process whose end of `lifeline` is the other one ends.
-pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
-    let (mut connections, most) = (Vec::new(), most_connections());
+/// Serves until the process that holds the other end of `lifeline` ends.
+pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, target: &BridgeTarget) {
+    let mut connections = Vec::new();
+    let most = max_connections();
     loop {
         let (ready, due) = match wait(listener, lifeline, &connections, connections.len() < most) {
             Some(ready) => ready,
@@ -93,25 +94,26 @@ pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
         connections.retain_mut(|connection: &mut Connection| {
             let ready = turns.next().unwrap_or(false);
             let late = now >= connection.deadline;
-            !late && (!ready && !connection.is_due() || connection.turn(door).is_ok())
+            !late && (!ready && !connection.is_due() || connection.turn(target).is_ok())
         });
         if due {
-            accept(listener, &mut connections, most, door);
+            accept(listener, &mut connections, most, target);
         }
     }
 }
 
-/// Two descriptors each, besides the few that we have: one that is accepted and cannot be served, or a queue that cannot
-/// be emptied, would keep us busy for nothing.
-fn most_connections() -> usize {
+/// Each connection needs two descriptors. A connection that is accepted and cannot be served, or a
+/// queue that cannot be emptied, would make the loop spin.
+fn max_connections() -> usize {
     const OURS: u64 = 8;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit.saturating_sub(OURS) / 2)
         .unwrap_or(usize::MAX)
-        .clamp(1, MOST_CONNECTIONS)
+        .clamp(1, MAX_CONNECTIONS)
 }
 
-/// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
+/// Waits for events: which connections have some, and whether one is to be accepted. `None` at the
+/// end.
 fn wait(
     listener: &OwnedFd,
     lifeline: &OwnedFd,
@@ -129,7 +131,7 @@ fn wait(
     ));
     let mut owners = Vec::new();
     for (number, connection) in connections.iter().enumerate() {
-        for (descriptor, events) in connection.wishes() {
+        for (descriptor, events) in connection.poll_events() {
             polled.push(PollFd::from_borrowed_fd(descriptor, events));
             owners.push(number);
         }
@@ -155,33 +157,43 @@ fn wait(
     Some((ready, has_room && !polled[1].revents().is_empty()))
 }
 
-fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, most: usize, door: &Door) {
+fn accept(
+    listener: &OwnedFd,
+    connections: &mut Vec<Connection>,
+    most: usize,
+    target: &BridgeTarget,
+) {
     while connections.len() < most {
         let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         else {
             return;
         };
-        ask_whether_alive(&client);
-        let mut connection = Connection::new(client, door.rewrite.is_some());
-        if connection.turn(door).is_ok() {
+        enable_keepalive(&client);
+        let mut connection = Connection::new(client, target.rewrite.is_some());
+        if connection.turn(target).is_ok() {
             connections.push(connection);
         }
     }
 }
 
-/// Has the kernel ask the client from time to time; one that has hung up is forgotten there after a minute, and says so.
-fn ask_whether_alive(client: &OwnedFd) {
+/// Enables TCP keepalive, so that the connection of a client that disappeared is closed after a
+/// minute.
+fn enable_keepalive(client: &OwnedFd) {
     use net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl};
-    // Without it, only the longest silence counts.
+    // Without it only the idle timeout applies.
     _ = set_socket_keepalive(client, true)
-        .and_then(|()| set_tcp_keepidle(client, ASK_EVERY))
-        .and_then(|()| set_tcp_keepintvl(client, ASK_EVERY));
+        .and_then(|()| set_tcp_keepidle(client, KEEPALIVE_INTERVAL))
+        .and_then(|()| set_tcp_keepintvl(client, KEEPALIVE_INTERVAL));
 }
 
-/// Reads once, if there is room. `Ok(false)` when there was nothing.
-fn fill(from: BorrowedFd<'_>, bytes: &mut Vec<u8>, ended: &mut bool) -> Result<bool, Over> {
+/// Reads once, if the buffer has room. `Ok(false)` if there was nothing.
+fn fill(
+    from: BorrowedFd<'_>,
+    bytes: &mut Vec<u8>,
+    ended: &mut bool,
+) -> Result<bool, ConnectionEnd> {
     let mut chunk = [0; 16 << 10];
-    let room = BUFFER.saturating_sub(bytes.len()).min(chunk.len());
+    let room = BUFFER_BYTES.saturating_sub(bytes.len()).min(chunk.len());
     if room == 0 || *ended {
         return Ok(false);
     }
@@ -195,11 +207,11 @@ fn fill(from: BorrowedFd<'_>, bytes: &mut Vec<u8>, ended: &mut bool) -> Result<b
             Ok(true)
         }
         Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-        Err(_) => Err(Over),
+        Err(_) => Err(ConnectionEnd),
     }
 }
 
-fn drain(to: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> Result<bool, Over> {
+fn drain(to: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> Result<bool, ConnectionEnd> {
     if bytes.is_empty() {
         return Ok(false);
     }
@@ -209,109 +221,113 @@ fn drain(to: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> Result<bool, Over> {
             Ok(true)
         }
         Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-        Err(_) => Err(Over),
+        Err(_) => Err(ConnectionEnd),
     }
 }
 
-/// Tells the sink that its source has ended, once all is passed on.
-fn pass_end(to: BorrowedFd<'_>, flow: &mut Flow) {
-    if flow.ended && flow.bytes.is_empty() && !flow.told {
-        // It fails for one that is gone, of which the other direction hears.
+/// Shuts the sink down once its source has ended and all bytes are passed on.
+fn pass_end(to: BorrowedFd<'_>, flow: &mut RelayBuffer) {
+    if flow.ended && flow.bytes.is_empty() && !flow.end_sent {
+        // It fails for a peer that is gone, which the other direction notices.
         _ = net::shutdown(to, Shutdown::Write);
-        flow.told = true;
+        flow.end_sent = true;
     }
 }
 
 impl Connection {
     fn new(client: OwnedFd, with_token: bool) -> Connection {
         let limit = if with_token {
-            LONGEST_HEAD
+            HEAD_TIMEOUT
         } else {
-            LONGEST_SILENCE
+            IDLE_TIMEOUT
         };
         Connection {
             client,
-            link: Link::None,
-            up: Flow::default(),
-            down: Flow::default(),
-            exchange: with_token.then(Exchange::default),
+            upstream_link: UpstreamLink::None,
+            up: RelayBuffer::default(),
+            down: RelayBuffer::default(),
+            exchange: with_token.then(HttpExchange::default),
             deadline: Instant::now() + limit,
             has_more: false,
-            deaf: false,
+            upstream_closed: false,
             lingers: false,
         }
     }
 
-    /// Which descriptors it waits for, and for what.
-    fn wishes(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
-        let mut wishes = Vec::new();
-        let mut wish = |descriptor, reads: bool, writes: bool, ends: bool| {
+    /// The descriptors that it polls, and for which events.
+    fn poll_events(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        let mut poll_events = Vec::new();
+        let mut add_event = |descriptor, reads: bool, writes: bool, ends: bool| {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, reads);
             events.set(PollFlags::OUT, writes);
-            // Without a wish the kernel would still tell of an end, again and again.
+            // Without an event the kernel would still report a hangup, again and again.
             if !events.is_empty() || ends {
-                wishes.push((descriptor, events));
+                poll_events.push((descriptor, events));
             }
         };
         let (reads_client, reads_upstream) = match &self.exchange {
             _ if self.lingers => (!self.up.ended, false),
             Some(it) => {
-                let wants = it.request != Request::Done && !it.answered && it.inbox.len() < BUFFER;
+                let wants = it.request != RequestState::Done
+                    && !it.answered
+                    && it.inbox.len() < BUFFER_BYTES;
                 (
                     wants && !self.up.ended,
-                    !it.answered && it.outbox.len() < BUFFER && !self.down.ended,
+                    !it.answered && it.outbox.len() < BUFFER_BYTES && !self.down.ended,
                 )
             }
             None => (
-                !self.up.ended && self.up.bytes.len() < BUFFER,
-                !self.down.ended && self.down.bytes.len() < BUFFER,
+                !self.up.ended && self.up.bytes.len() < BUFFER_BYTES,
+                !self.down.ended && self.down.bytes.len() < BUFFER_BYTES,
             ),
         };
-        wish(
+        add_event(
             self.client.as_fd(),
             reads_client,
             !self.down.bytes.is_empty(),
             self.waits_for_answer(),
         );
-        match &self.link {
-            Link::None => {}
-            Link::Open(upstream) => wish(
+        match &self.upstream_link {
+            UpstreamLink::None => {}
+            UpstreamLink::Open(upstream) => add_event(
                 upstream.as_fd(),
                 reads_upstream,
                 !self.up.bytes.is_empty(),
                 false,
             ),
         }
-        wishes
+        poll_events
     }
 
-    fn wants_link(&self) -> bool {
-        matches!(self.link, Link::None)
+    fn wants_upstream(&self) -> bool {
+        matches!(self.upstream_link, UpstreamLink::None)
             && !self.lingers
             && self
                 .exchange
                 .as_ref()
-                .is_none_or(|it| it.request != Request::Head && !it.answered)
+                .is_none_or(|it| it.request != RequestState::Head && !it.answered)
     }
 
     fn due(&self) -> Instant {
-        match &self.link {
+        match &self.upstream_link {
             _ if self.has_more => Instant::now(),
-            Link::None if self.wants_link() => (Instant::now() + RETRY).min(self.deadline),
-            Link::None | Link::Open(_) => self.deadline,
+            UpstreamLink::None if self.wants_upstream() => {
+                (Instant::now() + RETRY_INTERVAL).min(self.deadline)
+            }
+            UpstreamLink::None | UpstreamLink::Open(_) => self.deadline,
         }
     }
 
     fn is_due(&self) -> bool {
-        self.has_more || self.wants_link()
+        self.has_more || self.wants_upstream()
     }
 
-    /// Does all that can be done now, so that whatever waits in a buffer waits for the kernel to tell us something;
-    /// up to a bound, so that the others have their turn.
-    fn turn(&mut self, door: &Door) -> Result<(), Over> {
-        for _ in 0..MOST_STEPS {
-            self.has_more = self.step(door)?;
+    /// Does all that can be done now, so that a non-empty buffer always waits for a kernel event;
+    /// bounded, so that the other connections get their turn.
+    fn turn(&mut self, target: &BridgeTarget) -> Result<(), ConnectionEnd> {
+        for _ in 0..MAX_STEPS_PER_TURN {
+            self.has_more = self.step(target)?;
             if !self.has_more {
                 break;
             }
@@ -322,28 +338,28 @@ impl Connection {
     fn waits_for_answer(&self) -> bool {
         self.exchange
             .as_ref()
-            .is_some_and(|it| it.request == Request::Done && !it.answered)
+            .is_some_and(|it| it.request == RequestState::Done && !it.answered)
     }
 
-    /// Whether the client is gone, and not only done with speaking. Nobody would hear of that before the answer comes,
-    /// and connections that nobody wants any more would fill the bridge.
+    /// Whether the client is gone, and not only done with sending. That would be noticed only after
+    /// the response, and abandoned connections would fill the bridge.
     fn is_abandoned(&self) -> bool {
         self.waits_for_answer() && !matches!(net::sockopt::socket_error(&self.client), Ok(Ok(())))
     }
 
-    /// Whether anything was moved.
-    fn step(&mut self, door: &Door) -> Result<bool, Over> {
+    /// Returns whether any bytes were moved.
+    fn step(&mut self, target: &BridgeTarget) -> Result<bool, ConnectionEnd> {
         if self.is_abandoned() {
-            return Err(Over);
+            return Err(ConnectionEnd);
         }
-        let mut moved = self.read_client(door)?;
-        if self.wants_link() {
-            self.connect(door)?;
+        let mut moved = self.read_client(target)?;
+        if self.wants_upstream() {
+            self.connect(target)?;
         }
-        moved |= self.use_link()?;
+        moved |= self.use_upstream()?;
         moved |= drain(self.client.as_fd(), &mut self.down.bytes)?;
         if moved && !self.is_waiting_for_head() && !self.lingers {
-            self.deadline = Instant::now() + LONGEST_SILENCE;
+            self.deadline = Instant::now() + IDLE_TIMEOUT;
         }
         self.finish()?;
         Ok(moved)
@@ -352,144 +368,153 @@ impl Connection {
     fn is_waiting_for_head(&self) -> bool {
         self.exchange
             .as_ref()
-            .is_some_and(|it| it.request == Request::Head && !it.answered)
+            .is_some_and(|it| it.request == RequestState::Head && !it.answered)
     }
 
-    fn read_client(&mut self, door: &Door) -> Result<bool, Over> {
-        if self.lingers || self.deaf {
+    fn read_client(&mut self, target: &BridgeTarget) -> Result<bool, ConnectionEnd> {
+        if self.lingers || self.upstream_closed {
             let mut nothing = Vec::new();
             return fill(self.client.as_fd(), &mut nothing, &mut self.up.ended);
         }
         let Some(exchange) = &mut self.exchange else {
             return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
         };
-        if exchange.request == Request::Done || exchange.answered {
+        if exchange.request == RequestState::Done || exchange.answered {
             return Ok(false);
         }
         let moved = fill(self.client.as_fd(), &mut exchange.inbox, &mut self.up.ended)?;
-        let advanced = door.rewrite.as_ref().map(|rewrite: &Rewrite| {
+        let advanced = target.rewrite.as_ref().map(|rewrite: &RequestRewrite| {
             exchange
                 .request
                 .advance(&mut exchange.inbox, &mut self.up.bytes, rewrite)
         });
         if let Some(Err(refused)) = advanced {
             self.refuse(refused)?;
-        } else if self.up.ended && exchange.request != Request::Done && self.up.bytes.len() < BUFFER
+        } else if self.up.ended
+            && exchange.request != RequestState::Done
+            && self.up.bytes.len() < BUFFER_BYTES
         {
-            return Err(Over); // it ended in the middle of its request
+            return Err(ConnectionEnd); // it ended in the middle of its request
         }
         Ok(moved)
     }
 
-    /// Answers in place of the other end, unless that has begun to.
-    fn refuse(&mut self, refused: Refused) -> Result<(), Over> {
+    /// Responds in place of the upstream, unless its response has begun.
+    fn refuse(&mut self, refused: BridgeRequestError) -> Result<(), ConnectionEnd> {
         let Some(exchange) = &mut self.exchange else {
-            return Err(Over);
+            return Err(ConnectionEnd);
         };
-        if exchange.response != Response::Head || exchange.answered {
-            return Err(Over);
+        if exchange.response != ResponseState::Head || exchange.answered {
+            return Err(ConnectionEnd);
         }
         self.down.bytes.extend_from_slice(&refused.response());
         (self.down.ended, exchange.answered) = (true, true);
-        self.link = Link::None;
+        self.upstream_link = UpstreamLink::None;
         Ok(())
     }
 
-    fn connect(&mut self, door: &Door) -> Result<(), Over> {
-        match open(&door.address) {
-            // The program may have put a socket of its own in that place, to be sent the token.
-            Ok(upstream) if door.rewrite.is_some() && door.outside && !is_outside(&upstream) => {
-                return self.refuse(Refused::Upstream(
+    fn connect(&mut self, target: &BridgeTarget) -> Result<(), ConnectionEnd> {
+        match open(&target.address) {
+            // The program may have put a socket of its own there, to get the token.
+            Ok(upstream)
+                if target.rewrite.is_some() && target.outside && !is_outside(&upstream) =>
+            {
+                return self.refuse(BridgeRequestError::Upstream(
                     "the socket is not the control plane's any more",
                 ));
             }
-            Ok(upstream) => self.link = Link::Open(upstream),
+            Ok(upstream) => self.upstream_link = UpstreamLink::Open(upstream),
             Err(Errno::AGAIN) => {} // its queue is full
-            Err(_) => return self.refuse(Refused::Upstream("the control plane cannot be reached")),
+            Err(_) => {
+                return self.refuse(BridgeRequestError::Upstream(
+                    "the control plane cannot be reached",
+                ));
+            }
         }
         Ok(())
     }
 
-    fn use_link(&mut self) -> Result<bool, Over> {
-        let Link::Open(upstream) = &self.link else {
+    fn use_upstream(&mut self) -> Result<bool, ConnectionEnd> {
+        let UpstreamLink::Open(upstream) = &self.upstream_link else {
             return Ok(false);
         };
-        let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
+        let upstream = upstream.as_fd();
+        let up = &mut self.up;
+        let down = &mut self.down;
         let Some(exchange) = &mut self.exchange else {
-            let (sent, read) = (
-                drain(upstream, &mut up.bytes),
-                fill(upstream, &mut down.bytes, &mut down.ended),
-            );
+            let sent = drain(upstream, &mut up.bytes);
+            let read = fill(upstream, &mut down.bytes, &mut down.ended);
             if sent.is_err() || read.is_err() {
-                // It may have answered and hung up before it had heard everything: the answer counts.
+                // The upstream may have responded and closed before it read everything: its
+                // response counts.
                 up.bytes.clear();
-                self.deaf = true;
+                self.upstream_closed = true;
             }
             down.ended |= read.is_err();
             pass_end(upstream, up);
             return Ok(sent.unwrap_or(false) | read.unwrap_or(false));
         };
-        // One that has answered may have stopped listening: only what it says counts then.
+        // After its response the upstream may stop reading: only its response counts then.
         let sent = drain(upstream, &mut up.bytes);
         let read = fill(upstream, &mut exchange.outbox, &mut down.ended);
         if sent.is_err() {
             up.bytes.clear();
-            exchange.request = Request::Done;
+            exchange.request = RequestState::Done;
         }
         let advanced = exchange
             .response
             .advance(&mut exchange.outbox, &mut down.bytes);
-        let began = exchange.response == Response::Body;
+        let began = exchange.response == ResponseState::Body;
         exchange.answered = began && down.ended && exchange.outbox.is_empty();
         let broken = read.is_err() || (sent.is_err() && !began && !matches!(read, Ok(true)));
         match (advanced, broken || (down.ended && !began)) {
             (Err(refused), _) => self.refuse_late(refused),
-            (Ok(()), true) => self.refuse_late(Refused::Upstream(
+            (Ok(()), true) => self.refuse_late(BridgeRequestError::Upstream(
                 "the control plane cannot be reached, or hung up",
             )),
             (Ok(()), false) => Ok(sent.unwrap_or(false) | read.unwrap_or(false)),
         }
     }
 
-    fn refuse_late(&mut self, refused: Refused) -> Result<bool, Over> {
+    fn refuse_late(&mut self, refused: BridgeRequestError) -> Result<bool, ConnectionEnd> {
         self.refuse(refused).map(|()| true)
     }
 
-    /// Passes ends on; over when nothing is left to do.
-    fn finish(&mut self) -> Result<(), Over> {
+    /// Passes ends on; the connection is over when nothing is left to do.
+    fn finish(&mut self) -> Result<(), ConnectionEnd> {
         let is_said = match &self.exchange {
             Some(exchange) => exchange.answered && self.down.bytes.is_empty(),
             None => {
                 pass_end(self.client.as_fd(), &mut self.down);
-                self.down.told && (self.deaf || self.up.told)
+                self.down.end_sent && (self.upstream_closed || self.up.end_sent)
             }
         };
         if is_said && !self.lingers {
             pass_end(self.client.as_fd(), &mut self.down);
-            self.link = Link::None;
+            self.upstream_link = UpstreamLink::None;
             self.lingers = true;
-            self.deadline = Instant::now() + LINGER;
+            self.deadline = Instant::now() + LINGER_TIMEOUT;
         }
         if self.lingers && self.up.ended {
-            Err(Over)
+            Err(ConnectionEnd)
         } else {
             Ok(())
         }
     }
 }
 
-/// Whether the listener at the other end of a socket in the file system is of another pid namespace than ours: the
-/// kernel has no number for it here.
+/// Whether the peer of a unix socket is in another pid namespace: then the kernel has no pid for it
+/// here.
 pub(super) fn is_outside(socket: &OwnedFd) -> bool {
-    // The process is the first field of what is asked for.
+    // The pid is the first field of the option.
     matches!(
         sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED),
         Ok(0)
     )
 }
 
-/// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
-pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
+/// Starts a connection; an error of TCP shows on first use, one of a unix socket at once.
+pub(super) fn open(address: &UpstreamAddress) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let begin = |family, address: &dyn Fn(&OwnedFd) -> Result<(), Errno>| {
         let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -499,13 +524,13 @@ pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
         }
     };
     match address {
-        Address::Unix(path) => {
+        UpstreamAddress::Unix(path) => {
             let address = net::SocketAddrUnix::new(path.as_slice())?;
             begin(AddressFamily::UNIX, &|socket| {
                 net::connect(socket, &address)
             })
         }
-        Address::Ip(address) => {
+        UpstreamAddress::Ip(address) => {
             let family = if address.is_ipv4() {
                 AddressFamily::INET
             } else {
@@ -514,7 +539,7 @@ pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
             let address: SocketAddr = *address;
             begin(family, &|socket| net::connect(socket, &address))
         }
-        // Looked up before the program began.
-        Address::Name(..) => Err(Errno::INVAL),
+        // It was looked up before the program started.
+        UpstreamAddress::Name(..) => Err(Errno::INVAL),
     }
 }

@@ -1,40 +1,40 @@
 //! `CONTROL_PLANE_URL`: `http://HOST[:PORT][/PREFIX]` or `unix:///PATH`. A URL may hold secrets, so no message shows it.
 
-use super::super::Refusal;
+use super::super::EntryError;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-const LONGEST_HOST: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 
 /// Where connections go.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Address {
-    /// A socket in the file system.
+pub enum UpstreamAddress {
+    /// A unix socket.
     Unix(Vec<u8>),
-    /// An address that needs no name.
+    /// An IP address.
     Ip(SocketAddr),
     /// A name to look up, and a port.
     Name(String, u16),
 }
 
-/// Where requests go, and what is put before their paths.
+/// The URL of the control plane.
 #[derive(Debug, PartialEq)]
-pub struct Url {
-    /// The other end.
-    pub address: Address,
+pub struct ControlPlaneUrl {
+    /// The address to connect to.
+    pub address: UpstreamAddress,
     /// For the header `Host`.
     pub host: String,
-    /// Without a slash at its end; mostly empty.
+    /// The prefix of all paths, without a slash at its end; mostly empty.
     pub prefix: String,
 }
 
-fn wrong(why: &str) -> Refusal {
-    Refusal::new(format!(
+fn wrong(why: &str) -> EntryError {
+    EntryError::new(format!(
         "CONTROL_PLANE_URL {why}; it must be http://HOST[:PORT][/PREFIX] or unix:///PATH"
     ))
 }
 
-/// Reads one.
-pub fn parse(text: &[u8]) -> Result<Url, Refusal> {
+/// Parses a URL.
+pub fn parse(text: &[u8]) -> Result<ControlPlaneUrl, EntryError> {
     let text = std::str::from_utf8(text)
         .ok()
         .filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -42,12 +42,12 @@ pub fn parse(text: &[u8]) -> Result<Url, Refusal> {
     let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("is no URL"))?;
     match scheme.to_ascii_lowercase().as_str() {
         "http" => parse_http(rest),
-        "unix" if rest.starts_with('/') && rest.len() > 1 => Ok(Url {
-            address: Address::Unix(rest.as_bytes().to_vec()),
+        "unix" if rest.starts_with('/') && rest.len() > 1 => Ok(ControlPlaneUrl {
+            address: UpstreamAddress::Unix(rest.as_bytes().to_vec()),
             host: "localhost".to_owned(),
             prefix: String::new(),
         }),
-        "https" => Err(Refusal::new(
+        "https" => Err(EntryError::new(
             "CONTROL_PLANE_URL is https, which airlock-init does not speak; end TLS in front of it (a proxy on the \
              host or beside the container) and name that with http:// or unix://",
         )),
@@ -55,7 +55,7 @@ pub fn parse(text: &[u8]) -> Result<Url, Refusal> {
     }
 }
 
-fn parse_http(rest: &str) -> Result<Url, Refusal> {
+fn parse_http(rest: &str) -> Result<ControlPlaneUrl, EntryError> {
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     if authority.contains('@') {
         return Err(wrong("holds a user, which cannot be passed on"));
@@ -85,13 +85,13 @@ fn parse_http(rest: &str) -> Result<Url, Refusal> {
     let address = match (authority.starts_with('['), host.parse::<IpAddr>()) {
         (true, _) => {
             let address: Ipv6Addr = host.parse().map_err(|_| wrong("has a broken address"))?;
-            Address::Ip((address, port).into())
+            UpstreamAddress::Ip((address, port).into())
         }
-        (false, Ok(address)) => Address::Ip((address, port).into()),
-        (false, Err(_)) if is_name(host) => Address::Name(host.to_ascii_lowercase(), port),
+        (false, Ok(address)) => UpstreamAddress::Ip((address, port).into()),
+        (false, Err(_)) if is_name(host) => UpstreamAddress::Name(host.to_ascii_lowercase(), port),
         (false, Err(_)) => return Err(wrong("has no proper host")),
     };
-    Ok(Url {
+    Ok(ControlPlaneUrl {
         address,
         host: authority.to_owned(),
         prefix: path.trim_end_matches('/').to_owned(),
@@ -105,7 +105,7 @@ fn is_name(host: &str) -> bool {
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
     };
-    host.len() <= LONGEST_HOST && host.split('.').all(is_label)
+    host.len() <= MAX_HOST_BYTES && host.split('.').all(is_label)
 }
 
 #[cfg(test)]
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn the_documented_forms_are_read() {
-        let url = |address, host: &str, prefix: &str| Url {
+        let url = |address, host: &str, prefix: &str| ControlPlaneUrl {
             address,
             host: host.into(),
             prefix: prefix.into(),
         };
         let of = |text: &str| parse(text.as_bytes()).unwrap();
-        let name = |port| Address::Name("proxy.local".into(), port);
+        let name = |port| UpstreamAddress::Name("proxy.local".into(), port);
         assert_eq!(of("http://Proxy.local"), url(name(80), "Proxy.local", ""));
         assert_eq!(
             of("HTTP://proxy.local:8090/"),
@@ -132,15 +132,27 @@ mod tests {
         );
         assert_eq!(
             of("http://10.0.0.1:1"),
-            url(Address::Ip(([10, 0, 0, 1], 1).into()), "10.0.0.1:1", "")
+            url(
+                UpstreamAddress::Ip(([10, 0, 0, 1], 1).into()),
+                "10.0.0.1:1",
+                ""
+            )
         );
         assert_eq!(
             of("http://[::1]:2"),
-            url(Address::Ip((Ipv6Addr::LOCALHOST, 2).into()), "[::1]:2", "")
+            url(
+                UpstreamAddress::Ip((Ipv6Addr::LOCALHOST, 2).into()),
+                "[::1]:2",
+                ""
+            )
         );
         assert_eq!(
             of("unix:///run/a.sock"),
-            url(Address::Unix(b"/run/a.sock".to_vec()), "localhost", "")
+            url(
+                UpstreamAddress::Unix(b"/run/a.sock".to_vec()),
+                "localhost",
+                ""
+            )
         );
     }
 

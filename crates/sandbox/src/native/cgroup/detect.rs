@@ -1,9 +1,9 @@
-//! What this host offers: which controller is where, and if not, why not and what would help.
-//! Looks only; nothing is made or moved here.
+//! Detection of the host's cgroups: which controller is in which tree, and if it is missing, why
+//! and what would help. Read-only.
 
 use super::{
-    Controller, Host, Missing, PREFIX, Subtree, Version, tree::Tree, tree::Trees, tree::above_leaf,
-    v2,
+    CgroupHost, Controller, MissingController, PREFIX, Subtree, Version, tree::CgroupTree,
+    tree::CgroupTrees, tree::above_leaf, v2,
 };
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::{collections::BTreeMap, path::Path};
@@ -13,10 +13,11 @@ const DELEGATE: &str = "start it in a scope of its own: `systemd-run --user --sc
 const BE_ROOT: &str =
     "start it as root, or boot with `systemd.unified_cgroup_hierarchy=1` and use a delegated scope";
 
-/// Judges each tree and keeps those that are of use.
-pub(super) fn judge(trees: &Trees) -> Host {
-    let (missing, freezer) = (BTreeMap::new(), freezer(trees));
-    let mut host = Host {
+/// Keeps the usable trees.
+pub(super) fn judge(trees: &CgroupTrees) -> CgroupHost {
+    let missing = BTreeMap::new();
+    let freezer = freezer(trees);
+    let mut host = CgroupHost {
         v1: Vec::new(),
         v2: None,
         missing,
@@ -37,15 +38,15 @@ pub(super) fn judge(trees: &Trees) -> Host {
             );
             host.missing
                 .entry(controller)
-                .or_insert(Missing { why, remedy: MOUNT });
+                .or_insert(MissingController { why, remedy: MOUNT });
         }
     }
     host
 }
 
-/// Where whole boxes can be frozen: in any tree of version 2, even one without controllers, or in the tree of version 1
-/// that is there for it.
-fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
+/// Where whole sandboxes can be frozen: in any v2 tree, even one without controllers, or in the v1
+/// tree `freezer`.
+fn freezer(trees: &CgroupTrees) -> Result<(Version, Subtree), MissingController> {
     let subtree = |top: &Path, own: &Path| Subtree {
         top: top.to_owned(),
         own: own.to_owned(),
@@ -59,24 +60,27 @@ fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
         .v1
         .iter()
         .find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
-    let first = first.map(|tree| match writable(&tree.own, true) {
-        true => Ok((Version::V1, subtree(&tree.top, &tree.own))),
-        false => Err(Missing {
-            why: not_ours(&tree.own),
-            remedy: BE_ROOT,
-        }),
+    let first = first.map(|tree| {
+        if writable(&tree.own, true) {
+            Ok((Version::V1, subtree(&tree.top, &tree.own)))
+        } else {
+            Err(MissingController {
+                why: not_ours(&tree.own),
+                remedy: BE_ROOT,
+            })
+        }
     });
     match (second, first) {
         (Some(Ok(found)), _) | (_, Some(Ok(found))) => Ok(found),
         (Some(Err(missing)), _) | (None, Some(Err(missing))) => Err(missing),
         (None, None) => {
             let why = "no mounted cgroup tree that reaches us can freeze".to_owned();
-            Err(Missing { why, remedy: MOUNT })
+            Err(MissingController { why, remedy: MOUNT })
         }
     }
 }
 
-fn judge_v1(tree: &Tree, host: &mut Host) {
+fn judge_v1(tree: &CgroupTree, host: &mut CgroupHost) {
     let has = |name: &str| tree.controllers.iter().any(|has| has == name);
     let controllers: Vec<_> = Controller::ALL
         .into_iter()
@@ -86,12 +90,12 @@ fn judge_v1(tree: &Tree, host: &mut Host) {
         return;
     }
     let obstacle = match writable(&tree.own, true) {
-        false => Some(Missing {
+        false => Some(MissingController {
             why: not_ours(&tree.own),
             remedy: BE_ROOT,
         }),
-        // A new cpuset has no CPU, and nobody can enter it until it is told some.
-        true if has("cpuset") => Some(Missing {
+        // A new cpuset has no CPU, and no process can enter it before it is given some.
+        true if has("cpuset") => Some(MissingController {
             why: format!("`{}` is shared with `cpuset`", tree.top.display()),
             remedy: BE_ROOT,
         }),
@@ -107,7 +111,7 @@ fn judge_v1(tree: &Tree, host: &mut Host) {
     }
 }
 
-fn judge_v2(tree: &Tree, host: &mut Host) {
+fn judge_v2(tree: &CgroupTree, host: &mut CgroupHost) {
     let own = above_leaf(&tree.own, v2::LEAF);
     let open: Vec<_> = Controller::ALL
         .into_iter()
@@ -128,7 +132,7 @@ fn judge_v2(tree: &Tree, host: &mut Host) {
     );
     host.miss(
         &refused,
-        Missing {
+        MissingController {
             why,
             remedy: DELEGATE,
         },
@@ -157,15 +161,15 @@ fn in_v2(own: &Path, controller: Controller) -> bool {
         .is_none_or(|name| handed.split_whitespace().any(|handed| handed == name))
 }
 
-/// Why nothing at all can be made below our own v2 cgroup.
-fn closed(own: &Path) -> Option<Missing> {
+/// Why no cgroup can be created below our own v2 cgroup.
+fn closed(own: &Path) -> Option<MissingController> {
     let ours = writable(own, true)
         && ["cgroup.procs", "cgroup.subtree_control"]
             .iter()
             .all(|file| writable(&own.join(file), false));
     let kind = super::dir::read(own, "cgroup.type").unwrap_or_else(|_| "domain".into());
     match (ours, kind.as_str()) {
-        (false, _) => Some(Missing {
+        (false, _) => Some(MissingController {
             why: not_ours(own),
             remedy: DELEGATE,
         }),
@@ -175,7 +179,7 @@ fn closed(own: &Path) -> Option<Missing> {
                 "our cgroup `{}` is of type `{kind}`, which limits no memory",
                 own.display()
             );
-            Some(Missing {
+            Some(MissingController {
                 why,
                 remedy: DELEGATE,
             })
@@ -183,26 +187,28 @@ fn closed(own: &Path) -> Option<Missing> {
     }
 }
 
-/// Why our own v2 cgroup cannot hand controllers down.
-fn crowded(own: &Path, controllers: &[Controller]) -> Option<Missing> {
+/// Why our own v2 cgroup cannot delegate controllers.
+fn crowded(own: &Path, controllers: &[Controller]) -> Option<MissingController> {
     if v2::is_root(own) || v2::hands_down(own, controllers) {
         return None;
     }
     let strangers = v2::strangers(own);
     let first = strangers.first()?;
-    let (cgroup, others) = (own.display(), strangers.len());
+    let cgroup = own.display();
+    let others = strangers.len();
     let why =
         format!("our cgroup `{cgroup}` is shared: process {first} is not ours ({others} in all)");
-    Some(Missing {
+    Some(MissingController {
         why,
         remedy: DELEGATE,
     })
 }
 
 fn not_ours(own: &Path) -> String {
-    match own.exists() {
-        true => format!("our cgroup `{}` is not ours to write in", own.display()),
-        false => format!("our cgroup `{}` is gone or cannot be seen", own.display()),
+    if own.exists() {
+        format!("our cgroup `{}` is not ours to write in", own.display())
+    } else {
+        format!("our cgroup `{}` is gone or cannot be seen", own.display())
     }
 }
 

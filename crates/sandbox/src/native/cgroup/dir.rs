@@ -1,4 +1,4 @@
-//! One cgroup directory: its small files, what lives in it, how it ends.
+//! One cgroup directory: its files, its processes, its removal.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long killing or removing may take: a process in the kernel dies when it comes out of it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// The largest page any Linux uses; the kernel rounds memory limits down to whole pages.
-const LARGEST_PAGE: u64 = 64 << 10;
-/// Deeper or wider trees than these are not ours.
-const DEEPEST: usize = 32;
-const MOST: usize = 100_000;
+/// How long killing or removing may take: a process in the kernel dies when it leaves it.
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest page of any Linux; the kernel rounds memory limits down to whole pages.
+const MAX_PAGE_BYTES: u64 = 64 << 10;
+/// Deeper or wider trees are not ours.
+const MAX_DEPTH: usize = 32;
+const MAX_DIRS: usize = 100_000;
 
 /// The text of one of its files, without the last line break.
 pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
@@ -27,32 +27,32 @@ pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// The counters of one cgroup. Each file is opened once: a run that was made ahead ends with nothing but reads.
+/// The counters of one cgroup. Each file is opened once: a warm run ends with nothing but reads.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct CounterFiles {
     dir: PathBuf,
     open: Mutex<BTreeMap<&'static str, File>>,
 }
 
-impl Counts {
-    pub(super) fn new(dir: PathBuf) -> Counts {
-        Counts {
+impl CounterFiles {
+    pub(super) fn new(dir: PathBuf) -> CounterFiles {
+        CounterFiles {
             dir,
             open: Mutex::default(),
         }
     }
 
-    /// A file that holds one number.
+    /// A file with one number.
     pub(super) fn number(&self, file: &'static str) -> Option<u64> {
         self.read(file)?.trim_end().parse().ok()
     }
 
-    /// One value of a file of lines `name value`.
+    /// One value of a file with lines `name value`.
     pub(super) fn keyed(&self, file: &'static str, name: &str) -> Option<u64> {
         value(&self.read(file)?, name)
     }
 
-    /// What the kernel writes at once and gives in one read, afresh at each.
+    /// One read returns the whole file, and fresh values each time.
     fn read(&self, file: &'static str) -> Option<String> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let from = match open.entry(file) {
@@ -84,7 +84,7 @@ pub(super) fn write(dir: &Path, file: &str, text: &str) -> io::Result<()> {
         .write_all(text.as_bytes())
 }
 
-/// Writes a limit and looks whether it took: only a limit that reads back is a limit.
+/// Writes a limit and reads it back: only then it is in force.
 pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
     set_as(dir, file, limit, |back| back == limit)
 }
@@ -93,7 +93,7 @@ pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
 pub(super) fn set_bytes(dir: &Path, file: &str, limit: u64) -> io::Result<()> {
     set_as(dir, file, &limit.to_string(), |back| {
         back.parse()
-            .is_ok_and(|back: u64| back <= limit && limit - back < LARGEST_PAGE)
+            .is_ok_and(|back: u64| back <= limit && limit - back < MAX_PAGE_BYTES)
     })
 }
 
@@ -101,15 +101,16 @@ fn set_as(dir: &Path, file: &str, limit: &str, took: impl Fn(&str) -> bool) -> i
     let named = |source: io::Error| io::Error::new(source.kind(), format!("`{file}`: {source}"));
     write(dir, file, limit).map_err(named)?;
     let back = read(dir, file).map_err(named)?;
-    match took(&back) {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if took(&back) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "`{file}` was set to `{limit}` and reads back `{back}`"
-        ))),
+        )))
     }
 }
 
-/// The processes in it, as this process' PID namespace numbers them; 0 is one from outside.
+/// The processes in it, as numbered in this process's pid namespace; 0 is one from outside.
 pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
     Ok(read(dir, "cgroup.procs")?
         .lines()
@@ -119,7 +120,8 @@ pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
 
 /// The directories below it, deepest first.
 pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
-    let (mut found, mut next) = (Vec::new(), vec![(dir.to_owned(), 0)]);
+    let mut found = Vec::new();
+    let mut next = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = next.pop() {
         let Ok(entries) = fs::read_dir(&dir) else {
             continue;
@@ -129,10 +131,10 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         for path in inner
             .map(|entry| entry.path())
-            .take(MOST.saturating_sub(found.len()))
+            .take(MAX_DIRS.saturating_sub(found.len()))
         {
             found.push((path.clone(), depth));
-            if depth < DEEPEST {
+            if depth < MAX_DEPTH {
                 next.push((path, depth + 1));
             }
         }
@@ -141,9 +143,9 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(path, _)| path).collect()
 }
 
-/// Kills everything in it and below, and comes back when it is empty.
+/// Kills all processes in it and below, and returns when it is empty.
 pub(super) fn kill(dir: &Path) -> io::Result<()> {
-    patiently(Instant::now() + PATIENCE, || {
+    retry_while_busy(Instant::now() + BUSY_TIMEOUT, || {
         let mut living = 0;
         for dir in below(dir).iter().map(PathBuf::as_path).chain([dir]) {
             living += kill_once(dir)?;
@@ -155,7 +157,7 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
     })
 }
 
-/// One round; how many processes were there. A cgroup that is gone has none.
+/// One round; returns the number of processes. A removed cgroup has none.
 fn kill_once(dir: &Path) -> io::Result<usize> {
     let listed = match processes(dir) {
         Err(error) if gone(&error) => return Ok(0),
@@ -164,7 +166,8 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
     if listed.is_empty() || write(dir, "cgroup.kill", "1").is_ok() {
         return Ok(listed.len());
     }
-    // v1, or v2 before 5.14. Numbers are reused: only what is still listed once we hold it is meant.
+    // v1, or v2 before 5.14. Pids are reused: only a process that is still listed once we have its
+    // pidfd is meant.
     let held: Vec<_> = listed
         .iter()
         .filter_map(|pid| {
@@ -184,22 +187,22 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
     Ok(listed.len())
 }
 
-/// Kills what lives there and removes the directory with everything below it. Absent is fine.
+/// Kills its processes and removes the directory with everything below it. Absent is fine.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     kill(dir)?;
-    remove_when_empty(dir, Instant::now() + PATIENCE)
+    remove_when_empty(dir, Instant::now() + BUSY_TIMEOUT)
 }
 
-/// Removes several as soon as nothing lives there, and kills nothing; what came of each.
+/// Removes several as soon as they are empty, and kills nothing; returns the results.
 pub(super) fn remove_empty(dirs: Vec<PathBuf>) -> Vec<(PathBuf, io::Result<()>)> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + BUSY_TIMEOUT;
     let attempt = |at: PathBuf| (at.clone(), remove_when_empty(&at, until));
     dirs.into_iter().map(attempt).collect()
 }
 
 fn remove_when_empty(dir: &Path, until: Instant) -> io::Result<()> {
-    patiently(until, || match remove_now(dir) {
-        // With cgroups below it a cgroup says "busy", just as with processes in it.
+    retry_while_busy(until, || match remove_now(dir) {
+        // A cgroup with cgroups below it says "busy", just as with processes in it.
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
             below(dir).iter().try_for_each(|dir| remove_now(dir))?;
             remove_now(dir)
@@ -216,14 +219,14 @@ fn remove_now(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Reading a cgroup that goes away meanwhile says ENODEV.
+/// Reading a cgroup that is being removed fails with ENODEV.
 pub(super) fn gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
-pub(super) fn patiently(
+/// Retries while the error is "busy", with growing pauses. A v1 cgroup has no event for its end.
+pub(super) fn retry_while_busy(
     until: Instant,
     mut attempt: impl FnMut() -> io::Result<()>,
 ) -> io::Result<()> {

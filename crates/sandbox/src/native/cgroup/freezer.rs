@@ -1,5 +1,5 @@
-//! Stops everything in a cgroup where it is, and lets it go on. Version 2 can do it in any cgroup, and kills what is
-//! frozen; version 1 has a tree for it, and what is frozen there cannot even die.
+//! Freezes and thaws a cgroup. Version 2 can do it in any cgroup, and kills frozen processes;
+//! version 1 has a tree for it, and frozen processes there cannot be killed.
 
 use super::{Version, dir};
 use std::{
@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-/// Where one box is frozen.
+/// The cgroup in which one sandbox is frozen.
 #[derive(Clone, Debug)]
 pub struct Freezer {
     pub(super) at: PathBuf,
@@ -16,12 +16,12 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Comes back when everything has stopped. If something does not, everything goes on.
+    /// Returns when all processes have stopped. If one does not, all continue.
     pub fn freeze(&self) -> io::Result<()> {
         self.set(true).inspect_err(|_| drop(self.set(false)))
     }
 
-    /// Lets everything go on.
+    /// Continues all processes.
     pub fn thaw(&self) -> io::Result<()> {
         self.set(false)
     }
@@ -33,8 +33,8 @@ impl Freezer {
             (Version::V2, true) => ("cgroup.freeze", "1"),
             (Version::V2, false) => ("cgroup.freeze", "0"),
         };
-        dir::patiently(Instant::now() + dir::PATIENCE, || {
-            // Each time anew: version 1 looks again only when it is told again.
+        dir::retry_while_busy(Instant::now() + dir::BUSY_TIMEOUT, || {
+            // Each time anew: version 1 checks again only after another write.
             dir::write(&self.at, file, word)?;
             let there = match self.version {
                 Version::V1 => dir::read(&self.at, file)? == word,
@@ -52,10 +52,10 @@ impl Freezer {
     }
 }
 
-/// Lets whatever is frozen in one of these directories go on, so that it can be killed.
+/// Thaws these directories, so that their processes can be killed.
 pub(super) fn thaw_before_killing<'a>(dirs: impl IntoIterator<Item = &'a Path>) {
     for dir in dirs {
-        // There is such a file in one tree at most; where it cannot be written, killing will say so.
+        // One tree at most has the file; where it cannot be written, killing reports the error.
         _ = dir::write(dir, "freezer.state", "THAWED");
     }
 }

@@ -1,6 +1,6 @@
-//! The cgroups of one run: what was put up, what it counts, how it ends.
+//! The cgroups of one run: creation, counters, removal.
 
-use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::Counts, freezer, v1, v2};
+use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::CounterFiles, freezer, v1, v2};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use spec::{Enforcer, Id, Limits};
 use std::{
@@ -11,15 +11,18 @@ use std::{
     time::Duration,
 };
 
-/// Another engine may remove the empty parent between our making it and using it; that often is no race.
-const ATTEMPTS: usize = 64;
+/// Another engine may remove the empty parent between our creating and using it; more attempts are
+/// no race.
+const MAX_ATTEMPTS: usize = 64;
 
-/// Clears up after the attempts: our parent goes with the last run in it, the first failure is reported.
+/// Collects the results of removals: our parent goes with the last run in it, the first failure is
+/// reported.
 pub(super) fn removed(
     name: &Id,
     attempts: Vec<(PathBuf, io::Result<()>)>,
 ) -> Result<(), CgroupError> {
-    let (mut left, mut first) = (Vec::new(), None);
+    let mut left = Vec::new();
+    let mut first = None;
     for (at, done) in attempts {
         match (done, at.parent()) {
             (Ok(()), Some(parent)) => drop(fs::remove_dir(parent)), // refused while another run is in it
@@ -47,61 +50,64 @@ pub(super) enum Version {
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct GroupMember {
     pub(super) at: PathBuf,
     pub(super) version: Version,
     controllers: Vec<Controller>,
-    counts: Counts,
+    counts: CounterFiles,
 }
 
-/// The cgroups of one run. Must be removed by hand: nothing happens on drop.
+/// The cgroups of one run. They must be removed explicitly: nothing happens on drop.
 #[derive(Debug)]
-pub struct Group {
+pub struct RunCgroups {
     name: Id,
     prefix: String,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<GroupMember>,
     held: BTreeMap<Controller, Enforcer>,
     shortfalls: BTreeMap<Controller, String>,
     limits: Limits,
-    /// Where it is frozen, or why not and what would help.
+    /// Where it is frozen, or why it cannot be and what would help.
     pub(super) freezer: Result<Freezer, (String, &'static str)>,
 }
 
-/// How a box gets into its cgroups. Both can be needed: a host may have some controllers here, some there.
+/// How a sandbox gets into its cgroups. A host may have some controllers in v1 and others in v2.
 #[derive(Debug, Default)]
-pub struct Placement {
+pub struct CgroupPlacement {
     /// The v2 directory, for `CLONE_INTO_CGROUP`.
     pub v2: Option<OwnedFd>,
-    /// `cgroup.procs` of each v1 tree, to write `0` into before forking the box.
+    /// `cgroup.procs` of each v1 tree, to write `0` into before forking the sandbox.
     pub v1: Vec<OwnedFd>,
 }
 
-/// What a run has used so far; `None` where this host does not tell.
+/// The resource usage of a run; `None` where this host does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// CPU time of the whole tree, of those that ended too.
+pub struct ResourceCounters {
+    /// CPU time of the whole process tree, including ended processes.
     pub cpu: Option<Duration>,
-    /// Most bytes held at once.
+    /// Peak memory in bytes.
     pub memory_peak: Option<u64>,
-    /// Most processes and threads at once.
+    /// Peak number of processes and threads.
     pub pids_peak: Option<u64>,
-    /// Processes killed because memory ran out. Rises before the kill: read after the program was reaped.
+    /// Processes killed by the OOM killer. It rises before the kill: read after the program was
+    /// reaped.
     pub oom_kills: Option<u64>,
     /// Forks refused by the limit.
     pub pids_refused: Option<u64>,
 }
 
-impl Group {
-    /// No cgroup yet, with what is known beforehand to be out of reach.
+impl RunCgroups {
+    /// No cgroup yet, with the shortfalls that are known beforehand.
     pub(super) fn new(
         name: &Id,
         prefix: &str,
         limits: &Limits,
         shortfalls: BTreeMap<Controller, String>,
-    ) -> Group {
-        let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
+    ) -> RunCgroups {
+        let name = name.clone();
+        let prefix = prefix.to_owned();
+        let limits = limits.clone();
         let freezer = Err(("it was not made for that".to_owned(), "make it to stay"));
-        Group {
+        RunCgroups {
             name,
             prefix,
             members: Vec::new(),
@@ -112,7 +118,7 @@ impl Group {
         }
     }
 
-    /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
+    /// Creates the directory in one tree. `None` if the tree refuses, which is then a shortfall.
     pub(super) fn join(
         &mut self,
         tree: &Subtree,
@@ -121,8 +127,9 @@ impl Group {
         let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
-                let (controllers, counts) = (tree.controllers.clone(), Counts::new(at.clone()));
-                self.members.push(Member {
+                let controllers = tree.controllers.clone();
+                let counts = CounterFiles::new(at.clone());
+                self.members.push(GroupMember {
                     at: at.clone(),
                     version,
                     controllers,
@@ -150,7 +157,7 @@ impl Group {
         }
     }
 
-    /// Books what came of each limit. A reason found earlier is nearer to the cause and stays.
+    /// Records the result for each limit. An earlier reason is nearer to the cause and stays.
     pub(super) fn note(&mut self, outcomes: Vec<(Controller, io::Result<()>)>, enforcer: Enforcer) {
         for (controller, outcome) in outcomes {
             match outcome {
@@ -172,9 +179,9 @@ impl Group {
         self.members.is_empty()
     }
 
-    /// What the launcher needs to put a box in.
-    pub fn place(&self) -> io::Result<Placement> {
-        let mut placement = Placement::default();
+    /// The descriptors with which the launcher places a sandbox.
+    pub fn place(&self) -> io::Result<CgroupPlacement> {
+        let mut placement = CgroupPlacement::default();
         for member in &self.members {
             match member.version {
                 Version::V1 => placement.v1.push(openat(
@@ -192,9 +199,9 @@ impl Group {
         Ok(placement)
     }
 
-    /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds all that
-    /// was asked for: the quota, and the time, which it counts and the engine watches. Where neither was asked for there
-    /// is nothing to hold; a quota that failed and has no time limit beside it is held by nothing.
+    /// What enforces each limit: it was written and read back. For `cpu` a cgroup counts when it
+    /// enforces all that was asked for: the quota, and the time, which it counts and the engine
+    /// checks. A quota that failed, with no time limit beside it, is enforced by nothing.
     pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         let held = |controller| self.held.get(&controller).copied();
         BTreeMap::from([
@@ -207,7 +214,7 @@ impl Group {
         ])
     }
 
-    /// Why a limit is held by something weaker than a cgroup, for the notes of the result.
+    /// Why a limit is enforced by something weaker than a cgroup, for the notes of the result.
     pub fn shortfalls(&self) -> Vec<(&'static str, &str)> {
         let asked = |controller: &Controller| {
             *controller != Controller::CpuShare || self.limits.cpus.is_some()
@@ -221,14 +228,14 @@ impl Group {
             .collect()
     }
 
-    /// A directory that lists every process of the box; each tree does.
+    /// A directory that lists every process of the sandbox; each tree does.
     pub fn directory(&self) -> Option<&Path> {
         self.members.first().map(|member| member.at.as_path())
     }
 
-    /// What the box has used so far.
-    pub fn counters(&self) -> Counters {
-        let mut counters = Counters::default();
+    /// The resource usage so far.
+    pub fn counters(&self) -> ResourceCounters {
+        let mut counters = ResourceCounters::default();
         for member in &self.members {
             match member.version {
                 Version::V1 => v1::count(&member.counts, &member.controllers, &mut counters),
@@ -245,7 +252,7 @@ impl Group {
             .map_err(|(why, remedy)| (why.as_str(), *remedy))
     }
 
-    /// Kills everything in it, and comes back when it is empty.
+    /// Kills all its processes, and returns when it is empty.
     pub fn kill(&self) -> io::Result<()> {
         self.thaw();
         self.members
@@ -253,7 +260,8 @@ impl Group {
             .try_for_each(|member| dir::kill(&member.at))
     }
 
-    /// Kills everything in it and removes it. Tries every tree, then reports what is left; may be repeated.
+    /// Kills all its processes and removes it. Tries every tree, then reports what is left; may be
+    /// repeated.
     pub fn remove(&self) -> Result<(), CgroupError> {
         self.thaw();
         let attempts = self
@@ -269,7 +277,7 @@ impl Group {
     }
 }
 
-/// What holds all that was asked for of the CPUs.
+/// What enforces all CPU limits that were asked for.
 pub(super) fn cpu_enforcer(
     limits: &Limits,
     held: impl Fn(Controller) -> Option<Enforcer>,
@@ -284,11 +292,11 @@ pub(super) fn cpu_enforcer(
     })
 }
 
-/// Makes the run's directory, and ours above it when there is none (any more).
+/// Creates the run's directory, and our parent above it if there is none.
 fn make_directory(parent: &Path, at: &Path) -> io::Result<()> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         match fs::create_dir(at) {
-            // ENODEV is the answer of a cgroup that is being removed.
+            // ENODEV is the error of a cgroup that is being removed.
             Err(error) if dir::gone(&error) => {}
             done => return done,
         }

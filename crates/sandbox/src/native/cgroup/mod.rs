@@ -1,25 +1,25 @@
-//! Control groups: the limits of a whole box, whoever forks inside it, and the counters of what it used.
+//! Cgroups: the limits of a whole sandbox, whatever forks inside it, and the counters of its usage.
 //!
-//! A run gets a cgroup of its own, `airlock/airlock-<state folder>-<run id>` below the one the engine itself sits
-//! in, in each tree that has something to offer. It is made before the box, never used twice, and removed after it. The
-//! launcher puts the box in; this module only makes, limits, reads, kills and removes. Calls may block for a
-//! second at worst: not for an async thread.
+//! A run gets a cgroup of its own, `airlock/airlock-<state folder>-<run id>` below the engine's
+//! own, in each usable tree. It is created before the sandbox, never used twice, and removed after
+//! it. The launcher places the sandbox in it; this module only creates, limits, reads, kills and
+//! removes. Calls may block for a second: not for an async thread.
 
 mod detect;
 mod dir;
+mod foreign;
 mod freezer;
 mod group;
 mod tree;
 mod v1;
 mod v2;
-mod watched;
 
 #[cfg(test)]
 mod tests;
 
+pub use foreign::ForeignCgroups;
 pub use freezer::Freezer;
-pub use group::{Counters, Group, Placement};
-pub use watched::Watched;
+pub use group::{CgroupPlacement, ResourceCounters, RunCgroups};
 
 use group::{Version, removed};
 use spec::{Enforcer, Id, Limits};
@@ -29,11 +29,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The one directory of ours in each tree, with the runs in it.
+/// Our one directory in each tree, with the runs in it.
 const PARENT: &str = "airlock";
-/// What the name of a run's cgroup begins with, before the mark of its owner.
+/// The prefix of a run's cgroup, before the mark of its owner.
 const PREFIX: &str = "airlock-";
-/// Something the kernel limits or counts.
+/// A resource that the kernel limits or counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Controller {
     Memory,
@@ -61,7 +61,7 @@ impl Controller {
         }
     }
 
-    /// The name in v2, where the time is counted without any controller.
+    /// The name in v2, where time is counted without any controller.
     fn v2_name(self) -> Option<&'static str> {
         match self {
             Controller::Memory | Controller::Pids | Controller::CpuShare => Some(self.v1_name()),
@@ -69,7 +69,7 @@ impl Controller {
         }
     }
 
-    /// The name of the limit that hangs on it, as in `enforced_by`.
+    /// The name of its limit, as in `enforced_by`.
     fn name(self) -> &'static str {
         match self {
             Controller::Memory => "memory",
@@ -79,7 +79,7 @@ impl Controller {
     }
 }
 
-/// A tree of use to us: where it is and which controllers we take from it.
+/// A usable tree, and the controllers that are taken from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Subtree {
     top: PathBuf,
@@ -98,35 +98,35 @@ impl Subtree {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Missing {
+struct MissingController {
     why: String,
     remedy: &'static str,
 }
 
-/// What this host offers, found once.
+/// The cgroups of this host, detected once.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct CgroupHost {
     v1: Vec<Subtree>,
     v2: Option<Subtree>,
-    missing: BTreeMap<Controller, Missing>,
-    /// Where whole boxes can be frozen.
-    freezer: Result<(Version, Subtree), Missing>,
-    /// What the names of our cgroups begin with.
+    missing: BTreeMap<Controller, MissingController>,
+    /// Where whole sandboxes can be frozen.
+    freezer: Result<(Version, Subtree), MissingController>,
+    /// The prefix of our cgroups.
     prefix: String,
 }
 
-/// What holds one limit on this host; for `doctor`.
+/// What enforces one limit on this host, for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct CgroupFinding {
     /// `memory`, `pids` or `cpu`.
     pub limit: &'static str,
-    /// What looks able to hold it. Each run says what really did.
+    /// What should enforce it. Each run says what really did.
     pub enforcer: Enforcer,
-    /// What is in the way of the real thing, and what would help, in a line each.
+    /// Why it is no cgroup, and what would help, in a line each.
     pub obstacle: Option<(String, &'static str)>,
 }
 
-/// Why cgroups could not be made or removed.
+/// Why cgroups could not be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// A cgroup is never used twice.
@@ -134,17 +134,17 @@ pub enum CgroupError {
     Exists {
         /// The run.
         name: Id,
-        /// The directory found.
+        /// The existing directory.
         at: PathBuf,
     },
-    /// Something would not die, or not go away.
+    /// A process or directory could not be removed.
     #[error("cannot remove the cgroups of run `{name}`: {}", listed(left))]
     Remove {
         /// The run.
         name: Id,
-        /// The directories that are still there.
+        /// The directories that are left.
         left: Vec<PathBuf>,
-        /// Why the first is.
+        /// The cause for the first.
         #[source]
         source: io::Error,
     },
@@ -158,26 +158,27 @@ fn listed(paths: &[PathBuf]) -> String {
     quoted.join(", ")
 }
 
-impl Host {
-    /// Looks around. Never fails: what cannot be had is a finding.
-    pub fn detect() -> Host {
+impl CgroupHost {
+    /// Detects the cgroups. Never fails: what is missing is a finding.
+    pub fn detect() -> CgroupHost {
         let text = |path| fs::read(path).unwrap_or_default();
-        Host::read_from(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
+        CgroupHost::read_from(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
     }
 
-    /// The same host, for the runs of one owner: a run of another owner that has the same id has another cgroup.
-    pub fn owned_by(mut self, owner: &str) -> Host {
+    /// The same host, for the runs of one owner: a run of another owner with the same id has
+    /// another cgroup.
+    pub fn owned_by(mut self, owner: &str) -> CgroupHost {
         self.prefix = format!("{PREFIX}{owner}-");
         self
     }
 
-    fn read_from(cgroup: &[u8], mountinfo: &[u8]) -> Host {
+    fn read_from(cgroup: &[u8], mountinfo: &[u8]) -> CgroupHost {
         detect::judge(&tree::trees(cgroup, mountinfo))
     }
 
-    /// Per limit: what holds it, and what is in the way of something better.
-    pub fn findings(&self) -> Vec<Finding> {
-        let finding = |(limit, controllers): (_, &[Controller])| Finding {
+    /// For each limit: what enforces it, and what prevents something better.
+    pub fn findings(&self) -> Vec<CgroupFinding> {
+        let finding = |(limit, controllers): (_, &[Controller])| CgroupFinding {
             limit,
             enforcer: controllers
                 .iter()
@@ -205,7 +206,7 @@ impl Host {
         }
     }
 
-    fn miss(&mut self, controllers: &[Controller], missing: Missing) {
+    fn miss(&mut self, controllers: &[Controller], missing: MissingController) {
         self.missing.extend(
             controllers
                 .iter()
@@ -213,9 +214,10 @@ impl Host {
         );
     }
 
-    /// Makes the cgroups of one run and writes its limits. What cannot be had is no error: the group says
-    /// what really holds. On v2 outside of the real root the first call moves this process into a leaf.
-    pub fn make(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
+    /// Creates the cgroups of one run and writes its limits. A missing controller is no error: the
+    /// group says what is enforced. On v2 below the root cgroup the first call moves this process
+    /// into a leaf.
+    pub fn make(&self, name: &Id, limits: &Limits) -> Result<RunCgroups, CgroupError> {
         let mut group = self.group(name, limits);
         match self.make_in(&mut group, limits) {
             Ok(()) => Ok(group),
@@ -223,8 +225,8 @@ impl Host {
         }
     }
 
-    /// The same for a box that stays: it can be frozen, where this host has a freezer for us.
-    pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
+    /// The same for a session: it can be frozen, where this host has a freezer for us.
+    pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<RunCgroups, CgroupError> {
         let mut group = self.group(name, limits);
         match self
             .make_in(&mut group, limits)
@@ -235,15 +237,15 @@ impl Host {
         }
     }
 
-    fn group(&self, name: &Id, limits: &Limits) -> Group {
+    fn group(&self, name: &Id, limits: &Limits) -> RunCgroups {
         let known = self
             .missing
             .iter()
             .map(|(controller, missing)| (*controller, missing.why.clone()));
-        Group::new(name, &self.prefix, limits, known.collect())
+        RunCgroups::new(name, &self.prefix, limits, known.collect())
     }
 
-    fn add_freezer(&self, group: &mut Group) -> Result<(), CgroupError> {
+    fn add_freezer(&self, group: &mut RunCgroups) -> Result<(), CgroupError> {
         let (version, tree) = match &self.freezer {
             Ok(found) => found,
             Err(missing) => {
@@ -271,7 +273,7 @@ impl Host {
         Ok(())
     }
 
-    fn make_in(&self, group: &mut Group, limits: &Limits) -> Result<(), CgroupError> {
+    fn make_in(&self, group: &mut RunCgroups, limits: &Limits) -> Result<(), CgroupError> {
         for tree in self.v1.iter().filter(|tree| v1::wanted(tree, limits)) {
             if let Some(at) = group.join(tree, Version::V1)? {
                 let outcomes = v1::limit(&at, tree, limits);
@@ -282,7 +284,8 @@ impl Host {
         let Some(at) = group.join(tree, Version::V2)? else {
             return Ok(());
         };
-        // The new cgroup keeps the parent in place; what the parent hands down now reaches it.
+        // The new cgroup keeps the parent in place; controllers that the parent delegates now reach
+        // it.
         if let Err(error) = v2::make_room(&tree.own, &tree.controllers) {
             group.lose(tree, &error);
         }
@@ -295,7 +298,8 @@ impl Host {
         let mut outcomes = v2::limit(&at, tree, limits);
         let absent = |done: &io::Result<()>| matches!(done, Err(error) if error.kind() == io::ErrorKind::NotFound);
         if outcomes.iter().any(|(_, done)| absent(done)) {
-            // Another engine is handing them down just now: they are listed, and their files are not there yet.
+            // Another engine is delegating them just now: they are listed, but their files do not
+            // exist yet.
             v2::insist(&tree.parent(), &tree.controllers);
             outcomes = v2::limit(&at, tree, limits);
         }
@@ -303,15 +307,15 @@ impl Host {
         Ok(())
     }
 
-    /// The runs that have cgroups now, in any part of the trees we see. Other engines' runs are among
-    /// them: it is for the caller to know which have no owner.
+    /// The runs that have cgroups now, in any visible part of the trees. Other engines' runs are
+    /// among them: the caller has to know which have no owner.
     pub fn leftovers(&self) -> Vec<Id> {
         let names: BTreeSet<_> = self.groups().into_iter().map(|(name, _)| name).collect();
         names.into_iter().collect()
     }
 
-    /// Kills what lives in the cgroups of that run and removes them; absent is fine. One that an engine made
-    /// below another cgroup than ours is only removed when empty: the same name there may be another's run.
+    /// Kills and removes the cgroups of that run; absent is fine. One below another cgroup than
+    /// ours is only removed when it is empty: the same name there may be another engine's run.
     pub fn remove(&self, name: &Id) -> Result<(), CgroupError> {
         let near: Vec<_> = self
             .trees()
@@ -346,7 +350,7 @@ impl Host {
     }
 }
 
-/// The run whose cgroup this directory is, if it is one.
+/// The run of a cgroup directory, if it is one of ours.
 fn run_of(prefix: &str, path: &Path) -> Option<Id> {
     let ours = path.parent()?.file_name()? == PARENT;
     let name = path.file_name()?.to_str()?.strip_prefix(prefix)?;

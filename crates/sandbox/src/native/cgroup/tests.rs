@@ -30,8 +30,8 @@ fn limits() -> Limits {
 }
 
 /// The real thing, or `None` with a word about it where this host has none for us.
-fn host_with_cgroups(claim: &str) -> Option<Host> {
-    let host = Host::detect();
+fn host_with_cgroups(claim: &str) -> Option<CgroupHost> {
+    let host = CgroupHost::detect();
     match host
         .findings()
         .into_iter()
@@ -50,7 +50,7 @@ fn host_with_cgroups(claim: &str) -> Option<Host> {
 }
 
 /// A shell in the group that runs `script` once it is there; its input stays open.
-fn shell(group: &Group, script: &str) -> Child {
+fn shell(group: &RunCgroups, script: &str) -> Child {
     let mut child = Command::new("sh")
         .args(["-c", &format!("read go; {script}")])
         .stdin(Stdio::piped())
@@ -67,7 +67,7 @@ fn shell(group: &Group, script: &str) -> Child {
 }
 
 /// A process that lives until it is killed.
-fn tenant(group: &Group) -> Child {
+fn tenant(group: &RunCgroups) -> Child {
     shell(group, "exec cat")
 }
 
@@ -86,7 +86,7 @@ fn killed(mut child: Child) -> bool {
 
 #[test]
 fn a_group_tells_what_holds_each_limit_and_never_fails_for_want_of_one() {
-    let host = Host::detect();
+    let host = CgroupHost::detect();
     let group = host.make(&unique("truth"), &limits()).unwrap();
     let found: BTreeMap<_, _> = host
         .findings()
@@ -156,7 +156,7 @@ fn a_group_counts_what_its_tenant_uses() {
 }
 
 /// Whether a shell below this limit could start three processes, and the refusals counted.
-fn three_more(host: &Host, pids: u32) -> (String, Option<u64>) {
+fn three_more(host: &CgroupHost, pids: u32) -> (String, Option<u64>) {
     let group = host
         .make(&unique("pids"), &Limits { pids, ..limits() })
         .unwrap();
@@ -225,11 +225,10 @@ fn killing_a_group_ends_its_tenant_and_nobody_else() {
     let Some(host) = host_with_cgroups("kill") else {
         return;
     };
-    let (group, other) = (
-        host.make(&unique("kill"), &limits()).unwrap(),
-        host.make(&unique("other"), &limits()).unwrap(),
-    );
-    let (child, mut bystander) = (tenant(&group), tenant(&other));
+    let group = host.make(&unique("kill"), &limits()).unwrap();
+    let other = host.make(&unique("other"), &limits()).unwrap();
+    let child = tenant(&group);
+    let mut bystander = tenant(&other);
     group.kill().unwrap();
     assert!(killed(child));
     assert!(bystander.try_wait().unwrap().is_none());
@@ -263,17 +262,17 @@ fn a_forgotten_group_is_found_and_removed_by_its_name() {
     let name = unique("crash");
     let child = tenant(&host.make(&name, &limits()).unwrap());
     assert!(host.leftovers().contains(&name));
-    Host::detect().remove(&name).unwrap();
+    CgroupHost::detect().remove(&name).unwrap();
     assert!(killed(child));
     assert!(!host.leftovers().contains(&name));
 }
 
 /// The same host with the freezer of this version alone.
-fn with_freezer(version: Version) -> Host {
+fn with_freezer(version: Version) -> CgroupHost {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let other = |line: &&str| version == Version::V2 || !line.contains(" - cgroup2 ");
     let mounts: Vec<_> = mounts.lines().filter(other).collect();
-    let host = Host::read_from(
+    let host = CgroupHost::read_from(
         &fs::read("/proc/self/cgroup").unwrap(),
         mounts.join("\n").as_bytes(),
     );
@@ -354,11 +353,10 @@ fn only_a_group_that_stays_has_a_place_in_a_freezer() {
     let Some(host) = host_with_cgroups("freeze") else {
         return;
     };
-    let (stays, passes) = (unique("stays"), unique("passes"));
-    let (stays, passes) = (
-        host.make_to_stay(&stays, &limits()).unwrap(),
-        host.make(&passes, &limits()).unwrap(),
-    );
+    let stays = unique("stays");
+    let passes = unique("passes");
+    let stays = host.make_to_stay(&stays, &limits()).unwrap();
+    let passes = host.make(&passes, &limits()).unwrap();
     assert!(stays.freezer().is_ok() && passes.freezer().is_err());
     assert!(
         passes
@@ -372,7 +370,7 @@ fn only_a_group_that_stays_has_a_place_in_a_freezer() {
 
 #[test]
 fn where_nothing_is_ours_to_write_in_freezing_is_refused_with_a_remedy() {
-    let drawn = Drawn::with(&[
+    let drawn = DrawnTree::with(&[
         ("cgroup.type", "domain threaded\n"),
         ("cgroup.procs", ""),
         ("cgroup.subtree_control", ""),
@@ -386,7 +384,7 @@ fn where_nothing_is_ours_to_write_in_freezing_is_refused_with_a_remedy() {
         why.contains("domain threaded") && remedy.contains("Delegate=yes"),
         "{why}; {remedy}"
     );
-    let none = Host::read_from(b"", b"")
+    let none = CgroupHost::read_from(b"", b"")
         .make_to_stay(&unique("none"), &limits())
         .unwrap();
     assert!(
@@ -418,7 +416,8 @@ fn runs_of_two_owners_with_one_name_do_not_meet() {
     let Some(host) = host_with_cgroups("runs of two owners with one name do not meet") else {
         return;
     };
-    let (one, other) = (host.clone().owned_by("one"), host.owned_by("other"));
+    let one = host.clone().owned_by("one");
+    let other = host.owned_by("other");
     let name = unique("twice");
     let child = tenant(&one.make(&name, &limits()).unwrap());
     other.make(&name, &limits()).unwrap();
@@ -491,7 +490,8 @@ fn a_run_below_another_cgroup_is_removed_when_empty_and_never_killed() {
     let Some(host) = host_with_cgroups("far") else {
         return;
     };
-    let (name, elsewhere) = (unique("far"), unique("elsewhere"));
+    let name = unique("far");
+    let elsewhere = unique("elsewhere");
     let tops: Vec<_> = host
         .trees()
         .map(|tree| tree.own.join(elsewhere.as_str()))
@@ -515,24 +515,24 @@ fn a_run_below_another_cgroup_is_removed_when_empty_and_never_killed() {
 }
 
 /// A v2 tree drawn in a plain directory: enough to see what would be decided, gone with the test.
-struct Drawn(PathBuf);
+struct DrawnTree(PathBuf);
 
-impl Drawn {
-    fn with(files: &[(&str, &str)]) -> Drawn {
+impl DrawnTree {
+    fn with(files: &[(&str, &str)]) -> DrawnTree {
         let root = std::env::temp_dir().join(format!("airlock-{}", unique("drawn")));
         fs::create_dir_all(root.join("own")).unwrap();
         for (name, text) in files {
             fs::write(root.join("own").join(name), text).unwrap();
         }
-        Drawn(root)
+        DrawnTree(root)
     }
 
-    fn host(&self) -> Host {
+    fn host(&self) -> CgroupHost {
         let mount = format!(
             "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n",
             self.0.display()
         );
-        Host::read_from(b"0::/own\n", mount.as_bytes())
+        CgroupHost::read_from(b"0::/own\n", mount.as_bytes())
     }
 
     fn text(&self, file: &str) -> String {
@@ -540,7 +540,7 @@ impl Drawn {
     }
 }
 
-impl Drop for Drawn {
+impl Drop for DrawnTree {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
@@ -553,7 +553,7 @@ const DELEGATED: [(&str, &str); 4] = [
     ("cgroup.procs", ""),
 ];
 
-fn enforcers(host: &Host) -> Vec<Enforcer> {
+fn enforcers(host: &CgroupHost) -> Vec<Enforcer> {
     host.findings()
         .into_iter()
         .map(|finding| finding.enforcer)
@@ -562,7 +562,7 @@ fn enforcers(host: &Host) -> Vec<Enforcer> {
 
 #[test]
 fn a_delegated_cgroup_offers_everything_it_was_handed() {
-    let drawn = Drawn::with(&DELEGATED);
+    let drawn = DrawnTree::with(&DELEGATED);
     assert_eq!(enforcers(&drawn.host()), [Enforcer::CgroupV2; 3]);
     assert_eq!(drawn.host().findings()[0].obstacle, None);
     fs::write(drawn.0.join("own/cgroup.controllers"), "cpu pids\n").unwrap();
@@ -574,7 +574,7 @@ fn a_delegated_cgroup_offers_everything_it_was_handed() {
 
 #[test]
 fn a_cgroup_shared_with_strangers_is_not_divided_and_nobody_is_moved() {
-    let drawn = Drawn::with(&DELEGATED);
+    let drawn = DrawnTree::with(&DELEGATED);
     fs::write(
         drawn.0.join("own/cgroup.procs"),
         format!("1\n{}\n", process::id()),
@@ -598,7 +598,7 @@ fn a_cgroup_shared_with_strangers_is_not_divided_and_nobody_is_moved() {
 
 #[test]
 fn strangers_do_not_matter_where_controllers_are_handed_down_already() {
-    let drawn = Drawn::with(&DELEGATED);
+    let drawn = DrawnTree::with(&DELEGATED);
     fs::write(drawn.0.join("own/cgroup.procs"), "1\n").unwrap();
     fs::write(
         drawn.0.join("own/cgroup.subtree_control"),
@@ -610,21 +610,21 @@ fn strangers_do_not_matter_where_controllers_are_handed_down_already() {
 
 #[test]
 fn strangers_do_not_matter_in_the_real_root() {
-    let drawn = Drawn::with(&DELEGATED[1..]);
+    let drawn = DrawnTree::with(&DELEGATED[1..]);
     fs::write(drawn.0.join("own/cgroup.procs"), "1\n").unwrap();
     assert_eq!(enforcers(&drawn.host()), [Enforcer::CgroupV2; 3]);
 }
 
 #[test]
 fn a_threaded_cgroup_offers_nothing() {
-    let drawn = Drawn::with(&DELEGATED);
+    let drawn = DrawnTree::with(&DELEGATED);
     fs::write(drawn.0.join("own/cgroup.type"), "threaded\n").unwrap();
     assert_eq!(enforcers(&drawn.host()), [Enforcer::Rlimit; 3]);
 }
 
 #[test]
 fn a_limit_that_was_not_taken_is_not_reported_as_held() {
-    let drawn = Drawn::with(&DELEGATED[1..]); // a directory without any of the limit files
+    let drawn = DrawnTree::with(&DELEGATED[1..]); // a directory without any of the limit files
     let group = drawn.host().make(&unique("untaken"), &limits()).unwrap();
     let expected = [
         ("cpu", Enforcer::Rlimit),
@@ -647,8 +647,10 @@ fn cpu_is_held_by_what_holds_all_that_was_asked_for() {
         let which = which.to_vec();
         move |wanted| which.contains(&wanted).then_some(Enforcer::CgroupV2)
     };
-    let (share, time) = (Controller::CpuShare, Controller::CpuTime);
-    let (cpus, cpu_time) = (limits().cpus, limits().cpu_time);
+    let share = Controller::CpuShare;
+    let time = Controller::CpuTime;
+    let cpus = limits().cpus;
+    let cpu_time = limits().cpu_time;
     assert!(cpus.is_some() && cpu_time.is_some());
     let cgroup = Enforcer::CgroupV2;
     for (cpus, cpu_time, there, expected) in [
@@ -673,7 +675,7 @@ fn cpu_is_held_by_what_holds_all_that_was_asked_for() {
 
 #[test]
 fn no_trees_at_all_is_a_finding_with_a_remedy() {
-    let host = Host::read_from(b"", b"");
+    let host = CgroupHost::read_from(b"", b"");
     assert_eq!(enforcers(&host), [Enforcer::Rlimit; 3]);
     assert!(
         host.findings()

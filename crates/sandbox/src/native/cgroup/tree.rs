@@ -1,5 +1,5 @@
-//! Where the kernel's cgroup trees are mounted and where in them this process sits.
-//! Pure: takes the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`, gives paths.
+//! Where the cgroup trees are mounted and where in them this process is. Pure: from the texts of
+//! `/proc/self/cgroup` and `/proc/self/mountinfo` to paths.
 
 use std::{
     ffi::OsString,
@@ -9,20 +9,20 @@ use std::{
 
 /// A mounted tree and the directory of our own cgroup in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tree {
-    /// Where the tree is mounted: as far up as we can see.
+pub(super) struct CgroupTree {
+    /// The mount point: as far up as we can see.
     pub(super) top: PathBuf,
-    /// Our own cgroup: what we make goes below it, so that limits set on us hold for runs too.
+    /// Our own cgroup: what we create is below it, so that limits on us apply to runs, too.
     pub(super) own: PathBuf,
-    /// Names of the v1 controllers mounted here; empty for v2.
+    /// The v1 controllers mounted here; empty for v2.
     pub(super) controllers: Vec<String>,
 }
 
-/// The trees that reach our own cgroup.
+/// The trees that contain our own cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trees {
-    pub(super) v1: Vec<Tree>,
-    pub(super) v2: Option<Tree>,
+pub(super) struct CgroupTrees {
+    pub(super) v1: Vec<CgroupTree>,
+    pub(super) v2: Option<CgroupTree>,
 }
 
 /// A line of `/proc/self/cgroup`.
@@ -34,7 +34,7 @@ struct Membership {
 
 /// A cgroup line of `/proc/self/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
-struct Mounted {
+struct CgroupMount {
     v2: bool,
     /// The directory of the tree that is visible at `point`: a container often gets only its own.
     root: PathBuf,
@@ -42,18 +42,21 @@ struct Mounted {
     controllers: Vec<String>,
 }
 
-/// Reads both files; lines that make no sense are passed over.
-pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
+/// Parses both files; malformed lines are skipped.
+pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> CgroupTrees {
     let members: Vec<_> = lines(cgroup).filter_map(membership).collect();
-    let mut trees = Trees::default();
+    let mut trees = CgroupTrees::default();
     for mounted in lines(mountinfo).filter_map(mounted) {
-        // The first mount that reaches us counts; a second mount of a tree shows the same thing.
-        let member = members.iter().find(|member| match mounted.v2 {
-            true => member.controllers.is_empty(),
-            false => member
-                .controllers
-                .iter()
-                .any(|name| mounted.controllers.contains(name)),
+        // The first mount that contains us counts; a second mount of a tree shows the same.
+        let member = members.iter().find(|member| {
+            if mounted.v2 {
+                member.controllers.is_empty()
+            } else {
+                member
+                    .controllers
+                    .iter()
+                    .any(|name| mounted.controllers.contains(name))
+            }
         });
         let Some(own) = member.and_then(|member| reach(&mounted, &member.path)) else {
             continue;
@@ -62,24 +65,24 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
             .v1
             .iter()
             .any(|tree| tree.controllers == mounted.controllers);
-        let tree = Tree {
+        let tree = CgroupTree {
             top: mounted.point,
             own,
             controllers: mounted.controllers,
         };
-        match mounted.v2 {
-            true => trees.v2 = trees.v2.or(Some(tree)),
-            false if known => {}
-            false => trees.v1.push(tree),
+        if mounted.v2 {
+            trees.v2 = trees.v2.or(Some(tree));
+        } else if !known {
+            trees.v1.push(tree);
         }
     }
     trees
 }
 
 /// Our cgroup as seen through this mount, unless the mount shows another part of the tree.
-fn reach(mounted: &Mounted, path: &Path) -> Option<PathBuf> {
+fn reach(mounted: &CgroupMount, path: &Path) -> Option<PathBuf> {
     let below = path.strip_prefix(&mounted.root).ok()?;
-    // `..` is how the kernel writes a place outside of our cgroup namespace.
+    // `..` is how the kernel writes a path outside of our cgroup namespace.
     let plain = below
         .components()
         .all(|part| matches!(part, Component::Normal(_)));
@@ -100,7 +103,9 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// `4:memory:/some/path`, `0::/some/path`; the path may hold colons.
 fn membership(line: &[u8]) -> Option<Membership> {
     let mut parts = line.splitn(3, |byte| *byte == b':');
-    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let number = parts.next()?;
+    let controllers = parts.next()?;
+    let path = parts.next()?;
     if controllers.is_empty() != (number == b"0") || !path.starts_with(b"/") {
         return None;
     }
@@ -111,9 +116,10 @@ fn membership(line: &[u8]) -> Option<Membership> {
 }
 
 /// `35 31 0:32 ROOT POINT options [optional…] - cgroup source options,memory`.
-fn mounted(line: &[u8]) -> Option<Mounted> {
+fn mounted(line: &[u8]) -> Option<CgroupMount> {
     let words: Vec<_> = line.split(|byte| *byte == b' ').collect();
-    let (root, point) = (words.get(3)?, words.get(4)?);
+    let root = words.get(3)?;
+    let point = words.get(4)?;
     let dash = 6 + words.get(6..)?.iter().position(|word| *word == b"-")?;
     let v2 = match *words.get(dash + 1)? {
         b"cgroup2" => true,
@@ -121,9 +127,10 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
         _ => return None,
     };
     let options = names(words.get(dash + 3)?);
-    let (root, point) = (bytes(unescaped(root)), bytes(unescaped(point)));
+    let root = bytes(unescaped(root));
+    let point = bytes(unescaped(point));
     let controllers = if v2 { Vec::new() } else { options };
-    (root.is_absolute() && point.is_absolute()).then_some(Mounted {
+    (root.is_absolute() && point.is_absolute()).then_some(CgroupMount {
         v2,
         root,
         point,
@@ -144,7 +151,7 @@ fn bytes(path: Vec<u8>) -> PathBuf {
     PathBuf::from(OsString::from_vec(path))
 }
 
-/// Undoes the kernel's `\040` for blanks and the like.
+/// Undoes the kernel's octal escapes such as `\040`.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -163,7 +170,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
-/// The cgroup to divide: if we already stepped aside into `leaf`, the one above it.
+/// The cgroup to divide: if this process moved into `leaf` before, the one above it.
 pub(super) fn above_leaf(own: &Path, leaf: &str) -> PathBuf {
     match (own.file_name(), own.parent()) {
         (Some(name), Some(parent)) if name.as_bytes() == leaf.as_bytes() => parent.to_owned(),
@@ -175,9 +182,9 @@ pub(super) fn above_leaf(own: &Path, leaf: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn tree(top: &str, own: &str, controllers: &[&str]) -> Tree {
+    fn tree(top: &str, own: &str, controllers: &[&str]) -> CgroupTree {
         let controllers = controllers.iter().map(|name| (*name).to_owned()).collect();
-        Tree {
+        CgroupTree {
             top: top.into(),
             own: own.into(),
             controllers,
@@ -192,7 +199,7 @@ mod tests {
             35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
             41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n";
         let found = trees(cgroup, mountinfo);
-        let expected = Trees {
+        let expected = CgroupTrees {
             v1: vec![
                 tree(
                     "/sys/fs/cgroup/cpu",
@@ -249,7 +256,7 @@ mod tests {
             b"0:memory:/x",
             b"\xff\n:::\n",
         ] {
-            assert_eq!(trees(cgroup, good), Trees::default(), "{cgroup:?}");
+            assert_eq!(trees(cgroup, good), CgroupTrees::default(), "{cgroup:?}");
         }
         for mount in [
             &b""[..],
@@ -261,7 +268,7 @@ mod tests {
             b"1 2 3 rel /c rw - cgroup2 none rw",
             b"1 2 3 4 5 6 7 8 9 \xff",
         ] {
-            assert_eq!(trees(b"0::/", mount), Trees::default(), "{mount:?}");
+            assert_eq!(trees(b"0::/", mount), CgroupTrees::default(), "{mount:?}");
         }
     }
 

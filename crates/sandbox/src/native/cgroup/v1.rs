@@ -1,20 +1,20 @@
-//! Limits and counters of version 1 trees: one directory per tree, the box is moved in by a process that
-//! writes itself into `cgroup.procs` and then forks it.
+//! Limits and counters of cgroup v1: one directory per tree. A process writes itself into
+//! `cgroup.procs` and then forks the sandbox.
 
-use super::{Controller, Counters, Subtree, dir, dir::Counts};
+use super::{Controller, ResourceCounters, Subtree, dir, dir::CounterFiles};
 use spec::Limits;
 use std::{io, path::Path, time::Duration};
 
-/// The lane, which moves in and forks, and the first process of the box are ours and count too.
+/// The cgroup v1 forker and pid 1 of the sandbox count too.
 pub(super) const PIDS_ALLOWANCE: u32 = 2;
-/// About what those two hold: page tables, stacks, kernel structures.
+/// About the memory of those two: page tables, stacks, kernel structures.
 pub(super) const MEMORY_ALLOWANCE: u64 = 2 << 20;
 const TCP_SHARE: u64 = 8;
-const LEAST_TCP_BYTES: u64 = 8 << 20;
-/// The usual period: long enough to be cheap, short enough not to be felt.
+const MIN_TCP_BYTES: u64 = 8 << 20;
+/// The usual period: long enough to be cheap, short enough not to be noticed.
 const PERIOD_US: u64 = 100_000;
 
-/// Whether the tree is worth moving into for these limits: moving costs milliseconds.
+/// Whether the tree is worth moving into for these limits: a move costs milliseconds.
 pub(super) fn wanted(tree: &Subtree, limits: &Limits) -> bool {
     tree.controllers.iter().any(|controller| match controller {
         Controller::Memory | Controller::Pids | Controller::CpuTime => true,
@@ -22,7 +22,7 @@ pub(super) fn wanted(tree: &Subtree, limits: &Limits) -> bool {
     })
 }
 
-/// Writes the limits this tree can hold; what came of each.
+/// Writes the limits of this tree; returns the results.
 pub(super) fn limit(
     dir: &Path,
     tree: &Subtree,
@@ -48,12 +48,13 @@ pub(super) fn limit(
 fn memory(dir: &Path, limit: u64) -> io::Result<()> {
     let bytes = limit.saturating_add(MEMORY_ALLOWANCE);
     dir::set_bytes(dir, "memory.limit_in_bytes", bytes)?;
-    // Buffers of TCP are counted apart, and not at all without a limit: even loopback could hold gigabytes.
+    // TCP buffers are counted apart, and not at all without a limit: even loopback could hold
+    // gigabytes.
     for (file, bytes) in [
         ("memory.kmem.tcp.limit_in_bytes", tcp_bytes(limit)),
         ("memory.memsw.limit_in_bytes", bytes),
     ] {
-        // Absent: not accounted on this host.
+        // An absent file: not accounted on this host.
         if dir.join(file).exists() {
             dir::set_bytes(dir, file, bytes)?;
         }
@@ -61,10 +62,11 @@ fn memory(dir: &Path, limit: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What buffers of TCP may take beside the memory of a box: a part of it, for they come from one pool of the machine
-/// (`net.ipv4.tcp_mem`), a tenth or so of its memory. Enough for some connections at full speed in the smallest box.
+/// The limit of TCP buffers, beside the memory of a sandbox: a part of it, because they come from
+/// one pool of the machine (`net.ipv4.tcp_mem`), a tenth or so of its memory. Enough for some
+/// connections at full speed in the smallest sandbox.
 pub(super) fn tcp_bytes(memory: u64) -> u64 {
-    (memory / TCP_SHARE).max(LEAST_TCP_BYTES.min(memory))
+    (memory / TCP_SHARE).max(MIN_TCP_BYTES.min(memory))
 }
 
 fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
@@ -76,8 +78,12 @@ fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
     )
 }
 
-/// Adds what this directory knows.
-pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
+/// Adds the counters of this directory.
+pub(super) fn count(
+    counts: &CounterFiles,
+    controllers: &[Controller],
+    counters: &mut ResourceCounters,
+) {
     for controller in controllers {
         match controller {
             Controller::Memory => {

@@ -1,33 +1,33 @@
-//! Limits and counters of the unified tree, and the way to be allowed to set them: a cgroup other than the
-//! real root hands controllers down only while no process sits in it, so we step aside into a leaf.
+//! Limits and counters of cgroup v2, and how to be allowed to set them: a cgroup below the root
+//! delegates controllers only while no process is in it, so the engine moves into a leaf.
 //!
 //! ```text
-//! own cgroup ─┬─ airlock.engine      we ourselves and what we started
+//! own cgroup ─┬─ airlock.engine      the engine and its children
 //!             └─ airlock ── airlock-<state folder>-<run id>
 //! ```
 
-use super::{Controller, Counters, Subtree, dir, dir::Counts};
+use super::{Controller, ResourceCounters, Subtree, dir, dir::CounterFiles};
 use spec::Limits;
 use std::{fs, io, path::Path, process, time::Duration};
 
-/// Where we step aside to. No run's cgroup can be called so: those begin with `airlock-`.
+/// The leaf of the engine. No run's cgroup can have this name: those begin with `airlock-`.
 pub(super) const LEAF: &str = "airlock.engine";
-/// The first process of the box is ours and counts too.
+/// Pid 1 of the sandbox counts too.
 pub(super) const PIDS_ALLOWANCE: u32 = 1;
-/// About what that one holds: page tables, stack, kernel structures.
+/// About its memory: page tables, stack, kernel structures.
 pub(super) const MEMORY_ALLOWANCE: u64 = 1 << 20;
 const PERIOD_US: u64 = 100_000;
-/// What we started may start processes while we move it; more rounds than this is no race.
-const ROUNDS: usize = 16;
-/// Longer ancestries than this do not lead to us.
-const GENERATIONS: usize = 64;
+/// Our children may fork while they are moved; more rounds are no race.
+const MAX_ROUNDS: usize = 16;
+/// A longer ancestry does not lead to us.
+const MAX_ANCESTORS: usize = 64;
 
-/// The real root hands down whatever sits in it, and is the only one without a type.
+/// The root cgroup delegates with processes in it, and is the only one without a type.
 pub(super) fn is_root(own: &Path) -> bool {
     !own.join("cgroup.type").exists()
 }
 
-/// Makes a cgroup hand these controllers down; what came of each. Done already is fine.
+/// Delegates these controllers; returns the results. Done already is fine.
 pub(super) fn hand_down(dir: &Path, wanted: &[Controller]) -> Vec<(Controller, io::Result<()>)> {
     let handed = dir::read(dir, "cgroup.subtree_control").unwrap_or_default();
     let has = |name: &str| handed.split_whitespace().any(|handed| handed == name);
@@ -35,64 +35,66 @@ pub(super) fn hand_down(dir: &Path, wanted: &[Controller]) -> Vec<(Controller, i
         Some(name) if !has(name) => dir::write(dir, "cgroup.subtree_control", &format!("+{name}")),
         _ => Ok(()),
     };
-    // One by one: a controller that is refused (cpu, with a realtime process about) must not cost the others.
+    // One by one: a controller that is refused (cpu, with a realtime process about) must not cost
+    // the others.
     wanted
         .iter()
         .map(|controller| (*controller, enable(controller)))
         .collect()
 }
 
-/// The same without a look first. Writing waits for whoever is at it.
+/// The same without a check first. The write waits for another writer.
 pub(super) fn insist(dir: &Path, wanted: &[Controller]) {
     for name in wanted.iter().filter_map(|controller| controller.v2_name()) {
-        // Refused again means that its file stays away, which is told.
+        // If it is refused again, its file stays absent, which is reported.
         _ = dir::write(dir, "cgroup.subtree_control", &format!("+{name}"));
     }
 }
 
-/// Whether all of these are handed down already, so that nobody has to move.
+/// Whether all of these are delegated already, so that no process has to move.
 pub(super) fn hands_down(dir: &Path, wanted: &[Controller]) -> bool {
     let handed = dir::read(dir, "cgroup.subtree_control").unwrap_or_default();
     let mut names = wanted.iter().filter_map(|controller| controller.v2_name());
     names.all(|name| handed.split_whitespace().any(|handed| handed == name))
 }
 
-/// Who sits in our cgroup.
+/// A process in our cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Neighbour {
-    /// We, or what we started.
+enum CgroupNeighbour {
+    /// The engine or its child.
     Ours,
-    /// Another process of this program: it will step aside by itself when it makes its first run.
+    /// Another process of this program: it will move itself when it creates its first run.
     Fellow,
-    /// Somebody we have no business moving.
+    /// Another process, which is not ours to move.
     Stranger,
 }
 
-/// The processes that keep us from dividing this cgroup, and that we will not move.
+/// The processes that prevent dividing this cgroup, and are not ours to move.
 pub(super) fn strangers(own: &Path) -> Vec<i32> {
     let listed = dir::processes(own).unwrap_or_default();
     listed
         .into_iter()
-        .filter(|pid| neighbour(*pid) == Neighbour::Stranger)
+        .filter(|pid| neighbour(*pid) == CgroupNeighbour::Stranger)
         .collect()
 }
 
-/// Sees to it that our cgroup may hand these down: where they are not yet, we have to get out of it.
+/// Makes our cgroup able to delegate these: where it does not yet, we have to leave it.
 pub(super) fn make_room(own: &Path, wanted: &[Controller]) -> io::Result<()> {
-    match is_root(own) || hands_down(own, wanted) {
-        true => Ok(()),
-        false => step_aside(own),
+    if is_root(own) || hands_down(own, wanted) {
+        Ok(())
+    } else {
+        step_aside(own)
     }
 }
 
-/// Steps aside: we and our own children go into the leaf. Nothing moves if a stranger would stay anyway.
+/// Moves the engine and its children into the leaf. Nothing moves if a stranger would stay anyway.
 fn step_aside(own: &Path) -> io::Result<()> {
     let leaf = own.join(LEAF);
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let listed = dir::processes(own)?;
         if let Some(pid) = listed
             .iter()
-            .find(|pid| neighbour(**pid) == Neighbour::Stranger)
+            .find(|pid| neighbour(**pid) == CgroupNeighbour::Stranger)
         {
             return Err(io::Error::other(format!(
                 "process {pid}, not ours, sits in our cgroup"
@@ -100,7 +102,7 @@ fn step_aside(own: &Path) -> io::Result<()> {
         }
         let ours: Vec<_> = listed
             .iter()
-            .filter(|pid| neighbour(**pid) == Neighbour::Ours)
+            .filter(|pid| neighbour(**pid) == CgroupNeighbour::Ours)
             .collect();
         if ours.is_empty() {
             let late =
@@ -130,14 +132,14 @@ fn made(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn neighbour(pid: i32) -> Neighbour {
+fn neighbour(pid: i32) -> CgroupNeighbour {
     if descends_from_us(pid) {
-        return Neighbour::Ours;
+        return CgroupNeighbour::Ours;
     }
     let program = |who: &str| fs::metadata(format!("/proc/{who}/exe")).ok();
     match (program("self"), program(&pid.to_string())) {
-        (Some(us), Some(them)) if same_file(&us, &them) => Neighbour::Fellow,
-        _ => Neighbour::Stranger,
+        (Some(us), Some(them)) if same_file(&us, &them) => CgroupNeighbour::Fellow,
+        _ => CgroupNeighbour::Stranger,
     }
 }
 
@@ -149,7 +151,7 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
 fn descends_from_us(pid: i32) -> bool {
     let us = process::id().cast_signed();
     let mut next = Some(pid);
-    for _ in 0..GENERATIONS {
+    for _ in 0..MAX_ANCESTORS {
         match next {
             Some(pid) if pid == us => return true,
             Some(pid) if pid > 1 => {
@@ -163,14 +165,15 @@ fn descends_from_us(pid: i32) -> bool {
     false
 }
 
-/// The fourth field of `/proc/PID/stat`; the second is a name in brackets that may hold anything.
+/// The fourth field of `/proc/PID/stat`; the second is a name in brackets that may contain
+/// anything.
 fn parent(stat: &[u8]) -> Option<i32> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
     rest.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Writes the limits; what came of each.
+/// Writes the limits; returns the results.
 pub(super) fn limit(
     dir: &Path,
     tree: &Subtree,
@@ -201,17 +204,23 @@ pub(super) fn limit(
         .collect()
 }
 
-/// `memory.oom.group` stays 0: a child that is killed alone must be possible.
+/// `memory.oom.group` stays 0: it must be possible to kill one process alone.
 fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
     dir::set_bytes(dir, "memory.max", bytes)?;
-    match dir.join("memory.swap.max").exists() {
-        true => dir::set(dir, "memory.swap.max", "0"),
-        false => Ok(()), // swap is not accounted on this host
+    if dir.join("memory.swap.max").exists() {
+        dir::set(dir, "memory.swap.max", "0")
+    } else {
+        // swap is not accounted on this host
+        Ok(())
     }
 }
 
-/// Adds what this directory knows.
-pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
+/// Adds the counters of this directory.
+pub(super) fn count(
+    counts: &CounterFiles,
+    controllers: &[Controller],
+    counters: &mut ResourceCounters,
+) {
     for controller in controllers {
         match controller {
             Controller::Memory => {
@@ -257,10 +266,13 @@ mod tests {
             .stdin(process::Stdio::piped())
             .spawn()
             .unwrap();
-        assert_eq!(neighbour(process::id().cast_signed()), Neighbour::Ours);
-        assert_eq!(neighbour(child.id().cast_signed()), Neighbour::Ours);
-        assert_eq!(neighbour(1), Neighbour::Stranger);
-        assert_eq!(neighbour(0), Neighbour::Stranger);
+        assert_eq!(
+            neighbour(process::id().cast_signed()),
+            CgroupNeighbour::Ours
+        );
+        assert_eq!(neighbour(child.id().cast_signed()), CgroupNeighbour::Ours);
+        assert_eq!(neighbour(1), CgroupNeighbour::Stranger);
+        assert_eq!(neighbour(0), CgroupNeighbour::Stranger);
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -1,11 +1,11 @@
-//! By which rule a place in a box cannot be written, and what would lift it.
+//! Which rule makes a path of a sandbox read-only, and the option that would lift it.
 
 use super::{
     super::{plan, protect::Bind},
     ECONNREFUSED, ENETUNREACH,
-    layer::Layer,
+    overlay_layer::OverlayLayer,
 };
-use crate::passing::Reach;
+use crate::transparent_proxy::InterceptReach;
 use rustix::{
     fs::{self, AtFlags, CWD},
     io::Errno,
@@ -17,92 +17,98 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is known of a box from its spec.
+/// The rules of a sandbox, from its spec.
 #[derive(Debug)]
-pub(crate) struct Rules {
-    /// Whether nothing can be reached but the box itself, and what arrives from there.
+pub(crate) struct DenialRules {
+    /// Whether only the sandbox itself can be reached, and what is intercepted.
     pub(super) own_network: bool,
-    /// What connections arrive at the host, where any do.
-    reach: Option<Reach>,
-    /// Whose rights count for files, where they are not those of this process.
+    /// Which connections are intercepted, if any.
+    reach: Option<InterceptReach>,
+    /// The ids whose file permissions count, if they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
-    /// What lies over the folder of the workspace, where folders of it cannot be renamed.
-    pub(super) layer: Option<Layer>,
-    /// The folder.
+    /// The layer over the workspace, where folders of it cannot be renamed.
+    pub(super) layer: Option<OverlayLayer>,
+    /// The host folder of the workspace.
     workspace: Option<PathBuf>,
-    /// Later ones win over those above them.
-    places: Vec<Place>,
+    /// Later entries win over earlier ones.
+    places: Vec<RuledPath>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct RuledPath {
     path: PathBuf,
-    /// Everything below it, too.
+    /// Whether it covers everything below, too.
     below: bool,
     rule: Option<(&'static str, String)>,
 }
 
-impl Rules {
+impl DenialRules {
     /// `file_ids` as in the field.
     pub(crate) fn new(
         spec: &SandboxSpec,
         binds: &[Bind],
         file_ids: Option<(u32, u32)>,
-        reach: Option<Reach>,
-    ) -> Rules {
-        let granted = ["/tmp", "/dev/shm", WORKSPACE, HOME].map(|path| Place {
+        reach: Option<InterceptReach>,
+    ) -> DenialRules {
+        let granted = ["/tmp", "/dev/shm", WORKSPACE, HOME].map(|path| RuledPath {
             path: path.into(),
             below: true,
             rule: None,
         });
-        let protected = binds.iter().map(|bind| Place {
+        let protected = binds.iter().map(|bind| RuledPath {
             path: Path::new(WORKSPACE).join(&bind.path),
             below: true,
             rule: Some((
                 "protected",
-                match bind.hidden {
-                    true => "nothing".to_owned(),
-                    false => format!("--allow-protected {}", bind.path.display()),
+                if bind.hidden {
+                    "nothing".to_owned()
+                } else {
+                    format!("--allow-protected {}", bind.path.display())
                 },
             )),
         });
         let read_only = spec.workspace.iter().filter(|_| spec.read_only_workspace);
-        let read_only = read_only.map(|folder| Place {
+        let read_only = read_only.map(|folder| RuledPath {
             path: WORKSPACE.into(),
             below: true,
             rule: Some((
                 "mount",
-                match can_be_written(folder) {
-                    true => format!("--workspace {}", folder.display()),
-                    false => "nothing".to_owned(),
+                if can_be_written(folder) {
+                    format!("--workspace {}", folder.display())
+                } else {
+                    "nothing".to_owned()
                 },
             )),
         });
         let protected = read_only.chain(protected);
         let mounts = spec.mounts.iter().map(|mount| {
-            let (host, inside) = (mount.host.display(), mount.inside.as_path());
-            let remedy = || match spec.git.contains_key(&mount.host) {
-                true => ("protected", "--allow-protected .git".to_owned()),
-                false => ("mount", format!("--mount {host}:{}:rw", inside.display())),
+            let host = mount.host.display();
+            let inside = mount.inside.as_path();
+            let remedy = || {
+                if spec.git.contains_key(&mount.host) {
+                    ("protected", "--allow-protected .git".to_owned())
+                } else {
+                    ("mount", format!("--mount {host}:{}:rw", inside.display()))
+                }
             };
             let rule = (mount.access == Access::ReadOnly).then(remedy);
-            Place {
+            RuledPath {
                 path: inside.to_owned(),
                 below: true,
                 rule,
             }
         });
-        let copies = plan::copies(spec).unwrap_or_default().into_iter();
-        let granted = granted.into_iter().chain(copies.map(|path| Place {
+        let writable = plan::writable_folders(spec).unwrap_or_default().into_iter();
+        let granted = granted.into_iter().chain(writable.map(|path| RuledPath {
             path,
             below: true,
             rule: None,
         }));
         let laid = spec.workspace.as_ref().zip(spec.overlay.as_ref());
-        // Root's says where a folder came from, and needs no copy to rename it.
+        // Root's overlay records the origin of a folder, and needs no copy to rename it.
         let by_user = laid.filter(|_| file_ids.is_none());
-        Rules {
-            layer: by_user.and_then(|(folder, overlay)| Layer::open(folder, &overlay.layer)),
+        DenialRules {
+            layer: by_user.and_then(|(folder, overlay)| OverlayLayer::open(folder, &overlay.layer)),
             workspace: spec.workspace.clone(),
             own_network: spec.network != Network::Host && spec.internal_network.is_none(),
             reach,
@@ -111,27 +117,29 @@ impl Rules {
         }
     }
 
-    /// What keeps a connection to elsewhere from being made, if anything: the error, and what would let it.
+    /// What prevents a connection to the outside, if anything: the errno, and the option that would
+    /// allow it.
     pub(super) fn against_connection(
         &self,
         to: SocketAddr,
         stream: bool,
     ) -> Option<(i32, &'static str)> {
         let (port, names) = (to.port(), to.port() == DNS_PORT);
-        let arrives =
-            |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
+        let arrives = |reach: &InterceptReach| {
+            reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4())
+        };
         match &self.reach {
             None if names || stream && WEB_PORTS.contains(&port) => {
                 Some((ENETUNREACH, "--allow-host HOST"))
             }
             None if stream => Some((ENETUNREACH, "--allow-host HOST:PORT")),
-            // Whoever decides what may be reached tells what may not.
+            // The egress door decides and reports on these connections.
             Some(reach) if stream && arrives(reach) && reach.ports.has(port) => None,
             Some(reach) if names && arrives(reach) && reach.ports == Ports::Any => None,
             Some(reach) if stream && arrives(reach) => Some((ECONNREFUSED, reach.more_with)),
-            // UDP has no door, and neither has a family that this host has not.
+            // UDP has no door, and neither has a family that this host lacks.
             Some(reach) if reach.by_address => Some((ENETUNREACH, "nothing")),
-            // There the door has to be asked for a name first.
+            // There a name has to be looked up at the door first.
             Some(reach) if stream && reach.ports.has(port) => {
                 Some((ENETUNREACH, "--backend native"))
             }
@@ -140,7 +148,8 @@ impl Rules {
         }
     }
 
-    /// What a folder was denied that a layer cannot rename, by which rule, and what would allow it.
+    /// The denial of renaming a folder in a layer: operation, rule, and the option that would allow
+    /// it.
     pub(super) fn against_renaming(&self) -> (&'static str, &'static str, String) {
         let folder = self
             .workspace
@@ -154,9 +163,10 @@ impl Rules {
         )
     }
 
-    /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
+    /// The rule that makes a path read-only, and the option that would allow `target` there; none
+    /// if it is writable.
     pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
-        let covers = |it: &&Place| place == it.path || it.below && place.starts_with(&it.path);
+        let covers = |it: &&RuledPath| place == it.path || it.below && place.starts_with(&it.path);
         match self
             .places
             .iter()
@@ -166,7 +176,7 @@ impl Rules {
             Some(found) => found.rule.clone(),
             None => {
                 let mountable = InsidePath::new(target).is_ok();
-                // No name of the program's making: it may be copied into a shell.
+                // No name that the program chose: the text may be copied into a shell.
                 let remedy = if mountable {
                     "--mount HOST:INSIDE:rw"
                 } else {
@@ -178,10 +188,11 @@ impl Rules {
     }
 }
 
-/// Whether a folder that is read-only inside could be written if it were shown so. What cannot be told could.
+/// Whether a folder that is read-only inside could be writable with another option; unclear cases
+/// count as yes.
 fn can_be_written(folder: &Path) -> bool {
     let access = fs::accessat(CWD, folder, fs::Access::WRITE_OK, AtFlags::EACCESS);
-    // Root has the rights of its owner there.
+    // Root has the permissions of its owner there.
     let owner_may = std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o200 != 0);
     let refused = [Errno::ACCESS, Errno::PERM, Errno::ROFS];
     owner_may && !access.is_err_and(|error| refused.contains(&error))
@@ -207,7 +218,7 @@ mod tests {
         let place = Path::new("/workspace/x");
         let lifts = |mode| {
             std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
-            let rules = Rules::new(&spec, &[], None, None);
+            let rules = DenialRules::new(&spec, &[], None, None);
             rules.against(place, place).unwrap().1
         };
         let (closed, open) = (lifts(0o555), lifts(0o755));
@@ -225,8 +236,9 @@ mod tests {
         };
         let spec = policy.admit(request).unwrap().sandbox;
         let to = |address: [u8; 4], port: u16| SocketAddr::from((address, port));
-        let against = |reach: Option<Reach>, port, stream| {
-            Rules::new(&spec, &[], None, reach).against_connection(to([1, 2, 3, 4], port), stream)
+        let against = |reach: Option<InterceptReach>, port, stream| {
+            DenialRules::new(&spec, &[], None, reach)
+                .against_connection(to([1, 2, 3, 4], port), stream)
         };
         let nothing = || None;
         assert_eq!(
@@ -246,7 +258,7 @@ mod tests {
             Some((ENETUNREACH, "nothing"))
         );
         let web = |by_address| {
-            Some(Reach {
+            Some(InterceptReach {
                 ports: Ports::web(),
                 by_address,
                 ipv6: false,
@@ -265,7 +277,7 @@ mod tests {
         );
         assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
         let all = || {
-            Some(Reach {
+            Some(InterceptReach {
                 ports: Ports::Any,
                 by_address: true,
                 ipv6: false,
@@ -277,7 +289,7 @@ mod tests {
             (None, None)
         );
         assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
-        let newer = Rules::new(&spec, &[], None, all())
+        let newer = DenialRules::new(&spec, &[], None, all())
             .against_connection("[2001:db8::1]:1".parse().unwrap(), true);
         assert_eq!(newer, Some((ENETUNREACH, "nothing")));
     }

@@ -1,5 +1,5 @@
-//! Opening by handle: never out of the workspace, never through a symbolic link. Lookups are those of `fs`, but for a path
-//! from the root, which `fs` does not look up without links.
+//! Lookups by descriptor: never out of the workspace, never through a symbolic link. They are those
+//! of `fs`, except for absolute paths, which `fs` does not resolve without links.
 
 use ::fs::{Dir, Lookup};
 use rustix::{
@@ -13,9 +13,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How often the kernel may say that a rename elsewhere disturbed the lookup.
+/// How often the kernel may report that a rename elsewhere disturbed the lookup.
 const MAX_TRIES: usize = 64;
-/// A new file is nobody else's to read.
+/// Only its owner may read a new file.
 const NEW_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Opens `path` beneath `folder`; a new file gets mode 0600.
@@ -40,7 +40,7 @@ pub(super) fn open_absolute(path: &Path) -> io::Result<OwnedFd> {
     Err(Errno::AGAIN.into())
 }
 
-/// Where a link at `path` leads, if that is in the folder: relative to it.
+/// The target of a link at `path`, relative to the folder, if it is inside.
 pub fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
     let found = Dir::from_fd(folder.as_fd());
     let found = found.open_at(path, OFlags::PATH, Mode::empty(), Lookup::LinksBeneath);
@@ -50,17 +50,17 @@ pub fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
     Some(inside).filter(|inside| !inside.as_os_str().is_empty())
 }
 
-/// The path by which the kernel knows an open file now.
+/// The current path of an open file.
 pub(super) fn path_of(file: impl AsFd) -> io::Result<PathBuf> {
     std::fs::read_link(link_of(&file))
 }
 
-/// A path that leads to an open file, wherever it is by now.
+/// A path that leads to an open file, wherever it was moved.
 pub(super) fn link_of(file: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
-/// What is called `name` in this folder, the link itself if it is one; nothing if it is absent.
+/// The status of `name` in this folder, without following a link; none if it is absent.
 pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Option<Stat>> {
     match rustix::fs::statat(folder, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(found)),
@@ -69,21 +69,22 @@ pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Opt
     }
 }
 
-/// When a file came into being (with an empty name: the opened one), by which it is told from another that got its inode later. Where the file system does
-/// not know, when it was changed last: then a file that somebody else changed is another.
+/// The birth time of a file (with an empty name: of the open file), which tells it from another
+/// that got its inode later. Without birth times the change time is used: then a file that another
+/// process changed counts as another.
 pub(super) fn born(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<(i64, i64)> {
     let (birth, changed) = times(folder, name.as_ref())?;
     Ok(birth.unwrap_or(changed))
 }
 
-/// The same, or nothing where the file system does not know.
+/// The birth time, or none where the file system has none.
 pub(super) fn birth(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Option<(i64, i64)>> {
     Ok(times(folder, name.as_ref())?.0)
 }
 
 type Time = (i64, i64);
 
-/// When a file came into being, if that is known, and when it was changed last.
+/// The birth time, if known, and the change time of a file.
 fn times(folder: impl AsFd, name: &OsStr) -> io::Result<(Option<Time>, Time)> {
     let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
@@ -98,7 +99,7 @@ pub(super) fn kind(found: &Stat) -> FileType {
     FileType::from_raw_mode(found.st_mode)
 }
 
-/// Opens a folder to read and change it, also one whose owner took his own rights away.
+/// Opens a folder to read and change it, also one whose owner removed his own permissions.
 pub(super) fn open_folder(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() {
         Path::new(".")
@@ -108,7 +109,7 @@ pub(super) fn open_folder(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     match open(&root, path, flags) {
         Err(denied) if denied.kind() == io::ErrorKind::PermissionDenied => {
-            // Without the right to search it, the top cannot even be looked up in itself.
+            // Without search permission the folder cannot even be looked up in itself.
             open_for_owner(&root)?;
             let handle = open(&root, path, OFlags::PATH | OFlags::DIRECTORY)?;
             open_for_owner(&handle)?;
@@ -118,7 +119,7 @@ pub(super) fn open_folder(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Gives the owner of a folder his rights to it back.
+/// Restores the owner's permissions of a folder.
 pub(super) fn open_for_owner(folder: impl AsFd) -> io::Result<()> {
     let mode = rustix::fs::fstat(&folder)?.st_mode & 0o7777;
     match mode & 0o700 {
@@ -127,7 +128,7 @@ pub(super) fn open_for_owner(folder: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Changes the permissions of what was opened, by whatever flags.
+/// Changes the permissions of an open file, whatever its open flags.
 pub(super) fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
     Ok(rustix::fs::chmod(
         link_of(&file),

@@ -3,20 +3,21 @@
 use spec::{PROTECTED, ProtectedName, ProtectedNames};
 use std::{collections::HashMap, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, sync::LazyLock};
 
-/// With the others of a repository beside it, it makes one of the folder that holds it.
+/// With the other names of a repository beside it, it makes a repository of its folder.
 pub(super) const HEAD: &str = "HEAD";
-/// What is said of names that are not built in.
+/// The reason for names that are not built in.
 const BY_CONFIGURATION: &str = "the configuration protects it";
 const BY_GIT: &str = "the configuration of git names it";
 
-/// Folders of installed packages: editor and agent settings in them are nobody's to obey.
+/// Folders of installed packages: editor and agent settings in them are not obeyed.
 const PACKAGES: [&str; 3] = ["node_modules", ".venv", "site-packages"];
 
-/// A folder whose change is said once, not for each file in it: editors run the interpreter in it.
+/// A folder that is reported as a whole: editors run the interpreter in it.
 const ENVIRONMENT: &str = ".venv";
 
-/// Obeyed by toolchains, or read by agents as text: said in the result when a program changes them, and left in place.
-const NOTED: [&str; 13] = [
+/// Names that toolchains obey, or agents read: reported when a program changes them, and left in
+/// place.
+const REPORTED_NAMES: [&str; 13] = [
     "rust-toolchain",
     "rust-toolchain.toml",
     ".cargo/config",
@@ -32,8 +33,9 @@ const NOTED: [&str; 13] = [
     ".github/copilot-instructions.md",
 ];
 
-/// The usual names by their last part in lower case: each name in a workspace is looked up here.
-static USUAL: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock::new(|| {
+/// The built-in names by their last part in lower case, for a fast lookup of each name in a
+/// workspace.
+static BUILT_IN: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock::new(|| {
     let mut usual: HashMap<_, Vec<_>> = HashMap::new();
     for protected in PROTECTED.iter().filter(|it| !it.name.contains(ANY)) {
         let last = last_part(protected.name).to_ascii_lowercase().into_bytes();
@@ -42,26 +44,26 @@ static USUAL: LazyLock<HashMap<Vec<u8>, Vec<ProtectedName<'static>>>> = LazyLock
     usual
 });
 
-/// In a usual name, any characters.
+/// In a built-in name, any characters.
 const ANY: char = '*';
 
-/// The usual names whose last part has a part that may be anything.
+/// The built-in names with a wildcard in the last part.
 static PATTERNS: LazyLock<Vec<ProtectedName<'static>>> = LazyLock::new(|| {
     let patterns = PROTECTED.iter().filter(|it| it.name.contains(ANY));
     patterns.copied().collect()
 });
 
-/// Bytes of the longest last part of a usual name.
-static LONGEST_USUAL: LazyLock<usize> =
-    LazyLock::new(|| USUAL.keys().map(Vec::len).max().unwrap_or(0));
+/// Bytes of the longest last part of a built-in name.
+static MAX_BUILT_IN_BYTES: LazyLock<usize> =
+    LazyLock::new(|| BUILT_IN.keys().map(Vec::len).max().unwrap_or(0));
 
-/// The protected name that `path` (relative to the workspace) is, or lies below.
+/// The protected name that `path` (relative to the workspace) is, or is below.
 pub fn find<'a>(path: &'a Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
     let above = path.ancestors();
     above.filter_map(|above| find_last(above, rules)).last()
 }
 
-/// The same for a path whose folders are known to be unprotected: only its last name is looked at.
+/// The same for a path whose folders are known to be unprotected: only its last part is compared.
 pub(super) fn find_last<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
     let usual = usual_name(path);
     let usual = usual.filter(|it| it.in_packages || !is_in_packages(path));
@@ -77,13 +79,13 @@ pub(super) fn find_last<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<Pr
         .or_else(|| Some(ProtectedName::everywhere(named()?, BY_GIT)))
 }
 
-/// Below folders of installed packages what editors and agents would obey stays.
+/// Whether a protected name is spared because it is below a folder of installed packages.
 pub fn is_spared(path: &Path, rules: &ProtectedNames) -> bool {
     let is_one = |it: ProtectedName<'_>| !it.in_packages && !is_removed(it.name, rules);
     usual_name(path).is_some_and(is_one) && is_in_packages(path)
 }
 
-/// The protected name to which a link at `path` could lead by what lies below where it leads.
+/// The protected name that a link at `path` could lead to with a further part.
 pub fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
     let begins = |name: &str| {
         let heads = name.match_indices('/').map(|(at, _)| &name[..at]);
@@ -102,7 +104,7 @@ pub fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<Protecte
         .or_else(|| Some(ProtectedName::everywhere(named()?, BY_GIT)))
 }
 
-/// The usual name that a path ends with.
+/// The built-in name that a path ends with.
 fn usual_name(path: &Path) -> Option<ProtectedName<'static>> {
     let mut same = usual_names(path).iter();
     let mut patterns = PATTERNS.iter();
@@ -111,8 +113,8 @@ fn usual_name(path: &Path) -> Option<ProtectedName<'static>> {
         .copied()
 }
 
-/// Whether the path's last parts are this pattern, in any letter case. Asked of each name in a workspace: the end decides
-/// first.
+/// Whether the path's last parts match this pattern, in any letter case. Called for each name in a
+/// workspace: the end is compared first.
 fn matches(path: &Path, pattern: &str) -> bool {
     let Some((before, ending)) = pattern.split_once(ANY) else {
         return false;
@@ -130,15 +132,15 @@ fn matches(path: &Path, pattern: &str) -> bool {
     is_name && (folder.is_empty() || ends_with(above, folder))
 }
 
-/// The usual names with the same last part as a path.
+/// The built-in names with the same last part as a path.
 fn usual_names(path: &Path) -> &'static [ProtectedName<'static>] {
     let Some(last) = path.file_name().map(OsStr::as_bytes) else {
         return &[];
     };
-    if last.len() > *LONGEST_USUAL {
+    if last.len() > *MAX_BUILT_IN_BYTES {
         return &[];
     }
-    let usual = USUAL.get(&last.to_ascii_lowercase());
+    let usual = BUILT_IN.get(&last.to_ascii_lowercase());
     usual.map_or(&[], Vec::as_slice)
 }
 
@@ -155,14 +157,14 @@ fn is_in_packages(path: &Path) -> bool {
     path.iter().rev().skip(1).any(is_package)
 }
 
-/// Whether two paths are the same in any letter case.
+/// Whether two paths are equal in any letter case.
 fn is_path(path: &Path, other: &Path) -> bool {
     path.as_os_str().eq_ignore_ascii_case(other) && !path.as_os_str().is_empty()
 }
 
-/// Whether a change of this path is to be said.
+/// Whether a change of this path is reported.
 pub(super) fn is_noted(path: &Path) -> bool {
-    NOTED.iter().any(|name| ends_with(path, name))
+    REPORTED_NAMES.iter().any(|name| ends_with(path, name))
 }
 
 /// Whether a path is a virtual environment.
@@ -170,9 +172,9 @@ pub(super) fn is_environment(path: &Path) -> bool {
     path.file_name() == Some(OsStr::new(ENVIRONMENT))
 }
 
-/// The virtual environment that a path is, or lies in.
+/// The virtual environment that a path is, or is in.
 pub(super) fn environment(path: &Path) -> Option<&Path> {
-    // Asked of every new file: most paths do not have the word at all.
+    // Called for every new file: most paths do not contain the word.
     let bytes = path.as_os_str().as_bytes();
     let mut words = bytes.windows(ENVIRONMENT.len());
     words.find(|word| *word == ENVIRONMENT.as_bytes())?;
@@ -190,12 +192,13 @@ fn ends_with(path: &Path, name: &str) -> bool {
     })
 }
 
-/// The protected name that stands against a change at `path`, if any does.
+/// The protected name that forbids a change at `path`, if there is one.
 pub fn protects<'a>(path: &'a Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
     find(path, rules).filter(|_| !rules.allows(path))
 }
 
-/// What is wrong with a name to be lifted, if anything is. A folder is none: what is protected below it is lifted.
+/// Why allowing a name has no effect, if it has none. A folder is fine: protected names below it
+/// are allowed.
 pub fn lifts_nothing(path: &Path, is_folder: bool, rules: &ProtectedNames) -> Option<String> {
     if find_last(path, rules).is_some() || path == Path::new(HEAD) {
         return None;

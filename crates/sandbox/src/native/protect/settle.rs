@@ -1,14 +1,13 @@
-//! The end of a run in a mounted workspace: what the program made, replaced or linked under a
-//! protected name is taken out, as are links that lead out, devices and sockets. Set-id bits are
-//! cleared. What was there at the start stays.
+//! Cleanup at the end of a run in a mounted workspace: what the program created, replaced or linked
+//! under a protected name is taken out, as are links that lead out, devices and sockets. Set-id
+//! bits are cleared. What existed at the start stays.
 
 use super::{
-    FileState, Replaced, beneath,
-    hold::{self, HeldThing, HoldFolder},
-    names,
-    start::{self, Start},
-    targets,
-    walk::{self, Next, Visit},
+    FileState, ReplacedFile, beneath,
+    held::{self, HeldFolder, HeldThing},
+    link_targets, names,
+    snapshot::{self, WorkspaceSnapshot},
+    walk::{self, WalkEntry, WalkStep},
 };
 use rustix::{
     fs::{AtFlags, FileType, OFlags},
@@ -26,10 +25,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Programs of the system: what a virtual environment links to.
-const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
+/// Folders of the system: virtual environments link to programs there.
+const SYSTEM_FOLDERS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 
-/// Names that could not be checked or taken out and are named.
+/// Names in the notes that could not be checked or taken out.
 pub(super) const MAX_PROBLEMS: usize = 100;
 
 /// Paths of one kind that are kept for a note.
@@ -55,7 +54,7 @@ impl Paths {
 
 /// What was found besides what was taken out.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub(super) struct CleanupFindings {
     /// Noted names that changed.
     pub(super) noted: Paths,
     /// Names of editors and agents that were made among installed packages.
@@ -67,32 +66,32 @@ pub(super) struct Findings {
     /// What could not be done, of the first `MAX_PROBLEMS`.
     pub(super) problems: Vec<String>,
     pub(super) problem_count: usize,
-    /// Part of the workspace was not looked at.
+    /// Part of the workspace was not checked.
     pub(super) unfinished: bool,
 }
 
-/// Compares a workspace with its start, and takes out what does not belong there.
+/// Compares a workspace with its snapshot, and takes out what does not belong there.
 pub(super) fn settle(
     workspace: BorrowedFd<'_>,
-    start: &Start,
-    replaced: &[Replaced],
+    start: &WorkspaceSnapshot,
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
-    hold: &mut HoldFolder,
-) -> Findings {
+    hold: &mut HeldFolder,
+) -> CleanupFindings {
     let most = walk::MAX_NAMES;
     settle_looking_at(most, workspace, start, replaced, artifacts_kept, hold)
 }
 
-/// Looks into new folders only for so many names.
+/// Enters new folders only for this many names.
 fn settle_looking_at(
     most: usize,
     workspace: BorrowedFd<'_>,
-    start: &Start,
-    replaced: &[Replaced],
+    start: &WorkspaceSnapshot,
+    replaced: &[ReplacedFile],
     artifacts_kept: bool,
-    hold: &mut HoldFolder,
-) -> Findings {
-    let mut settling = Settling {
+    hold: &mut HeldFolder,
+) -> CleanupFindings {
+    let mut settling = WorkspaceCleaner {
         names_left: most,
         known: start
             .protected
@@ -111,13 +110,13 @@ fn settle_looking_at(
         replaced,
         artifacts_kept,
         hold,
-        findings: Findings::default(),
+        findings: CleanupFindings::default(),
     };
-    // Who started us may be root; the folder is its owner's again.
+    // The engine may be root; the folder's owner gets his permissions back.
     if let Err(error) = beneath::open_for_owner(workspace) {
         settling.problem(Path::new(""), &error);
     }
-    // What is taken out can make a folder readable that was not, or leave one that never is.
+    // Taking a file out can make a folder readable that was not, or leave one that never is.
     let unread = walk::walk_all(workspace, |visit| Ok(settling.judge(visit)));
     match unread {
         Ok(unread) => settling.take_unread(workspace, unread),
@@ -132,30 +131,31 @@ fn settle_looking_at(
     settling.findings
 }
 
-struct Settling<'a> {
-    /// When none is left, new folders are no longer looked into, but taken out whole. Those that were there always are:
-    /// what a program adds to them costs it more than it costs us.
+struct WorkspaceCleaner<'a> {
+    /// When none is left, new folders are not entered any more, but taken out whole. Old folders
+    /// always are: adding to them costs the program more than checking costs us.
     names_left: usize,
     workspace: BorrowedFd<'a>,
-    start: &'a Start,
-    /// Bytes of the longest path of a link that was there.
+    start: &'a WorkspaceSnapshot,
+    /// Bytes of the longest path of a link in the snapshot.
     longest_link: usize,
-    /// Protected files and folders that were there, by inode and birth, and when they were modified.
+    /// Protected files and folders of the snapshot, by inode and birth time, with their
+    /// modification time.
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
-    /// What the host put in place of some of them meanwhile.
-    replaced: &'a [Replaced],
-    /// All that lay in the folder for artifacts was kept.
+    /// Files that the host put in place of some of them.
+    replaced: &'a [ReplacedFile],
+    /// All files in the artifacts folder were collected.
     artifacts_kept: bool,
-    hold: &'a mut HoldFolder,
-    findings: Findings,
+    hold: &'a mut HeldFolder,
+    findings: CleanupFindings,
 }
 
-impl Settling<'_> {
-    fn judge(&mut self, visit: &Visit<'_>) -> Next {
+impl WorkspaceCleaner<'_> {
+    fn judge(&mut self, visit: &WalkEntry<'_>) -> WalkStep {
         self.names_left = self.names_left.saturating_sub(1);
         match self.reason(visit) {
-            Verdict::Stays(next) => next,
-            Verdict::Remove => {
+            EntryVerdict::Stays(next) => next,
+            EntryVerdict::Remove => {
                 let thing = self.thing(visit.path, HoldReason::Artifacts);
                 let removed = self
                     .is_in_place(visit)
@@ -163,84 +163,86 @@ impl Settling<'_> {
                 if let Err(error) = removed {
                     self.problem(visit.path, &error);
                 }
-                Next::Pass
+                WalkStep::Pass
             }
-            Verdict::Hold(why) => {
+            EntryVerdict::Hold(why) => {
                 match self.is_in_place(visit) {
                     Ok(()) => self.take(visit.folder, visit.name, visit.path, why),
                     Err(error) => self.problem(visit.path, &error),
                 }
-                Next::Pass
+                WalkStep::Pass
             }
         }
     }
 
-    /// A folder may be moved out of the workspace while the walk is in it: there nothing is changed.
-    fn is_in_place(&self, visit: &Visit<'_>) -> io::Result<()> {
+    /// A folder may be moved out of the workspace during the walk: nothing is changed there.
+    fn is_in_place(&self, visit: &WalkEntry<'_>) -> io::Result<()> {
         let above = visit.path.parent().unwrap_or(Path::new(""));
         let there = rustix::fs::fstat(beneath::open_folder(self.workspace, above)?)?;
         let here = rustix::fs::fstat(visit.folder)?;
-        match (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
-            true => Ok(()),
-            false => Err(io::Error::other("its folder was moved meanwhile")),
+        if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
+            Ok(())
+        } else {
+            Err(io::Error::other("its folder was moved meanwhile"))
         }
     }
 
-    fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
+    fn reason(&mut self, visit: &WalkEntry<'_>) -> EntryVerdict {
         let (path, names) = (visit.path, &self.start.names);
         if self.was_there(visit) || self.was_put_there(visit) {
-            return Verdict::Stays(Next::Pass);
+            return EntryVerdict::Stays(WalkStep::Pass);
         }
-        if start::is_protected(path, names) || is_new_head(visit, names) {
-            return Verdict::Hold(HoldReason::ProtectedName);
+        if snapshot::is_protected(path, names) || is_new_head(visit, names) {
+            return EntryVerdict::Hold(HoldReason::ProtectedName);
         }
         if names::is_spared(path, names) && self.is_new(visit) {
             self.findings.spared += 1;
         }
         match visit.kind {
             FileType::Directory
-                if path == Path::new(start::ARTIFACTS) && !self.start.had_artifacts =>
+                if path == Path::new(snapshot::ARTIFACTS) && !self.start.had_artifacts =>
             {
                 self.judge_artifacts(visit)
             }
             FileType::Directory if self.names_left == 0 && self.is_surely_new(visit) => {
-                Verdict::Hold(HoldReason::Unreadable)
+                EntryVerdict::Hold(HoldReason::Unreadable)
             }
             // At once: a list of them would have no bound.
             FileType::Directory if self.is_newly_too_deep(visit.path) => {
-                Verdict::Hold(HoldReason::Unreadable)
+                EntryVerdict::Hold(HoldReason::Unreadable)
             }
             FileType::Directory => {
                 if names::is_environment(path) && self.is_new(visit) {
                     self.findings.noted.add(path);
                 }
-                Verdict::Stays(Next::Enter)
+                EntryVerdict::Stays(WalkStep::Enter)
             }
             FileType::RegularFile => {
                 self.look_at_file(visit);
-                Verdict::Stays(Next::Pass)
+                EntryVerdict::Stays(WalkStep::Pass)
             }
-            FileType::Fifo => Verdict::Stays(Next::Pass),
-            FileType::Symlink => match start::read_link(visit) {
+            FileType::Fifo => EntryVerdict::Stays(WalkStep::Pass),
+            FileType::Symlink => match snapshot::read_link(visit) {
                 Ok(target)
                     if self
                         .start
                         .links
                         .contains(&(path.to_owned(), target.clone())) =>
                 {
-                    Verdict::Stays(Next::Pass)
+                    EntryVerdict::Stays(WalkStep::Pass)
                 }
                 Ok(target) => judge_link(path, &target, names)
                     .or_else(|| self.judge_way(path, &target))
-                    .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
-                Err(_) => Verdict::Hold(HoldReason::LinkOut),
+                    .map_or(EntryVerdict::Stays(WalkStep::Pass), EntryVerdict::Hold),
+                Err(_) => EntryVerdict::Hold(HoldReason::LinkOut),
             },
-            _ if self.is_old_special(visit) => Verdict::Stays(Next::Pass),
-            _ => Verdict::Hold(HoldReason::SpecialFile),
+            _ if self.is_old_special(visit) => EntryVerdict::Stays(WalkStep::Pass),
+            _ => EntryVerdict::Hold(HoldReason::SpecialFile),
         }
     }
 
-    /// What stands against a link that leads through one of the owner's, which may lead anywhere.
+    /// Why a link is taken out that leads through one of the owner's links, which may lead
+    /// anywhere.
     fn judge_way(&self, path: &Path, target: &OsStr) -> Option<HoldReason> {
         let inside = resolve_inside(path, target)?;
         // Paths of programs can have thousands of folders, those of the owner's links do not.
@@ -257,32 +259,32 @@ impl Settling<'_> {
         })
     }
 
-    /// What was kept as artifacts is removed; what was not is nobody else's to keep. Another run that has the folder may
-    /// still write there.
-    fn judge_artifacts(&self, visit: &Visit<'_>) -> Verdict {
+    /// Collected artifacts are removed; others are held, because nothing else keeps them. Another
+    /// run with the same folder may still write there.
+    fn judge_artifacts(&self, visit: &WalkEntry<'_>) -> EntryVerdict {
         let is_empty = || {
             let folder = beneath::open_folder(visit.folder, Path::new(visit.name))?;
             ::fs::Dir::from_fd(folder).is_empty()
         };
         if self.hold.is_shared(&self.start.workspace) {
-            Verdict::Stays(Next::Pass)
+            EntryVerdict::Stays(WalkStep::Pass)
         } else if self.artifacts_kept || is_empty().unwrap_or(false) {
-            Verdict::Remove
+            EntryVerdict::Remove
         } else {
-            Verdict::Hold(HoldReason::Artifacts)
+            EntryVerdict::Hold(HoldReason::Artifacts)
         }
     }
 
-    /// Whether it is a protected name of the host's: mounted read-only for the program, wherever its folder went, or a
-    /// link that leads where it led.
-    fn was_there(&mut self, visit: &Visit<'_>) -> bool {
+    /// Whether it is a protected name of the host: mounted read-only for the program, wherever its
+    /// folder was moved, or a link with the same target as before.
+    fn was_there(&mut self, visit: &WalkEntry<'_>) -> bool {
         if visit.kind == FileType::Symlink {
             let entry = self.start.protected.get(visit.path);
             let was = entry.and_then(|entry| entry.target.as_ref());
-            return was.is_some_and(|was| start::read_link(visit).is_ok_and(|now| now == *was));
+            return was.is_some_and(|was| snapshot::read_link(visit).is_ok_and(|now| now == *was));
         }
         let inodes = (visit.inode, (i64::MIN, 0))..=(visit.inode, (i64::MAX, 0));
-        // Only what may be it is looked at: birth is another call for each name.
+        // The birth time costs a system call per name, so only candidates are checked.
         if self.known.range(inodes).next().is_none() {
             return false;
         }
@@ -296,21 +298,21 @@ impl Settling<'_> {
         modified.is_some()
     }
 
-    /// Whether a tool of the host put it there while the program ran, and nobody has changed it since.
-    fn was_put_there(&self, visit: &Visit<'_>) -> bool {
+    /// Whether a host tool put it there while the program ran, and it was not changed since.
+    fn was_put_there(&self, visit: &WalkEntry<'_>) -> bool {
         let mut here = self.replaced.iter().filter(|it| it.path == visit.path);
         here.next_back()
             .and_then(|it| it.file)
             .is_some_and(|file| FileState::in_folder(visit.folder, visit.name) == Some(file))
     }
 
-    /// Whether it came into being after the start. What cannot be looked at is not counted.
-    fn is_new(&self, visit: &Visit<'_>) -> bool {
+    /// Whether it was created after the start. A file that cannot be read is not counted.
+    fn is_new(&self, visit: &WalkEntry<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| born >= self.start.began)
     }
 
-    /// The same where the file system knows when it came into being.
-    fn is_surely_new(&self, visit: &Visit<'_>) -> bool {
+    /// The same, only where the file system has birth times.
+    fn is_surely_new(&self, visit: &WalkEntry<'_>) -> bool {
         let born = beneath::birth(visit.folder, visit.name);
         born.is_ok_and(|born| born.is_some_and(|born| born >= self.start.began))
     }
@@ -320,24 +322,25 @@ impl Settling<'_> {
         folder.as_os_str().len() >= walk::MAX_PATH_BYTES && !self.start.unread.contains(folder)
     }
 
-    fn is_old_special(&self, visit: &Visit<'_>) -> bool {
+    fn is_old_special(&self, visit: &WalkEntry<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| {
             let special = (visit.path.to_owned(), visit.inode, born);
             self.start.special.contains(&special)
         })
     }
 
-    /// The host may have changed it; so may the program, where a file has a second name in the workspace.
-    fn look_at_known(&mut self, visit: &Visit<'_>, modified: (i64, i64)) {
+    /// The host may have changed it; so may the program, where a file has another hard link in the
+    /// workspace.
+    fn look_at_known(&mut self, visit: &WalkEntry<'_>, modified: (i64, i64)) {
         if visit.kind == FileType::RegularFile
             && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
-            && start::modified(&found) != modified
+            && snapshot::modified(&found) != modified
         {
             self.findings.changed.add(visit.path);
         }
     }
 
-    fn look_at_file(&mut self, visit: &Visit<'_>) {
+    fn look_at_file(&mut self, visit: &WalkEntry<'_>) {
         let found = match beneath::look(visit.folder, visit.name) {
             Ok(Some(found)) => found,
             Ok(None) => return,
@@ -359,9 +362,9 @@ impl Settling<'_> {
         }
     }
 
-    /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
-    /// before is not the program's.
-    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: walk::Unread) {
+    /// Takes folders out that the program made unreadable, because their contents are unknown.
+    /// Folders that were unreadable before are not the program's.
+    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: walk::UnreadFolders) {
         self.findings.problem_count += unread.more;
         for (path, why) in unread.folders {
             if self.start.unread.contains(&path) {
@@ -400,7 +403,7 @@ impl Settling<'_> {
         }
     }
 
-    /// A protected link cannot be mounted read-only, so it is put back where it is gone.
+    /// A protected link cannot be mounted read-only, so it is restored if it is gone.
     fn restore_links(&mut self, workspace: BorrowedFd<'_>) {
         let links = self.start.protected.iter();
         let links = links.filter_map(|(path, entry)| Some((path, entry.target.as_ref()?)));
@@ -420,8 +423,8 @@ impl Settling<'_> {
         }
     }
 
-    /// What was put in for the program goes with it, whatever it made of that; and the folders that were made for it, if
-    /// nothing else is in them.
+    /// Removes the input files that were put in for the program, whatever it made of them, and the
+    /// folders created for them if they are empty.
     fn remove_inputs(&mut self, workspace: BorrowedFd<'_>) {
         let inputs = self.start.inputs.iter().map(|path| (path, false));
         let folders = self.start.folders.iter().rev().map(|path| (path, true));
@@ -434,15 +437,15 @@ impl Settling<'_> {
                 continue;
             };
             if is_folder {
-                // What is in it is the program's.
+                // A folder with files of the program stays.
                 _ = rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
-            } else if let Err(error) = hold::remove(parent.as_fd(), name) {
+            } else if let Err(error) = held::remove(parent.as_fd(), name) {
                 self.problem(path, &error);
             }
         }
     }
 
-    /// What a protected link leads to is obeyed like the link: it must be what it was.
+    /// The target of a protected link is obeyed like the link: it must be the same file as before.
     fn take_new_targets(&mut self, workspace: BorrowedFd<'_>) {
         let start = self.start;
         let links = start.protected.iter();
@@ -450,7 +453,7 @@ impl Settling<'_> {
             let Some(inside) = beneath::target_inside(workspace, path) else {
                 continue;
             };
-            let now = targets::identity(workspace, &inside);
+            let now = link_targets::identity(workspace, &inside);
             let is_known = now.is_none_or(|now| self.known.contains_key(&now));
             let is_allowed = start.names.allows(&inside);
             let parent = inside.parent().unwrap_or(Path::new(""));
@@ -472,9 +475,10 @@ impl Settling<'_> {
         if self.findings.problem_count > MAX_PROBLEMS {
             return;
         }
-        let path = match path.as_os_str().is_empty() {
-            true => ".".to_owned(),
-            false => path.to_string_lossy().escape_debug().to_string(),
+        let path = if path.as_os_str().is_empty() {
+            ".".to_owned()
+        } else {
+            path.to_string_lossy().escape_debug().to_string()
         };
         self.findings.problems.push(format!(
             "`{path}` in the workspace could not be checked or taken out: {error}; look at it before you use the folder"
@@ -482,15 +486,15 @@ impl Settling<'_> {
     }
 }
 
-enum Verdict {
-    Stays(Next),
+enum EntryVerdict {
+    Stays(WalkStep),
     /// It was Airlock's own.
     Remove,
     Hold(HoldReason),
 }
 
-/// Another run may exchange names meanwhile: the permissions that a file keeps are its own, by one handle.
-fn clear_set_id(visit: &Visit<'_>) -> io::Result<()> {
+/// Another run may exchange names meanwhile: the mode is read and set through one descriptor.
+fn clear_set_id(visit: &WalkEntry<'_>) -> io::Result<()> {
     let file = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)?;
     let found = rustix::fs::fstat(&file)?;
     match beneath::kind(&found) {
@@ -500,16 +504,16 @@ fn clear_set_id(visit: &Visit<'_>) -> io::Result<()> {
 }
 
 /// Without its `HEAD` no folder is a repository.
-fn is_new_head(visit: &Visit<'_>, names: &ProtectedNames) -> bool {
+fn is_new_head(visit: &WalkEntry<'_>, names: &ProtectedNames) -> bool {
     visit
         .name
         .as_bytes()
         .eq_ignore_ascii_case(names::HEAD.as_bytes())
-        && start::is_bare_repository(visit.folder, Path::new("."))
+        && snapshot::is_bare_repository(visit.folder, Path::new("."))
         && !names.allows(visit.path)
 }
 
-/// What stands against a link at `path`, if anything does.
+/// Why a link at `path` is taken out, if it is.
 fn judge_link(path: &Path, target: &OsStr, names: &ProtectedNames) -> Option<HoldReason> {
     if names::find_below(path, names).is_some() && !names.allows(path) {
         return Some(HoldReason::LinkToProtected);
@@ -526,21 +530,24 @@ fn judge_link(path: &Path, target: &OsStr, names: &ProtectedNames) -> Option<Hol
     }
 }
 
-/// Programs of the system, which only root can change. Root's own tools could be led to overwrite them, so that for root
-/// only interpreters of virtual environments may be linked.
+/// Programs of the system, which only root can change. Root's own tools could be led to overwrite
+/// them, so as root only interpreters of virtual environments may be linked.
 fn leads_to_system(path: &Path, target: &Path) -> bool {
     let plain = target
         .components()
         .all(|part| !matches!(part, Component::ParentDir));
-    let in_system = plain && SYSTEM.iter().any(|folder| target.starts_with(folder));
+    let in_system = plain
+        && SYSTEM_FOLDERS
+            .iter()
+            .any(|folder| target.starts_with(folder));
     let name = path.file_name().unwrap_or_default().as_bytes();
     let in_bin = path.parent().and_then(Path::file_name) == Some(OsStr::new("bin"));
     let is_interpreter = in_bin && name.starts_with(b"python");
     in_system && (is_interpreter || !rustix::process::geteuid().is_root())
 }
 
-/// Where a link leads by its words, relative to the workspace. `..` may only begin its target, where what lies above is
-/// known to be a folder, and never lead further than the top.
+/// The target of a link by its text alone, relative to the workspace. `..` may only begin the
+/// target, where the parents are known to be folders, and never lead above the top.
 pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
     let mut place = path.parent()?.to_owned();
     let mut leading = true;
@@ -564,7 +571,7 @@ pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::hide::Hiding, *};
+    use super::{super::hidden_files::HiddenFileCover, *};
     use spec::{HiddenFiles, Id};
     use std::fs;
 
@@ -576,8 +583,8 @@ mod tests {
         fs::create_dir_all(workspace.join("old/below")).unwrap();
         let handle = fs::File::open(&workspace).unwrap();
         let nothing = HiddenFiles::none();
-        let (names, mut hiding) = (ProtectedNames::default(), Hiding::new(&nothing));
-        // The start takes the coarse clock, which is behind the times of files.
+        let (names, mut hiding) = (ProtectedNames::default(), HiddenFileCover::new(&nothing));
+        // The snapshot uses the coarse clock, which is behind the times of files.
         let now = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
             (now.tv_sec, now.tv_nsec as i64)
@@ -586,9 +593,9 @@ mod tests {
         while now() <= made {
             std::thread::yield_now();
         }
-        let start = Start::look(handle.as_fd(), &names, &mut hiding).unwrap();
+        let start = WorkspaceSnapshot::look(handle.as_fd(), &names, &mut hiding).unwrap();
         let run = Id::new("run").unwrap();
-        let mut hold = HoldFolder::create(&folder.join("state"), &run, &start.to_text()).unwrap();
+        let mut hold = HeldFolder::create(&folder.join("state"), &run, &start.to_text()).unwrap();
         for place in [".aaa", "old/.aaa", "old/below/.aaa"] {
             fs::create_dir_all(workspace.join(place)).unwrap();
             for number in 0..20 {
@@ -614,7 +621,7 @@ mod tests {
             ("old/below/.envrc", HoldReason::ProtectedName),
         ];
         assert_eq!(held, expected);
-        // It was looked into before the names were used up.
+        // It was entered before the names were used up.
         assert!(workspace.join(".aaa/19").exists());
         assert!(workspace.join("old/below/fine").exists());
         fs::remove_dir_all(&folder).unwrap();

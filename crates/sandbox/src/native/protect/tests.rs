@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-fn held(taken_down: &TakenDown) -> Vec<(&str, HoldReason)> {
+fn held(taken_down: &WorkspaceCleanup) -> Vec<(&str, HoldReason)> {
     let all = taken_down.held_back.iter();
     let mut all: Vec<_> = all.map(|it| (it.path.as_str(), it.why)).collect();
     all.sort_by_key(|it| it.0);
@@ -174,7 +174,7 @@ fn what_was_there_stays_and_is_bound_read_only() {
     fs::rename(place.at("sub"), place.at("moved")).unwrap();
     fs::remove_file(place.at(".vscode")).unwrap();
     let taken_down = protection.take_down();
-    assert_eq!(taken_down, TakenDown::default());
+    assert_eq!(taken_down, WorkspaceCleanup::default());
     fs::rename(place.at("moved"), place.at("sub")).unwrap();
     assert_eq!(place.names(), before);
     assert_eq!(fs::read_dir(place.state().join("held")).unwrap().count(), 0);
@@ -315,7 +315,7 @@ fn other_names_of_protected_files_are_bound_too() {
     let protection = place.put_up(&[]).unwrap();
     let binds: Vec<_> = protection.binds().iter().map(|bind| &bind.path).collect();
     assert_eq!(binds, [".envrc", ".husky", "env", "hook"].map(Path::new));
-    assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(protection.take_down(), WorkspaceCleanup::default());
 }
 
 #[test]
@@ -389,8 +389,8 @@ fn the_folder_for_artifacts_does_not_stay_unless_it_was_there() {
     let place = Place::new("artifacts");
     let mut protection = place.put_up(&[]).unwrap();
     place.write(".artifacts/out/a.txt", "kept");
-    protection.artifacts_are_kept();
-    assert_eq!(protection.take_down(), TakenDown::default());
+    protection.mark_artifacts_kept();
+    assert_eq!(protection.take_down(), WorkspaceCleanup::default());
     assert_eq!(place.names(), Vec::<String>::new());
     let protection = place.put_up(&[]).unwrap();
     place.write(".artifacts/out/a.txt", "not kept");
@@ -401,7 +401,10 @@ fn the_folder_for_artifacts_does_not_stay_unless_it_was_there() {
     assert_eq!(protection.take_down().held_back, [held]);
     assert_eq!(place.names(), Vec::<String>::new());
     place.write(".artifacts/a.txt", "mine");
-    assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
+    assert_eq!(
+        place.put_up(&[]).unwrap().take_down(),
+        WorkspaceCleanup::default()
+    );
     assert!(place.at(".artifacts/a.txt").exists());
 }
 
@@ -588,13 +591,18 @@ fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
         allowed: vec![path("x")],
     };
     let nothing = HiddenFiles::none();
-    let mut start = Start::look(workspace.as_fd(), &names, &mut Hiding::new(&nothing)).unwrap();
+    let mut start = WorkspaceSnapshot::look(
+        workspace.as_fd(),
+        &names,
+        &mut HiddenFileCover::new(&nothing),
+    )
+    .unwrap();
     start.expect(workspace.as_fd(), &[path("in/put"), path("sub/put")]);
     assert_eq!((start.inputs.len(), start.folders.len()), (2, 1));
     let text = start.to_text();
-    assert_eq!(Start::parse(&text), Some(start));
-    assert_eq!(Start::parse(&text[..text.len() - 5]), None);
-    assert_eq!(Start::parse(""), None);
+    assert_eq!(WorkspaceSnapshot::parse(&text), Some(start));
+    assert_eq!(WorkspaceSnapshot::parse(&text[..text.len() - 5]), None);
+    assert_eq!(WorkspaceSnapshot::parse(""), None);
 }
 
 #[test]
@@ -622,7 +630,7 @@ fn a_path_that_is_too_long_to_be_looked_at_does_not_stay_unless_it_was_there() {
     let taken_down = protection.take_down();
     assert_eq!(held(&taken_down), []);
     assert_eq!(taken_down.notes.len(), 1, "{:?}", taken_down.notes);
-    hold::remove(
+    held::remove(
         OwnedFd::from(fs::File::open(place.at("")).unwrap()).as_fd(),
         "d".repeat(200).as_ref(),
     )
@@ -664,7 +672,7 @@ fn credentials_are_hidden_their_examples_and_what_is_said_to_be_shown_are_not() 
     let none = place.spec(|request| request.hide = vec!["none".into()]);
     let none = place.protect(&none).unwrap();
     assert_eq!(binds(&none), [(".vscode", false)]);
-    assert_eq!(none.take_down(), TakenDown::default());
+    assert_eq!(none.take_down(), WorkspaceCleanup::default());
     let own = place.spec(|request| request.hide = vec!["none".into(), "certs".into()]);
     let own = place.protect(&own).unwrap();
     assert_eq!(binds(&own), [(".vscode", false), ("certs", true)]);
@@ -822,7 +830,7 @@ fn inputs_and_the_folders_made_for_them_go_and_what_was_there_stays() {
     let left = ["full", "full/programs", "there", "there/kept"];
     let protection = place.protect(&spec).unwrap();
     put();
-    assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(protection.take_down(), WorkspaceCleanup::default());
     assert_eq!(place.names(), left);
     // As by SIGKILL.
     let protection = place.protect(&spec).unwrap();
@@ -838,7 +846,7 @@ fn inputs_and_the_folders_made_for_them_go_and_what_was_there_stays() {
     // What was there is nobody's input.
     place.write("a", "mine");
     let protection = place.protect(&spec).unwrap();
-    assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(protection.take_down(), WorkspaceCleanup::default());
     assert!(place.at("a").exists());
 }
 
@@ -848,7 +856,10 @@ fn settings_among_packages_are_counted_and_an_environment_is_noted_once() {
     place.write("node_modules/old/.vscode/x", "");
     place.write(".venv/bin/old", "");
     place.wait_until_older_than_a_start(".venv/bin/old");
-    assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
+    assert_eq!(
+        place.put_up(&[]).unwrap().take_down(),
+        WorkspaceCleanup::default()
+    );
     let protection = place.put_up(&[]).unwrap();
     for path in ["a/.vscode/x", "b/.idea/y", "b/.mcp.json"] {
         place.write(&format!("node_modules/{path}"), "");

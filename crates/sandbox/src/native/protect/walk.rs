@@ -1,12 +1,13 @@
-//! Walking through a workspace: each folder by handle, no link followed, within bounds.
+//! A walk through a workspace: each folder by descriptor, no link followed, with bounded memory.
 //!
-//! The walk goes down before it goes on. A folder is opened in its parent's handle, so that a deep tree costs no more
-//! than a flat one; of the folders above only the last `MAX_HANDLES` are held open, and one further up is opened
-//! again by its path when the walk comes back to it. A large folder is read in batches, so that what is held in memory
-//! does not grow with it.
+//! It is depth-first. A folder is opened through its parent's descriptor, so that a deep tree costs
+//! no more than a flat one; only the last `MAX_HANDLES` parents stay open, and one further up is
+//! opened again by its path when the walk returns to it. A large folder is read in batches, so that
+//! memory does not grow with it.
 //!
-//! It is not the walk of `fs`: what is visited may be moved away at once, a folder whose owner took his own rights away is
-//! opened all the same, one that cannot be read is told and passed, and there is no bound beyond which the rest is unseen.
+//! It differs from the walk of `fs`: a visited file may be moved away at once, a folder whose owner
+//! removed his own permissions is opened all the same, an unreadable one is reported and skipped,
+//! and no limit leaves the rest unseen.
 
 use super::beneath;
 use rustix::{
@@ -25,9 +26,9 @@ use std::{
     vec,
 };
 
-/// Names that one workspace may have at its start.
+/// Names that a workspace may have at its start.
 pub(super) const MAX_NAMES: usize = 4_000_000;
-/// Names of one folder that are held at the same time.
+/// Names of one folder that are in memory at the same time.
 const BATCH: usize = 1 << 16;
 /// Folders of one path that are open at the same time.
 const MAX_HANDLES: usize = 64;
@@ -39,7 +40,7 @@ const MAX_UNREAD_BYTES: usize = 1 << 26;
 /// Bytes of names that one call reads.
 const READ_BYTES: usize = 32 << 10;
 
-/// File systems in whose files nothing can be kept, and which may be endless.
+/// File systems that hold no files of users, and may be endless.
 const KERNEL_FILE_SYSTEMS: [u64; 10] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -53,9 +54,9 @@ const KERNEL_FILE_SYSTEMS: [u64; 10] = [
     0x4249_4e4d, // binfmt_misc
 ];
 
-/// One name on the way.
-pub(super) struct Visit<'a> {
-    /// The folder that holds it.
+/// One visited name.
+pub(super) struct WalkEntry<'a> {
+    /// The folder that contains it.
     pub(super) folder: BorrowedFd<'a>,
     pub(super) name: &'a OsStr,
     /// Relative to the workspace.
@@ -64,23 +65,23 @@ pub(super) struct Visit<'a> {
     pub(super) inode: u64,
 }
 
-/// What to do with a folder.
+/// What to do with a visited folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum WalkStep {
     Enter,
     Pass,
 }
 
 /// Folders that could not be looked into.
 #[derive(Debug, Default)]
-pub(super) struct Unread {
+pub(super) struct UnreadFolders {
     pub(super) folders: Vec<(PathBuf, io::Error)>,
     /// Beyond those whose paths together have `MAX_UNREAD_BYTES`.
     pub(super) more: usize,
     bytes: usize,
 }
 
-impl Unread {
+impl UnreadFolders {
     fn add(&mut self, path: &Path, why: io::Error) {
         self.bytes += path.as_os_str().len();
         if self.bytes > MAX_UNREAD_BYTES {
@@ -97,8 +98,8 @@ type OpenFolder<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, &Path) -> io::Result<Own
 /// Visits every name below `root`, parents first; gives back what could not be read. Beyond `MAX_NAMES` it fails.
 pub(super) fn walk(
     root: BorrowedFd<'_>,
-    mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Unread> {
+    mut visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<UnreadFolders> {
     let mut names = 0;
     walk_all(root, |it| {
         names += 1;
@@ -109,11 +110,11 @@ pub(super) fn walk(
     })
 }
 
-/// The same, however many names there are. Memory is bounded, time is not.
+/// The same for any number of names. Memory is bounded, time is not.
 pub(super) fn walk_all(
     root: BorrowedFd<'_>,
-    visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Unread> {
+    visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<UnreadFolders> {
     let mut open = |folder: BorrowedFd<'_>, path: &Path| beneath::open_folder(folder, path);
     walk_in_batches(root, BATCH, &mut open, visit)
 }
@@ -122,8 +123,8 @@ fn walk_in_batches(
     root: BorrowedFd<'_>,
     batch: usize,
     open: OpenFolder<'_>,
-    mut visit: impl FnMut(&Visit<'_>) -> io::Result<Next>,
-) -> io::Result<Unread> {
+    mut visit: impl FnMut(&WalkEntry<'_>) -> io::Result<WalkStep>,
+) -> io::Result<UnreadFolders> {
     let mut walk = Walk {
         root,
         open,
@@ -131,7 +132,7 @@ fn walk_in_batches(
         path: PathBuf::new(),
         batch,
         buffer: Box::new_uninit_slice(READ_BYTES),
-        unread: Unread::default(),
+        unread: UnreadFolders::default(),
     };
     walk.enter(None);
     while let Some(level) = walk.levels.last_mut() {
@@ -147,7 +148,7 @@ fn walk_in_batches(
             return Err(io::Error::other("a folder was closed too early"));
         };
         walk.path.push(&entry.name);
-        let next = visit(&Visit {
+        let next = visit(&WalkEntry {
             folder: folder.as_fd(),
             name: &entry.name,
             path: &walk.path,
@@ -155,7 +156,7 @@ fn walk_in_batches(
             inode: entry.inode,
         })?;
         match (entry.kind, next) {
-            (FileType::Directory, Next::Enter) => walk.enter(Some(&entry.name)),
+            (FileType::Directory, WalkStep::Enter) => walk.enter(Some(&entry.name)),
             _ => _ = walk.path.pop(),
         }
     }
@@ -165,22 +166,22 @@ fn walk_in_batches(
 struct Walk<'a> {
     root: BorrowedFd<'a>,
     open: OpenFolder<'a>,
-    levels: Vec<Level>,
+    levels: Vec<WalkLevel>,
     /// Of what is looked at, relative to the root.
     path: PathBuf,
     batch: usize,
     buffer: Box<[MaybeUninit<u8>]>,
-    unread: Unread,
+    unread: UnreadFolders,
 }
 
-/// A folder that is being looked through.
-struct Level {
-    /// Nothing while the walk is far below it.
+/// A folder on the current path.
+struct WalkLevel {
+    /// Closed while the walk is far below it.
     handle: Option<OwnedFd>,
     /// Device and inode.
     id: (u64, u64),
     names: vec::IntoIter<DirEntry>,
-    /// Where the next batch begins; nothing once the folder is read to its end.
+    /// Where the next batch begins; none once the folder is read to its end.
     read_to: Option<u64>,
 }
 
@@ -191,7 +192,7 @@ struct DirEntry {
 }
 
 impl Walk<'_> {
-    /// Goes down into the folder at `path`: this name in the one above, or the root.
+    /// Enters the folder at `path`: this name in its parent, or the root.
     fn enter(&mut self, name: Option<&OsStr>) {
         let level = self
             .open(name)
@@ -210,7 +211,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads the next names of a large folder.
+    /// Reads the next batch of a large folder.
     fn read_on(&mut self) {
         let Some(level) = self.levels.last_mut() else {
             return;
@@ -232,7 +233,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Goes back to the folder above, which is opened again if it was far.
+    /// Returns to the parent folder, which is opened again if it was closed.
     fn leave(&mut self) {
         self.levels.pop();
         self.path.pop();
@@ -243,11 +244,13 @@ impl Walk<'_> {
         if level.handle.is_some() || is_done {
             return;
         }
-        let opened =
-            (self.open)(self.root, &self.path).and_then(|folder| match id(&folder)? == level.id {
-                true => Ok(folder),
-                false => Err(io::Error::other("it was replaced meanwhile")),
-            });
+        let opened = (self.open)(self.root, &self.path).and_then(|folder| {
+            if id(&folder)? == level.id {
+                Ok(folder)
+            } else {
+                Err(io::Error::other("it was replaced meanwhile"))
+            }
+        });
         match opened {
             Ok(folder) => level.handle = Some(folder),
             Err(why) => {
@@ -264,10 +267,14 @@ fn id(folder: &OwnedFd) -> io::Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-fn read_level(folder: OwnedFd, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<Level> {
+fn read_level(
+    folder: OwnedFd,
+    batch: usize,
+    buffer: &mut [MaybeUninit<u8>],
+) -> io::Result<WalkLevel> {
     let system = rustix::fs::fstatfs(&folder)?;
     let is_kernels = KERNEL_FILE_SYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff));
-    let mut level = Level {
+    let mut level = WalkLevel {
         id: id(&folder)?,
         handle: Some(folder),
         names: Vec::new().into_iter(),
@@ -280,8 +287,8 @@ fn read_level(folder: OwnedFd, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> 
     Ok(level)
 }
 
-impl Level {
-    /// All further names of the folder before any of them is changed, or a batch of them.
+impl WalkLevel {
+    /// Reads all further names of the folder before any of them is changed, or a batch of them.
     fn read_on(&mut self, batch: usize, buffer: &mut [MaybeUninit<u8>]) -> io::Result<()> {
         let (Some(folder), Some(mut read_to)) = (&self.handle, self.read_to) else {
             return Ok(());
@@ -305,14 +312,15 @@ impl Level {
             }
         };
         self.read_to = (!is_end).then_some(read_to);
-        // So that what is told of them has an order.
+        // So that reports have an order.
         names.sort_by(|a, b| a.name.cmp(&b.name));
         self.names = names.into_iter();
         Ok(())
     }
 }
 
-/// What a name is, where the file system does not say; nothing if it is gone, or the folder itself or the one above.
+/// The type of a file, also where the file system does not report it; none if it is gone, and for
+/// `.` and `..`.
 fn kind_of(folder: &OwnedFd, name: &OsStr, told: FileType) -> io::Result<Option<FileType>> {
     match told {
         _ if matches!(name.as_bytes(), b"." | b"..") => Ok(None),
@@ -326,14 +334,14 @@ mod tests {
     use super::*;
     use std::{fs, path::PathBuf};
 
-    /// More than are held open.
+    /// More than the walk keeps open.
     const DEPTH: usize = 2 * MAX_HANDLES + 3;
 
     /// Removed when the test ends.
     struct Tree(PathBuf);
 
     impl Tree {
-        /// Folders `m` in each other, each with a file before and behind it.
+        /// Nested folders `m`, each with a file before and after it.
         fn new(name: &str) -> Tree {
             let name = format!("airlock-walk-{name}-{}", std::process::id());
             let root = std::env::temp_dir().join(name);
@@ -373,7 +381,7 @@ mod tests {
                 rustix::fs::lstat(tree.0.join(visit.path))?.st_ino
             );
             seen.push(visit.path.to_owned());
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         assert!(unread.unwrap().folders.is_empty());
         let down = (0..DEPTH).flat_map(|depth| [deep(depth, "a"), deep(depth, "m")]);
@@ -391,7 +399,7 @@ mod tests {
             parts += path.iter().count();
             beneath::open_folder(folder, path)
         };
-        let unread = walk_in_batches(root.as_fd(), BATCH, &mut open, |_| Ok(Next::Enter));
+        let unread = walk_in_batches(root.as_fd(), BATCH, &mut open, |_| Ok(WalkStep::Enter));
         assert!(unread.unwrap().folders.is_empty());
         (asked, parts)
     }
@@ -414,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_folders_that_cannot_be_read_is_counted_and_not_kept() {
-        let mut unread = Unread::default();
+        let mut unread = UnreadFolders::default();
         let long = Path::new("x").join("m".repeat(MAX_PATH_BYTES));
         let bytes = long.as_os_str().len();
         let kept = MAX_UNREAD_BYTES / bytes;
@@ -440,7 +448,7 @@ mod tests {
                 fs::remove_file(tree.0.join(visit.path))?;
                 seen.push(visit.name.to_owned());
             }
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         assert!(unread.unwrap().folders.is_empty());
         let ordered = seen.is_sorted();
@@ -466,11 +474,11 @@ mod tests {
                 fs::write(replaced.join("z"), "another")?;
             }
             seen.push(visit.path.to_owned());
-            Ok(Next::Enter)
+            Ok(WalkStep::Enter)
         });
         let unread = unread.unwrap().folders.into_iter();
         let unread: Vec<_> = unread.map(|(path, _)| path).collect();
-        // The root and the one below it are as they were; those below the replaced one are no longer there.
+        // The root and its first folder are unchanged; those below the replaced one are gone.
         let far = DEPTH - MAX_HANDLES;
         let gone: Vec<_> = (2..=far).rev().map(|depth| deep(depth - 1, "m")).collect();
         assert_eq!(unread, gone);

@@ -7,7 +7,7 @@ use crate::{
 };
 use engine::{Engine, PoolSettings, Settings};
 use init::{
-    filter::{self, Verdict},
+    seccomp::{self, FilterAction},
     step::Step,
 };
 use spec::{Denial, Network, RunEvent, RunRequest, RunResult, Status, StdStream};
@@ -85,9 +85,9 @@ fn calls(world: &World, calls: &[String]) -> RunResult {
 
 fn always_refused() -> Vec<(i64, i32)> {
     (0..)
-        .zip(filter::table())
+        .zip(seccomp::table())
         .filter_map(|(number, verdict)| match verdict {
-            Verdict::Refuse(errno) => Some((number, i32::from(errno))),
+            FilterAction::Refuse(errno) => Some((number, i32::from(errno))),
             _ => None,
         })
         .collect()
@@ -110,7 +110,7 @@ fn every_refused_call_is_told_once_and_by_its_name(world: &World) {
         assert_eq!(outcome(&result), Outcome::Allowed(errors.join(" ")));
         let names = some
             .iter()
-            .map(|(number, _)| filter::name(*number).expect("a name"));
+            .map(|(number, _)| seccomp::name(*number).expect("a name"));
         let heard =
             names.filter(|name| world.maker.is_none() || !REFUSED_BY_ENGINES.contains(name));
         let expected: Vec<_> = heard.map(|name| refused(name, "")).collect();

@@ -7,7 +7,7 @@ use crate::{
     world::{World, admit, cgroups_with},
 };
 use init::step::Step;
-use sandbox::{Ended, Process, Program, Sandbox, SandboxError, Told};
+use sandbox::{DenialEvent, ExecProcess, ProcessExit, Program, Sandbox, SandboxError};
 use spec::{Denial, ErrorCode, Id, LimitSet, RunRequest, RunSpec};
 use std::{
     fs::{self, File},
@@ -60,7 +60,7 @@ struct Stay {
 
 /// A program of it, with our ends of its streams.
 struct Running {
-    process: Process,
+    process: ExecProcess,
     input: File,
     output: BufReader<File>,
 }
@@ -187,7 +187,7 @@ fn programs_of_one_box_end_each_on_its_own(world: &World) {
         assert_eq!(stay.run(&shell("exit 4")).await, (String::new(), exited(4)));
         first.tell("still here\n");
         assert_eq!(first.rest(), "still here\n");
-        let Ended { status, alone, .. } = first.process.ended().await.expect("its end");
+        let ProcessExit { status, alone, .. } = first.process.ended().await.expect("its end");
         assert_eq!((status, alone), (exited(3), false));
         // The end of both was not that of the box.
         assert_eq!(stay.say("echo again").await, "again\n");
@@ -392,7 +392,7 @@ fn programs_at_once_are_bounded(world: &World) {
         };
         let mut stay = Stay::open_as(world, wanted, Lacking::Nothing).await;
         let mut all = Vec::new();
-        for _ in 0..init::protocol::MOST_PROGRAMS {
+        for _ in 0..init::protocol::MAX_EXECS {
             all.push(stay.start("exec cat").await);
         }
         let error = stay
@@ -445,7 +445,7 @@ fn denials_are_told_for_each_program(world: &World) {
             let mut denials = running.process.take_denials().expect("a filter");
             running.process.ended().await.expect("its end");
             let mut targets = Vec::new();
-            while let Some(Told::Denied(Denial { target, .. })) = denials.recv().await {
+            while let Some(DenialEvent::Denied(Denial { target, .. })) = denials.recv().await {
                 targets.push(target);
             }
             told.push(targets);

@@ -7,9 +7,9 @@ use crate::{
 };
 use init::step::Step;
 use sandbox::{
-    MeantFor, Passing, Program, Progress, Sandbox, Told,
-    container::{Containers, Hosts},
-    native::Native,
+    DenialEvent, InterceptSockets, OriginalDestination, Program, Sandbox, SandboxEvent,
+    container::{ContainerBackend, EngineSockets},
+    native::NativeBackend,
 };
 use spec::{Barrier, Denial, Id, Network, Root, RunRequest, RunSpec};
 use std::{fs, io::Read, net::Ipv4Addr, os::fd::OwnedFd, path::PathBuf};
@@ -106,7 +106,7 @@ pub(crate) async fn made_together(
         let [first, second] = ids.map(|id| made(world, id, spec, Lacking::Nothing));
         return [first.await, second.await];
     }
-    let native = Native::new(world.fresh_folder("state"));
+    let native = NativeBackend::new(world.fresh_folder("state"));
     let create = async |id| native.create(id, &spec.sandbox, None).await.expect("a box");
     [
         Box::new(create(ids[0]).await),
@@ -118,14 +118,14 @@ pub(crate) async fn made_together(
 pub(crate) async fn sweep(world: &World, id: &Id) {
     let state = world.folder.join(format!("state-of-{id}"));
     match &world.maker {
-        None => Native::new(state)
+        None => NativeBackend::new(state)
             .remove_leftovers(id)
             .expect("nothing left"),
         Some(maker) => {
             let hosts = vec![maker.host.clone()];
-            let containers = Containers::new(
+            let containers = ContainerBackend::new(
                 state,
-                Hosts {
+                EngineSockets {
                     docker: hosts.clone(),
                     podman: hosts,
                 },
@@ -150,11 +150,16 @@ async fn in_our_own(
     spec: &RunSpec,
     steps: &[Step],
 ) -> Box<dyn Sandbox> {
-    let mut native = Native::new(state);
+    let mut native = NativeBackend::new(state);
     steps.iter().for_each(|step| native.dangerously_omit(*step));
-    native.keep_namespaces_ahead(u32::from(world.pooled));
+    native.set_namespace_pool_size(u32::from(world.pooled));
     let berth = match world.pooled {
-        true => Some(native.berth(id, &spec.sandbox).await.expect("a berth")),
+        true => Some(
+            native
+                .reserve_cgroups(id, &spec.sandbox)
+                .await
+                .expect("cgroups"),
+        ),
         false => None,
     };
     Box::new(
@@ -173,9 +178,9 @@ async fn contained(
     lacking: Lacking,
 ) -> Box<dyn Sandbox> {
     let hosts = vec![maker.host.clone()];
-    let mut containers = Containers::new(
+    let mut containers = ContainerBackend::new(
         state,
-        Hosts {
+        EngineSockets {
             docker: hosts.clone(),
             podman: hosts,
         },
@@ -201,7 +206,7 @@ async fn contained(
 
 async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Observation {
     let _doors = sandbox.take_doors();
-    let serving = serve(sandbox.take_passing().expect("what passes"));
+    let serving = serve(sandbox.take_intercept_sockets().expect("what passes"));
     let (mut output, theirs) = std::io::pipe().expect("a pipe");
     let null = || {
         OwnedFd::from(
@@ -224,7 +229,7 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Observation {
         .expect("a program");
     // Nothing is told where there is no filter.
     let told = sandbox.take_denials();
-    assert!(matches!(sandbox.progress().await, Progress::Ended(_)));
+    assert!(matches!(sandbox.progress().await, SandboxEvent::Exited(_)));
     let (barriers, notes) = (sandbox.barriers(), sandbox.notes());
     // Podman may refuse to remove what is just ending; its release tries again.
     sandbox.end().await;
@@ -234,7 +239,7 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Observation {
     output.read_to_string(&mut text).expect("its output");
     if let Some(mut told) = told {
         while let Some(one) = told.recv().await {
-            let Told::Denied(denial) = one else {
+            let DenialEvent::Denied(denial) = one else {
                 panic!("{one:?}")
             };
             denials.push(denial);
@@ -252,14 +257,14 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Observation {
 }
 
 /// Tells every caller where he wanted to go, and everybody who asks for a name the same address.
-fn serve(passing: Passing) -> tokio::task::JoinSet<()> {
+fn serve(passing: InterceptSockets) -> tokio::task::JoinSet<()> {
     let mut tasks = tokio::task::JoinSet::new();
-    let (meant_for, address) = (passing.meant_for, *passing.made_up.start());
+    let (meant_for, address) = (passing.original_destination, *passing.fake_ips.start());
     for listener in passing.listeners {
         let listener = TcpListener::from_std(listener).expect("a listener");
         tasks.spawn(tell_destinations(listener, meant_for));
     }
-    for socket in passing.names {
+    for socket in passing.dns_sockets {
         tasks.spawn(answer(
             UdpSocket::from_std(socket).expect("a socket"),
             address,
@@ -268,7 +273,7 @@ fn serve(passing: Passing) -> tokio::task::JoinSet<()> {
     tasks
 }
 
-async fn tell_destinations(listener: TcpListener, meant_for: MeantFor) {
+async fn tell_destinations(listener: TcpListener, meant_for: OriginalDestination) {
     while let Ok((stream, _)) = listener.accept().await {
         let stream = stream.into_std().expect("a stream");
         let destination = meant_for.destination(&stream).expect("a destination");
@@ -344,7 +349,7 @@ fn what_is_dialled_arrives_with_its_destination(world: &World) {
         arrived(run_lacking(world, within, Lacking::Power), "127.64.0.1:443");
     }
     let request = web(world.probe(&["connect", "93.184.216.34:443"]));
-    let without = run_lacking(world, request, Lacking::Steps(&[Step::Passing]));
+    let without = run_lacking(world, request, Lacking::Steps(&[Step::TransparentProxy]));
     assert_eq!(
         without.outcome,
         Outcome::Refused(libc::ENETUNREACH),

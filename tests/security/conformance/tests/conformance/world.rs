@@ -1,6 +1,6 @@
 //! What every proof stands on: the probe, sandboxes with and without certain steps, and oracles on the host.
 
-use engine::{Engine, Hosts, PoolSettings, Run, Settings};
+use engine::{Engine, EngineSockets, PoolSettings, Run, Settings};
 use init::step::Step;
 use spec::{
     Barrier, Enforcer, LimitSet, Policy, RunEvent, RunRequest, RunResult, RunSpec, StdStream,
@@ -196,7 +196,7 @@ impl World {
 
     fn open(&self, settings: Settings, without: &Without) -> Engine {
         let hosts: Vec<_> = self.maker.iter().map(|maker| maker.host.clone()).collect();
-        let containers = Hosts {
+        let containers = EngineSockets {
             docker: hosts.clone(),
             podman: hosts,
         };
