@@ -14,7 +14,7 @@ fn main() -> ExitCode {
         return ExitCode::from(status);
     }
     take_all_open_files();
-    ExitCode::from(cli::main(arguments, config::Surroundings::of_process()))
+    ExitCode::from(cli::main(arguments, config::ProcessEnv::from_process()))
 }
 
 /// The kernel counts descriptors on their way through sockets per user, and refuses whoever is over their own limit

@@ -2,15 +2,15 @@
 
 mod remote;
 
-pub(super) use remote::{Out, pour};
+pub(super) use remote::{OutputTarget, copy_body};
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     open_engine, print, print_json, print_lines,
-    screen::{Level, Screen},
+    terminal_filter::{FilterLevel, TerminalFilter},
 };
-use crate::{config::Surroundings, remote::Client};
+use crate::{config::ProcessEnv, remote::Client};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use engine::Engine;
@@ -36,7 +36,7 @@ Examples:
   airlock artifact rm out.txt@1";
 
 /// What is read of a file at a time.
-const PIECE: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// The options of `airlock artifact`.
 #[derive(Args, Debug)]
@@ -61,7 +61,7 @@ enum Action {
         run: Option<String>,
     },
     /// Say where an artifact comes from
-    Show {
+    OutputMode {
         /// The newest version, unless @VERSION says another
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
@@ -96,7 +96,7 @@ enum Action {
 
 /// One artifact as named on the command line.
 #[derive(Debug, PartialEq, Eq)]
-struct Which {
+struct VersionedName {
     name: WorkspacePath,
     version: Option<u64>,
 }
@@ -115,16 +115,16 @@ struct Row {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     let open = || open_engine(&config, None);
@@ -134,13 +134,13 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             let engine = open()?;
             runtime.block_on(list(&engine, name.as_deref(), run.as_deref(), json))?;
         }
-        Action::Show { which } => {
-            let (which, engine) = (which_of(&which)?, open()?);
-            let reading = runtime.block_on(opened(&engine, &which))?;
+        Action::OutputMode { which } => {
+            let (which, engine) = (parse_name(&which)?, open()?);
+            let reading = runtime.block_on(open_version(&engine, &which))?;
             show(row(reading.kept().clone()), json)?;
         }
         Action::Get { which, output } => {
-            let (which, engine) = (which_of(&which)?, open()?);
+            let (which, engine) = (parse_name(&which)?, open()?);
             runtime.block_on(get(&engine, &which, output.as_deref(), json))?;
         }
         Action::Put {
@@ -148,12 +148,12 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             name,
             content_type,
         } => {
-            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let (new, source) = open_source(&file, name.as_deref(), content_type)?;
             let engine = open()?;
             show_kept(row(runtime.block_on(put(&engine, new, source))?), json)?;
         }
         Action::Rm { which } => {
-            let (which, engine) = (which_of(&which)?, open()?);
+            let (which, engine) = (parse_name(&which)?, open()?);
             let owner = Owner::local();
             let removing = engine
                 .artifacts()
@@ -191,30 +191,32 @@ async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
             });
             show_list(&rows, notes, json)?;
         }
-        Action::Show { which } => show(remote::one(client, &which_of(&which)?).await?, json)?,
+        Action::OutputMode { which } => {
+            show(remote::find(client, &parse_name(&which)?).await?, json)?
+        }
         Action::Put {
             file,
             name,
             content_type,
         } => {
-            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let (new, source) = open_source(&file, name.as_deref(), content_type)?;
             let name = new.name.as_path().as_os_str().as_bytes().to_owned();
             let kept =
                 remote::put(client, &name, source, None, new.content_type.as_deref()).await?;
             show_kept(kept, json)?;
         }
         Action::Get { which, output } => {
-            remote::get(client, &which_of(&which)?, output.as_deref(), json).await?;
+            remote::get(client, &parse_name(&which)?, output.as_deref(), json).await?;
         }
         Action::Rm { which } => {
-            show_removed(remote::remove(client, &which_of(&which)?).await?, json)?;
+            show_removed(remote::remove(client, &parse_name(&which)?).await?, json)?;
         }
     }
     Ok(0)
 }
 
 /// `NAME[@VERSION]`; an `@` that no number follows belongs to the name.
-fn which_of(text: &Path) -> Result<Which, Failure> {
+fn parse_name(text: &Path) -> Result<VersionedName, Failure> {
     let (name, version) = match text.to_str().and_then(|text| text.rsplit_once('@')) {
         Some((name, digits)) => match digits.parse() {
             Ok(version) => (Path::new(name), Some(version)),
@@ -224,7 +226,7 @@ fn which_of(text: &Path) -> Result<Which, Failure> {
     };
     let hint = "`airlock artifact list` shows the names";
     let name = WorkspacePath::new(name).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
-    Ok(Which { name, version })
+    Ok(VersionedName { name, version })
 }
 
 /// This machine's own; those of keys are for whoever has the key.
@@ -267,7 +269,7 @@ fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure
         return print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }));
     }
     print_lines(text(rows))?;
-    message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
+    message::print(&notes.into_iter().map(Message::Note).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -278,7 +280,7 @@ fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
     }
 }
 
-async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
+async fn open_version(engine: &Engine, which: &VersionedName) -> Result<Reading, Failure> {
     engine
         .artifacts()
         .open_version(&Owner::local(), &which.name, which.version)
@@ -289,11 +291,11 @@ async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
 async fn get(
     engine: &Engine,
-    which: &Which,
+    which: &VersionedName,
     output: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
-    let mut from = opened(engine, which).await?;
+    let mut from = open_version(engine, which).await?;
     let Some(path) = output else {
         if json {
             return Err(Failure::invalid(
@@ -327,17 +329,17 @@ async fn get(
         }
         false => {
             let note = format!("wrote `{}` ({size} bytes)", path.display());
-            message::say(&[Line::Note(note)]);
+            message::print(&[Message::Note(note)]);
             Ok(())
         }
     }
 }
 
 /// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
-async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
-    let mut screen = io::stdout()
+async fn write_out(from: &mut Reading, which: &VersionedName) -> Result<(), Failure> {
+    let mut filter = io::stdout()
         .is_terminal()
-        .then(|| Screen::new(Level::Lines));
+        .then(|| TerminalFilter::new(FilterLevel::Lines));
     let write = |bytes: &[u8]| {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -347,21 +349,21 @@ async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
         }
     };
     while let Some(bytes) = from.next().await.map_err(failure)? {
-        let goes_on = match &mut screen {
-            Some(screen) => write(&screen.show(&bytes))?,
+        let goes_on = match &mut filter {
+            Some(filter) => write(&filter.show(&bytes))?,
             None => write(&bytes)?,
         };
         if !goes_on {
             return Ok(());
         }
     }
-    if let Some(screen) = &mut screen {
-        write(&screen.finish())?;
+    if let Some(filter) = &mut filter {
+        write(&filter.finish())?;
     }
     Ok(())
 }
 
-fn source_of(
+fn open_source(
     file: &Path,
     name: Option<&Path>,
     content_type: Option<String>,
@@ -380,18 +382,18 @@ fn source_of(
     if stdin {
         return Ok((new, Box::new(io::stdin())));
     }
-    let opened = File::open(file).map_err(|error| {
+    let open_version = File::open(file).map_err(|error| {
         Failure::invalid(
             format!("cannot read `{}`: {error}", file.display()),
             "name a file that you may read",
         )
     })?;
-    Ok((new, Box::new(opened)))
+    Ok((new, Box::new(open_version)))
 }
 
 async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Result<Kept, Failure> {
     let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let count = match source.read(&mut buffer) {
             Ok(0) => break,
@@ -444,7 +446,7 @@ fn show(row: Row, json: bool) -> Result<(), Failure> {
     print_lines(lines.into_iter().filter_map(line))
 }
 
-fn failed(which: &Which, error: &io::Error) -> Failure {
+fn failed(which: &VersionedName, error: &io::Error) -> Failure {
     Failure::internal(format!(
         "cannot copy `{}`: {error}",
         which.name.as_path().display()
@@ -521,29 +523,29 @@ mod tests {
     #[test]
     fn a_version_is_a_number_after_the_last_at_sign() {
         let named = |name: &str| WorkspacePath::new(Path::new(name)).unwrap();
-        let of = |text: &str| which_of(Path::new(text)).unwrap();
+        let of = |text: &str| parse_name(Path::new(text)).unwrap();
         assert_eq!(
             of("out.txt"),
-            Which {
+            VersionedName {
                 name: named("out.txt"),
                 version: None
             }
         );
         assert_eq!(
             of("a/b@c@12"),
-            Which {
+            VersionedName {
                 name: named("a/b@c"),
                 version: Some(12)
             }
         );
         assert_eq!(
             of("a@b"),
-            Which {
+            VersionedName {
                 name: named("a@b"),
                 version: None
             }
         );
-        assert!(which_of(Path::new("../x")).is_err());
+        assert!(parse_name(Path::new("../x")).is_err());
     }
 
     #[test]

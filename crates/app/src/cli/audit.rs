@@ -2,13 +2,13 @@
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     print, print_json,
-    usage::{date, listed},
+    usage::{date, problems_json},
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, query},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use engine::usage::UsageProjection;
@@ -31,7 +31,7 @@ Whoever can write to the state folder could rewrite files and database together:
 time to time, and give it to `verify --head`.";
 
 /// Lines that are asked for at a time.
-const AT_ONCE: usize = 500;
+const PAGE_LINES: usize = 500;
 
 /// The options of `airlock audit`.
 #[derive(Args, Debug)]
@@ -57,7 +57,7 @@ enum Action {
     /// Show the newest lines
     Show {
         #[command(flatten)]
-        which: Which,
+        which: LineFilter,
         /// At most so many lines
         #[arg(long, value_name = "NUMBER", default_value_t = 50)]
         limit: usize,
@@ -65,17 +65,17 @@ enum Action {
     /// Print all lines, the newest first
     Export {
         #[command(flatten)]
-        which: Which,
+        which: LineFilter,
         /// One JSON object a line, or comma-separated values
-        #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Jsonl)]
-        format: Format,
+        #[arg(long, value_name = "FORMAT", value_enum, default_value_t = ExportFormat::Jsonl)]
+        format: ExportFormat,
     },
     /// Put an audit aside that cannot be believed, so that the server can begin another
     SetAside,
 }
 
 #[derive(Args, Clone, Debug)]
-struct Which {
+struct LineFilter {
     /// Only lines of this run or sandbox
     #[arg(long, value_name = "ID")]
     run: Option<String>,
@@ -94,14 +94,14 @@ struct Which {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum ExportFormat {
     Jsonl,
     Csv,
 }
 
-impl Which {
+impl LineFilter {
     fn asked(&self, limit: usize) -> Asked {
-        let Which {
+        let LineFilter {
             run,
             tenant,
             what,
@@ -131,29 +131,33 @@ fn hash(text: &str) -> Result<[u8; 32], String> {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return at_server(options, &client);
     }
-    let state = global.configure(surroundings)?.state;
-    is_there(&state)?;
+    let state = global.configure(env)?.state;
+    check_state_folder(&state)?;
     match &options.action {
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
         Action::Show { which, limit } => {
             let page =
                 |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
-            tell(Shape::of(options.json, None), &which.asked(*limit), page)
+            print_pages(
+                LineFormat::of(options.json, None),
+                &which.asked(*limit),
+                page,
+            )
         }
         Action::Export { which, format } => {
             let page =
                 |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
-            tell(
-                Shape::of(options.json, Some(*format)),
+            print_pages(
+                LineFormat::of(options.json, Some(*format)),
                 &which.asked(usize::MAX),
                 page,
             )
@@ -163,7 +167,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 /// A folder that is none, or not the one that was meant, has nothing that could be right or wrong.
-fn is_there(state: &Path) -> Result<(), Failure> {
+fn check_state_folder(state: &Path) -> Result<(), Failure> {
     match ["airlock.db", "audit", "ledger"]
         .iter()
         .any(|name| state.join(name).symlink_metadata().is_ok())
@@ -222,15 +226,15 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
         true => print_json(&json!({
             "lines": verified.lines, "first": verified.first, "last": verified.last, "head": verified.head,
             "since": (verified.lines > 0).then(|| Timestamp(verified.since_ms).to_string()),
-            "ledgers": ledgers, "problems": listed(&problems),
+            "ledgers": ledgers, "problems": problems_json(&problems),
         }))?,
-        false if problems.is_empty() => print(&sound(&verified, ledgers))?,
-        false => say(&problems),
+        false if problems.is_empty() => print(&verified_text(&verified, ledgers))?,
+        false => print_problems(&problems),
     }
     Ok(u8::from(!problems.is_empty()))
 }
 
-fn sound(verified: &Verified, ledgers: usize) -> String {
+fn verified_text(verified: &Verified, ledgers: usize) -> String {
     let lines = match verified.lines {
         0 => "the audit has no lines yet".to_owned(),
         lines => {
@@ -246,15 +250,15 @@ fn sound(verified: &Verified, ledgers: usize) -> String {
     format!("{lines}\n{ledgers} ledgers read, nothing is wrong\n")
 }
 
-fn say(problems: &[Problem]) {
+fn print_problems(problems: &[Problem]) {
     let mut lines: Vec<_> = problems
         .iter()
-        .map(|problem| Line::Error(problem.to_string()))
+        .map(|problem| Message::Error(problem.to_string()))
         .collect();
-    lines.push(Line::Hint(
+    lines.push(Message::Hint(
         "keep the files as they are, and compare them with a copy from a backup".to_owned(),
     ));
-    message::say(&lines);
+    message::print(&lines);
 }
 
 fn head(state: &Path, json: bool) -> Result<u8, Failure> {
@@ -263,7 +267,7 @@ fn head(state: &Path, json: bool) -> Result<u8, Failure> {
         (Some((n, hash)), true) => print_json(&json!({ "n": n, "hash": hash }))?,
         (Some((n, hash)), false) => print(&format!("{n} {hash}\n"))?,
         (None, true) => print_json(&json!({ "n": 0, "hash": null }))?,
-        (None, false) => message::say(&[Line::Note("the audit has no lines yet".to_owned())]),
+        (None, false) => message::print(&[Message::Note("the audit has no lines yet".to_owned())]),
     }
     Ok(0)
 }
@@ -278,49 +282,49 @@ fn set_aside(state: &Path, json: bool) -> Result<u8, Failure> {
     match (&shown, json) {
         (_, true) => print_json(&json!({ "aside": shown }))?,
         (Some(place), false) => print(&format!("{}\n", printable(place)))?,
-        (None, false) => message::say(&[Line::Note("there was no audit".to_owned())]),
+        (None, false) => message::print(&[Message::Note("there was no audit".to_owned())]),
     }
     Ok(0)
 }
 
 /// How lines are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum LineFormat {
     Words,
     Jsonl,
     Csv,
 }
 
-impl Shape {
-    fn of(json: bool, format: Option<Format>) -> Shape {
+impl LineFormat {
+    fn of(json: bool, format: Option<ExportFormat>) -> LineFormat {
         match (json, format) {
-            (_, Some(Format::Csv)) => Shape::Csv,
-            (true, _) | (_, Some(Format::Jsonl)) => Shape::Jsonl,
-            (false, None) => Shape::Words,
+            (_, Some(ExportFormat::Csv)) => LineFormat::Csv,
+            (true, _) | (_, Some(ExportFormat::Jsonl)) => LineFormat::Jsonl,
+            (false, None) => LineFormat::Words,
         }
     }
 
     fn show(self, row: &Row) -> Result<(), Failure> {
         match self {
-            Shape::Jsonl => print_json(row),
-            Shape::Csv => print(&csv(row)),
-            Shape::Words => print(&words(row)),
+            LineFormat::Jsonl => print_json(row),
+            LineFormat::Csv => print(&csv_line(row)),
+            LineFormat::Words => print(&text_line(row)),
         }
     }
 }
 
 /// Page after page, so that no more than one is in memory.
-fn tell(
-    shape: Shape,
+fn print_pages(
+    shape: LineFormat,
     asked: &Asked,
     mut page: impl FnMut(&Asked) -> Result<audit::Page, Failure>,
 ) -> Result<u8, Failure> {
-    if shape == Shape::Csv {
-        print(CSV)?;
+    if shape == LineFormat::Csv {
+        print(CSV_HEADER)?;
     }
     let (mut asked, mut left) = (asked.clone(), asked.limit);
     while left > 0 {
-        asked.limit = left.min(AT_ONCE);
+        asked.limit = left.min(PAGE_LINES);
         let audit::Page { rows, before } = page(&asked)?;
         rows.iter().try_for_each(|row| shape.show(row))?;
         left -= rows.len().min(left);
@@ -332,9 +336,9 @@ fn tell(
     Ok(0)
 }
 
-const CSV: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
+const CSV_HEADER: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
 
-fn csv(row: &Row) -> String {
+fn csv_line(row: &Row) -> String {
     let cell = |text: &str| {
         // Programs choose some of the words; a spreadsheet must not take one for a formula.
         let guard = if text.starts_with(['=', '+', '-', '@']) {
@@ -362,7 +366,7 @@ fn csv(row: &Row) -> String {
     format!("{},{},{}\n", row.n, Timestamp(row.at_ms), texts.join(","))
 }
 
-fn words(row: &Row) -> String {
+fn text_line(row: &Row) -> String {
     let named = [
         ("tenant", &row.tenant),
         ("key", &row.key),
@@ -397,10 +401,12 @@ struct Told {
 /// The same by a server's own reading.
 fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     let (which, limit, shape) = match &options.action {
-        Action::Show { which, limit } => (which, *limit, Shape::of(options.json, None)),
-        Action::Export { which, format } => {
-            (which, usize::MAX, Shape::of(options.json, Some(*format)))
-        }
+        Action::Show { which, limit } => (which, *limit, LineFormat::of(options.json, None)),
+        Action::Export { which, format } => (
+            which,
+            usize::MAX,
+            LineFormat::of(options.json, Some(*format)),
+        ),
         Action::Verify { .. } | Action::Head | Action::SetAside => {
             return Err(Failure::invalid(
                 "this reads the audit's own files, and cannot be asked of a server",
@@ -409,9 +415,9 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         }
     };
     let runtime = super::runtime()?;
-    tell(shape, &which.asked(limit), |asked| {
+    print_pages(shape, &which.asked(limit), |asked| {
         let number = |number: Option<u64>| number.map(|number| number.to_string());
-        let words = [
+        let text_line = [
             ("run", asked.run.clone()),
             ("tenant", asked.tenant.clone()),
             ("what", asked.what.clone()),
@@ -420,7 +426,10 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             ("limit", Some(asked.limit.to_string())),
             ("before", asked.before.clone()),
         ];
-        let asking = client.json(Ask::get(format!("/v1/audit{}", query(&words))));
+        let asking = client.json(ClientRequest::get(format!(
+            "/v1/audit{}",
+            query(&text_line)
+        )));
         let Told { lines, before } = runtime.block_on(asking)?;
         Ok(audit::Page {
             rows: lines,
@@ -441,8 +450,8 @@ mod tests {
             about: "=1+1\",\u{1b}[2J\n".into(),
             ..Row::default()
         };
-        assert!(!words(&row).trim_end().contains(char::is_control));
-        let line = csv(&row);
+        assert!(!text_line(&row).trim_end().contains(char::is_control));
+        let line = csv_line(&row);
         assert!(
             line.contains("\"'=1+1\"\",\\u{1b}[2J\\n\"") && line.lines().count() == 1,
             "{line}"

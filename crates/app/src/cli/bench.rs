@@ -2,10 +2,10 @@
 
 use super::{
     Global, REFUSED,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print,
 };
-use crate::config::{Config, Surroundings};
+use crate::config::{Config, ProcessEnv};
 use bench::Report;
 use clap::Args;
 use spec::{Size, Time};
@@ -28,7 +28,7 @@ and starts them all. Numbers of one run can be compared with each other, not wit
 The targets decide nothing: the exit status is 0 whatever was measured.";
 
 /// How much is made ahead where that is measured, unless the configuration has a pool.
-const POOL: usize = 8;
+const DEFAULT_POOL: usize = 8;
 /// What `--idle` takes for no second phase.
 const NO_IDLE: &str = "none";
 
@@ -41,7 +41,7 @@ pub(super) struct Options {
     rounds: u32,
     /// Idle time before each sample of the second phase; `none` leaves that phase out
     #[arg(long, value_name = "TIME|none", default_value = "200ms", value_parser = idle)]
-    idle: Idle,
+    idle: IdleTime,
     /// Only these rows and measurements, separated by commas; a wrong name lists them all
     #[arg(long, value_name = "ROW,…", value_delimiter = ',')]
     only: Vec<String>,
@@ -74,30 +74,30 @@ pub(super) struct Options {
 
 /// The idle time before each sample, if any.
 #[derive(Clone, Copy, Debug)]
-struct Idle(Option<Duration>);
+struct IdleTime(Option<Duration>);
 
-fn idle(text: &str) -> Result<Idle, String> {
+fn idle(text: &str) -> Result<IdleTime, String> {
     match text {
-        NO_IDLE => Ok(Idle(None)),
+        NO_IDLE => Ok(IdleTime(None)),
         time => Time::from_str(time)
-            .map(|time| Idle(Some(time.0)))
+            .map(|time| IdleTime(Some(time.0)))
             .map_err(|bad| bad.to_string()),
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    match attempt(options, global, surroundings) {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
+    match attempt(options, global, env) {
         Ok(()) => 0,
         Err(failure) => {
-            message::say(&failure.lines());
+            message::print(&failure.lines());
             REFUSED
         }
     }
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<(), Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<(), Failure> {
+    let config = global.configure(env)?;
     if let Some(parked) = options.park {
         return bench::park(config.state, parked).map_err(Failure::internal);
     }
@@ -105,10 +105,10 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         return bench::hold(config.state, runs).map_err(Failure::internal);
     }
     check_names(&options.only)?;
-    let report = bench::run(settings(&options, &config, surroundings)?)
+    let report = bench::run(settings(&options, &config, env)?)
         .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
     print(&report.to_string())?;
-    write(&options, &report, &surroundings.current_folder)
+    write(&options, &report, &env.current_folder)
 }
 
 fn check_names(only: &[String]) -> Result<(), Failure> {
@@ -125,7 +125,7 @@ fn check_names(only: &[String]) -> Result<(), Failure> {
 fn settings(
     options: &Options,
     config: &Config,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<bench::Options, Failure> {
     let airlock = std::env::current_exe().map_err(|error| {
         Failure::internal(format!("cannot find this program's own file: {error}"))
@@ -141,12 +141,12 @@ fn settings(
         pool: if config.pool.parked > 0 {
             config.pool.parked
         } else {
-            POOL
+            DEFAULT_POOL
         },
         // Short enough to be typed again.
         seed: options.seed.unwrap_or(clock % 1_000_000),
         airlock,
-        path: surroundings
+        path: env
             .variable("PATH")
             .unwrap_or(OsStr::new(spec::DEFAULT_PATH))
             .to_owned(),
@@ -157,7 +157,7 @@ fn settings(
         image_size: options.image_size.map(|size| size.0),
         scratch: std::env::temp_dir()
             .join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
-        progress: |line| message::say(&[Line::Note(line.to_owned())]),
+        progress: |line| message::print(&[Message::Note(line.to_owned())]),
     })
 }
 

@@ -5,7 +5,7 @@ use super::{
     message::{self, Failure, printable},
     open_engine, print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::{Check, CheckState};
 use spec::ErrorCode;
@@ -20,7 +20,7 @@ ok: as it should be.  weaker: runs work, without these barriers or with a weaker
 Exit status: 0 if runs can be made on this host, 1 if not, 125 if it could not be asked.";
 
 /// No run can be made here.
-const UNFIT: u8 = 1;
+const CANNOT_RUN: u8 = 1;
 
 /// The options of `airlock doctor`.
 #[derive(Args, Debug)]
@@ -35,26 +35,26 @@ pub(super) struct Options {
 }
 
 /// Carries out the command. That nothing can be run is its answer, not its failure.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    attempt(options, global, surroundings).unwrap_or_else(|failure| {
-        message::say(&failure.lines());
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    attempt(options, global, env).unwrap_or_else(|failure| {
+        message::print(&failure.lines());
         let answer = serde_json::json!({ "can_run": false, "checks": [], "error": failure.info() });
         if options.json
             && let Err(unwritten) = print_json(&answer)
         {
-            message::say(&unwritten.lines());
+            message::print(&unwritten.lines());
         }
         // Asked of the wrong place, it said nothing of this one.
         if failure.code == ErrorCode::InvalidSpec {
             REFUSED
         } else {
-            UNFIT
+            CANNOT_RUN
         }
     })
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     if options.capability_report {
         let facts = super::serve::telemetry::facts(&config, None)?;
@@ -75,7 +75,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return Ok(if report["sandbox"]["supported"] == true {
             0
         } else {
-            UNFIT
+            CANNOT_RUN
         });
     }
     let checks =
@@ -87,7 +87,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,
         false => print(&text(&checks, can_run))?,
     }
-    Ok(if can_run { 0 } else { UNFIT })
+    Ok(if can_run { 0 } else { CANNOT_RUN })
 }
 
 fn text(checks: &[Check], can_run: bool) -> String {

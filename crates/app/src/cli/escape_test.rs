@@ -5,7 +5,7 @@ use super::{
     message::{Failure, printable},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use escape::{Case, Containers, Controlled, Row, Settings, Verdict, World};
 use std::{
@@ -29,7 +29,7 @@ ESCAPED: it got out.  n.a.: not tried, and why.
 Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
 /// Something got out, or proved nothing.
-const LEAKY: u8 = 1;
+const NOT_CONTAINED: u8 = 1;
 const CONTAINERS: [&str; 3] = ["docker", "podman", "container"];
 
 /// The options of `airlock escape-test`.
@@ -66,28 +66,28 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    global.refuse_server(surroundings)?;
-    let chosen = chosen(&options.only)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    global.refuse_server(env)?;
+    let selected_cases = selected_cases(&options.only)?;
     if options.list {
-        list(&chosen, options.json)?;
+        list(&selected_cases, options.json)?;
         return Ok(0);
     }
-    let prepared = World::prepare(settings(options, global, surroundings)?);
+    let prepared = World::prepare(settings(options, global, env)?);
     let world =
         prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
-    let rows: Vec<_> = chosen
+    let rows: Vec<_> = selected_cases
         .iter()
         .enumerate()
         .map(|(number, case)| {
             progress(&format!(
                 "{}/{} {} {}",
                 number + 1,
-                chosen.len(),
+                selected_cases.len(),
                 case.id,
                 case.title
             ));
@@ -106,14 +106,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             options.backend.as_deref().unwrap_or("airlock"),
         ))?,
     }
-    Ok(if holds { 0 } else { LEAKY })
+    Ok(if holds { 0 } else { NOT_CONTAINED })
 }
 
 /// Whose containers to attack.
 fn containers(
     options: &Options,
     global: &Global,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Option<Containers>, Failure> {
     let (Some(backend), Some(image)) = (&options.backend, &options.image) else {
         return Ok(None);
@@ -125,7 +125,7 @@ fn containers(
             "--backend is docker, podman or container here",
         ));
     }
-    let hosts = super::settings(&global.configure(surroundings)?)?.containers;
+    let hosts = super::settings(&global.configure(env)?)?.containers;
     Ok(Some(Containers {
         backend: backend.clone(),
         image: image.clone(),
@@ -133,28 +133,24 @@ fn containers(
     }))
 }
 
-fn settings(
-    options: &Options,
-    global: &Global,
-    surroundings: &Surroundings,
-) -> Result<Settings, Failure> {
+fn settings(options: &Options, global: &Global, env: &ProcessEnv) -> Result<Settings, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
     Ok(Settings {
         program,
-        folder: surroundings
+        folder: env
             .variable("TMPDIR")
             .map_or_else(|| "/tmp".into(), Into::into),
         full: options.full,
         dangerously_harm_this_machine: options.dangerously_harm_this_machine,
         peer: !options.no_peer,
         pooled: options.pooled,
-        containers: containers(options, global, surroundings)?,
+        containers: containers(options, global, env)?,
     })
 }
 
 /// The cases that these words name: `A6`, or `A` for the whole group.
-fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
+fn selected_cases(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
     let names = |case: &Case, word: &str| {
         case.id.eq_ignore_ascii_case(word)
             || (word.len() == 1 && case.id[..1].eq_ignore_ascii_case(word))
@@ -215,9 +211,9 @@ fn table(rows: &[Row], attacked: &str) -> String {
             row.id,
             row.title,
             [
-                short(&row.airlock),
-                of_control(&row.control),
-                short(&row.bwrap),
+                verdict_word(&row.airlock),
+                control_word(&row.control),
+                verdict_word(&row.bwrap),
             ],
         );
     }
@@ -225,10 +221,10 @@ fn table(rows: &[Row], attacked: &str) -> String {
     if !notes.is_empty() {
         text += &format!("\n{}\n", notes.join("\n"));
     }
-    text + &count(rows)
+    text + &summary(rows)
 }
 
-fn short(verdict: &Verdict) -> &'static str {
+fn verdict_word(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Blocked => "blocked",
         Verdict::Detected(_) => "detected",
@@ -238,7 +234,7 @@ fn short(verdict: &Verdict) -> &'static str {
     }
 }
 
-fn of_control(control: &Controlled) -> &'static str {
+fn control_word(control: &Controlled) -> &'static str {
     match control {
         Controlled::Succeeded => "works",
         Controlled::Failed(_) => "FAILED",
@@ -270,20 +266,20 @@ fn notes(row: &Row) -> Vec<String> {
         .collect()
 }
 
-fn count(rows: &[Row]) -> String {
+fn summary(rows: &[Row]) -> String {
     let of = |wanted: &str| {
         rows.iter()
-            .filter(|row| short(&row.airlock) == wanted)
+            .filter(|row| verdict_word(&row.airlock) == wanted)
             .count()
     };
     let controls = |wanted: &str| {
         rows.iter()
-            .filter(|row| of_control(&row.control) == wanted)
+            .filter(|row| control_word(&row.control) == wanted)
             .count()
     };
     let peer = rows
         .iter()
-        .filter(|row| short(&row.bwrap) == "ESCAPED")
+        .filter(|row| verdict_word(&row.bwrap) == "ESCAPED")
         .count();
     format!(
         "\n{} cases: {} blocked, {} detected, {} escaped, {} not applicable, {} broken; \
@@ -330,7 +326,7 @@ bwrap: 0 escaped
     fn a_letter_is_a_group_and_an_unknown_word_is_refused() {
         let ids = |words: &[&str]| {
             let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
-            chosen(&words).map(|cases| cases.iter().map(|case| case.id).collect::<Vec<_>>())
+            selected_cases(&words).map(|cases| cases.iter().map(|case| case.id).collect::<Vec<_>>())
         };
         assert_eq!(ids(&["a6"]).unwrap(), ["A6"]);
         assert!(

@@ -5,7 +5,7 @@ use super::{
     message::{Failure, printable},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::control::{self, ControlError, ControlRequest, MAX_GRANT, RuleInfo};
 use serde_json::json;
@@ -57,16 +57,16 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let ask = question(options)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let request = control_request(options)?;
     let run = Id::new(&options.run)
         .map_err(|bad| Failure::invalid(bad.to_string(), "name a run by its identifier"))?;
-    let config = global.configure(surroundings)?;
-    let rules = control::send_request(&config.state, &run, &ask)?;
+    let config = global.configure(env)?;
+    let rules = control::send_request(&config.state, &run, &request)?;
     match options.json {
         true => print_json(&json!({ "run_id": run, "rules": rules }))?,
         false => print(&text(&rules))?,
@@ -74,7 +74,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn question(options: &Options) -> Result<ControlRequest, Failure> {
+fn control_request(options: &Options) -> Result<ControlRequest, Failure> {
     let Some(host) = options.host.clone() else {
         return Ok(ControlRequest::List {});
     };
@@ -188,7 +188,7 @@ mod tests {
             .map_err(|error| Failure::invalid(error.to_string(), ""))?
             .command
         {
-            Command::Grant(options) => question(&options),
+            Command::Grant(options) => control_request(&options),
             other => panic!("{other:?}"),
         }
     }

@@ -1,9 +1,9 @@
 //! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
 
-use super::{Global, conclude, message::printable, print_json, print_lines, serve::of_key};
+use super::{Global, conclude, message::printable, print_json, print_lines, serve::key_failure};
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, segment},
 };
 use clap::{Args, Subcommand};
 use gateway::{ApiKey, ApiKeys, Scope};
@@ -62,20 +62,20 @@ enum Action {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     if matches!(options.action, Action::Revoke { .. }) {
         // A full disk keeps nobody's key good.
         gateway::DiskReserve::of(&config.state).release_if_full();
     }
-    let keys = ApiKeys::open(&config.state).map_err(|error| of_key(&error.into()))?;
+    let keys = ApiKeys::open(&config.state).map_err(|error| key_failure(&error.into()))?;
     match &options.action {
         Action::Create {
             name,
@@ -89,7 +89,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
                 scope,
                 expires_in.map(|time| time.0),
             );
-            let (key, token) = made.map_err(|error| of_key(&error))?;
+            let (key, token) = made.map_err(|error| key_failure(&error))?;
             match options.json {
                 true => print_json(
                     &json!({ "id": key.id, "token": token.expose(), "expires_at": key.expires_at }),
@@ -98,14 +98,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             }
         }
         Action::List => {
-            let all = keys.list().map_err(|error| of_key(&error.into()))?;
+            let all = keys.list().map_err(|error| key_failure(&error.into()))?;
             match options.json {
                 true => print_json(&json!({ "keys": all }))?,
-                false => print_lines(all.iter().map(line))?,
+                false => print_lines(all.iter().map(list_line))?,
             }
         }
         Action::Revoke { id } => {
-            if !keys.revoke(id).map_err(|error| of_key(&error.into()))? {
+            if !keys
+                .revoke(id)
+                .map_err(|error| key_failure(&error.into()))?
+            {
                 let message = format!("there is no key `{}`", printable(id));
                 return Err(Failure::invalid(message, "`airlock key list` shows them"));
             }
@@ -126,9 +129,9 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             scope,
             expires_in,
         } => {
-            let order = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
-            let made: Made = client
-                .json(Ask::new(Method::POST, "/v1/keys").json(&order))
+            let body = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
+            let made: NewKeyResponse = client
+                .json(ClientRequest::new(Method::POST, "/v1/keys").json(&body))
                 .await?;
             match options.json {
                 true => print_json(&made)?,
@@ -136,15 +139,17 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             }
         }
         Action::List => {
-            let All { keys } = client.json(Ask::get("/v1/keys")).await?;
+            let KeyList { keys } = client.json(ClientRequest::get("/v1/keys")).await?;
             match options.json {
                 true => print_json(&json!({ "keys": keys }))?,
-                false => print_lines(keys.iter().map(line))?,
+                false => print_lines(keys.iter().map(list_line))?,
             }
         }
         Action::Revoke { id } => {
             let path = format!("/v1/keys/{}", segment(id.as_bytes()));
-            client.ask(Ask::new(Method::DELETE, path)).await?;
+            client
+                .send(ClientRequest::new(Method::DELETE, path))
+                .await?;
             if options.json {
                 print_json(&json!({ "revoked": id }))?;
             }
@@ -155,18 +160,18 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
 
 /// A key that a server made.
 #[derive(Deserialize, Serialize)]
-struct Made {
+struct NewKeyResponse {
     id: String,
     token: String,
     expires_at: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct All {
+struct KeyList {
     keys: Vec<ApiKey>,
 }
 
-fn line(key: &ApiKey) -> String {
+fn list_line(key: &ApiKey) -> String {
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let state = match (&key.revoked_at, &key.expires_at) {
         (Some(when), _) => format!("revoked {when}"),

@@ -14,7 +14,7 @@ pub(super) struct Failure {
 
 /// One line on stderr.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum Message {
     Error(String),
     Usage(String),
     Hint(String),
@@ -39,10 +39,10 @@ impl Failure {
         }
     }
 
-    pub(super) fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Message> {
         vec![
-            Line::Error(self.message.clone()),
-            Line::Hint(self.hint.clone()),
+            Message::Error(self.message.clone()),
+            Message::Hint(self.hint.clone()),
         ]
     }
 
@@ -100,30 +100,30 @@ impl From<engine::EngineError> for Failure {
 }
 
 /// Writes lines to stderr in one go. Where stderr is gone there is nobody left to tell.
-pub(super) fn say(lines: &[Line]) {
+pub(super) fn print(lines: &[Message]) {
     let _ = io::stderr().lock().write_all(render(lines).as_bytes());
 }
 
 /// The same without a prefix, for what is there to be copied. Nothing in it may come from a program as it is.
-pub(super) fn say_plainly(text: &str) {
+pub(super) fn print_plain(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// The same after what a program wrote to stderr, which may lack the end of its last line.
-pub(super) fn say_below(written: &[u8], lines: &[Line]) {
+pub(super) fn print_below(written: &[u8], lines: &[Message]) {
     if !lines.is_empty() && written.last().is_some_and(|byte| *byte != b'\n') {
         let _ = io::stderr().lock().write_all(b"\n");
     }
-    say(lines);
+    print(lines);
 }
 
 /// The lines as they are written. A message without words is left out.
-pub(super) fn render(lines: &[Line]) -> String {
+pub(super) fn render(lines: &[Message]) -> String {
     let shown = lines.iter().map(|line| match line {
-        Line::Error(text) => ("error", text),
-        Line::Usage(text) => ("usage", text),
-        Line::Hint(text) => ("hint", text),
-        Line::Note(text) => ("note", text),
+        Message::Error(text) => ("error", text),
+        Message::Usage(text) => ("usage", text),
+        Message::Hint(text) => ("hint", text),
+        Message::Note(text) => ("note", text),
     });
     shown
         .filter(|(_, text)| !text.is_empty())
@@ -135,7 +135,7 @@ pub(super) fn render(lines: &[Line]) -> String {
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        match character.is_control() || reorders(character) {
+        match character.is_control() || changes_order(character) {
             true => shown.extend(character.escape_default()),
             false => shown.push(character),
         }
@@ -144,7 +144,7 @@ pub(super) fn printable(text: &str) -> String {
 }
 
 /// Invisible characters that change how their neighbours are shown.
-fn reorders(character: char) -> bool {
+fn changes_order(character: char) -> bool {
     matches!(character,
         '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}'
             // Tags and variants, which are not shown at all: a text that only machines read.
@@ -172,7 +172,7 @@ mod tests {
             "a\\u{1b}[2Jb\\nairlock: note: all is well\\u{202e}\\u{9b}c\\r\\u{7} ä `x` \"y\""
         );
         assert_eq!(
-            render(&[Line::Error(hostile.to_owned())])
+            render(&[Message::Error(hostile.to_owned())])
                 .matches('\n')
                 .count(),
             1

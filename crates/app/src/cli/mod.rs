@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
 
 mod artifact;
+mod artifact_store;
 mod audit;
 mod backup;
 mod bench;
@@ -12,28 +13,28 @@ mod grant;
 mod image;
 mod jobs;
 mod key;
+mod ledger_owner;
 mod message;
-mod mistake;
-mod own_ledger;
 mod proxy;
 mod quota;
 mod restore;
 mod run;
 mod sandbox;
-mod screen;
 mod secrets;
 mod serve;
-mod server;
+mod server_option;
 mod service;
-mod shelves;
+mod size;
 mod state;
 mod steps;
 mod sweep;
+mod terminal_filter;
 mod usage;
+mod usage_error;
 mod worker;
 mod workspace;
 
-use crate::config::{self, Config, Surroundings};
+use crate::config::{self, Config, ProcessEnv};
 use clap::{Args, Parser, Subcommand};
 use message::Failure;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
@@ -93,8 +94,8 @@ enum Command {
     Run(Box<run::Options>),
     /// Carry out a job of steps in a fresh sandbox, and write down its result
     #[command(override_usage = "airlock steps [OPTIONS] [-- COMMAND [ARG]...]", after_help = steps::EXAMPLES,
-              after_long_help = steps::EXAMPLES, mut_args = steps::without_one_command)]
-    Steps(Box<steps::Steps>),
+              after_long_help = steps::EXAMPLES, mut_args = steps::hide_command_options)]
+    Steps(Box<steps::Options>),
     /// Let a run that goes on reach another host for a while, or take that away
     Grant(grant::Options),
     /// Show what this host can enforce, and the command that mends what it cannot
@@ -142,57 +143,57 @@ enum Command {
 }
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
-pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
-    match Cli::try_parse_from(&arguments).map(Cli::named) {
-        Err(error) => mistake::report(&error, &arguments),
+pub(crate) fn main(arguments: Vec<OsString>, env: ProcessEnv) -> u8 {
+    match Cli::try_parse_from(&arguments).map(Cli::with_command_name) {
+        Err(error) => usage_error::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
-            Command::Run(options) => run::execute(*options, &global, &surroundings),
-            Command::Steps(options) => steps::execute(*options, &global, &surroundings),
-            Command::Grant(options) => grant::execute(&options, &global, &surroundings),
-            Command::Quota(options) => quota::execute(&options, &global, &surroundings),
-            Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
-            Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
-            Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
-            Command::Workspace(options) => workspace::execute(options, &global, &surroundings),
-            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
-            Command::Audit(options) => audit::execute(&options, &global, &surroundings),
-            Command::Image(options) => image::execute(options, &global, &surroundings),
-            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
-            Command::Serve(options) => serve::execute(&options, &global, &surroundings),
-            Command::Service(options) => service::execute(&options, &global, &surroundings),
-            Command::Backup(options) => backup::execute(&options, &global, &surroundings),
-            Command::Restore(options) => restore::execute(&options, &global, &surroundings),
-            Command::State(options) => state::execute(&options, &global, &surroundings),
-            Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
-            Command::Jobs(options) => jobs::execute(options, &global, &surroundings),
-            Command::Key(options) => key::execute(&options, &global, &surroundings),
-            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
-            Command::Worker(options) => worker::execute(&options, &global, &surroundings),
-            Command::Bench(options) => bench::execute(options, &global, &surroundings),
-            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
+            Command::Run(options) => run::execute(*options, &global, &env),
+            Command::Steps(options) => steps::execute(*options, &global, &env),
+            Command::Grant(options) => grant::execute(&options, &global, &env),
+            Command::Quota(options) => quota::execute(&options, &global, &env),
+            Command::Doctor(options) => doctor::execute(&options, &global, &env),
+            Command::Sweep(options) => sweep::execute(&options, &global, &env),
+            Command::Artifact(options) => artifact::execute(options, &global, &env),
+            Command::Workspace(options) => workspace::execute(options, &global, &env),
+            Command::Usage(options) => usage::execute(&options, &global, &env),
+            Command::Audit(options) => audit::execute(&options, &global, &env),
+            Command::Image(options) => image::execute(options, &global, &env),
+            Command::Secrets(options) => secrets::execute(options, &global, &env),
+            Command::Serve(options) => serve::execute(&options, &global, &env),
+            Command::Service(options) => service::execute(&options, &global, &env),
+            Command::Backup(options) => backup::execute(&options, &global, &env),
+            Command::Restore(options) => restore::execute(&options, &global, &env),
+            Command::State(options) => state::execute(&options, &global, &env),
+            Command::Sandbox(options) => sandbox::execute(options, &global, &env),
+            Command::Jobs(options) => jobs::execute(options, &global, &env),
+            Command::Key(options) => key::execute(&options, &global, &env),
+            Command::Proxy(options) => proxy::execute(&options, &global, &env),
+            Command::Worker(options) => worker::execute(&options, &global, &env),
+            Command::Bench(options) => bench::execute(options, &global, &env),
+            Command::EscapeTest(options) => escape_test::execute(&options, &global, &env),
         },
     }
 }
 
 impl Global {
     /// Reads the settings that every command needs.
-    fn configure(&self, surroundings: &Surroundings) -> Result<Config, Failure> {
-        self.refuse_server(surroundings)?;
+    fn configure(&self, env: &ProcessEnv) -> Result<Config, Failure> {
+        self.refuse_server(env)?;
         let flags = config::Flags {
             config: self.config.clone(),
             state: self.state.clone(),
         };
-        Ok(config::load(&flags, surroundings)?)
+        Ok(config::load(&flags, env)?)
     }
 }
 
 /// Opens the engine on the configured state folder.
 fn open_engine(
     config: &Config,
-    begun: Option<engine::HeadStart>,
+    launcher: Option<engine::HeadStart>,
 ) -> Result<engine::Engine, Failure> {
-    Ok(match begun {
-        Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
+    Ok(match launcher {
+        Some(launcher) => engine::Engine::open_after(launcher, settings(config)?)?,
         None => engine::Engine::open(settings(config)?)?,
     })
 }
@@ -203,7 +204,7 @@ fn settings(config: &Config) -> Result<engine::Settings, Failure> {
         podman: config.podman.clone(),
     };
     let (doors, guarded) = (door_settings(config), config.guarded());
-    let artifacts = shelves::settings(&config.artifacts, &config.state, &config.secrets)?;
+    let artifacts = artifact_store::settings(&config.artifacts, &config.state, &config.secrets)?;
     Ok(engine::Settings {
         artifacts,
         containers,
@@ -215,7 +216,7 @@ fn settings(config: &Config) -> Result<engine::Settings, Failure> {
 
 fn door_settings(config: &Config) -> engine::DoorSettings {
     engine::DoorSettings {
-        catalogue: config.doors.assembled(),
+        catalogue: config.doors.catalogue_with_prices(),
         secrets: config.secrets.clone(),
         inference_models: config.doors.inference_models.clone(),
         durability: config.doors.durability,
@@ -297,10 +298,10 @@ fn without_controls(json: &str) -> Cow<'_, str> {
 /// The end of a command that is not `run`: its status, or its failure told on stderr (and as JSON if asked).
 fn conclude(outcome: Result<u8, Failure>, json: bool) -> u8 {
     outcome.unwrap_or_else(|failure| {
-        message::say(&failure.lines());
+        message::print(&failure.lines());
         if json && let Err(unwritten) = print_json(&serde_json::json!({ "error": failure.info() }))
         {
-            message::say(&unwritten.lines());
+            message::print(&unwritten.lines());
         }
         REFUSED
     })

@@ -1,7 +1,7 @@
 //! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
 
-use super::{Global, conclude, message::Failure, own_ledger, print, print_json};
-use crate::config::{Config, Surroundings};
+use super::{Global, conclude, ledger_owner, message::Failure, print, print_json};
+use crate::config::{Config, ProcessEnv};
 use clap::Args;
 use doors::{
     DoorListener, Doors, Secret,
@@ -63,7 +63,7 @@ pub(super) struct Options {
 
 /// Where it can be reached.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Addresses {
+struct ProxyAddresses {
     listen: String,
     admin_socket: PathBuf,
     admin_listen: Option<String>,
@@ -71,29 +71,27 @@ struct Addresses {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     super::leave_no_dump()?;
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     options.check_addresses()?;
     let admin_token = match &options.admin_token_file {
-        Some(file) => Some(token_file::read_or_make(
-            &surroundings.current_folder.join(file),
-        )?),
+        Some(file) => Some(token_file::read_or_make(&env.current_folder.join(file))?),
         None => None,
     };
-    let ledger = Arc::new(own_ledger::open(&config)?);
+    let ledger = Arc::new(ledger_owner::open(&config)?);
     let doors = Doors::new(
-        config.doors.assembled(),
+        config.doors.catalogue_with_prices(),
         config.secrets.clone(),
         BudgetManager::new(ledger.clone()),
     );
     let runtime = super::runtime()?;
     runtime.block_on(async {
-        let registry = registry(&config, doors, global, surroundings)?;
+        let registry = registry(&config, doors, global, env)?;
         serve(options, &config, &registry, admin_token).await
     })?;
     // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
@@ -102,7 +100,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn setup(config: &Config, doors: Arc<Doors>) -> RegistryConfig {
+fn registry_config(config: &Config, doors: Arc<Doors>) -> RegistryConfig {
     RegistryConfig {
         doors,
         tenants: config.doors.tenants.clone(),
@@ -114,23 +112,26 @@ fn registry(
     config: &Config,
     doors: Arc<Doors>,
     global: &Global,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Arc<Registry>, Failure> {
-    let (global, surroundings) = (global.clone(), surroundings.clone());
+    let (global, env) = (global.clone(), env.clone());
     let reload = move |before: &Arc<Doors>| {
-        let config = global
-            .configure(&surroundings)
-            .map_err(|failure| failure.message)?;
+        let config = global.configure(&env).map_err(|failure| failure.message)?;
         let doors = Doors::new(
-            config.doors.assembled(),
+            config.doors.catalogue_with_prices(),
             config.secrets.clone(),
             before.budgets().clone(),
         );
-        Ok(setup(&config, doors))
+        Ok(registry_config(&config, doors))
     };
     let folder = config.state.join("doors");
-    Registry::open(&folder, setup(config, doors), Some(Box::new(reload))).map_err(|error| {
-        cannot(
+    Registry::open(
+        &folder,
+        registry_config(config, doors),
+        Some(Box::new(reload)),
+    )
+    .map_err(|error| {
+        start_failure(
             "use",
             &folder.display(),
             &error,
@@ -139,7 +140,12 @@ fn registry(
     })
 }
 
-fn cannot(what: &str, place: &dyn std::fmt::Display, error: &io::Error, hint: &str) -> Failure {
+fn start_failure(
+    what: &str,
+    place: &dyn std::fmt::Display,
+    error: &io::Error,
+    hint: &str,
+) -> Failure {
     let message = format!("cannot {what} `{place}`: {error}");
     Failure {
         code: ErrorCode::StartFailed,
@@ -155,8 +161,10 @@ async fn serve(
     registry: &Arc<Registry>,
     admin_token: Option<Secret>,
 ) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) =
-        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal_stream(SignalKind::terminate())?,
+        signal_stream(SignalKind::interrupt())?,
+    );
     let (listen, front) = tcp(options.listen, |listener| {
         registry.serve(DoorListener::Tcp(listener))
     })?;
@@ -171,20 +179,20 @@ async fn serve(
     let socket = registry
         .serve_admin(options.admin_socket.as_deref())
         .map_err(|error| {
-            cannot(
+            start_failure(
                 "serve the admin socket",
                 &socket_path.display(),
                 &error,
                 "give another --admin-socket PATH",
             )
         })?;
-    let addresses = Addresses {
+    let addresses = ProxyAddresses {
         listen,
         admin_socket: socket_path,
         admin_listen: admin.as_ref().map(|(address, _)| address.clone()),
         pid: std::process::id(),
     };
-    addresses.tell(options.json)?;
+    addresses.print(options.json)?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -198,7 +206,7 @@ async fn serve(
     Ok(())
 }
 
-fn on(kind: SignalKind) -> Result<Signal, Failure> {
+fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
 }
 
@@ -212,7 +220,7 @@ fn tcp(
         Ok((format!("http://{address}"), serve(listener)?))
     });
     listening.map_err(|error| {
-        cannot(
+        start_failure(
             "listen on",
             &address,
             &error,
@@ -244,8 +252,8 @@ impl Options {
     }
 }
 
-impl Addresses {
-    fn tell(&self, json: bool) -> Result<(), Failure> {
+impl ProxyAddresses {
+    fn print(&self, json: bool) -> Result<(), Failure> {
         if json {
             return print_json(self);
         }

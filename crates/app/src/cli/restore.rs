@@ -4,10 +4,10 @@ use super::{
     Global,
     backup::failure,
     conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::backup::{BackupReport, PendingWork};
 use std::{
@@ -34,7 +34,7 @@ and made by an Airlock. It is unpacked into $TMPDIR for that. Ledger and audit a
 Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was
 restored.";
 
-const BUFFER: usize = 1 << 20;
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// The options of `airlock restore`.
 #[derive(Args, Debug)]
@@ -55,20 +55,18 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let input = match options.file == Path::new("-") {
-        true => Stream::new(Box::new(io::stdin().lock())),
-        false => Stream::new(Box::new(open(
-            &surroundings.current_folder.join(&options.file),
-        )?)),
+        true => BackupReader::new(Box::new(io::stdin().lock())),
+        false => BackupReader::new(Box::new(open(&env.current_folder.join(&options.file))?)),
     };
     let done = match options.check {
-        true => engine::backup::examine(input, &scratch(surroundings)),
+        true => engine::backup::examine(input, &scratch_folder(env)),
         false => {
             let waiting = if options.resume {
                 PendingWork::Resumed
@@ -79,18 +77,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
     };
     let report = done.map_err(|error| failure(&error))?;
-    tell(options, &report, &config.state)?;
+    print_report(options, &report, &config.state)?;
     Ok(u8::from(!report.problems.is_empty()))
 }
 
 /// Where the database is looked at: nothing of it stays.
-fn scratch(surroundings: &Surroundings) -> PathBuf {
-    let named = surroundings
+fn scratch_folder(env: &ProcessEnv) -> PathBuf {
+    let named = env
         .variables
         .get(OsStr::new("TMPDIR"))
         .filter(|folder| !folder.is_empty());
-    surroundings
-        .current_folder
+    env.current_folder
         .join(named.map_or(OsStr::new("/tmp"), OsString::as_os_str))
 }
 
@@ -101,7 +98,7 @@ fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-fn tell(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Failure> {
+fn print_report(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Failure> {
     if options.json {
         return print_json(report);
     }
@@ -113,49 +110,54 @@ fn tell(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Fa
     print(&format!(
         "{} files, {}, {what}\n",
         report.files,
-        super::image::shared::size(report.bytes)
+        super::size::human_size(report.bytes)
     ))?;
-    let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
+    let mut lines: Vec<_> = report
+        .problems
+        .iter()
+        .cloned()
+        .map(Message::Error)
+        .collect();
     if options.check {
-        lines.push(Line::Note(
+        lines.push(Message::Note(
             "the database is whole; ledger and audit are judged by a restore".to_owned(),
         ));
     } else {
         if let Some(held) = report.held {
-            lines.push(Line::Note(format!(
+            lines.push(Message::Note(format!(
                 "{} jobs that waited are `lost`, {} notices are given up; those of `on_lost`: `rerun` run",
                 held.jobs, held.notices
             )));
         }
-        lines.push(Line::Note(
+        lines.push(Message::Note(
             "keys revoked since the backup are valid again, and what was spent since is forgotten"
                 .to_owned(),
         ));
-        lines.push(Line::Note(format!(
+        lines.push(Message::Note(format!(
             "`{}` needs the master key that its secrets were encrypted with, and its images again",
             state.display()
         )));
     }
-    message::say(&lines);
+    message::print(&lines);
     Ok(())
 }
 
 /// Read from its beginning to its end: a pipe is as good as a file.
-struct Stream<'a>(BufReader<Box<dyn Read + 'a>>);
+struct BackupReader<'a>(BufReader<Box<dyn Read + 'a>>);
 
-impl<'a> Stream<'a> {
-    fn new(from: Box<dyn Read + 'a>) -> Stream<'a> {
-        Stream(BufReader::with_capacity(BUFFER, from))
+impl<'a> BackupReader<'a> {
+    fn new(from: Box<dyn Read + 'a>) -> BackupReader<'a> {
+        BackupReader(BufReader::with_capacity(BUFFER_BYTES, from))
     }
 }
 
-impl Read for Stream<'_> {
+impl Read for BackupReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl BufRead for Stream<'_> {
+impl BufRead for BackupReader<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.0.fill_buf()
     }
@@ -165,4 +167,4 @@ impl BufRead for Stream<'_> {
     }
 }
 
-impl image::tar::Input for Stream<'_> {}
+impl image::tar::Input for BackupReader<'_> {}

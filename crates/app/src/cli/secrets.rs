@@ -3,10 +3,10 @@
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 use doors::{
     Secret,
@@ -64,7 +64,7 @@ enum Action {
 }
 
 /// What a secret can be at most, and one byte more, by which a longer one is seen.
-const ROOM: usize = (64 << 10) + 1;
+const MAX_INPUT_BYTES: usize = (64 << 10) + 1;
 
 impl From<SecretsError> for Failure {
     fn from(error: SecretsError) -> Self {
@@ -77,13 +77,13 @@ impl From<SecretsError> for Failure {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let secrets = global.configure(surroundings)?.secrets;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let secrets = global.configure(env)?.secrets;
     match options.action {
         Action::Set { name } => set(&secrets, &name, options.json)?,
         Action::List => {
@@ -116,13 +116,13 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
     super::leave_no_dump()?;
     let stdin = io::stdin();
     let bytes = match stdin.is_terminal() {
-        true => ask(&stdin, id.as_str())?,
+        true => prompt_secret(&stdin, id.as_str())?,
         false => read(&stdin)?,
     };
     let hint = format!("write it to standard input: airlock secrets set {id} < FILE");
     let value = Secret::new(bytes).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     secrets.set(name, &value)?;
-    message::say(&remarks(secrets, &value));
+    message::print(&storage_notes(secrets, &value));
     match json {
         true => print_json(&serde_json::json!({ "set": name })),
         false => Ok(()),
@@ -130,12 +130,12 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
 }
 
 /// What whoever keeps a secret should know of where it lies now.
-fn remarks(secrets: &Secrets, value: &Secret) -> Vec<Line> {
+fn storage_notes(secrets: &Secrets, value: &Secret) -> Vec<Message> {
     let mut lines = Vec::new();
     if value.check_header().is_err() {
         let note = "the value has line breaks or other signs that no header can carry: it can be let into runs, but it \
                     is no provider's key";
-        lines.push(Line::Note(note.to_owned()));
+        lines.push(Message::Note(note.to_owned()));
     }
     if matches!(secrets.master, MasterKey::Beside) {
         let key = secrets.folder.join("key");
@@ -143,19 +143,19 @@ fn remarks(secrets: &Secrets, value: &Secret) -> Vec<Line> {
             "the master key lies beside the secrets, in `{}`: whoever can read that folder can read them",
             key.display()
         );
-        lines.push(Line::Note(note));
+        lines.push(Message::Note(note));
         let better = "better: a systemd credential, the kernel's keyring, a key file elsewhere or AIRLOCK_MASTER_KEY; \
                       docs/secrets.md shows how";
-        lines.push(Line::Hint(better.to_owned()));
+        lines.push(Message::Hint(better.to_owned()));
     }
     lines
 }
 
 /// Everything there is, up to the longest secret; not through a buffer that would keep a copy.
 fn read(stdin: &impl AsFd) -> Result<Vec<u8>, Failure> {
-    let mut bytes = vec![0; ROOM];
+    let mut bytes = vec![0; MAX_INPUT_BYTES];
     let mut filled = 0;
-    while filled < ROOM {
+    while filled < MAX_INPUT_BYTES {
         match rustix::io::read(stdin, &mut bytes[filled..]) {
             Ok(0) => break,
             Ok(count) => filled += count,
@@ -174,25 +174,25 @@ fn unreadable(error: io::Error) -> Failure {
 }
 
 /// A terminal that shows nothing of what is typed, and is as it was when this is dropped.
-struct Silent<'t, T: AsFd> {
+struct HiddenInput<'t, T: AsFd> {
     terminal: &'t T,
     before: Termios,
 }
 
-impl<'t, T: AsFd> Silent<'t, T> {
+impl<'t, T: AsFd> HiddenInput<'t, T> {
     /// Keys come one by one, so that Ctrl-C finds us and we can leave the terminal in order.
-    fn make(terminal: &'t T) -> io::Result<Self> {
+    fn start(terminal: &'t T) -> io::Result<Self> {
         let before = tcgetattr(terminal)?;
-        let mut silent = before.clone();
-        silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-        silent.special_codes[SpecialCodeIndex::VMIN] = 1;
-        silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-        tcsetattr(terminal, OptionalActions::Flush, &silent)?;
-        Ok(Silent { terminal, before })
+        let mut hidden = before.clone();
+        hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+        hidden.special_codes[SpecialCodeIndex::VMIN] = 1;
+        hidden.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(terminal, OptionalActions::Flush, &hidden)?;
+        Ok(HiddenInput { terminal, before })
     }
 }
 
-impl<T: AsFd> Drop for Silent<'_, T> {
+impl<T: AsFd> Drop for HiddenInput<'_, T> {
     fn drop(&mut self) {
         // A terminal that is gone needs no order.
         let _ = tcsetattr(self.terminal, OptionalActions::Now, &self.before);
@@ -200,27 +200,27 @@ impl<T: AsFd> Drop for Silent<'_, T> {
 }
 
 /// Asks for a value in the terminal.
-fn ask(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
-    let silent = Silent::make(terminal).map_err(unreadable)?;
-    prompt(&format!("value of `{name}` (not shown): "));
-    let typed = typed(|byte| Ok(rustix::io::read(terminal, byte)?));
-    drop(silent);
-    prompt("\n");
-    typed
+fn prompt_secret(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
+    let hidden = HiddenInput::start(terminal).map_err(unreadable)?;
+    write_prompt(&format!("value of `{name}` (not shown): "));
+    let read_line = read_line(|byte| Ok(rustix::io::read(terminal, byte)?));
+    drop(hidden);
+    write_prompt("\n");
+    read_line
 }
 
 /// To stderr, where there may be nobody.
-fn prompt(text: &str) {
+fn write_prompt(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// One line, by the keys that a terminal would honour itself.
-fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
+fn read_line(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
     const INTERRUPT: u8 = 3;
-    const END: u8 = 4;
-    const KILL: u8 = 21;
-    const RUB_OUT: [u8; 2] = [8, 127];
-    let mut line = Vec::with_capacity(ROOM);
+    const END_OF_INPUT: u8 = 4;
+    const KILL_LINE: u8 = 21;
+    const ERASE: [u8; 2] = [8, 127];
+    let mut line = Vec::with_capacity(MAX_INPUT_BYTES);
     loop {
         let mut byte = [0];
         match key(&mut byte) {
@@ -231,16 +231,16 @@ fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>,
         }
         match byte[0] {
             b'\n' | b'\r' => return Ok(line),
-            END if line.is_empty() => return Ok(line),
+            END_OF_INPUT if line.is_empty() => return Ok(line),
             INTERRUPT => {
                 return Err(Failure::invalid(
                     "nothing was kept: interrupted",
                     "start again when you want to",
                 ));
             }
-            KILL => line.clear(),
-            erase if RUB_OUT.contains(&erase) => drop(line.pop()),
-            other if line.len() < ROOM => line.push(other),
+            KILL_LINE => line.clear(),
+            erase if ERASE.contains(&erase) => drop(line.pop()),
+            other if line.len() < MAX_INPUT_BYTES => line.push(other),
             _ => {}
         }
     }
@@ -278,7 +278,7 @@ mod tests {
 
     fn keys(bytes: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut left = bytes.iter();
-        typed(|byte| {
+        read_line(|byte| {
             Ok(left.next().map_or(0, |next| {
                 byte[0] = *next;
                 1
@@ -300,8 +300,8 @@ mod tests {
                 .starts_with("nothing was kept")
         );
         assert_eq!(
-            keys(&vec![b'x'; ROOM + 9]).unwrap().len(),
-            ROOM,
+            keys(&vec![b'x'; MAX_INPUT_BYTES + 9]).unwrap().len(),
+            MAX_INPUT_BYTES,
             "and then it is too long"
         );
     }

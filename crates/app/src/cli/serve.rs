@@ -2,10 +2,10 @@
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::{Config, Place, Surroundings};
+use crate::config::{Config, ListenAddress, ProcessEnv};
 use clap::Args;
 use gateway::{ApiToken, Gateway, HttpListener, ServerTls};
 use serde::Serialize;
@@ -22,20 +22,20 @@ use tokio::{
     sync::watch,
 };
 
-mod admin_key;
-mod lock;
-mod machine;
-mod node;
-mod notify;
+mod admin_key_file;
+mod machine_limits;
+mod node_settings;
+mod state_lock;
+mod systemd_notify;
 pub(super) mod telemetry;
 
 /// The exit status of a server of which something is left.
 const NOT_STOPPED: u8 = 1;
-const MOST_LEFT_SHOWN: usize = 20;
+const MAX_SHOWN: usize = 20;
 /// The same when all else did: what large runs left takes its time.
-const LONGEST_CLEARING: std::time::Duration = std::time::Duration::from_secs(10);
+const CLEANUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 /// How long what is made ahead and cleared away behind may take to end when something else did not.
-const LONGEST_CLOSING: std::time::Duration = std::time::Duration::from_secs(3);
+const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +59,7 @@ Exit status: 0 if all of them were stopped, 1 if not, 125 if it could not start.
 pub(super) struct Options {
     /// Where to listen: an address, or unix:PATH [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
-    listen: Option<Place>,
+    listen: Option<ListenAddress>,
     /// The admin's key; made and written there (mode 0600) if the file does not exist
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
@@ -94,7 +94,7 @@ pub(super) struct Options {
 
 /// What is told once it is ready.
 #[derive(Debug, Serialize)]
-struct Ready {
+struct ReadyMessage {
     listen: String,
     /// Only if it was made now, and is in no file.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,24 +103,24 @@ struct Ready {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     if options.print_openapi {
         print(gateway::openapi())?;
         return Ok(0);
     }
     super::leave_no_dump()?;
-    let begun = engine::HeadStart::give();
+    let launcher = engine::HeadStart::give();
     let told = options
         .node
         .as_ref()
-        .map(|file| node::Told::read(file, surroundings))
+        .map(|file| node_settings::NodeSettings::read(file, env))
         .transpose()?;
-    let config = node::configure(told.as_ref(), global, surroundings)?;
-    let usual = || Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
+    let config = node_settings::configure(told.as_ref(), global, env)?;
+    let usual = || ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
     let place = options
         .listen
         .clone()
@@ -128,14 +128,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         .unwrap_or_else(usual);
     options.check(&place)?;
     let tls = match (&options.tls_cert, &options.tls_key) {
-        (Some(certificate), Some(key)) => Some(tls(surroundings, certificate, key)?),
+        (Some(certificate), Some(key)) => Some(tls(env, certificate, key)?),
         _ => None,
     };
-    let lock = lock::Lock::take(&config.state)?;
+    let lock = state_lock::StateLock::take(&config.state)?;
     // On a full disk neither the ledger nor the database can be opened without it.
     gateway::DiskReserve::of(&config.state).release_if_full();
-    let till = super::own_ledger::till(&config)?;
-    reclaim(&config.state);
+    let budgets = super::ledger_owner::open_budgets(&config)?;
+    reclaim_database(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
@@ -144,24 +144,24 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let served = runtime.block_on(async {
         let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
-        settings.doors.till = Some(till.clone());
+        settings.doors.till = Some(budgets.clone());
         settings.doors.tenants = config.doors.tenants.clone();
         settings.artifacts.tenants = config.doors.quotas.clone();
         settings
             .guarded
-            .extend(options.guarded(&surroundings.current_folder));
-        let engine = engine::Engine::open_after(begun, settings)?;
+            .extend(options.guarded_files(&env.current_folder));
+        let engine = engine::Engine::open_after(launcher, settings)?;
         telemetry::open_log(&config, options.quiet, options.log_format)?;
         let certificate = options
             .tls_cert
             .as_ref()
-            .map(|path| surroundings.current_folder.join(path));
+            .map(|path| env.current_folder.join(path));
         let node = told
             .as_ref()
-            .map(node::Told::of_gateway)
+            .map(node_settings::NodeSettings::gateway_settings)
             .unwrap_or_default();
         // Before anything is written: a busy port leaves neither a key that nobody saw nor the record of a start.
-        let socket = Socket::bind(&place, tls.is_some())?;
+        let socket = ListenSocket::bind(&place, tls.is_some())?;
         let gateway = open(
             &config,
             engine.clone(),
@@ -169,14 +169,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             options.quiet,
             certificate.as_deref(),
         )?;
-        let manager = notify::Manager::of(surroundings);
-        let starting = Starting {
+        let manager = systemd_notify::ServiceManager::from_env(env);
+        let starting = StartingServer {
             gateway: &gateway,
             lock: &lock,
             manager: &manager,
-            hangs_up: config.telemetry.log.file.is_some(),
+            reopens_log: config.telemetry.log.file.is_some(),
         };
-        let served = match starting.admin_key(options, global, surroundings) {
+        let served = match starting.admin_key(options, global, env) {
             Ok(admin_key) => starting.serve(socket, tls, options.json, admin_key).await,
             Err(failure) => Err(failure),
         };
@@ -188,24 +188,21 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     });
     // Whatever is still under way ends with it, and settles: the ledgers are closed behind everybody. A thread that waits
     // for somebody else's lock ends with the process.
-    runtime.shutdown_timeout(LONGEST_CLOSING);
-    drop(till);
-    remember(config.state);
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    drop(budgets);
+    refresh_usage(config.state);
     served
 }
 
 /// Ends the engine behind a server of which this is left; all that is left then.
 async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
     // What does not end by itself is not waited for where something else did not, either.
-    let patience = if left.is_empty() {
-        LONGEST_CLEARING
+    let timeout = if left.is_empty() {
+        CLEANUP_TIMEOUT
     } else {
-        LONGEST_CLOSING
+        CLOSE_TIMEOUT
     };
-    if tokio::time::timeout(patience, engine.close())
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(timeout, engine.close()).await.is_err() {
         left.push("what is cleared away behind runs".to_owned());
     }
     left
@@ -213,14 +210,14 @@ async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
 
 /// Lets the database know how far the ledger goes, however it ended, so that nobody cuts anything off. Whoever keeps the
 /// database from us keeps us no longer than this; whoever asks for usage next hears what is wrong.
-fn remember(state: PathBuf) {
+fn refresh_usage(state: PathBuf) {
     let (done, is_done) = std::sync::mpsc::channel();
     let read = move || {
         _ = engine::usage::UsageProjection::open(&state).and_then(|books| books.refresh());
         _ = done.send(());
     };
     if std::thread::Builder::new().spawn(read).is_ok() {
-        _ = is_done.recv_timeout(LONGEST_CLOSING);
+        _ = is_done.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
@@ -231,19 +228,19 @@ fn stopped(left: &[String]) -> u8 {
     }
     let shown = left
         .iter()
-        .take(MOST_LEFT_SHOWN)
+        .take(MAX_SHOWN)
         .cloned()
         .collect::<Vec<_>>()
         .join(", ");
-    let more = left.len().saturating_sub(MOST_LEFT_SHOWN);
+    let more = left.len().saturating_sub(MAX_SHOWN);
     let more = if more > 0 {
         format!(" and {more} more")
     } else {
         String::new()
     };
-    message::say(&[
-        Line::Error(format!("not everything was stopped in time: {shown}{more}")),
-        Line::Hint(
+    message::print(&[
+        Message::Error(format!("not everything was stopped in time: {shown}{more}")),
+        Message::Hint(
             "the next start clears away what is left; give more `grace` under [serve]".to_owned(),
         ),
     ]);
@@ -257,7 +254,7 @@ fn open(
     quiet: bool,
     certificate: Option<&Path>,
 ) -> Result<Gateway, Failure> {
-    let crate::config::Serve {
+    let crate::config::ServeConfig {
         hosts,
         folders,
         profiles,
@@ -271,12 +268,12 @@ fn open(
         config.jobs.clone(),
     );
     let mut tenants = config.doors.quotas.clone();
-    let machine = machine::Machine::look();
+    let machine = machine_limits::MachineSize::read();
     policy.key_maximum = maximum.or(&policy.maximum).or(&machine.maximum());
-    tenants.usual_memory = Some(machine.memory_of_tenant());
+    tenants.usual_memory = Some(machine.tenant_memory());
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
-    let crate::config::Webhooks { attempts, courier } = config.webhooks.clone();
+    let crate::config::WebhooksConfig { attempts, courier } = config.webhooks.clone();
     let webhooks = gateway::WebhookSettings { attempts, courier };
     let settings = gateway::GatewaySettings {
         engine,
@@ -304,22 +301,22 @@ fn open(
 }
 
 /// Before anybody waits for the database. That it stays large is no reason not to serve.
-fn reclaim(state: &Path) {
+fn reclaim_database(state: &Path) {
     match store::copy::reclaim(state) {
         Ok(0) => {}
         Ok(bytes) => {
             let gained = format!(
                 "the database gave {} back that nobody needs",
-                super::image::shared::size(bytes)
+                super::size::human_size(bytes)
             );
-            message::say(&[Line::Note(gained)]);
+            message::print(&[Message::Note(gained)]);
         }
         // Whoever opens it next says so.
         Err(_) => {}
     }
 }
 
-fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
+fn audit(said: &crate::config::AuditConfig) -> store::audit::AuditSettings {
     let usual = store::audit::AuditSettings::default();
     store::audit::AuditSettings {
         durability: said.durability,
@@ -329,7 +326,7 @@ fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
     }
 }
 
-pub(super) fn of_key(error: &gateway::ApiKeyError) -> Failure {
+pub(super) fn key_failure(error: &gateway::ApiKeyError) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -337,8 +334,8 @@ pub(super) fn of_key(error: &gateway::ApiKeyError) -> Failure {
     }
 }
 
-fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<ServerTls, Failure> {
-    let folder = &surroundings.current_folder;
+fn tls(env: &ProcessEnv, certificate: &Path, key: &Path) -> Result<ServerTls, Failure> {
+    let folder = &env.current_folder;
     ServerTls::from_files(&folder.join(certificate), &folder.join(key)).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -347,41 +344,44 @@ fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Se
 }
 
 /// A gateway that is about to serve, and what it needs for that.
-struct Starting<'a> {
+struct StartingServer<'a> {
     gateway: &'a Gateway,
-    lock: &'a lock::Lock,
-    manager: &'a notify::Manager,
-    hangs_up: bool,
+    lock: &'a state_lock::StateLock,
+    manager: &'a systemd_notify::ServiceManager,
+    reopens_log: bool,
 }
 
-impl Starting<'_> {
+impl StartingServer<'_> {
     /// A key that nobody has seen yet, if one had to be made.
     fn admin_key(
         &self,
         options: &Options,
         global: &Global,
-        surroundings: &Surroundings,
+        env: &ProcessEnv,
     ) -> Result<Option<ApiToken>, Failure> {
         let keys = self.gateway.keys();
         if let Some(file) = &options.admin_key_file {
-            admin_key::read_or_make(&surroundings.current_folder.join(file), keys)?;
+            admin_key_file::read_or_make(&env.current_folder.join(file), keys)?;
             return Ok(None);
         }
-        if keys.has_admin().map_err(|error| of_key(&error.into()))? {
+        if keys
+            .has_admin()
+            .map_err(|error| key_failure(&error.into()))?
+        {
             if !options.json {
-                message::say(&[Line::Note(another_key(global))]);
+                message::print(&[Message::Note(existing_key_note(global))]);
             }
             return Ok(None);
         }
         let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
         made.map(|(_, token)| Some(token))
-            .map_err(|error| of_key(&error))
+            .map_err(|error| key_failure(&error))
     }
 
     /// Serves until it is told to stop; what could not be stopped then.
     async fn serve(
         &self,
-        socket: Socket,
+        socket: ListenSocket,
         tls: Option<ServerTls>,
         json: bool,
         admin_key: Option<ApiToken>,
@@ -392,12 +392,12 @@ impl Starting<'_> {
         };
         let (mut terminate, mut interrupt) =
             (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-        self.lock.say(&socket.address);
+        self.lock.write_owner(&socket.address);
         self.gateway.set_address(&socket.address);
-        if self.hangs_up {
+        if self.reopens_log {
             telemetry::reopen_on(on(SignalKind::hangup())?);
         }
-        let told = Ready {
+        let told = ReadyMessage {
             listen: socket.address.clone(),
             admin_key: admin_key.as_ref().map(|token| token.expose().to_owned()),
             pid: std::process::id(),
@@ -409,7 +409,7 @@ impl Starting<'_> {
         }
         told?;
         self.manager.ready(&socket.address);
-        let living = tokio::spawn(self.manager.clone().live());
+        let living = tokio::spawn(self.manager.clone().send_watchdog());
         let (stop, stopped) = watch::channel(false);
         let warming = {
             let gateway = self.gateway.clone();
@@ -434,7 +434,7 @@ impl Starting<'_> {
 }
 
 /// An admin's key exists, and only its hash: whoever has lost it needs another.
-fn another_key(global: &Global) -> String {
+fn existing_key_note(global: &Global) -> String {
     let state = global.state.as_ref().map_or(String::new(), |state| {
         format!(" --state {}", state.display())
     });
@@ -445,7 +445,7 @@ fn another_key(global: &Global) -> String {
 }
 
 /// Where it listens. What connects waits until it serves.
-struct Socket {
+struct ListenSocket {
     listener: HttpListener,
     address: String,
     _file: Option<SocketFile>,
@@ -460,23 +460,23 @@ impl Drop for SocketFile {
     }
 }
 
-impl Socket {
-    fn bind(place: &Place, encrypted: bool) -> Result<Socket, Failure> {
+impl ListenSocket {
+    fn bind(place: &ListenAddress, encrypted: bool) -> Result<ListenSocket, Failure> {
         let listening = || match place {
-            Place::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
                 let scheme = if encrypted { "https" } else { "http" };
                 let address = format!("{scheme}://{}", listener.local_addr()?);
-                Ok(Socket {
+                Ok(ListenSocket {
                     listener: HttpListener::Tcp(TcpListener::from_std(listener)?),
                     address,
                     _file: None,
                 })
             }
-            Place::Unix(path) => {
-                remove_dead(path)?;
-                Ok(Socket {
+            ListenAddress::Unix(path) => {
+                remove_stale_socket(path)?;
+                Ok(ListenSocket {
                     listener: HttpListener::Unix(bind_private(path)?),
                     address: format!("unix:{}", path.display()),
                     _file: Some(SocketFile(path.clone())),
@@ -497,23 +497,23 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let making = folder.join(format!(".airlock-{}", std::process::id()));
-    fs::DirBuilder::new().mode(0o700).create(&making)?;
+    let staging = folder.join(format!(".airlock-{}", std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&staging)?;
     let bound = || {
-        let listener = UnixListener::bind(making.join("s"))?;
-        fs::set_permissions(making.join("s"), fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::bind(staging.join("s"))?;
+        fs::set_permissions(staging.join("s"), fs::Permissions::from_mode(0o600))?;
         // Unlike a rename this takes nobody's place.
-        fs::hard_link(making.join("s"), path)?;
+        fs::hard_link(staging.join("s"), path)?;
         Ok(listener)
     };
     let bound = bound();
-    _ = fs::remove_file(making.join("s"));
-    _ = fs::remove_dir(&making);
+    _ = fs::remove_file(staging.join("s"));
+    _ = fs::remove_dir(&staging);
     bound
 }
 
 /// A socket at which nobody listens any more is in the way.
-fn remove_dead(path: &Path) -> io::Result<()> {
+fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
         true => fs::remove_file(path),
@@ -523,7 +523,7 @@ fn remove_dead(path: &Path) -> io::Result<()> {
 
 impl Options {
     /// Files of the server's own, which nothing it runs may be shown.
-    fn guarded(&self, folder: &Path) -> Vec<PathBuf> {
+    fn guarded_files(&self, folder: &Path) -> Vec<PathBuf> {
         [&self.tls_key, &self.admin_key_file, &self.node]
             .into_iter()
             .flatten()
@@ -532,9 +532,9 @@ impl Options {
     }
 
     /// Other machines could read keys and what programs print.
-    fn check(&self, place: &Place) -> Result<(), Failure> {
+    fn check(&self, place: &ListenAddress) -> Result<(), Failure> {
         match place {
-            Place::Tcp(address)
+            ListenAddress::Tcp(address)
                 if !address.ip().is_loopback() && self.tls_cert.is_none() && !self.plain_http =>
             {
                 Err(Failure::invalid(
@@ -544,12 +544,12 @@ impl Options {
                     "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS server, or say --plain-http",
                 ))
             }
-            Place::Tcp(_) => Ok(()),
-            Place::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
+            ListenAddress::Tcp(_) => Ok(()),
+            ListenAddress::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
                 "TLS on a unix socket protects nothing",
                 "leave --tls-cert and --tls-key away",
             )),
-            Place::Unix(_) => Ok(()),
+            ListenAddress::Unix(_) => Ok(()),
         }
     }
 
@@ -570,7 +570,7 @@ impl Options {
     }
 }
 
-impl Ready {
+impl ReadyMessage {
     fn tell(&self, json: bool) -> Result<(), Failure> {
         if json {
             return print_json(self);
@@ -578,7 +578,7 @@ impl Ready {
         print(&format!("listen     {}\n", self.listen))?;
         if let Some(key) = &self.admin_key {
             print(&format!("admin key  {key}\n"))?;
-            message::say(&[Line::Note(
+            message::print(&[Message::Note(
                 "this key is shown once, and only its hash is kept".to_owned(),
             )]);
         }

@@ -1,7 +1,7 @@
 //! `airlock state`: how much each part of the state folder takes.
 
-use super::{Global, conclude, image::shared::size, message::Failure, print_json, print_lines};
-use crate::config::Surroundings;
+use super::{Global, conclude, message::Failure, print_json, print_lines, size::human_size};
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::disk_usage::StateUsage;
 use spec::ErrorCode;
@@ -24,12 +24,12 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let weight = engine::disk_usage::measure(&config.state).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot look at `{}`: {error}", config.state.display()),
@@ -44,8 +44,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn lines(weight: &StateUsage) -> Vec<String> {
-    let line =
-        |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
+    let line = |name: &str, bytes: u64, about: &str| {
+        format!("{name:<12}  {:>10}  {about}", human_size(bytes))
+    };
     let files = |count: u64| {
         if count == 1 {
             "1 file".to_owned()

@@ -1,12 +1,12 @@
 //! `airlock worker`: serves tools to agents of a mesh over its message broker, and has a small broker for a laptop.
 
 mod broker;
-mod ledger;
+mod ledger_rotation;
 mod sam;
-mod serving;
+mod serve;
 
 use super::{Global, conclude};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -34,11 +34,9 @@ enum Action {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
     match &options.action {
-        Action::Sam(options) => conclude(sam::attempt(options, global, surroundings), options.json),
-        Action::Broker(options) => {
-            conclude(broker::attempt(options, global, surroundings), options.json)
-        }
+        Action::Sam(options) => conclude(sam::attempt(options, global, env), options.json),
+        Action::Broker(options) => conclude(broker::attempt(options, global, env), options.json),
     }
 }

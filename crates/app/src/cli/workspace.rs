@@ -1,7 +1,7 @@
 //! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing, and
 //! what was taken out of mounted ones.
 
-mod file;
+mod file_viewer;
 mod interactive;
 mod pager;
 mod patch;
@@ -9,10 +9,10 @@ mod remote;
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     open_engine, print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 use engine::{
     BroughtCommits, Engine, KeptCommits,
@@ -21,7 +21,7 @@ use engine::{
         LayerError, MAX_PATCH_BYTES, ProgramFile, UnappliedChange, held::HeldEntry,
     },
 };
-use file::Viewer;
+use file_viewer::FileViewer;
 use spec::Id;
 use std::{
     io::{self, Read},
@@ -91,7 +91,7 @@ enum Action {
         #[arg(value_name = "ID")]
         id: Option<String>,
         #[command(flatten)]
-        taking: Taking,
+        args: CommitArgs,
     },
     /// Show what was taken out of mounted workspaces when programs ended
     Held {
@@ -118,7 +118,7 @@ enum Action {
 
 /// How changes are taken over.
 #[derive(Args, Debug)]
-struct Taking {
+struct CommitArgs {
     /// Also where the folder has changed meanwhile
     #[arg(long)]
     force: bool,
@@ -136,37 +136,37 @@ struct Taking {
     interactive: bool,
 }
 
-impl Taking {
+impl CommitArgs {
     fn options(&self) -> CommitOptions {
         CommitOptions {
             force: self.force,
             partial: self.partial,
             keep: self.keep,
-            only: patch::paths(&self.only),
+            only: patch::clean_paths(&self.only),
             exactly: false,
         }
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let json = options.json;
-    if let Action::Commit { taking, .. } = &options.action
-        && taking.interactive
+    if let Action::Commit { args, .. } = &options.action
+        && args.interactive
     {
         let instead = "name what you want with --only, or leave --interactive away";
-        interactive::must_be_asked("--interactive", instead)?;
+        interactive::require_terminal("--interactive", instead)?;
     }
-    if let Some(client) = global.server(surroundings)? {
-        let acted = remote::act(&client, options.action, json, surroundings);
+    if let Some(client) = global.server(env)? {
+        let acted = remote::execute(&client, options.action, json, env);
         return super::runtime()?.block_on(acted);
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     // Opening sweeps: a box whose engine was killed does not keep its workspace.
@@ -188,28 +188,28 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             patch: false,
             only,
         } => {
-            let diff = workspaces::diff(state, &chosen(state, id)?).map_err(failure)?;
-            show(&diff.only(&patch::paths(&only)), stat, json)
+            let diff = workspaces::diff(state, &workspace_id(state, id)?).map_err(failure)?;
+            show(&diff.only(&patch::clean_paths(&only)), stat, json)
         }
         Action::Diff { id, only, .. } => {
-            let (id, only) = (chosen(state, id)?, patch::paths(&only));
+            let (id, only) = (workspace_id(state, id)?, patch::clean_paths(&only));
             let (diff, patch) =
                 workspaces::patch(state, &id, &only, MAX_PATCH_BYTES).map_err(failure)?;
-            show_patch(&diff, patch, json, surroundings)
+            show_patch(&diff, patch, json, env)
         }
         Action::Show { id, file } => {
-            let (path, id) = (clean(file)?, chosen(state, id)?);
+            let (path, id) = (workspace_path(file)?, workspace_id(state, id)?);
             show_file(workspaces::open_file(state, &id, &path).map_err(failure)?)
         }
-        Action::Commit { id, taking } => {
-            let id = chosen(state, id)?;
-            let mut options = taking.options();
-            if taking.interactive {
-                let choosing = choose(state, &id, &options, surroundings);
+        Action::Commit { id, args } => {
+            let id = workspace_id(state, id)?;
+            let mut options = args.options();
+            if args.interactive {
+                let choosing = choose(state, &id, &options, env);
                 options.only = runtime.block_on(choosing)?;
                 options.exactly = true;
                 if options.only.is_empty() {
-                    return nothing_chosen();
+                    return nothing_done();
                 }
             }
             let brings = options.only.is_empty();
@@ -230,17 +230,17 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             report(&committed, brought, json)
         }
         Action::Held { id, take, drop } => {
-            let id = id.as_deref().map(known).transpose()?;
+            let id = id.as_deref().map(parse_id).transpose()?;
             held(state, id.as_ref(), take.as_deref(), drop, json)
         }
         Action::Discard { id, yes } => {
             let asks = id.is_none() && !yes;
             if asks {
-                must_be_named()?;
+                require_id_or_terminal()?;
             }
-            let id = chosen(state, id)?;
+            let id = workspace_id(state, id)?;
             if asks && !interactive::confirm(&format!("drop all changes of `{id}`?"))? {
-                return nothing_chosen();
+                return nothing_done();
             }
             match workspaces::discard(state, &id) {
                 Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {}
@@ -260,9 +260,9 @@ fn has_commits(engine: &Engine, id: &Id) -> bool {
 }
 
 /// What nobody named is dropped only if somebody says so.
-fn must_be_named() -> Result<(), Failure> {
+fn require_id_or_terminal() -> Result<(), Failure> {
     let instead = "name the workspace (`airlock workspace list` shows them), or add --yes";
-    interactive::must_be_asked("to drop the newest workspace without its ID", instead)
+    interactive::require_terminal("to drop the newest workspace without its ID", instead)
 }
 
 fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
@@ -273,21 +273,21 @@ fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn nothing_chosen() -> Result<u8, Failure> {
-    message::say(&[Line::Note(
+fn nothing_done() -> Result<u8, Failure> {
+    message::print(&[Message::Note(
         "nothing was done; the workspace is kept".to_owned(),
     )]);
     Ok(0)
 }
 
 /// The workspace that was named, or the newest; which that is, is said.
-fn chosen(state: &Path, id: Option<String>) -> Result<Id, Failure> {
+fn workspace_id(state: &Path, id: Option<String>) -> Result<Id, Failure> {
     if let Some(id) = id {
-        return known(&id);
+        return parse_id(&id);
     }
     let newest = workspaces::find_newest(state).map_err(failure)?;
     let newest = newest.ok_or_else(no_workspace)?;
-    say_newest(newest.id.as_str(), &newest.folder);
+    note_newest(newest.id.as_str(), &newest.folder);
     Ok(newest.id)
 }
 
@@ -298,16 +298,16 @@ fn no_workspace() -> Failure {
     )
 }
 
-fn say_newest(id: &str, folder: &Path) {
+fn note_newest(id: &str, folder: &Path) {
     let folder = name(folder);
-    message::say(&[Line::Note(format!(
+    message::print(&[Message::Note(format!(
         "the newest workspace: `{id}`, of `{folder}`"
     ))]);
 }
 
-fn clean(file: PathBuf) -> Result<PathBuf, Failure> {
+fn workspace_path(file: PathBuf) -> Result<PathBuf, Failure> {
     let hint = "give its path as `airlock workspace diff` shows it";
-    let file = patch::paths(&[file]).pop();
+    let file = patch::clean_paths(&[file]).pop();
     file.ok_or_else(|| Failure::invalid("this is no file of a workspace", hint))
 }
 
@@ -316,12 +316,12 @@ async fn choose(
     state: &Path,
     id: &Id,
     options: &CommitOptions,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Vec<PathBuf>, Failure> {
     let diff = workspaces::diff(state, id).map_err(failure)?;
     let diff = diff.only(&options.only);
     if workspaces::find(state, id).is_ok_and(|layer| layer.in_use) {
-        message::say(&[Line::Note(
+        message::print(&[Message::Note(
             "a program still works there: what it changes meanwhile in what you take is taken, too"
                 .to_owned(),
         )]);
@@ -331,11 +331,11 @@ async fn choose(
         let patch = workspaces::patch(state, id, &only, MAX_PATCH_BYTES);
         Ok(patch.map_err(failure)?.1.text)
     };
-    interactive::choose(&diff.changes, options.force, surroundings, patch_of).await
+    interactive::choose(&diff.changes, options.force, env, patch_of).await
 }
 
 fn show_file(file: ProgramFile) -> Result<u8, Failure> {
-    let mut viewer = Viewer::new();
+    let mut viewer = FileViewer::new();
     match file {
         ProgramFile::Link(target) => {
             viewer.write(target.as_encoded_bytes())?;
@@ -418,7 +418,7 @@ fn show_held(held: &[HeldEntry], json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn known(id: &str) -> Result<Id, Failure> {
+fn parse_id(id: &str) -> Result<Id, Failure> {
     let hint = "`airlock workspace list` shows what there is";
     Id::new(id).map_err(|bad| Failure::invalid(bad.to_string(), hint))
 }
@@ -429,22 +429,22 @@ fn failure(error: LayerError) -> Failure {
 
 /// What stands against it is named, before the failure itself or as a part of it.
 fn refused(left: Vec<UnappliedChange>, json: bool) -> Result<u8, Failure> {
-    message::say(&notes(&left));
+    message::print(&notes(&left));
     let named = json.then(|| serde_json::json!(left));
     let failure = failure(LayerError::Refused { left });
     match named {
         None => Err(failure),
         Some(left) => {
-            message::say(&failure.lines());
+            message::print(&failure.lines());
             print_json(&serde_json::json!({ "error": failure.info(), "left_out": left }))?;
             Ok(super::REFUSED)
         }
     }
 }
 
-fn notes(left: &[UnappliedChange]) -> Vec<Line> {
+fn notes(left: &[UnappliedChange]) -> Vec<Message> {
     left.iter()
-        .map(|left| Line::Note(format!("`{}`: {}", name(&left.path), left.reason)))
+        .map(|left| Message::Note(format!("`{}`: {}", name(&left.path), left.reason)))
         .collect()
 }
 
@@ -458,7 +458,7 @@ fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
         true => print(&counts(&diff.changes))?,
         false => print(&lines(&diff.changes, &diff.commits))?,
     }
-    say_unknown(&unknown, diff.compared);
+    note_unknown(&unknown, diff.compared);
     Ok(0)
 }
 
@@ -466,7 +466,7 @@ fn show_patch(
     diff: &Diff,
     mut patch: workspaces::Patch,
     json: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
     let unknown = unknown(diff);
     if json {
@@ -478,8 +478,8 @@ fn show_patch(
     patch
         .text
         .splice(0..0, commits(&diff.commits, "# * ").into_bytes());
-    let status = patch::write(&patch, surroundings)?;
-    say_unknown(&unknown, diff.compared);
+    let status = patch::write(&patch, env)?;
+    note_unknown(&unknown, diff.compared);
     Ok(status)
 }
 
@@ -508,14 +508,14 @@ fn commits(commits: &[String], sign: &str) -> String {
     commits.iter().map(line).collect()
 }
 
-fn say_unknown(unknown: &[UnappliedChange], compared: bool) {
+fn note_unknown(unknown: &[UnappliedChange], compared: bool) {
     let mut said = notes(unknown);
     if !compared {
-        said.push(Line::Note(
+        said.push(Message::Note(
             "the folder is not there: conflicts are not known".to_owned(),
         ));
     }
-    message::say(&said);
+    message::print(&said);
 }
 
 /// What was taken over, and what the program committed if its run was killed before that arrived.
@@ -532,7 +532,7 @@ fn report(
     } = committed;
     if !json {
         print(&applied.iter().map(line).collect::<String>())?;
-        message::say(&notes(left));
+        message::print(&notes(left));
     }
     // What was taken over is said whatever became of the rest.
     let brought = brought?;
@@ -545,8 +545,8 @@ fn report(
         }
         print_json(&told)?;
     } else if let Some(brought) = &brought {
-        let notes = brought.notes.iter().cloned().map(Line::Note);
-        message::say(&notes.collect::<Vec<_>>());
+        let notes = brought.notes.iter().cloned().map(Message::Note);
+        message::print(&notes.collect::<Vec<_>>());
     }
     let has_failed =
         |import: &spec::GitImport| import.refs.is_empty() && !import.not_brought.is_empty();

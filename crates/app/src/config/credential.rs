@@ -1,6 +1,6 @@
 //! `[credential.NAME]`: what the egress door puts into requests, how, and to which hosts and no others; and `[egress]`.
 
-use super::{ConfigError, egress, file::Section, provider};
+use super::{ConfigError, egress, provider, toml_file::Section};
 use doors::egress::{Credential, EgressSettings, InjectionMethod};
 use http::HeaderName;
 use spec::{EgressRule, HostPattern, Id};
@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, path::Path};
 use toml::{Table, Value};
 
 const KEYS: [&str; 3] = ["key", "inject", "hosts"];
-const INJECT: &str = "write \"bearer\", \"basic:USER\" or \"header:NAME\"";
+const INJECT_HINT: &str = "write \"bearer\", \"basic:USER\" or \"header:NAME\"";
 /// Headers that say where a message goes or ends, or that programs and servers keep changing themselves.
-const NEVER: [&str; 13] = [
+const FORBIDDEN_HEADERS: [&str; 13] = [
     "host",
     "content-length",
     "content-encoding",
@@ -25,7 +25,7 @@ const NEVER: [&str; 13] = [
     "via",
     "forwarded",
 ];
-const LONGEST_USER: usize = 128;
+const MAX_USER_BYTES: usize = 128;
 
 /// `[egress]`.
 pub(super) fn settings(
@@ -84,7 +84,7 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
         &["key"],
         "say where it is: key = { secret = \"NAME\" }, file, env or vault",
     )?;
-    section.needs(table, &["inject"], INJECT)?;
+    section.needs(table, &["inject"], INJECT_HINT)?;
     let hint = "name the hosts that it may be sent to: hosts = [\"api.example.com\"]";
     section.needs(table, &["hosts"], hint)?;
     let hosts = egress::hosts(section, "hosts", &table["hosts"])?;
@@ -107,7 +107,7 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMe
     match text.split_once(':') {
         None if text == "bearer" => Ok(InjectionMethod::Bearer),
         Some(("basic", user)) => {
-            let good = (1..=LONGEST_USER).contains(&user.len())
+            let good = (1..=MAX_USER_BYTES).contains(&user.len())
                 && !user.contains(|character: char| character == ':' || character.is_control());
             match good {
                 true => Ok(InjectionMethod::Basic {
@@ -121,7 +121,7 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMe
             }
         }
         Some(("header", name)) => header(section, key, name),
-        _ => Err(section.error(key, "is not a known way", INJECT)),
+        _ => Err(section.error(key, "is not a known way", INJECT_HINT)),
     }
 }
 
@@ -133,7 +133,7 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMetho
             "name a header",
         )
     })?;
-    match NEVER.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
+    match FORBIDDEN_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
         true => {
             let hint = "use a header that is the credential's own, such as header:x-api-key";
             Err(section.error(key, format_args!("cannot be `{name}`"), hint))
@@ -184,7 +184,7 @@ mod tests {
     use ::doors::secrets::KeySource;
 
     fn read(text: &str) -> Result<EgressSettings, ConfigError> {
-        super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
+        super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
             .map(|said| said.doors.egress)
     }
 

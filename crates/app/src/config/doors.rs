@@ -3,9 +3,9 @@
 
 use super::{
     ConfigError, credential,
-    file::Section,
     prices::{self, Prices},
     provider::{self, Inference, Providers},
+    toml_file::Section,
 };
 use doors::{
     budget::{AccountLevel, AccountLimits, DEFAULT_TENANT},
@@ -31,12 +31,12 @@ pub(super) const TABLES: [&str; 10] = [
     "credential",
     "egress",
 ];
-const MOST_TARGETS: usize = 16;
-const LONGEST_NAME: usize = 200;
+const MAX_TARGETS: usize = 16;
+const MAX_NAME_BYTES: usize = 200;
 
 /// What doors are opened with. The prices are to be laid over the shipped book.
 #[derive(Clone, Debug)]
-pub(crate) struct Doors {
+pub(crate) struct DoorsConfig {
     /// Providers, names for models, the node's own model server, bounds.
     pub(crate) catalogue: Catalogue,
     /// The operator's own prices.
@@ -55,9 +55,9 @@ pub(crate) struct Doors {
     pub(crate) egress: doors::egress::EgressSettings,
 }
 
-impl Default for Doors {
+impl Default for DoorsConfig {
     fn default() -> Self {
-        let mut doors = Doors {
+        let mut doors = DoorsConfig {
             catalogue: Catalogue {
                 providers: provider::known(),
                 ..Catalogue::default()
@@ -75,9 +75,9 @@ impl Default for Doors {
     }
 }
 
-impl Doors {
+impl DoorsConfig {
     /// The catalogue with its prices laid over the shipped book.
-    pub(crate) fn assembled(&self) -> Catalogue {
+    pub(crate) fn catalogue_with_prices(&self) -> Catalogue {
         let unknown = self
             .prices
             .unknown
@@ -104,7 +104,7 @@ impl Doors {
             "unknown_prices" => self.prices.unknown = Some(prices::unknown(table, path)?),
             "inference" => self.serve(provider::inference(table, path)?),
             "ledger" => (self.durability, self.keep_ledger) = ledger(table, path)?,
-            "doors" => bounds(&mut self.catalogue.limits, table, path)?,
+            "doors" => door_limits(&mut self.catalogue.limits, table, path)?,
             "tenant" => (self.tenants, self.quotas) = tenants(table, path)?,
             "credential" => self.egress.credentials = credential::read(table, path)?,
             _ => credential::settings(&mut self.egress, table, path)?,
@@ -193,8 +193,8 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget
             .ok_or_else(|| section.error("targets", "is missing", hint))?;
         let targets = section.texts("targets", value)?;
         let bad = |what: &str| section.error("targets", what, hint);
-        if targets.len() > MOST_TARGETS {
-            return Err(bad("has more than 16 models"));
+        if targets.len() > MAX_TARGETS {
+            return Err(bad("has first_exceeded than 16 models"));
         }
         let target = |text: &str| match text.split_once('/') {
             Some((provider, model)) if is_model_name(model) => Ok(ModelTarget {
@@ -212,7 +212,7 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget
 }
 
 fn is_model_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len())
+    (1..=MAX_NAME_BYTES).contains(&name.len())
         && name
             .bytes()
             .all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
@@ -240,18 +240,22 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
     Ok((durability, keep_for))
 }
 
-fn bounds(bounds: &mut DoorLimits, table: &Table, path: &Path) -> Result<(), ConfigError> {
+fn door_limits(
+    door_limits: &mut DoorLimits,
+    table: &Table,
+    path: &Path,
+) -> Result<(), ConfigError> {
     let section = Section {
         path,
         name: "doors",
     };
     for (key, value) in table {
         match key.as_str() {
-            "body" => bounds.max_body_bytes = section.quantity::<Size>(key, value)?.0,
-            "header_time" => bounds.header_timeout = section.quantity::<Time>(key, value)?.0,
-            "body_time" => bounds.body_timeout = section.quantity::<Time>(key, value)?.0,
-            "connections" => bounds.max_connections = section.count(key, value)? as usize,
-            "concurrent" => bounds.max_concurrent = section.count(key, value)?,
+            "body" => door_limits.max_body_bytes = section.quantity::<Size>(key, value)?.0,
+            "header_time" => door_limits.header_timeout = section.quantity::<Time>(key, value)?.0,
+            "body_time" => door_limits.body_timeout = section.quantity::<Time>(key, value)?.0,
+            "connections" => door_limits.max_connections = section.count(key, value)? as usize,
+            "concurrent" => door_limits.max_concurrent = section.count(key, value)?,
             other => {
                 let known = [
                     "body",
@@ -281,7 +285,7 @@ const TENANT_KEYS: [&str; 12] = [
     "memory",
     "weight",
 ];
-const LARGEST_WEIGHT: u64 = 1000;
+const MAX_WEIGHT: u64 = 1000;
 
 /// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
 fn tenants(
@@ -341,7 +345,7 @@ fn tenant_key(
         "storage" => quota.storage = Some(section.quantity(key, value)?),
         "memory" => quota.memory = Some(section.quantity(key, value)?),
         "weight" => match section.number(key, value)? {
-            weight @ 1..=LARGEST_WEIGHT => quota.weight = weight as u32,
+            weight @ 1..=MAX_WEIGHT => quota.weight = weight as u32,
             _ => return Err(section.error(key, "is out of range", "give 1 to 1000")),
         },
         other => return Err(section.unknown(other, &TENANT_KEYS)),
@@ -388,7 +392,7 @@ pub(super) fn budget(
 }
 
 /// The first limit in which a budget allows more than another.
-pub(super) fn more(budget: &Budget, than: &Budget) -> Option<&'static str> {
+pub(super) fn first_exceeded(budget: &Budget, than: &Budget) -> Option<&'static str> {
     fn over<T: Ord>(one: Option<T>, most: Option<T>, name: &'static str) -> Option<&'static str> {
         let most = most?;
         one.is_none_or(|one| one > most).then_some(name)

@@ -1,7 +1,7 @@
 //! The table `[images]`: which images may be used, and who may change the list of them. The operator says all of it;
 //! a local file may only switch the list on.
 
-use super::{ConfigError, file::Section, local::NARROW};
+use super::{ConfigError, local_file::NARROW_HINT, toml_file::Section};
 use spec::{ImagePolicy, ImageRef, ImageRule, RequireMark};
 use std::path::Path;
 use toml::{Table, Value};
@@ -9,7 +9,7 @@ use toml::{Table, Value};
 const NAME: &str = "images";
 const KEYS: [&str; 4] = ["policy", "require_mark", "may_add", "registries"];
 /// More than any system takes for a name.
-const LONGEST_USER: usize = 256;
+const MAX_USER_BYTES: usize = 256;
 
 /// What the operator's file says.
 pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigError> {
@@ -39,12 +39,12 @@ pub(super) fn narrow(
             "policy" => match (policy.rule, rule(&section, key, value)?) {
                 (ImageRule::Allowed, ImageRule::Open) => {
                     let what = "would widen: `open` allows more than the `allowed` of the configuration file";
-                    return Err(section.error(key, what, NARROW));
+                    return Err(section.error(key, what, NARROW_HINT));
                 }
                 (_, rule) => policy.rule = rule,
             },
             word if KEYS.contains(&word) => {
-                return Err(section.error(word, "cannot be set here", NARROW));
+                return Err(section.error(word, "cannot be set here", NARROW_HINT));
             }
             other => return Err(section.unknown(other, &KEYS[..1])),
         }
@@ -85,7 +85,7 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
         )
     };
     let fits = |name: &str| {
-        (1..=LONGEST_USER).contains(&name.len())
+        (1..=MAX_USER_BYTES).contains(&name.len())
             && !name.contains(|c: char| c.is_control() || c.is_whitespace())
     };
     let user = |one: &Value| match one {

@@ -1,6 +1,6 @@
 //! `[jobs]`: how many jobs run and wait, and how long they are remembered.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use spec::{JobBounds, Time};
 use std::path::Path;
 use toml::Table;

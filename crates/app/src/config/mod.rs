@@ -8,27 +8,27 @@ mod audit;
 mod credential;
 mod doors;
 mod egress;
-mod file;
 mod images;
 mod jobs;
-mod local;
-pub(crate) mod node;
-mod operator;
+mod local_file;
+pub(crate) mod node_file;
+mod operator_file;
 mod prices;
 mod provider;
 mod secrets;
 mod serve;
 mod telemetry;
+mod toml_file;
 mod webhooks;
 mod workspace;
 
 pub(crate) use self::{
-    artifacts::{Artifacts, Bucket, Store},
-    audit::Audit,
-    doors::Doors,
-    serve::{Place, Serve},
-    telemetry::{Telemetry, log_file},
-    webhooks::Webhooks,
+    artifacts::{ArtifactBackend, ArtifactsConfig, CloudBucket},
+    audit::AuditConfig,
+    doors::DoorsConfig,
+    serve::{ListenAddress, ServeConfig},
+    telemetry::{TelemetryConfig, log_file},
+    webhooks::WebhooksConfig,
 };
 
 use ::doors::{
@@ -51,7 +51,7 @@ const SERVER_KEY: &str = "AIRLOCK_KEY";
 
 /// What the process finds around itself. The only place that looks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct ProcessEnv {
     /// The environment, without these two keys: no option, profile or recipe can pass them on.
     pub(crate) variables: BTreeMap<OsString, OsString>,
     /// The master key of the encrypted store, if the environment had it.
@@ -79,9 +79,9 @@ pub(crate) struct Config {
     /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
     pub(crate) pool: Pool,
     /// What a server is told.
-    pub(crate) serve: Serve,
+    pub(crate) serve: ServeConfig,
     /// Where its notices may go.
-    pub(crate) webhooks: webhooks::Webhooks,
+    pub(crate) webhooks: webhooks::WebhooksConfig,
     /// How many jobs.
     pub(crate) jobs: spec::JobBounds,
     /// The folder for run records and artifacts; absolute.
@@ -91,13 +91,13 @@ pub(crate) struct Config {
     /// Where Podman may listen, best first.
     pub(crate) podman: Vec<String>,
     /// What doors are opened with.
-    pub(crate) doors: Doors,
+    pub(crate) doors: DoorsConfig,
     /// Where artifacts are kept, how many, and for how long.
-    pub(crate) artifacts: Artifacts,
+    pub(crate) artifacts: ArtifactsConfig,
     /// How the audit is kept.
-    pub(crate) audit: Audit,
+    pub(crate) audit: AuditConfig,
     /// What a server tells of itself.
-    pub(crate) telemetry: Telemetry,
+    pub(crate) telemetry: TelemetryConfig,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
@@ -152,15 +152,15 @@ impl Config {
     }
 }
 
-impl Surroundings {
+impl ProcessEnv {
     /// Looks around.
-    pub(crate) fn of_process() -> Self {
+    pub(crate) fn from_process() -> Self {
         let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
         let master_key = variables.remove(OsStr::new(MASTER_KEY));
         let server_key = variables
             .remove(OsStr::new(SERVER_KEY))
             .filter(|key| !key.is_empty());
-        Surroundings {
+        ProcessEnv {
             variables,
             master_key: master_key.map(|text| Secret::new(text.into_vec())),
             server_key: server_key.map(|text| Secret::new(text.into_vec())),
@@ -218,15 +218,15 @@ impl Surroundings {
 }
 
 /// Reads the operator's settings. Nothing is created.
-pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
-    let (file, said) = match operator_file(flags, around)? {
+pub(crate) fn load(flags: &Flags, env: &ProcessEnv) -> Result<Config, ConfigError> {
+    let (file, settings) = match operator_file(flags, env)? {
         Some((path, text)) => (
             Some(path.clone()),
-            operator::read(&file::parse(&text, &path)?, &path)?,
+            operator_file::read(&toml_file::parse(&text, &path)?, &path)?,
         ),
-        None => (None, operator::Said::default()),
+        None => (None, operator_file::OperatorSettings::default()),
     };
-    let operator::Said {
+    let operator_file::OperatorSettings {
         policy,
         pool,
         serve,
@@ -237,11 +237,11 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         artifacts,
         audit,
         telemetry,
-    } = said;
-    let (docker, podman) = (around.docker(), around.podman());
-    let state = state_folder(flags, around)?;
+    } = settings;
+    let (docker, podman) = (env.docker(), env.podman());
+    let state = state_folder(flags, env)?;
     let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
-    let secrets = secrets::assemble(secrets, keys, &state, around)?;
+    let secrets = secrets::assemble(secrets, keys, &state, env)?;
     Ok(Config {
         policy,
         pool,
@@ -264,18 +264,18 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
 pub(crate) fn narrow(
     config: &mut Config,
     profile: Option<&str>,
-    around: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<(), ConfigError> {
-    let path = around.current_folder.join("airlock.toml");
+    let path = env.current_folder.join("airlock.toml");
     // Named with --config it has been read already, as the operator's own word.
     if config.file.as_deref() == Some(path.as_path()) {
         return Ok(());
     }
-    match file::read(&path, file::Links::Refuse)? {
-        Some(text) => local::narrow(
+    match toml_file::read(&path, toml_file::Links::Refuse)? {
+        Some(text) => local_file::narrow(
             &mut config.policy,
             profile,
-            &file::parse(&text, &path)?,
+            &toml_file::parse(&text, &path)?,
             &path,
         ),
         None => Ok(()),
@@ -285,15 +285,15 @@ pub(crate) fn narrow(
 /// A file that was named must be there; one of the usual places may be empty.
 fn operator_file(
     flags: &Flags,
-    around: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Option<(PathBuf, String)>, ConfigError> {
     let named = flags
         .config
         .as_deref()
-        .or(around.variable("AIRLOCK_CONFIG").map(Path::new));
+        .or(env.variable("AIRLOCK_CONFIG").map(Path::new));
     if let Some(named) = named {
-        let path = around.current_folder.join(named);
-        return match file::read(&path, file::Links::Follow)? {
+        let path = env.current_folder.join(named);
+        return match toml_file::read(&path, toml_file::Links::Follow)? {
             Some(text) => Ok(Some((path, text))),
             None => Err(ConfigError::new(
                 format!("there is no configuration file `{}`", path.display()),
@@ -301,27 +301,25 @@ fn operator_file(
             )),
         };
     }
-    let home = around
+    let home = env
         .home()
         .map(|home| home.join(".config/airlock/config.toml"));
-    let system = around
-        .root
-        .then(|| PathBuf::from("/etc/airlock/config.toml"));
+    let system = env.root.then(|| PathBuf::from("/etc/airlock/config.toml"));
     for path in home.into_iter().chain(system) {
-        if let Some(text) = file::read(&path, file::Links::Follow)? {
+        if let Some(text) = toml_file::read(&path, toml_file::Links::Follow)? {
             return Ok(Some((path, text)));
         }
     }
     Ok(None)
 }
 
-fn state_folder(flags: &Flags, around: &Surroundings) -> Result<PathBuf, ConfigError> {
+fn state_folder(flags: &Flags, env: &ProcessEnv) -> Result<PathBuf, ConfigError> {
     let named = flags
         .state
         .as_deref()
-        .or(around.variable("AIRLOCK_STATE").map(Path::new));
-    match (named, around.root, around.home()) {
-        (Some(named), _, _) => Ok(around.current_folder.join(named)),
+        .or(env.variable("AIRLOCK_STATE").map(Path::new));
+    match (named, env.root, env.home()) {
+        (Some(named), _, _) => Ok(env.current_folder.join(named)),
         (None, true, _) => Ok(PathBuf::from("/var/lib/airlock")),
         (None, false, Some(home)) => Ok(home.join(".local/state/airlock")),
         (None, false, None) => Err(ConfigError::new(
@@ -349,11 +347,11 @@ mod tests {
             Folder(path)
         }
 
-        fn around(&self) -> Surroundings {
-            Surroundings {
+        fn env(&self) -> ProcessEnv {
+            ProcessEnv {
                 variables: [("HOME".into(), self.0.join("home").into_os_string())].into(),
                 current_folder: self.0.join("here"),
-                ..Surroundings::default()
+                ..ProcessEnv::default()
             }
         }
     }
@@ -371,56 +369,55 @@ mod tests {
     #[test]
     fn a_flag_is_over_a_variable_is_over_the_usual_place_is_over_the_default() {
         let folder = Folder::new("order");
-        let mut around = folder.around();
+        let mut env = folder.env();
         let profile = |count| format!("[profile.restrictive]\npids = {count}\n");
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 32);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 32);
         fs::write(
             folder.0.join("home/.config/airlock/config.toml"),
             profile(11),
         )
         .unwrap();
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 11);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 11);
         fs::write(folder.0.join("variable.toml"), profile(12)).unwrap();
-        around.variables.insert(
+        env.variables.insert(
             "AIRLOCK_CONFIG".into(),
             folder.0.join("variable.toml").into(),
         );
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 12);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 12);
         fs::write(folder.0.join("here/flag.toml"), profile(13)).unwrap();
         let flags = Flags {
             config: Some("flag.toml".into()),
             ..Flags::default()
         };
-        assert_eq!(pids(&load(&flags, &around).unwrap()), 13);
+        assert_eq!(pids(&load(&flags, &env).unwrap()), 13);
     }
 
     #[test]
     fn the_state_folder_follows_the_same_order() {
         let folder = Folder::new("state");
-        let mut around = folder.around();
-        let state = |flags: &Flags, around: &Surroundings| state_folder(flags, around).unwrap();
+        let mut env = folder.env();
+        let state = |flags: &Flags, env: &ProcessEnv| state_folder(flags, env).unwrap();
         assert_eq!(
-            state(&Flags::default(), &around),
+            state(&Flags::default(), &env),
             folder.0.join("home/.local/state/airlock")
         );
-        let root = Surroundings {
+        let root = ProcessEnv {
             root: true,
-            ..around.clone()
+            ..env.clone()
         };
         assert_eq!(
             state(&Flags::default(), &root),
             Path::new("/var/lib/airlock")
         );
-        around
-            .variables
+        env.variables
             .insert("AIRLOCK_STATE".into(), "/variable".into());
-        assert_eq!(state(&Flags::default(), &around), Path::new("/variable"));
+        assert_eq!(state(&Flags::default(), &env), Path::new("/variable"));
         let flags = Flags {
             state: Some("flag".into()),
             ..Flags::default()
         };
-        assert_eq!(state(&flags, &around), folder.0.join("here/flag"));
-        assert!(state_folder(&Flags::default(), &Surroundings::default()).is_err());
+        assert_eq!(state(&flags, &env), folder.0.join("here/flag"));
+        assert!(state_folder(&Flags::default(), &ProcessEnv::default()).is_err());
     }
 
     #[test]
@@ -428,7 +425,7 @@ mod tests {
         let folder = Folder::new("guarded");
         let file = folder.0.join("home/.config/airlock/config.toml");
         fs::write(&file, "[egress]\nca = \"/etc/ours.pem\"\n").unwrap();
-        let config = load(&Flags::default(), &folder.around()).unwrap();
+        let config = load(&Flags::default(), &folder.env()).unwrap();
         assert_eq!(config.guarded(), [file, PathBuf::from("/etc/ours.pem")]);
     }
 
@@ -439,7 +436,7 @@ mod tests {
             config: Some("absent.toml".into()),
             ..Flags::default()
         };
-        let refused = load(&flags, &folder.around()).unwrap_err();
+        let refused = load(&flags, &folder.env()).unwrap_err();
         assert!(
             refused
                 .message
@@ -447,20 +444,20 @@ mod tests {
             "{}",
             refused.message
         );
-        assert!(load(&Flags::default(), &folder.around()).is_ok());
+        assert!(load(&Flags::default(), &folder.env()).is_ok());
     }
 
     #[test]
     fn the_local_file_narrows_the_profile_in_use_and_no_other() {
         let folder = Folder::new("local");
-        let around = folder.around();
+        let env = folder.env();
         fs::write(
             folder.0.join("here/airlock.toml"),
             "pids = 7\nnetwork = \"none\"\n",
         )
         .unwrap();
-        let mut config = load(&Flags::default(), &around).unwrap();
-        narrow(&mut config, Some("agent"), &around).unwrap();
+        let mut config = load(&Flags::default(), &env).unwrap();
+        narrow(&mut config, Some("agent"), &env).unwrap();
         let agent = config.policy.profile("agent").unwrap();
         assert_eq!((agent.limits.pids, agent.network), (7, Network::None));
         assert_eq!(pids(&config), 32);
@@ -469,16 +466,16 @@ mod tests {
     #[test]
     fn a_local_file_that_is_named_as_configuration_is_the_operators_word() {
         let folder = Folder::new("same");
-        let around = folder.around();
+        let env = folder.env();
         fs::write(folder.0.join("here/airlock.toml"), "[maximum]\npids = 7\n").unwrap();
         let flags = Flags {
             config: Some("airlock.toml".into()),
             ..Flags::default()
         };
-        let mut config = load(&flags, &around).unwrap();
-        narrow(&mut config, None, &around).unwrap();
+        let mut config = load(&flags, &env).unwrap();
+        narrow(&mut config, None, &env).unwrap();
         assert_eq!(config.policy.maximum.pids, Some(7));
-        let mut other = load(&Flags::default(), &around).unwrap();
-        assert!(narrow(&mut other, None, &around).is_err());
+        let mut other = load(&Flags::default(), &env).unwrap();
+        assert!(narrow(&mut other, None, &env).is_err());
     }
 }

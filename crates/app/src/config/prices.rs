@@ -3,7 +3,7 @@
 //! A number is read as it is written: the shortest decimal that means the same binary number is what the writer wrote, up
 //! to 15 digits. A text of digits does as well.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use doors::price::Price;
 use spec::{ModelPattern, Money};
 use std::path::Path;

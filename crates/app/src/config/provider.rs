@@ -1,7 +1,7 @@
 //! The tables `[provider.NAME]` and `[inference]`: where models are, what is spoken there, and whose key is used. What
 //! could lead a key astray is refused here, before anything runs.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use doors::{
     catalogue::{OnAbort, Provider},
     dialect::Dialect,
@@ -60,8 +60,8 @@ const KNOWN: [(&str, Dialect, &str); 3] = [
     ),
 ];
 /// Where a model server of this machine listens, if nobody says otherwise.
-const LOCAL_MODELS: &str = "http://127.0.0.1:11434";
-const MOST_RETRIES: u64 = 10;
+const DEFAULT_INFERENCE_URL: &str = "http://127.0.0.1:11434";
+const MAX_RETRIES: u64 = 10;
 /// What a program may not say to a provider, whatever the operator forwards: who pays, for whom, and where a message ends.
 const NEVER_FORWARDED: [&str; 21] = [
     "authorization",
@@ -87,8 +87,7 @@ const NEVER_FORWARDED: [&str; 21] = [
     "upgrade",
 ];
 /// The same, however they go on.
-const NEVER_FORWARDED_BEGINNINGS: [&str; 4] =
-    ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
+const NEVER_FORWARDED_PREFIXES: [&str; 4] = ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
 
 /// By name, as catalogues have them.
 pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
@@ -204,7 +203,7 @@ fn common(
         "idle" => provider.timeouts.idle = time()?,
         _ => {
             let count = section.number(key, value)?;
-            let few = u32::try_from(count).ok().filter(|_| count <= MOST_RETRIES);
+            let few = u32::try_from(count).ok().filter(|_| count <= MAX_RETRIES);
             provider.retries =
                 few.ok_or_else(|| section.error(key, "is too many", "write 0 to 10"))?;
         }
@@ -222,7 +221,11 @@ pub(super) struct Inference {
 
 impl Default for Inference {
     fn default() -> Self {
-        let server = Provider::new("inference", Dialect::Ollama, Uri::from_static(LOCAL_MODELS));
+        let server = Provider::new(
+            "inference",
+            Dialect::Ollama,
+            Uri::from_static(DEFAULT_INFERENCE_URL),
+        );
         let server = Provider {
             allow_private: true,
             allow_plain_http: true,
@@ -322,7 +325,7 @@ fn headers(
                 "name a header",
             )
         })?;
-        let begins = NEVER_FORWARDED_BEGINNINGS
+        let begins = NEVER_FORWARDED_PREFIXES
             .iter()
             .any(|start| name.as_str().starts_with(start));
         match begins || NEVER_FORWARDED.contains(&name.as_str()) {

@@ -2,7 +2,7 @@
 
 use super::{
     ConfigError,
-    file::{LIMITS, Section},
+    toml_file::{LIMITS, Section},
 };
 use spec::{Bounds, Maximum, Size, Time};
 use std::{
@@ -15,9 +15,9 @@ use toml::{Table, Value};
 
 /// What the file says of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Serve {
+pub(crate) struct ServeConfig {
     /// Where to listen.
-    pub(crate) listen: Option<Place>,
+    pub(crate) listen: Option<ListenAddress>,
     /// Names under which it may be addressed, beside its own.
     pub(crate) hosts: Vec<String>,
     /// Folders that requests may name.
@@ -32,19 +32,19 @@ pub(crate) struct Serve {
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-impl FromStr for Place {
+impl FromStr for ListenAddress {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
         match (text.strip_prefix("unix:"), text.parse()) {
             (Some(""), _) => Err("`unix:` needs a path".to_owned()),
-            (Some(path), _) => Ok(Place::Unix(PathBuf::from(path))),
-            (None, Ok(address)) => Ok(Place::Tcp(address)),
+            (Some(path), _) => Ok(ListenAddress::Unix(PathBuf::from(path))),
+            (None, Ok(address)) => Ok(ListenAddress::Tcp(address)),
             (None, Err(_)) => {
                 Err("write an address such as 127.0.0.1:7070 or [::1]:0, or unix:PATH".to_owned())
             }
@@ -52,11 +52,11 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Tcp(address) => address.fmt(out),
-            Place::Unix(path) => write!(out, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => address.fmt(out),
+            ListenAddress::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
 }
@@ -79,12 +79,12 @@ const KEYS: [&str; 14] = [
 ];
 
 /// Reads the table.
-pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<ServeConfig, ConfigError> {
     let section = Section {
         path,
         name: "serve",
     };
-    let mut serve = Serve::default();
+    let mut serve = ServeConfig::default();
     for (key, value) in table {
         let bounds = &mut serve.bounds;
         match key.as_str() {
@@ -153,7 +153,7 @@ fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBu
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Serve, ConfigError> {
+    fn read(text: &str) -> Result<ServeConfig, ConfigError> {
         super::read(&text.parse().unwrap(), Path::new("/c.toml"))
     }
 
@@ -182,7 +182,7 @@ mod tests {
             vec!["/srv".into()],
             Some(vec!["agent".into()]),
         );
-        let wanted = Serve {
+        let wanted = ServeConfig {
             listen,
             hosts,
             folders,

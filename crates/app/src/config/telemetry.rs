@@ -1,6 +1,6 @@
 //! `[log]`, `[trace]` and `[node]`: what a server tells of itself, where to, and by which name.
 
-use super::{ConfigError, file::Section, provider};
+use super::{ConfigError, provider, toml_file::Section};
 use ::doors::secrets::KeySource;
 use spec::{LogFile, LogFormat, LogLevel, LogSettings, Size};
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use toml::{Table, Value};
 
 /// The tables that are read here.
 pub(super) const TABLES: [&str; 3] = ["log", "trace", "node"];
-const USUAL_SIZE: u64 = 64 << 20;
-const USUAL_KEEP: u32 = 7;
+const DEFAULT_LOG_BYTES: u64 = 64 << 20;
+const DEFAULT_LOG_FILES: u32 = 7;
 /// Smaller pieces would be mostly names.
-const SMALLEST: u64 = 4 << 10;
-const MOST_KEPT: u32 = 1000;
-const MOST_HEADERS: usize = 16;
-const LONGEST_SLUG: usize = 128;
+const MIN_LOG_BYTES: u64 = 4 << 10;
+const MAX_LOG_FILES: u32 = 1000;
+const MAX_HEADERS: usize = 16;
+const MAX_SLUG_BYTES: usize = 128;
 
 /// What the file says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Telemetry {
+pub(crate) struct TelemetryConfig {
     pub(crate) log: LogSettings,
-    pub(crate) trace: Option<Trace>,
+    pub(crate) trace: Option<TraceConfig>,
     /// The name of this node; that of the machine unless said.
     pub(crate) slug: Option<String>,
 }
 
 /// Where traces go.
 #[derive(Clone, Debug)]
-pub(crate) struct Trace {
+pub(crate) struct TraceConfig {
     pub(crate) endpoint: String,
     pub(crate) sample: f64,
     /// Where the values of headers come from.
     pub(crate) headers: Vec<(String, KeySource)>,
 }
 
-impl Telemetry {
+impl TelemetryConfig {
     /// Where the values of headers come from.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         self.trace
@@ -63,15 +63,15 @@ impl Telemetry {
 pub(crate) fn log_file(path: PathBuf) -> LogFile {
     LogFile {
         path,
-        size: USUAL_SIZE,
-        keep: USUAL_KEEP,
+        size: DEFAULT_LOG_BYTES,
+        keep: DEFAULT_LOG_FILES,
     }
 }
 
 fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError> {
     let mut log = LogSettings::default();
     let mut file: Option<PathBuf> = None;
-    let (mut size, mut keep) = (USUAL_SIZE, USUAL_KEEP);
+    let (mut size, mut keep) = (DEFAULT_LOG_BYTES, DEFAULT_LOG_FILES);
     for (key, value) in table {
         match key.as_str() {
             "level" => {
@@ -96,10 +96,10 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
             }
         }
     }
-    if size < SMALLEST {
+    if size < MIN_LOG_BYTES {
         return Err(section.error("size", "is too small", "write 4K or more"));
     }
-    if keep > MOST_KEPT {
+    if keep > MAX_LOG_FILES {
         return Err(section.error("keep", "is too many", "write 1 to 1000"));
     }
     if let (None, Some(key)) = (
@@ -118,13 +118,13 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
     Ok(log)
 }
 
-fn trace(table: &Table, section: &Section<'_>) -> Result<Trace, ConfigError> {
+fn trace(table: &Table, section: &Section<'_>) -> Result<TraceConfig, ConfigError> {
     section.needs(
         table,
         &["endpoint"],
         "write endpoint = \"http://127.0.0.1:4318\"",
     )?;
-    let mut trace = Trace {
+    let mut trace = TraceConfig {
         endpoint: String::new(),
         sample: 1.0,
         headers: Vec::new(),
@@ -165,7 +165,7 @@ fn headers(
         name: &full_name,
     };
     let table = section.table(key, value)?;
-    if table.len() > MOST_HEADERS {
+    if table.len() > MAX_HEADERS {
         return Err(section.error(key, "has too many", "write at most 16"));
     }
     let plain = |name: &str| {
@@ -186,7 +186,7 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
             "slug" => {
                 let text = section.text(key, value)?;
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-                if !(1..=LONGEST_SLUG).contains(&text.len()) || !text.bytes().all(plain) {
+                if !(1..=MAX_SLUG_BYTES).contains(&text.len()) || !text.bytes().all(plain) {
                     let hint = "use 1 to 128 of A-Z a-z 0-9 . _ -";
                     return Err(section.error(key, "is no name of a node", hint));
                 }
@@ -202,9 +202,9 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Result<Telemetry, ConfigError> {
+    fn said(text: &str) -> Result<TelemetryConfig, ConfigError> {
         let all: Table = text.parse().unwrap();
-        let mut said = Telemetry::default();
+        let mut said = TelemetryConfig::default();
         for (name, value) in &all {
             said.read(name, value.as_table().unwrap(), Path::new("/c.toml"))?;
         }

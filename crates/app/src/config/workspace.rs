@@ -1,7 +1,7 @@
 //! The table `[workspace]`: which names are protected in a mounted workspace, and which files are hidden from programs.
 //! A local file only adds to both.
 
-use super::{ConfigError, file::Section, local::NARROW};
+use super::{ConfigError, local_file::NARROW_HINT, toml_file::Section};
 use spec::{Hide, ProtectedNames, Size, WorkspacePolicy, nearest};
 use std::path::Path;
 use toml::{Table, Value};
@@ -47,12 +47,12 @@ pub(super) fn narrow(
             "hide" => {
                 let patterns = hide(&section, key, value)?;
                 if patterns.iter().any(|it| it == "none") {
-                    return Err(section.error(key, "would widen: `none` shows more", NARROW));
+                    return Err(section.error(key, "would widen: `none` shows more", NARROW_HINT));
                 }
                 policy.hide.extend(patterns);
             }
             "unprotect" | "copy_names" | "copy_size" => {
-                return Err(section.error(key, "cannot be set here", NARROW));
+                return Err(section.error(key, "cannot be set here", NARROW_HINT));
             }
             other => return Err(section.unknown(other, &[KEYS[0], KEYS[2]])),
         }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(policy.protected.removed, [".zed"]);
         assert_eq!(policy.hide, ["*.x"]);
         for text in ["unprotect = [\".idea\"]", "hide = [\"none\"]"] {
-            assert_eq!(narrow(text).expect_err(text).hint, NARROW, "{text}");
+            assert_eq!(narrow(text).expect_err(text).hint, NARROW_HINT, "{text}");
         }
     }
 }

@@ -9,18 +9,18 @@ use std::{
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(crate) enum ServerAddress {
     /// In the open.
-    Plain(Host),
+    Plain(ServerHost),
     /// With TLS.
-    Encrypted(Host),
+    Encrypted(ServerHost),
     /// A socket of this machine.
     Unix(PathBuf),
 }
 
 /// A name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct ServerHost {
     /// As it was written; an IPv6 address without its brackets.
     pub(crate) name: String,
     pub(crate) port: u16,
@@ -28,13 +28,13 @@ pub(crate) struct Host {
     authority: String,
 }
 
-impl Address {
+impl ServerAddress {
     /// Reads what a user wrote. The error says what is wrong with it.
-    pub(crate) fn parse(text: &str) -> Result<Address, String> {
+    pub(crate) fn parse(text: &str) -> Result<ServerAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return match path.starts_with('/') {
-                true => Ok(Address::Unix(path.into())),
+                true => Ok(ServerAddress::Unix(path.into())),
                 false => Err("the path of a unix socket begins with a slash".to_owned()),
             };
         }
@@ -43,8 +43,8 @@ impl Address {
             return Err("it has a path, and a server has none".to_owned());
         }
         match uri.scheme_str() {
-            Some("http") => Ok(Address::Plain(Host::of(&uri, 80)?)),
-            Some("https") => Ok(Address::Encrypted(Host::of(&uri, 443)?)),
+            Some("http") => Ok(ServerAddress::Plain(ServerHost::of(&uri, 80)?)),
+            Some("https") => Ok(ServerAddress::Encrypted(ServerHost::of(&uri, 443)?)),
             _ => Err("it begins with none of http://, https://, unix:".to_owned()),
         }
     }
@@ -52,22 +52,22 @@ impl Address {
     /// Whether what is sent there can be read by nobody on the way.
     pub(crate) fn is_private(&self) -> bool {
         match self {
-            Address::Plain(host) => host.is_here(),
-            Address::Encrypted(_) | Address::Unix(_) => true,
+            ServerAddress::Plain(host) => host.is_this_machine(),
+            ServerAddress::Encrypted(_) | ServerAddress::Unix(_) => true,
         }
     }
 
     /// What requests say in `Host`.
     pub(crate) fn authority(&self) -> &str {
         match self {
-            Address::Plain(host) | Address::Encrypted(host) => &host.authority,
-            Address::Unix(_) => "localhost",
+            ServerAddress::Plain(host) | ServerAddress::Encrypted(host) => &host.authority,
+            ServerAddress::Unix(_) => "localhost",
         }
     }
 }
 
-impl Host {
-    fn of(uri: &Uri, default: u16) -> Result<Host, String> {
+impl ServerHost {
+    fn of(uri: &Uri, default: u16) -> Result<ServerHost, String> {
         let authority = uri.authority().ok_or("it names no host")?;
         if authority.as_str().contains('@') {
             // It would be in the list of processes.
@@ -82,7 +82,7 @@ impl Host {
         let name = authority.host().trim_matches(['[', ']']).to_owned();
         match name.is_empty() || port == 0 {
             true => Err("it names no host, or no port".to_owned()),
-            false => Ok(Host {
+            false => Ok(ServerHost {
                 name,
                 port,
                 authority: format!("{}:{port}", authority.host()),
@@ -91,7 +91,7 @@ impl Host {
     }
 
     /// Whether it is this machine, so that no network is between. `localhost` is only dialled at such addresses.
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_this_machine(&self) -> bool {
         self.is_localhost() || self.name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 
@@ -100,17 +100,17 @@ impl Host {
     }
 
     /// Whether an address that its name was resolved to may be dialled.
-    pub(super) fn may_be(&self, address: &SocketAddr) -> bool {
+    pub(super) fn may_dial(&self, address: &SocketAddr) -> bool {
         !self.is_localhost() || address.ip().is_loopback()
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Plain(host) => write!(out, "http://{}", host.authority),
-            Address::Encrypted(host) => write!(out, "https://{}", host.authority),
-            Address::Unix(path) => write!(out, "unix:{}", path.display()),
+            ServerAddress::Plain(host) => write!(out, "http://{}", host.authority),
+            ServerAddress::Encrypted(host) => write!(out, "https://{}", host.authority),
+            ServerAddress::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> String {
-        Address::parse(text).map_or_else(
+        ServerAddress::parse(text).map_or_else(
             |why| format!("refused: {why}"),
             |address| address.to_string(),
         )
@@ -177,7 +177,7 @@ mod tests {
             ("http://127.0.0.1.evil.example:1", false),
         ] {
             assert_eq!(
-                Address::parse(text).unwrap().is_private(),
+                ServerAddress::parse(text).unwrap().is_private(),
                 private,
                 "{text}"
             );
@@ -186,8 +186,8 @@ mod tests {
 
     #[test]
     fn localhost_is_dialled_here_or_nowhere() {
-        let host = |text: &str| match Address::parse(text).unwrap() {
-            Address::Plain(host) => host,
+        let host = |text: &str| match ServerAddress::parse(text).unwrap() {
+            ServerAddress::Plain(host) => host,
             other => panic!("{other}"),
         };
         let (here, there) = (
@@ -195,10 +195,11 @@ mod tests {
             "10.0.0.1:1".parse().unwrap(),
         );
         assert!(
-            host("http://localhost:1").may_be(&here) && !host("http://localhost:1").may_be(&there)
+            host("http://localhost:1").may_dial(&here)
+                && !host("http://localhost:1").may_dial(&there)
         );
         assert!(
-            host("http://box.example:1").may_be(&there),
+            host("http://box.example:1").may_dial(&there),
             "the positive control"
         );
     }

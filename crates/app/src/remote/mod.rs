@@ -4,18 +4,18 @@
 //! Neither redirects nor proxies are followed: the key goes to the address that was named, or nowhere.
 
 mod address;
-mod events;
-mod follow;
-mod http;
-mod trust;
+mod certificate_verifier;
+mod client;
+mod event_stream;
+mod server_sent_events;
 
 pub(crate) use self::{
-    address::Address,
-    events::Event,
-    follow::{Follow, Followed, PAUSES},
-    http::{
-        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead,
-        segment, segments, upload,
+    address::ServerAddress,
+    certificate_verifier::CertificateVerifier,
+    client::{
+        Client, ClientRequest, ClientResponse, Connection, IDLE_TIMEOUT, Problem, RemoteError,
+        query, read_ahead, segment, segments, upload,
     },
-    trust::Trust,
+    event_stream::{EventSource, EventStream, RETRY_DELAYS_MS},
+    server_sent_events::ServerEvent,
 };

@@ -1,13 +1,13 @@
 //! Artifacts of a server: listed page by page, streamed both ways, removed.
 
-use super::{Row, Which};
+use super::{Row, VersionedName};
 use crate::{
     cli::{
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        screen::{Level, Screen},
+        terminal_filter::{FilterLevel, TerminalFilter},
     },
-    remote::{Answer, Ask, Client, query, segments, upload},
+    remote::{Client, ClientRequest, ClientResponse, query, segments, upload},
 };
 use http::{Method, header::CONTENT_TYPE};
 use serde::Deserialize;
@@ -22,15 +22,15 @@ use std::{
 };
 
 /// How long a server may take to keep what was sent.
-const LONGEST_KEEPING: Duration = Duration::from_secs(3600);
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What one question may list.
-const PAGE: usize = 1000;
+const PAGE_SIZE: usize = 1000;
 /// What is asked for one list at most, and kept of the answers.
-const MOST_PAGES: usize = 1000;
-const MOST_BYTES: usize = 256 << 20;
+const MAX_PAGES: usize = 1000;
+const MAX_LIST_BYTES: usize = 256 << 20;
 
 #[derive(Deserialize)]
-struct Page {
+struct ArtifactPage {
     artifacts: Vec<Row>,
     next: Option<String>,
     #[serde(default)]
@@ -45,7 +45,7 @@ fn path(name: &[u8]) -> String {
     }
 }
 
-fn path_of(which: &Which) -> String {
+fn version_path(which: &VersionedName) -> String {
     let version = query(&[("version", which.version.map(|version| version.to_string()))]);
     format!(
         "{}{version}",
@@ -61,20 +61,23 @@ pub(super) async fn list(
 ) -> Result<(Vec<Row>, Vec<String>), Failure> {
     let (mut all, mut notes, mut after) = (Vec::new(), Vec::new(), None);
     let (mut seen, mut bytes) = (HashSet::new(), 0);
-    while seen.len() < MOST_PAGES && bytes <= MOST_BYTES {
-        let asked = [
+    while seen.len() < MAX_PAGES && bytes <= MAX_LIST_BYTES {
+        let parameters = [
             ("name", name.map(str::to_owned)),
             ("run_id", run.map(str::to_owned)),
-            ("limit", Some(PAGE.to_string())),
+            ("limit", Some(PAGE_SIZE.to_string())),
             ("after", after.clone()),
         ];
         let text = client
-            .ask(Ask::get(format!("/v1/artifacts{}", query(&asked))))
+            .send(ClientRequest::get(format!(
+                "/v1/artifacts{}",
+                query(&parameters)
+            )))
             .await?
             .text()
             .await?;
         bytes += text.len();
-        let page: Page = client.read(&text)?;
+        let page: ArtifactPage = client.read(&text)?;
         all.extend(page.artifacts);
         if page.unreadable > 0 {
             notes.push(format!("{} versions could not be read", page.unreadable));
@@ -83,7 +86,7 @@ pub(super) async fn list(
             return Ok((all, notes));
         };
         if !seen.insert(next.clone()) {
-            return Err(client.foreign("its list goes in circles").into());
+            return Err(client.not_airlock("its list goes in circles").into());
         }
         after = Some(next);
     }
@@ -92,7 +95,7 @@ pub(super) async fn list(
 }
 
 /// What is known of one version.
-pub(super) async fn one(client: &Client, which: &Which) -> Result<Row, Failure> {
+pub(super) async fn find(client: &Client, which: &VersionedName) -> Result<Row, Failure> {
     let name = which.name.as_path().to_string_lossy();
     let (rows, _) = list(client, Some(&name), None).await?;
     let mut fits = rows
@@ -110,7 +113,7 @@ pub(super) async fn one(client: &Client, which: &Which) -> Result<Row, Failure> 
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
 pub(super) async fn get(
     client: &Client,
-    which: &Which,
+    which: &VersionedName,
     output: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
@@ -120,9 +123,11 @@ pub(super) async fn get(
             "add --output FILE",
         ));
     }
-    let answer = client.ask(Ask::get(path_of(which))).await?;
+    let answer = client.send(ClientRequest::get(version_path(which))).await?;
     let Some(path) = output else {
-        return pour(answer, &mut Out::stdout()).await.map(drop);
+        return copy_body(answer, &mut OutputTarget::stdout())
+            .await
+            .map(drop);
     };
     let file = OpenOptions::new()
         .write(true)
@@ -134,11 +139,11 @@ pub(super) async fn get(
                 "give --output a new file",
             )
         })?;
-    let size = pour(answer, &mut Out::File(file)).await?;
+    let size = copy_body(answer, &mut OutputTarget::File(file)).await?;
     match json {
         true => print_json(&json!({ "name": which.name.as_path(), "size_bytes": size })),
         false => {
-            message::say(&[Line::Note(format!(
+            message::print(&[Message::Note(format!(
                 "wrote `{}` ({size} bytes)",
                 path.display()
             ))]);
@@ -148,44 +153,44 @@ pub(super) async fn get(
 }
 
 /// Where bytes go.
-pub(in crate::cli) enum Out {
+pub(in crate::cli) enum OutputTarget {
     File(File),
     Stdout,
     /// A terminal, which gets only what is fit for it.
-    Screen(Box<Screen>),
+    Terminal(Box<TerminalFilter>),
 }
 
-impl Out {
+impl OutputTarget {
     /// Standard output, whatever it is.
-    pub(in crate::cli) fn stdout() -> Out {
+    pub(in crate::cli) fn stdout() -> OutputTarget {
         match io::stdout().is_terminal() {
-            true => Out::Screen(Box::new(Screen::new(Level::Lines))),
-            false => Out::Stdout,
+            true => OutputTarget::Terminal(Box::new(TerminalFilter::new(FilterLevel::Lines))),
+            false => OutputTarget::Stdout,
         }
     }
 
     pub(in crate::cli) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Out::File(file) => file.write_all(bytes),
-            Out::Stdout => io::stdout().lock().write_all(bytes),
-            Out::Screen(screen) => io::stdout().lock().write_all(&screen.show(bytes)),
+            OutputTarget::File(file) => file.write_all(bytes),
+            OutputTarget::Stdout => io::stdout().lock().write_all(bytes),
+            OutputTarget::Terminal(filter) => io::stdout().lock().write_all(&filter.show(bytes)),
         }
     }
 
     /// Shows what was written, though more will come.
     pub(in crate::cli) fn flush(&mut self) -> io::Result<()> {
         match self {
-            Out::File(_) => Ok(()),
-            Out::Stdout | Out::Screen(_) => io::stdout().lock().flush(),
+            OutputTarget::File(_) => Ok(()),
+            OutputTarget::Stdout | OutputTarget::Terminal(_) => io::stdout().lock().flush(),
         }
     }
 
     pub(in crate::cli) fn finish(&mut self) -> io::Result<()> {
         match self {
-            Out::File(_) => Ok(()),
-            Out::Stdout => io::stdout().lock().flush(),
-            Out::Screen(screen) => {
-                io::stdout().lock().write_all(&screen.finish())?;
+            OutputTarget::File(_) => Ok(()),
+            OutputTarget::Stdout => io::stdout().lock().flush(),
+            OutputTarget::Terminal(filter) => {
+                io::stdout().lock().write_all(&filter.finish())?;
                 io::stdout().lock().flush()
             }
         }
@@ -193,28 +198,31 @@ impl Out {
 }
 
 /// Writes the body of an answer as it comes; how much it was. Nobody to read it is no failure of ours.
-pub(in crate::cli) async fn pour(mut answer: Answer, out: &mut Out) -> Result<u64, Failure> {
+pub(in crate::cli) async fn copy_body(
+    mut answer: ClientResponse,
+    out: &mut OutputTarget,
+) -> Result<u64, Failure> {
     let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
     let mut size = 0;
-    while let Some(piece) = answer.piece().await? {
-        match out.write(&piece) {
+    while let Some(chunk) = answer.chunk().await? {
+        match out.write(&chunk) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(size),
             written => written.map_err(failed)?,
         }
-        size += piece.len() as u64;
+        size += chunk.len() as u64;
     }
     out.finish().map_err(failed)?;
     Ok(size)
 }
 
 /// Removes versions; how many.
-pub(super) async fn remove(client: &Client, which: &Which) -> Result<u64, Failure> {
+pub(super) async fn remove(client: &Client, which: &VersionedName) -> Result<u64, Failure> {
     #[derive(Deserialize)]
-    struct Removed {
+    struct RemoveResponse {
         removed: u64,
     }
-    let Removed { removed } = client
-        .json(Ask::new(Method::DELETE, path_of(which)))
+    let RemoveResponse { removed } = client
+        .json(ClientRequest::new(Method::DELETE, version_path(which)))
         .await?;
     Ok(removed)
 }
@@ -227,9 +235,9 @@ pub(super) async fn put(
     length: Option<u64>,
     content_type: Option<&str>,
 ) -> Result<Row, Failure> {
-    let ask = Ask::new(Method::PUT, path(name))
+    let ask = ClientRequest::new(Method::PUT, path(name))
         .body(upload(from, length))
-        .patience(LONGEST_KEEPING);
+        .response_timeout(UPLOAD_TIMEOUT);
     let ask = match content_type {
         Some(kind) => ask.header(CONTENT_TYPE, kind),
         None => ask,

@@ -1,13 +1,13 @@
 //! `airlock image admit`: whether an image may be used here, and why. Runs nothing and notes nothing.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
     },
-    config::{self, Config, Surroundings},
+    config::{self, Config, ProcessEnv},
 };
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -34,7 +34,7 @@ pub(super) struct Options {
     #[arg(long = "for", value_name = "USE", default_value = "run")]
     purpose: Purpose,
     /// The digest it has
-    #[arg(long, value_name = "DIGEST", value_parser = entry::digest_of)]
+    #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
     /// A label it has; repeatable
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
@@ -51,15 +51,15 @@ enum Purpose {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let mut config = global.configure(surroundings)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let mut config = global.configure(env)?;
     // The answer is the one that a run in this folder would get.
-    config::narrow(&mut config, None, surroundings)?;
+    config::narrow(&mut config, None, env)?;
     let use_ = match options.purpose {
         Purpose::Run => ImageUse::Run,
         Purpose::Session => ImageUse::Session,
@@ -83,9 +83,9 @@ fn decision(
     use_: ImageUse,
 ) -> Result<Result<Admitted, Refused>, Failure> {
     let policy = &config.policy.images;
-    match entry::is_open(config) {
+    match allowed_entry::is_policy_open(config) {
         true => Ok(spec::decide(policy, &[], facts, use_, &[])),
-        false => Ok(entry::open(config)?.admit(policy, facts, use_, &[])),
+        false => Ok(allowed_entry::open(config)?.admit(policy, facts, use_, &[])),
     }
 }
 
@@ -93,7 +93,7 @@ fn tell(decision: Result<Admitted, Refused>, json: bool) -> Result<u8, Failure> 
     let (allowed, by, reason, hint) = match decision {
         Ok(Admitted::Unrestricted) => (true, None, "every image may be used here".to_owned(), None),
         Ok(Admitted::By(entry)) => {
-            let name = entry::name(&entry.pattern, entry.pin.as_ref());
+            let name = allowed_entry::entry_name(&entry.pattern, entry.pin.as_ref());
             (
                 true,
                 Some(name.clone()),
@@ -110,7 +110,7 @@ fn tell(decision: Result<Admitted, Refused>, json: bool) -> Result<u8, Failure> 
         false => {
             let word = if allowed { "allowed" } else { "refused" };
             print(&format!("{word}: {}\n", printable(&reason)))?;
-            message::say(&hint.into_iter().map(Line::Hint).collect::<Vec<_>>());
+            message::print(&hint.into_iter().map(Message::Hint).collect::<Vec<_>>());
         }
     }
     Ok(if allowed { 0 } else { NOT_ADMITTED })

@@ -1,13 +1,13 @@
 //! `airlock image allow`: puts images on the list of those that may be used.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use spec::{Capability, Digest};
@@ -31,7 +31,7 @@ pub(super) struct Options {
     #[arg(value_name = "REF")]
     reference: String,
     /// The one digest the image may have
-    #[arg(long, value_name = "DIGEST", value_parser = entry::digest_of)]
+    #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
     /// What it is good for: base-tools, python-tools, node-tools, go-tools, secops-tools or a word of your own;
     /// repeatable
@@ -51,14 +51,14 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let (pattern, pin) = entry::parse(&options.reference, options.digest.as_ref())?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let (pattern, pin) = allowed_entry::parse(&options.reference, options.digest.as_ref())?;
     let new = NewEntry {
         pattern,
         pin,
@@ -66,14 +66,18 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         marked: None,
         note: options.note,
     };
-    entry::open(&config)?.allow(&config.policy.images, &new, &entry::who())?;
-    let name = entry::name(&new.pattern, new.pin.as_ref());
+    allowed_entry::open(&config)?.allow(
+        &config.policy.images,
+        &new,
+        &allowed_entry::current_user(),
+    )?;
+    let name = allowed_entry::entry_name(&new.pattern, new.pin.as_ref());
     match options.json {
         true => print_json(&serde_json::json!({ "allowed": name }))?,
         false => print(&format!("{name}\n"))?,
     }
-    if entry::is_open(&config) {
-        message::say(&[Line::Note(entry::POLICY_IS_OPEN.to_owned())]);
+    if allowed_entry::is_policy_open(&config) {
+        message::print(&[Message::Note(allowed_entry::POLICY_IS_OPEN.to_owned())]);
     }
     Ok(0)
 }

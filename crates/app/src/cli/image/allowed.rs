@@ -1,13 +1,13 @@
 //! `airlock image allowed`: shows the images that may be used, or who changed the list.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use serde_json::{Value, json};
@@ -33,13 +33,13 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let images = entry::open(&config)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let images = allowed_entry::open(&config)?;
     match (options.trail, options.json) {
         (false, true) => print_json(&list_json(&config, &images.list()?))?,
         (false, false) => print(&table(images.list()?.iter().map(row)))?,
@@ -48,14 +48,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         )?,
         (true, false) => print(&table(images.trail()?.iter().map(line)))?,
     }
-    if entry::is_open(&config) && !options.json {
-        message::say(&[Line::Note(entry::POLICY_IS_OPEN.to_owned())]);
+    if allowed_entry::is_policy_open(&config) && !options.json {
+        message::print(&[Message::Note(allowed_entry::POLICY_IS_OPEN.to_owned())]);
     }
     Ok(0)
 }
 
 fn list_json(config: &Config, list: &[AllowedImage]) -> Value {
-    let policy = if entry::is_open(config) {
+    let policy = if allowed_entry::is_policy_open(config) {
         "open"
     } else {
         "allowed"
@@ -93,7 +93,7 @@ fn row(entry: &AllowedImage) -> Vec<String> {
     } else {
         words.join(",")
     };
-    let name = entry::name(&entry.pattern, entry.pin.as_ref());
+    let name = allowed_entry::entry_name(&entry.pattern, entry.pin.as_ref());
     vec![
         name,
         words,

@@ -2,16 +2,16 @@
 
 use super::{
     check::{self, Subject},
+    image_store,
     recipe::{self, Source},
-    shared,
 };
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use image::build::{
@@ -39,7 +39,7 @@ Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, r
 docs/images.md tells how to write a recipe of one's own.";
 
 /// Variables of the caller that whoever fetches packages gets.
-const FETCHING: [&str; 6] = [
+const PROXY_VARIABLES: [&str; 6] = [
     "http_proxy",
     "https_proxy",
     "no_proxy",
@@ -83,28 +83,29 @@ fn platform(text: &str) -> Result<Platform, String> {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     options.refuse_impossible()?;
     let source = Source::find(&options.what)?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => source.default_name()?,
     };
-    let plans = plans(options, &source, surroundings)?;
-    let temporary = surroundings
+    let plans = plans(options, &source, env)?;
+    let temporary = env
         .variable("TMPDIR")
         .map_or(Path::new("/var/tmp"), Path::new);
-    let images = shared::open(global, surroundings)?;
-    let workshop = Workshop::open(temporary).map_err(failure)?;
-    let archive = make(&plans, &workshop, &name, options);
-    let kept = archive.and_then(|archive| keep(&archive, options, &config, &name, &images));
+    let images = image_store::open(global, env)?;
+    let workshop = Workshop::open(temporary).map_err(build_failure)?;
+    let archive = build_archive(&plans, &workshop, &name, options);
+    let kept =
+        archive.and_then(|archive| load_and_check(&archive, options, &config, &name, &images));
     // Also where it failed: what is in there may belong to ids that its owner cannot remove.
-    let closed = workshop.close().map_err(failure);
+    let closed = workshop.close().map_err(build_failure);
     let status = kept?;
     closed.map(|()| status)
 }
@@ -136,14 +137,10 @@ impl Options {
 }
 
 /// Where Python packages are fetched from.
-const PASSED: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
+const PIP_VARIABLES: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
 
 /// One plan for each platform that was asked for.
-fn plans(
-    options: &Options,
-    source: &Source,
-    surroundings: &Surroundings,
-) -> Result<Vec<Plan>, Failure> {
+fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Plan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
     if platforms.is_empty() {
@@ -151,10 +148,9 @@ fn plans(
     }
     platforms.sort_unstable();
     platforms.dedup();
-    let given = |names: &[&str]| -> BTreeMap<String, String> {
+    let variables = |names: &[&str]| -> BTreeMap<String, String> {
         let value = |name: &str| {
-            surroundings
-                .variable(name)
+            env.variable(name)
                 .and_then(|value| value.to_str())
                 .map(str::to_owned)
         };
@@ -168,15 +164,12 @@ fn plans(
         .arguments
         .iter()
         .map(String::as_str)
-        .filter(|name| PASSED.contains(name))
+        .filter(|name| PIP_VARIABLES.contains(name))
         .collect();
-    let mut values = given(&arguments);
-    let certificates = certificates(&mut values)?;
-    let epoch = epoch(surroundings)?;
-    let sources = options
-        .sources
-        .clone()
-        .or_else(recipe::sources_of_this_machine);
+    let mut values = variables(&arguments);
+    let pip_certificates = pip_certificates(&mut values)?;
+    let source_date = source_date(env)?;
+    let sources = options.sources.clone().or_else(recipe::host_apt_sources);
     let sources = sources.map(std::path::absolute).transpose();
     let sources = sources
         .map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
@@ -184,19 +177,19 @@ fn plans(
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
             arguments: values.clone(),
-            certificates: certificates.clone(),
-            environment: given(&FETCHING),
+            certificates: pip_certificates.clone(),
+            environment: variables(&PROXY_VARIABLES),
             sources: sources.clone(),
             recipe: recipe.clone(),
             platform,
-            epoch,
+            epoch: source_date,
         })
     };
     platforms.into_iter().map(plan).collect()
 }
 
 /// The file that `PIP_CERT` names is not in the tree: it is brought there for the time of the build.
-fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
+fn pip_certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
     let Some(path) = arguments.get_mut("PIP_CERT") else {
         return Ok(None);
     };
@@ -211,8 +204,8 @@ fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u
 }
 
 /// No file of the image is younger: now, unless the caller wants the same image again.
-fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
-    match surroundings.variable("SOURCE_DATE_EPOCH") {
+fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
+    match env.variable("SOURCE_DATE_EPOCH") {
         Some(text) => text
             .to_str()
             .and_then(|text| text.parse().ok())
@@ -229,22 +222,24 @@ fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
 }
 
 /// Builds every plan, and writes the archive.
-fn make(
+fn build_archive(
     plans: &[Plan],
     workshop: &Workshop,
     name: &ImageRef,
     options: &Options,
 ) -> Result<PathBuf, Failure> {
     let mut tell = |progress: Progress| match progress {
-        Progress::Step(text) => message::say(&[Line::Note(text)]),
-        Progress::Said(text) if options.verbose => message::say(&[Line::Note(format!("  {text}"))]),
+        Progress::Step(text) => message::print(&[Message::Note(text)]),
+        Progress::Said(text) if options.verbose => {
+            message::print(&[Message::Note(format!("  {text}"))])
+        }
         Progress::Said(_) => {}
     };
     let built = plans
         .iter()
         .map(|plan| plan.build(workshop, &mut tell))
         .collect::<Result<Vec<Built>, _>>();
-    let built = built.map_err(failure)?;
+    let built = built.map_err(build_failure)?;
     let path = options
         .output
         .clone()
@@ -260,13 +255,13 @@ fn make(
         Err(error) => {
             // A part of an image is of no use to anybody.
             let _ = std::fs::remove_file(&path);
-            Err(failure(error))
+            Err(build_failure(error))
         }
     }
 }
 
 /// Takes the image into the store, and checks it there if it is for this machine.
-fn keep(
+fn load_and_check(
     archive: &Path,
     options: &Options,
     config: &Config,
@@ -277,7 +272,7 @@ fn keep(
         let text = format!(
             "{name} is for another machine: it was written, and neither loaded nor checked"
         );
-        message::say(&[Line::Note(text)]);
+        message::print(&[Message::Note(text)]);
         if options.json {
             print_json(
                 &serde_json::json!({ "image": name.familiar(), "archive": archive, "lines": [] }),
@@ -285,7 +280,7 @@ fn keep(
         }
         return Ok(0);
     }
-    message::say(&[Line::Note(format!(
+    message::print(&[Message::Note(format!(
         "loading and checking {}",
         name.familiar()
     ))]);
@@ -308,7 +303,7 @@ fn keep(
     Ok(answer.status())
 }
 
-fn failure(error: BuildError) -> Failure {
+fn build_failure(error: BuildError) -> Failure {
     let cause = error
         .source()
         .map(|cause| format!(": {cause}"))

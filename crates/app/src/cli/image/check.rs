@@ -1,13 +1,13 @@
 //! `airlock image check`: each line of the image contract, shown by runs in the real sandbox, without a network.
 
-use super::shared;
+use super::image_store;
 use crate::{
     cli::{
         Global, conclude,
         message::{Failure, printable},
         open_engine, print, print_json, runtime,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use ::fs::Dir;
 use clap::Args;
@@ -27,7 +27,7 @@ use std::{
 };
 
 /// The image does not keep the contract.
-const FAILED: u8 = 1;
+const CONTRACT_BROKEN: u8 = 1;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,7 +71,7 @@ pub(super) struct Subject {
 
 /// What came of a check.
 #[derive(Debug, serde::Serialize)]
-pub(super) struct Answer {
+pub(super) struct ContractReport {
     image: String,
     profiles: Vec<&'static str>,
     agent_compatible: Option<bool>,
@@ -85,32 +85,28 @@ fn profile(text: &str) -> Result<ImageProfile, String> {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let subject = Subject::find(&options.image, global, surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let subject = Subject::find(&options.image, global, env)?;
     let profiles = match options.profile {
         Some(profile) => vec![profile],
         None => ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
     };
-    let answer = check(&config, &subject, &profiles)?;
+    let report = check(&config, &subject, &profiles)?;
     match options.json {
-        true => print_json(&answer)?,
-        false => print(&answer.text())?,
+        true => print_json(&report)?,
+        false => print(&report.text())?,
     }
-    Ok(answer.status())
+    Ok(report.status())
 }
 
 impl Subject {
     /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
-    fn find(
-        named: &Path,
-        global: &Global,
-        surroundings: &Surroundings,
-    ) -> Result<Subject, Failure> {
+    fn find(named: &Path, global: &Global, env: &ProcessEnv) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
         if name.starts_with(['/', '.']) {
             return Ok(Subject {
@@ -121,7 +117,7 @@ impl Subject {
                 held: None,
             });
         }
-        let stored = shared::open(global, surroundings)?.get(&shared::reference(&name)?)?;
+        let stored = image_store::open(global, env)?.get(&image_store::reference(&name)?)?;
         Ok(Subject::of(name, stored))
     }
 
@@ -147,20 +143,20 @@ pub(super) fn check(
     config: &Config,
     subject: &Subject,
     profiles: &[ImageProfile],
-) -> Result<Answer, Failure> {
-    let credentials = search(subject)?;
+) -> Result<ContractReport, Failure> {
+    let credentials = find_credentials(subject)?;
     let mut lines = runtime()?.block_on(async {
         let engine = open_engine(config, None)?;
         let mut lines = Vec::new();
         for requirement in contract::requirements(profiles) {
-            lines.push(prove(&engine, config, subject, requirement).await?);
+            lines.push(run_probes(&engine, config, subject, requirement).await?);
         }
         engine.close().await;
         Ok::<_, Failure>(lines)
     })?;
     lines.push(credentials.line());
     lines.extend(subject.config.iter().flat_map(contract::declarations));
-    Ok(Answer {
+    Ok(ContractReport {
         image: subject.name.clone(),
         profiles: profiles.iter().map(|profile| profile.name()).collect(),
         agent_compatible: subject.config.as_ref().map(contract::is_for_agents),
@@ -169,21 +165,21 @@ pub(super) fn check(
     })
 }
 
-fn search(subject: &Subject) -> Result<Search, Failure> {
+fn find_credentials(subject: &Subject) -> Result<Search, Failure> {
     let found = Dir::open(&subject.root).and_then(|root| Search::tree(&root));
-    let mut search = found.map_err(|error| {
+    let mut find_credentials = found.map_err(|error| {
         Failure::invalid(
             format!("cannot look into `{}`: {error}", subject.root.display()),
             "name a folder that you may read",
         )
     })?;
     if let Some(config) = &subject.config {
-        search.config(config);
+        find_credentials.config(config);
     }
-    Ok(search)
+    Ok(find_credentials)
 }
 
-async fn prove(
+async fn run_probes(
     engine: &Engine,
     config: &Config,
     subject: &Subject,
@@ -245,10 +241,10 @@ fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
     }
 }
 
-impl Answer {
+impl ContractReport {
     /// What the command exits with.
     pub(super) fn status(&self) -> u8 {
-        if self.passed { 0 } else { FAILED }
+        if self.passed { 0 } else { CONTRACT_BROKEN }
     }
 
     /// A table, and what to do about each line that is not as it should be.

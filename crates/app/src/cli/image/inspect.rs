@@ -1,13 +1,14 @@
 //! `airlock image inspect`: what an image says of itself, and what became of it here.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
         message::{Failure, printable},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::Stored;
@@ -30,20 +31,20 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let name = shared::reference(&options.name)?;
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let name = image_store::reference(&options.name)?;
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::inspect(
             &client,
             &options.name,
             options.json,
         ));
     }
-    let image = shared::open(global, surroundings)?.get(&name)?;
+    let image = image_store::open(global, env)?.get(&name)?;
     match options.json {
         true => print_json(&object(&image))?,
         false => print(&text(&image))?,
@@ -85,7 +86,7 @@ fn text(image: &Stored) -> String {
             "size",
             format!(
                 "{} in {} files",
-                shared::size(image.size_bytes()),
+                human_size(image.size_bytes()),
                 image.files()
             ),
         ),

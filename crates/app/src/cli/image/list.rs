@@ -1,13 +1,14 @@
 //! `airlock image list`: the images of this machine.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::Listed;
@@ -27,15 +28,15 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::list(&client, options.json));
     }
-    let listing = shared::open(global, surroundings)?.list()?;
+    let listing = image_store::open(global, env)?.list()?;
     match options.json {
         true => {
             let images: Vec<_> = listing.images.iter().map(object).collect();
@@ -43,11 +44,11 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
         false => {
             print(&table(listing.images.iter().map(row).collect()))?;
-            message::say(
+            message::print(
                 &listing
                     .problems
                     .into_iter()
-                    .map(Line::Note)
+                    .map(Message::Note)
                     .collect::<Vec<_>>(),
             );
         }
@@ -106,7 +107,7 @@ pub(super) fn cells(
     [
         printable(name),
         printable(&digest.chars().take(12).collect::<String>()),
-        shared::size(size),
+        human_size(size),
         printable(platform),
         // To the second.
         printable(&created.chars().take(19).collect::<String>()),

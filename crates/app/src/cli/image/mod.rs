@@ -3,22 +3,22 @@
 mod admit;
 mod allow;
 mod allowed;
+mod allowed_entry;
 mod build;
 mod check;
 mod disallow;
-mod entry;
+pub(super) mod image_store;
 mod inspect;
 mod list;
 mod load;
-mod progress;
 mod pull;
+mod pull_progress;
 mod recipe;
 mod remote;
 mod rm;
-pub(super) mod shared;
 
 use super::Global;
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -68,18 +68,18 @@ enum Action {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     match options.action {
-        Action::List(options) => list::execute(&options, global, surroundings),
-        Action::Check(options) => check::execute(&options, global, surroundings),
-        Action::Build(options) => build::execute(&options, global, surroundings),
-        Action::Load(options) => load::execute(&options, global, surroundings),
-        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
-        Action::Rm(options) => rm::execute(&options, global, surroundings),
-        Action::Pull(options) => pull::execute(&options, global, surroundings),
-        Action::Allow(options) => allow::execute(options, global, surroundings),
-        Action::Disallow(options) => disallow::execute(&options, global, surroundings),
-        Action::Allowed(options) => allowed::execute(&options, global, surroundings),
-        Action::Admit(options) => admit::execute(options, global, surroundings),
+        Action::List(options) => list::execute(&options, global, env),
+        Action::Check(options) => check::execute(&options, global, env),
+        Action::Build(options) => build::execute(&options, global, env),
+        Action::Load(options) => load::execute(&options, global, env),
+        Action::Inspect(options) => inspect::execute(&options, global, env),
+        Action::Rm(options) => rm::execute(&options, global, env),
+        Action::Pull(options) => pull::execute(&options, global, env),
+        Action::Allow(options) => allow::execute(options, global, env),
+        Action::Disallow(options) => disallow::execute(&options, global, env),
+        Action::Allowed(options) => allowed::execute(&options, global, env),
+        Action::Admit(options) => admit::execute(options, global, env),
     }
 }

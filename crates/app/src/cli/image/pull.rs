@@ -1,14 +1,15 @@
 //! `airlock image pull`: an image from a registry, by way of a layout in the store's own folder.
 
-use super::{progress::Meter, shared};
+use super::{image_store, pull_progress::PullProgress};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
         run::Signals,
+        size::human_size,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use image::{
@@ -25,9 +26,9 @@ use std::{
 };
 
 /// As after Ctrl-C everywhere.
-const CANCELLED: u8 = 130;
+const CANCELLED_STATUS: u8 = 130;
 /// Configuration and layers as they come, compressed.
-const MOST_BYTES: u64 = 16 << 30;
+const MAX_IMAGE_BYTES: u64 = 16 << 30;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -72,21 +73,21 @@ struct Report {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    let outcome = attempt(options, global, surroundings);
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    let outcome = attempt(options, global, env);
     let cancelled = outcome
         .as_ref()
         .is_err_and(|failure| failure.code == ErrorCode::Cancelled);
     let status = conclude(outcome, options.json);
-    if cancelled { CANCELLED } else { status }
+    if cancelled { CANCELLED_STATUS } else { status }
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let name = shared::reference(&options.name)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let name = image_store::reference(&options.name)?;
     check_registry(&config, &name)?;
     let began = Instant::now();
-    let pulled = cancellable(options, &name, &config, surroundings)?;
+    let pulled = cancellable(options, &name, &config, env)?;
     let report = report(&name, pulled, began.elapsed());
     match options.json {
         true => print_json(&report)?,
@@ -100,34 +101,34 @@ fn cancellable(
     options: &Options,
     name: &ImageRef,
     config: &Config,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Pulled, Failure> {
-    let images = Images::open(config.state.join(shared::FOLDER))?;
-    message::say(
+    let images = Images::open(config.state.join(image_store::FOLDER))?;
+    message::print(
         &images
             .sweep()
             .into_iter()
-            .map(Line::Note)
+            .map(Message::Note)
             .collect::<Vec<_>>(),
     );
     let (runtime, scratch, meter) = (
         crate::cli::runtime()?,
         images.scratch()?,
-        Arc::new(Meter::new()),
+        Arc::new(PullProgress::new()),
     );
     let pulled = runtime.block_on(async {
         let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
         let mut signals = Signals::listen().map_err(unheard)?;
-        let request = request(options, name, surroundings).await?;
+        let request = request(options, name, env).await?;
         let watcher = Arc::clone(&meter);
         let pulling = async {
             let pulled = registry::pull(
                 &request,
                 scratch.path(),
-                Arc::new(move |event| watcher.tell(event)),
+                Arc::new(move |event| watcher.update(event)),
             )
             .await?;
-            keep(&images, name, scratch.path().to_owned()).await?;
+            unpack(&images, name, scratch.path().to_owned()).await?;
             Ok(pulled)
         };
         tokio::select! {
@@ -177,14 +178,10 @@ fn cancelled() -> Failure {
     }
 }
 
-async fn request(
-    options: &Options,
-    name: &ImageRef,
-    surroundings: &Surroundings,
-) -> Result<Request, Failure> {
+async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result<Request, Failure> {
     let sources = Sources {
-        files: credential_files(surroundings),
-        search_path: surroundings.variable("PATH"),
+        files: credential_files(env),
+        search_path: env.variable("PATH"),
     };
     Ok(Request {
         name: name.clone(),
@@ -195,13 +192,13 @@ async fn request(
             Transport::Secure
         },
         credentials: sources.find(name).await?,
-        most_bytes: MOST_BYTES,
+        most_bytes: MAX_IMAGE_BYTES,
         patience: Patience::default(),
     })
 }
 
 /// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
-async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
     let (images, name) = (images.clone(), name.clone());
     let loading = tokio::task::spawn_blocking(move || {
         images
@@ -220,13 +217,13 @@ async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), F
 }
 
 /// Where `docker login` and `podman login` write, as far as this user is told to look there.
-fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
-    let path = |name: &str| surroundings.variable(name).map(PathBuf::from);
+fn credential_files(env: &ProcessEnv) -> Vec<PathBuf> {
+    let path = |name: &str| env.variable(name).map(PathBuf::from);
     if let Some(named) = path("REGISTRY_AUTH_FILE") {
         return vec![named];
     }
     let podman = path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json"));
-    let home = || surroundings.home().map(|home| home.join(".docker"));
+    let home = || env.home().map(|home| home.join(".docker"));
     let docker = path("DOCKER_CONFIG")
         .or_else(home)
         .map(|folder| folder.join("config.json"));
@@ -268,7 +265,7 @@ fn text(report: &Report) -> String {
     };
     let line = format!(
         "pulled {name} for {platform}: {counted}, {} in {seconds:.1} s",
-        shared::size(*bytes)
+        human_size(*bytes)
     );
     format!("{}\n{digest}\n", message::printable(&line))
 }
@@ -317,9 +314,9 @@ mod tests {
                 .iter()
                 .map(|(name, value)| ((*name).into(), (*value).into()))
                 .collect();
-            credential_files(&Surroundings {
+            credential_files(&ProcessEnv {
                 variables,
-                ..Surroundings::default()
+                ..ProcessEnv::default()
             })
         };
         assert_eq!(

@@ -16,9 +16,9 @@ use std::{
 };
 
 /// No file that is copied is larger.
-const LARGEST_FILE: u64 = 256 << 20;
-const LARGEST_RECIPE: u64 = 256 << 10;
-const NAMES: [&str; 2] = ["Containerfile", "Dockerfile"];
+const MAX_FILE_BYTES: u64 = 256 << 20;
+const MAX_RECIPE_BYTES: u64 = 256 << 10;
+const RECIPE_NAMES: [&str; 2] = ["Containerfile", "Dockerfile"];
 
 /// What the files that are copied hold, and whether they can be executed.
 pub(super) type Files = BTreeMap<String, (Vec<u8>, bool)>;
@@ -52,9 +52,9 @@ impl Source {
         };
         let folder = Dir::open(what).map_err(refused)?;
         // Only one that is absent leaves room for the other name.
-        let (bytes, _) = match read(&folder, NAMES[0], LARGEST_RECIPE) {
+        let (bytes, _) = match read(&folder, RECIPE_NAMES[0], MAX_RECIPE_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                read(&folder, NAMES[1], LARGEST_RECIPE)
+                read(&folder, RECIPE_NAMES[1], MAX_RECIPE_BYTES)
             }
             first => first,
         }
@@ -112,13 +112,13 @@ impl Source {
             let Step::Copy { from, .. } = step else {
                 continue;
             };
-            let beside = match self {
-                Source::Folder { folder, .. } => Some(read(folder, from, LARGEST_FILE)),
+            let in_folder = match self {
+                Source::Folder { folder, .. } => Some(read(folder, from, MAX_FILE_BYTES)),
                 Source::Profile(_) => None,
             };
-            let file = match (beside, from.as_str()) {
+            let file = match (in_folder, from.as_str()) {
                 (Some(Ok(file)), _) => file,
-                (_, FIRST_PROCESS) => (first_process(platform, init_arm64)?, true),
+                (_, FIRST_PROCESS) => (init_program(platform, init_arm64)?, true),
                 (_, name) if name == REFERENCE_AGENT.0 => (REFERENCE_AGENT.1.into(), true),
                 (Some(Err(error)), _) => {
                     let hint =
@@ -137,7 +137,7 @@ impl Source {
 }
 
 /// The static program for a platform.
-fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
+fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
     if Platform::here() == Some(platform) {
         return Ok(engine::FIRST_PROCESS.to_vec());
     }
@@ -165,20 +165,20 @@ fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8
 /// A plain file beneath a folder, and whether it can be executed.
 fn read(folder: &Dir, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
     let file = folder.read_file(name)?;
-    let about = file.metadata()?;
-    if !about.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a plain file"));
     }
-    if about.len() > most {
+    if metadata.len() > most {
         return Err(io::Error::other(format!("it is larger than {most} bytes")));
     }
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
-    Ok((bytes, about.permissions().mode() & 0o111 != 0))
+    Ok((bytes, metadata.permissions().mode() & 0o111 != 0))
 }
 
 /// Where this machine's own packages come from, if it is of the same release of Debian.
-pub(super) fn sources_of_this_machine() -> Option<PathBuf> {
+pub(super) fn host_apt_sources() -> Option<PathBuf> {
     let places = [
         "/etc/apt/sources.list.d/debian.sources",
         "/etc/apt/sources.list",
@@ -203,12 +203,12 @@ mod tests {
             Ok(Source::Profile(_)) => panic!("a folder is no profile"),
             Err(failure) => failure.message,
         };
-        std::fs::write(folder.join(NAMES[1]), "FROM b").unwrap();
+        std::fs::write(folder.join(RECIPE_NAMES[1]), "FROM b").unwrap();
         assert_eq!(told(), "FROM b");
-        let large = "#".repeat(LARGEST_RECIPE as usize + 1);
-        std::fs::write(folder.join(NAMES[0]), large).unwrap();
+        let large = "#".repeat(MAX_RECIPE_BYTES as usize + 1);
+        std::fs::write(folder.join(RECIPE_NAMES[0]), large).unwrap();
         let too_large = told();
-        std::fs::write(folder.join(NAMES[0]), "FROM a").unwrap();
+        std::fs::write(folder.join(RECIPE_NAMES[0]), "FROM a").unwrap();
         let first = told();
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(too_large.contains("it is larger than"), "{too_large}");

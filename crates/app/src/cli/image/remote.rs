@@ -1,12 +1,13 @@
 //! Images of a server: listed, loaded, shown, removed. Its answers are the objects that `--json` prints.
 
-use super::{list, shared};
+use super::{image_store, list};
 use crate::{
     cli::{
         message::{self, Failure, printable},
         print, print_json,
+        size::human_size,
     },
-    remote::{Ask, Client, query, segments, upload},
+    remote::{Client, ClientRequest, query, segments, upload},
 };
 use http::Method;
 use serde::Deserialize;
@@ -19,16 +20,16 @@ use std::{
 };
 
 /// How long a server may take to unpack an image.
-const LONGEST_LOAD: Duration = Duration::from_secs(3600);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize)]
-struct All {
+struct ImageList {
     images: Vec<Value>,
 }
 
 /// Lists them.
 pub(super) async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
-    let All { images } = client.json(Ask::get("/v1/images")).await?;
+    let ImageList { images } = client.json(ClientRequest::get("/v1/images")).await?;
     match json {
         true => print_json(&json!({ "images": images, "notes": [] }))?,
         false => print(&list::table(images.iter().map(row).collect()))?,
@@ -50,7 +51,7 @@ fn row(image: &Value) -> [String; 5] {
 }
 
 #[derive(Deserialize)]
-struct Loaded {
+struct LoadResponse {
     names: Vec<String>,
     size_bytes: u64,
     fresh: bool,
@@ -65,15 +66,16 @@ pub(super) async fn load(
 ) -> Result<u8, Failure> {
     let (from, length) = archive(source)?;
     let path = format!("/v1/images{}", query(&[("name", name.map(str::to_owned))]));
-    let ask = Ask::new(Method::POST, path)
+    let ask = ClientRequest::new(Method::POST, path)
         .body(upload(from, length))
-        .patience(LONGEST_LOAD);
-    let told: Value = client.json(ask).await?;
+        .response_timeout(LOAD_TIMEOUT);
+    let answer: Value = client.json(ask).await?;
     if json {
-        print_json(&told)?;
+        print_json(&answer)?;
         return Ok(0);
     }
-    let loaded = Loaded::deserialize(&told).map_err(|error| client.foreign(error.to_string()))?;
+    let loaded = LoadResponse::deserialize(&answer)
+        .map_err(|error| client.not_airlock(error.to_string()))?;
     let word = if loaded.fresh {
         "loaded"
     } else {
@@ -82,7 +84,7 @@ pub(super) async fn load(
     let text = format!(
         "{word} {} ({})",
         loaded.names.join(", "),
-        shared::size(loaded.size_bytes)
+        human_size(loaded.size_bytes)
     );
     print(&format!("{}\n", message::printable(&text)))?;
     Ok(0)
@@ -96,16 +98,16 @@ fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure
     let failed =
         |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
     let file = File::open(source).map_err(|error| failed(error.to_string()))?;
-    let about = file.metadata().map_err(|error| failed(error.to_string()))?;
-    match about.is_dir() {
+    let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
+    match metadata.is_dir() {
         true => Err(failed("it is a folder".to_owned())),
-        false => Ok((Box::new(file), about.is_file().then_some(about.len()))),
+        false => Ok((Box::new(file), metadata.is_file().then_some(metadata.len()))),
     }
 }
 
 /// Shows one.
 pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u8, Failure> {
-    let image: Value = client.json(Ask::get(path(name)?)).await?;
+    let image: Value = client.json(ClientRequest::get(path(name)?)).await?;
     match json {
         true => print_json(&image)?,
         false => print(&lines(&image))?,
@@ -139,11 +141,13 @@ fn lines(image: &Value) -> String {
 pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Result<u8, Failure> {
     let (mut gone, mut images, mut freed) = (Vec::new(), Vec::new(), 0);
     for name in names {
-        let removed: Removed = client.json(Ask::new(Method::DELETE, path(name)?)).await?;
+        let removed: RemoveResponse = client
+            .json(ClientRequest::new(Method::DELETE, path(name)?))
+            .await?;
         if !json {
             let what = match removed.images.is_empty() {
                 true => "the image has other names".to_owned(),
-                false => format!("{} freed", shared::size(removed.freed_bytes)),
+                false => format!("{} freed", human_size(removed.freed_bytes)),
             };
             let text = removed
                 .names
@@ -162,7 +166,7 @@ pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Res
 }
 
 #[derive(Deserialize)]
-struct Removed {
+struct RemoveResponse {
     names: Vec<String>,
     images: Vec<String>,
     freed_bytes: u64,
@@ -170,6 +174,6 @@ struct Removed {
 
 fn path(name: &str) -> Result<String, Failure> {
     // Checked here as well: what is no name is no part of an address either.
-    shared::reference(name)?;
+    image_store::reference(name)?;
     Ok(format!("/v1/images/{}", segments(name.as_bytes())))
 }

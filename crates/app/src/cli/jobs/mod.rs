@@ -5,14 +5,14 @@ mod wait;
 
 use super::{
     Global, REFUSED,
-    artifact::{Out, pour},
+    artifact::{OutputTarget, copy_body},
     conclude,
     message::{self, Failure, printable},
     print, print_json, print_lines,
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, query, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query, segment},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
@@ -42,27 +42,27 @@ pub(super) struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Submit a job, and print its identifier
-    #[command(override_usage = submit::USAGE, after_help = submit::EXAMPLES, after_long_help = submit::EXAMPLES, mut_args = submit::hidden)]
+    #[command(override_usage = submit::USAGE, after_help = submit::EXAMPLES, after_long_help = submit::EXAMPLES, mut_args = submit::hide_run_options)]
     Submit(Box<submit::Options>),
     /// List jobs, the newest first
-    List(List),
+    ListOptions(ListOptions),
     /// Show a job
-    Show(One),
+    OutputMode(JobArgs),
     /// Wait for a job, passing its output on; the exit status is its program's
-    Wait(One),
+    Wait(JobArgs),
     /// Cancel jobs that have not ended, with those that come after them
-    Cancel(Several),
+    Cancel(JobsArgs),
     /// Let jobs that have ended begin again
-    Retry(Several),
+    Retry(JobsArgs),
     /// Show what a job's last attempt wrote
-    Logs(Logs),
+    LogsOptions(LogsOptions),
     /// Follow what happens to a job, one JSON object a line
-    Events(One),
+    Events(JobArgs),
 }
 
 /// One job.
 #[derive(Args, Debug)]
-struct One {
+struct JobArgs {
     /// The job
     id: String,
     /// Print one JSON object
@@ -72,7 +72,7 @@ struct One {
 
 /// Some jobs.
 #[derive(Args, Debug)]
-struct Several {
+struct JobsArgs {
     /// The jobs
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
@@ -83,7 +83,7 @@ struct Several {
 
 /// Which jobs.
 #[derive(Args, Debug)]
-struct List {
+struct ListOptions {
     /// Only those of this status: queued, running, succeeded, failed, timed_out, oom_killed, cancelled, not_started, lost
     #[arg(long, value_name = "STATUS")]
     status: Option<String>,
@@ -106,7 +106,7 @@ struct List {
 
 /// Whose output.
 #[derive(Args, Debug)]
-struct Logs {
+struct LogsOptions {
     /// The job
     id: String,
     /// Which stream: stdout or stderr
@@ -129,45 +129,41 @@ impl Action {
     fn json(&self) -> bool {
         match self {
             Action::Submit(options) => options.json(),
-            Action::List(list) => list.json,
-            Action::Show(one) | Action::Wait(one) => one.json,
-            Action::Cancel(several) | Action::Retry(several) => several.json,
-            Action::Events(_) | Action::Logs(_) => false,
+            Action::ListOptions(list) => list.json,
+            Action::OutputMode(args) | Action::Wait(args) => args.json,
+            Action::Cancel(args) | Action::Retry(args) => args.json,
+            Action::Events(_) | Action::LogsOptions(_) => false,
         }
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.action.json();
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
     let none = || Failure::invalid("jobs live in a server, and none is named", hint);
-    let client = global.server(surroundings)?.ok_or_else(none)?;
+    let client = global.server(env)?.ok_or_else(none)?;
     let runtime = super::runtime()?;
-    let status = runtime.block_on(carry_out(options.action, client, surroundings));
+    let status = runtime.block_on(carry_out(options.action, client, env));
     // A read of standard input may still be waiting; it must not hold us.
     runtime.shutdown_background();
     status
 }
 
-async fn carry_out(
-    action: Action,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     match action {
-        Action::Submit(options) => submit::execute(*options, client, surroundings).await,
-        Action::List(list) => list.show(&client).await,
-        Action::Show(one) => show(&client, &one).await,
-        Action::Wait(one) => wait::execute(client, one.id, one.json).await,
-        Action::Cancel(several) => change(&client, &several, Method::DELETE, "").await,
-        Action::Retry(several) => change(&client, &several, Method::POST, "/retry").await,
-        Action::Logs(logs) => logs.show(&client).await,
-        Action::Events(one) => wait::print_events(&client, &one.id).await,
+        Action::Submit(options) => submit::execute(*options, client, env).await,
+        Action::ListOptions(list) => list.show(&client).await,
+        Action::OutputMode(args) => show(&client, &args).await,
+        Action::Wait(args) => wait::execute(client, args.id, args.json).await,
+        Action::Cancel(args) => change(&client, &args, Method::DELETE, "").await,
+        Action::Retry(args) => change(&client, &args, Method::POST, "/retry").await,
+        Action::LogsOptions(logs) => logs.show(&client).await,
+        Action::Events(args) => wait::print_events(&client, &args.id).await,
     }
 }
 
@@ -179,28 +175,31 @@ fn path(id: &str) -> String {
 /// Each of them, whatever becomes of the others.
 async fn change(
     client: &Client,
-    several: &Several,
+    args: &JobsArgs,
     method: Method,
     what: &str,
 ) -> Result<u8, Failure> {
     let (mut jobs, mut errors) = (Vec::new(), Vec::new());
-    for id in &several.ids {
+    for id in &args.ids {
         match client
-            .json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id))))
+            .json::<Value>(ClientRequest::new(
+                method.clone(),
+                format!("{}{what}", path(id)),
+            ))
             .await
         {
             Ok(job) => jobs.push(job),
-            Err(error) if several.ids.len() == 1 => return Err(error.into()),
+            Err(error) if args.ids.len() == 1 => return Err(error.into()),
             Err(error) => {
                 let failure = Failure::from(error);
                 let message = format!("{id}: {}", failure.message);
                 errors.push(json!({ "job_id": id, "error": failure.info() }));
-                message::say(&Failure { message, ..failure }.lines());
+                message::print(&Failure { message, ..failure }.lines());
             }
         }
     }
     let status = if errors.is_empty() { 0 } else { REFUSED };
-    if several.json {
+    if args.json {
         let mut all = json!({ "jobs": jobs });
         if !errors.is_empty() {
             all["errors"] = errors.into();
@@ -210,34 +209,37 @@ async fn change(
     Ok(status)
 }
 
-impl Logs {
+impl LogsOptions {
     async fn show(&self, client: &Client) -> Result<u8, Failure> {
         let stream = match self.stream {
             Stream::Stdout => "stdout",
             Stream::Stderr => "stderr",
         };
-        let asked = query(&[("stream", Some(stream.to_owned()))]);
+        let parameters = query(&[("stream", Some(stream.to_owned()))]);
         let answer = client
-            .ask(Ask::get(format!("{}/logs{asked}", path(&self.id))))
+            .send(ClientRequest::get(format!(
+                "{}/logs{parameters}",
+                path(&self.id)
+            )))
             .await?;
-        pour(answer, &mut Out::stdout()).await?;
+        copy_body(answer, &mut OutputTarget::stdout()).await?;
         Ok(0)
     }
 }
 
 /// What a server lists unless said.
-const USUALLY_LISTED: u32 = 50;
+const DEFAULT_LIST_LIMIT: u32 = 50;
 
 #[derive(Deserialize)]
-struct Page {
+struct JobPage {
     jobs: Vec<Value>,
     before: Option<String>,
 }
 
-impl List {
+impl ListOptions {
     async fn show(self, client: &Client) -> Result<u8, Failure> {
         let (mut jobs, mut before) = (Vec::new(), self.before);
-        let most = self.limit.unwrap_or(USUALLY_LISTED);
+        let most = self.limit.unwrap_or(DEFAULT_LIST_LIMIT);
         // A server looks through so many at a time: a page may have few, and not be the last.
         loop {
             let left = (most as usize).saturating_sub(jobs.len());
@@ -246,14 +248,16 @@ impl List {
             } else {
                 Some(left.to_string())
             };
-            let asked = query(&[
+            let parameters = query(&[
                 ("status", self.status.clone()),
                 ("name", self.name.clone()),
                 ("label", self.label.clone()),
                 ("limit", limit),
                 ("before", before.clone()),
             ]);
-            let page: Page = client.json(Ask::get(format!("/v1/jobs{asked}"))).await?;
+            let page: JobPage = client
+                .json(ClientRequest::get(format!("/v1/jobs{parameters}")))
+                .await?;
             jobs.extend(page.jobs);
             before = page.before;
             if before.is_none() || jobs.len() >= most as usize {
@@ -262,7 +266,7 @@ impl List {
         }
         match self.json {
             true => print_json(&json!({ "jobs": jobs, "before": before }))?,
-            false => print_lines(jobs.iter().map(line))?,
+            false => print_lines(jobs.iter().map(list_line))?,
         }
         Ok(0)
     }
@@ -273,7 +277,7 @@ fn text<'a>(job: &'a Value, name: &str) -> &'a str {
 }
 
 /// Identifier, how it is, since when, what it is called.
-fn line(job: &Value) -> String {
+fn list_line(job: &Value) -> String {
     let state = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", waiting @ ("time" | "jobs" | "quota")) => format!("queued ({waiting})"),
         (status, _) => status.to_owned(),
@@ -290,17 +294,17 @@ fn line(job: &Value) -> String {
     )
 }
 
-async fn show(client: &Client, one: &One) -> Result<u8, Failure> {
-    let job: Value = client.json(Ask::get(path(&one.id))).await?;
-    match one.json {
+async fn show(client: &Client, args: &JobArgs) -> Result<u8, Failure> {
+    let job: Value = client.json(ClientRequest::get(path(&args.id))).await?;
+    match args.json {
         true => print_json(&job)?,
-        false => print_lines(described(&job))?,
+        false => print_lines(description_lines(&job))?,
     }
     Ok(0)
 }
 
 /// What there is to say of a job, a line each; what there is not is left out.
-fn described(job: &Value) -> Vec<String> {
+fn description_lines(job: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |name: &str, said: &str| {
         if !said.is_empty() {
@@ -367,7 +371,7 @@ fn described(job: &Value) -> Vec<String> {
 }
 
 /// A new job: its identifier, or all about it.
-fn submitted(job: &Value, json: bool) -> Result<u8, Failure> {
+fn print_submitted(job: &Value, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(job)?,
         false => print(&format!("{}\n", printable(text(job, "job_id"))))?,
@@ -383,7 +387,7 @@ mod tests {
     fn a_job_is_one_line_and_a_name_stays_within_its_part_of_an_address() {
         let job = json!({ "job_id": "01J", "status": "queued", "waiting_for": "jobs", "accepted_at": "T",
             "name": "nightly", "labels": { "a": "b" } });
-        assert_eq!(line(&job), "01J  queued (jobs)   T  nightly a=b");
+        assert_eq!(list_line(&job), "01J  queued (jobs)   T  nightly a=b");
         assert_eq!(path("a/../b?c"), "/v1/jobs/a%2F..%2Fb%3Fc");
     }
 
@@ -392,7 +396,7 @@ mod tests {
         let job = json!({ "job_id": "j", "name": null, "status": "failed", "attempt": 2, "most_attempts": 3,
             "webhook": { "url": "https://x", "state": "given_up", "attempts": 12, "error": "down" },
             "result": { "exit_code": 3, "signal": null, "usage": { "llm": { "calls": 0 } }, "artifacts": [{ "name": "a", "version": 1 }] } });
-        let said = described(&job);
+        let said = description_lines(&job);
         assert_eq!(
             said,
             [

@@ -5,11 +5,11 @@ use super::{path, text};
 use crate::{
     cli::{
         REFUSED,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        run::{self, Delivery, Piece, Show, Signals},
+        run::{self, Delivery, OutputChunk, OutputMode, Signals},
     },
-    remote::{Ask, Client, Event, Follow, Followed},
+    remote::{Client, ClientRequest, EventSource, EventStream, ServerEvent},
 };
 use http::HeaderName;
 use serde_json::{Value, json};
@@ -17,27 +17,31 @@ use spec::Stream;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
-const LAST: &str = "end";
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const END_EVENT: &str = "end";
 /// A job that waits longer than this is told of.
-const QUIET: Duration = Duration::from_secs(2);
+const NOTE_INTERVAL: Duration = Duration::from_secs(2);
 const INTERRUPTED: u8 = 130;
 const BROKEN_PIPE: u8 = 128 + 13;
 
-fn follow(client: &Client, id: &str) -> Followed {
+fn follow(client: &Client, id: &str) -> EventStream {
     let path = format!("{}/events", path(id));
     let ask = move |last: Option<&str>| match last {
-        None => Ask::get(path.clone()),
-        Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+        None => ClientRequest::get(path.clone()),
+        Some(last) => ClientRequest::get(path.clone()).header(LAST_EVENT_ID, last),
     };
-    Follow { ask, last: LAST }.begin(client)
+    EventSource {
+        ask,
+        last: END_EVENT,
+    }
+    .start(client)
 }
 
 /// Prints each event as one JSON object.
 pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failure> {
-    let mut followed = follow(client, id);
-    while let Some(event) = followed.next().await {
-        let Event { id, name, data } = event?;
+    let mut events = follow(client, id);
+    while let Some(event) = events.next().await {
+        let ServerEvent { id, name, data } = event?;
         let data = serde_json::from_str(&data).unwrap_or(Value::String(data));
         print_json(&json!({ "event": name, "id": id, "data": data }))?;
     }
@@ -48,26 +52,30 @@ pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failur
 pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()
         .map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
-    let show = if json { Show::Nothing } else { Show::Streams };
+    let show = if json {
+        OutputMode::Nothing
+    } else {
+        OutputMode::Streams
+    };
     let (outlet, writer) = run::open_outlet(show).unzip();
-    let mut watch = Watch {
-        followed: follow(&client, &id),
+    let mut watch = JobWatch {
+        events: follow(&client, &id),
         client,
         id,
         outlet,
         job: Value::Null,
-        seen: Seen::default(),
+        seen: OutputProgress::default(),
     };
-    let mut told = tokio::time::interval(QUIET);
+    let mut told = tokio::time::interval(NOTE_INTERVAL);
     told.tick().await;
     loop {
         tokio::select! {
             more = watch.next() => if !more? { break },
-            _ = told.tick() => watch.tell(),
-            () = signals.next() => return Ok(watch.left()),
+            _ = told.tick() => watch.note_waiting(),
+            () = signals.next() => return Ok(watch.note_interrupted()),
         }
     }
-    let Watch {
+    let JobWatch {
         client,
         id,
         outlet,
@@ -76,26 +84,26 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
     } = watch;
     drop(outlet);
     let delivery = tokio::select! {
-        delivery = run::delivered(writer) => delivery,
-        () = signals.next() => run::leave_at_once(),
+        delivery = run::wait_delivery(writer) => delivery,
+        () = signals.next() => run::exit_now(),
     };
-    let job: Value = client.json(Ask::get(path(&id))).await?;
+    let job: Value = client.json(ClientRequest::get(path(&id))).await?;
     if json {
         print_json(&job)?;
     }
-    let (status, lines) = ended(&job).map_err(|cause| client.foreign(cause))?;
-    message::say_below(&seen.last, &if json { Vec::new() } else { lines });
+    let (status, lines) = exit_status(&job).map_err(|cause| client.not_airlock(cause))?;
+    message::print_below(&seen.last, &if json { Vec::new() } else { lines });
     Ok(match (delivery, seen.lost) {
         (Delivery::Complete, 0) => status,
         (Delivery::Complete, lost) => {
-            message::say(&[Line::Note(format!(
+            message::print(&[Message::Note(format!(
                 "{lost} bytes of output are not kept any more"
             ))]);
             status
         }
         (Delivery::NobodyReads, _) => BROKEN_PIPE,
         (Delivery::Failed(error), _) => {
-            message::say(&[Line::Error(format!(
+            message::print(&[Message::Error(format!(
                 "cannot pass on the program's output: {error}"
             ))]);
             REFUSED
@@ -104,19 +112,19 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
 }
 
 /// A job that is waited for.
-struct Watch {
+struct JobWatch {
     client: Client,
     id: String,
-    followed: Followed,
-    outlet: Option<mpsc::Sender<Piece>>,
+    events: EventStream,
+    outlet: Option<mpsc::Sender<OutputChunk>>,
     /// As it was told last.
     job: Value,
-    seen: Seen,
+    seen: OutputProgress,
 }
 
 /// What of its output was seen.
 #[derive(Default)]
-struct Seen {
+struct OutputProgress {
     /// How much of each stream of this attempt.
     at: [u64; 2],
     /// How much never came.
@@ -127,7 +135,7 @@ struct Seen {
     told: String,
 }
 
-impl Watch {
+impl JobWatch {
     /// Takes one event; false behind the last. Nothing is lost if this is dropped while it waits for one.
     async fn next(&mut self) -> Result<bool, Failure> {
         let room = match &self.outlet {
@@ -138,7 +146,7 @@ impl Watch {
                 Err(_) => return Ok(false),
             },
         };
-        let event = match self.followed.next().await {
+        let event = match self.events.next().await {
             None => return Ok(false),
             Some(Ok(event)) => event,
             Some(Err(error)) => {
@@ -155,50 +163,50 @@ impl Watch {
         match event.name.as_str() {
             "job" => {
                 self.job = serde_json::from_str(&event.data)
-                    .map_err(|error| self.client.foreign(error.to_string()))?;
+                    .map_err(|error| self.client.not_airlock(error.to_string()))?;
             }
             "output" => {
-                let piece = self
+                let chunk = self
                     .seen
                     .output(&event.data)
-                    .map_err(|cause| self.client.foreign(cause))?;
-                if let (Some(room), false) = (room, piece.1.is_empty()) {
-                    room.send(piece);
+                    .map_err(|cause| self.client.not_airlock(cause))?;
+                if let (Some(room), false) = (room, chunk.1.is_empty()) {
+                    room.send(chunk);
                 }
             }
             // Each attempt has streams of its own.
             "started" | "finished" => self.seen.at = [0; 2],
-            LAST => return Ok(false),
+            END_EVENT => return Ok(false),
             _ => {}
         }
         Ok(true)
     }
 
     /// Says for what it waits, if that is new.
-    fn tell(&mut self) {
-        if let Some(line) = waits(&self.job)
+    fn note_waiting(&mut self) {
+        if let Some(line) = waiting_note(&self.job)
             && line != self.seen.told
         {
-            message::say(&[Line::Note(line.clone())]);
+            message::print(&[Message::Note(line.clone())]);
             self.seen.told = line;
         }
     }
 
-    fn left(&self) -> u8 {
+    fn note_interrupted(&self) -> u8 {
         let note = format!(
             "the job goes on; wait again with: airlock jobs wait {}; end it with: airlock jobs cancel {}",
             self.id, self.id
         );
-        message::say(&[Line::Note(note)]);
+        message::print(&[Message::Note(note)]);
         INTERRUPTED
     }
 }
 
-impl Seen {
-    fn output(&mut self, data: &str) -> Result<Piece, String> {
-        let piece = run::Output::read(data)?;
-        let stream = piece.stream();
-        let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == Stream::Stderr)]);
+impl OutputProgress {
+    fn output(&mut self, data: &str) -> Result<OutputChunk, String> {
+        let chunk = run::OutputEvent::read(data)?;
+        let stream = chunk.stream();
+        let (bytes, lost) = chunk.beyond(&mut self.at[usize::from(stream == Stream::Stderr)]);
         self.lost = self.lost.saturating_add(lost);
         if stream == Stream::Stderr {
             self.last = bytes
@@ -214,7 +222,7 @@ impl Seen {
 }
 
 /// For what a job waits, in words.
-fn waits(job: &Value) -> Option<String> {
+fn waiting_note(job: &Value) -> Option<String> {
     let for_what = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", "time") => format!("for its time, {}", text(job, "next_try_at")),
         ("queued", "jobs") => "for the jobs that come before it".to_owned(),
@@ -234,12 +242,12 @@ fn waits(job: &Value) -> Option<String> {
 }
 
 /// The exit status of a job, and what is left to say of it.
-fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
+fn exit_status(job: &Value) -> Result<(u8, Vec<Message>), String> {
     let error = |job: &Value| {
         let error = &job["error"];
         vec![
-            Line::Error(text(error, "message").to_owned()),
-            Line::Hint(text(error, "hint").to_owned()),
+            Message::Error(text(error, "message").to_owned()),
+            Message::Hint(text(error, "hint").to_owned()),
         ]
     };
     // What is there of an attempt before says nothing of this end.
@@ -249,7 +257,7 @@ fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
     match (status, result.unwrap_or(&Value::Null)) {
         ("cancelled", Value::Null) => Ok((INTERRUPTED, error(job))),
         ("lost", _) | (_, Value::Null) => Ok((REFUSED, error(job))),
-        (_, result) => run::told(result),
+        (_, result) => run::read_result(result),
     }
 }
 
@@ -261,7 +269,7 @@ mod tests {
     fn a_job_exits_like_its_program_would() {
         let of = |status: &str, result: Value| {
             let job = json!({ "status": status, "result": result, "error": { "message": "m", "hint": "h" } });
-            ended(&job).map(|(status, _)| status)
+            exit_status(&job).map(|(status, _)| status)
         };
         let result = |status: &str, exit: u8| json!({ "status": status, "signal": null, "exit_status": exit, "error": null });
         assert_eq!(of("succeeded", result("succeeded", 0)), Ok(0));
@@ -297,33 +305,33 @@ mod tests {
     fn what_a_job_waits_for_is_said_only_while_it_waits() {
         let job = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "accepted_at": "T1", "attempt": 0 });
         assert_eq!(
-            waits(&job).unwrap(),
+            waiting_note(&job).unwrap(),
             "the job is queued since T1, and waits for its time, T2"
         );
         let paused = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "not_before": null, "accepted_at": "T1", "attempt": 1 });
         assert_eq!(
-            waits(&paused).unwrap(),
+            waiting_note(&paused).unwrap(),
             "the job is queued since T1, and waits for its time, T2, after 1 attempt"
         );
         let again =
             json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
         assert_eq!(
-            waits(&again).unwrap(),
+            waiting_note(&again).unwrap(),
             "the job is queued since T1, and waits for its turn, after 2 attempts"
         );
-        assert_eq!(waits(&json!({ "status": "running" })), None);
-        assert_eq!(waits(&Value::Null), None);
+        assert_eq!(waiting_note(&json!({ "status": "running" })), None);
+        assert_eq!(waiting_note(&Value::Null), None);
     }
 
     #[test]
     fn each_attempt_has_output_of_its_own() {
-        let mut seen = Seen::default();
-        let piece = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
-        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"abc");
-        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"", "again");
+        let mut seen = OutputProgress::default();
+        let chunk = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
+        assert_eq!(seen.output(&chunk("abc")).unwrap().1, b"abc");
+        assert_eq!(seen.output(&chunk("abc")).unwrap().1, b"", "again");
         seen.at = [0; 2];
         assert_eq!(
-            (seen.output(&piece("x")).unwrap().1, seen.last),
+            (seen.output(&chunk("x")).unwrap().1, seen.last),
             (b"x".to_vec(), b"x".to_vec())
         );
     }

@@ -13,9 +13,9 @@ use std::{
     path::Path,
 };
 
-const LONGEST: u64 = 4096;
+const MAX_TOKEN_FILE_BYTES: u64 = 4096;
 /// What is shorter could be guessed.
-const SHORTEST: usize = 32;
+const MIN_TOKEN_BYTES: usize = 32;
 
 /// The token, without the end of its line.
 pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
@@ -31,7 +31,7 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
                 .expose();
             let mut file = File::from(made.map_err(|error| failed(error.into()))?);
             writeln!(file, "{}", *token).map_err(failed)?;
-            checked(path, token.as_bytes().to_vec())
+            check_token(path, token.as_bytes().to_vec())
         }
         Err(error) => Err(failed(error.into())),
     }
@@ -43,16 +43,16 @@ fn read(path: &Path, file: File) -> Result<Secret, Failure> {
         return Err(bad(path, "others can read it, or it is somebody else's"));
     }
     let mut token = Vec::new();
-    file.take(LONGEST)
+    file.take(MAX_TOKEN_FILE_BYTES)
         .read_to_end(&mut token)
         .map_err(|error| bad(path, &error.to_string()))?;
-    checked(path, token)
+    check_token(path, token)
 }
 
-fn checked(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
+fn check_token(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
     let token = Secret::new(token).map_err(|error| bad(path, &error.to_string()))?;
     let bytes = token.expose();
-    match bytes.len() >= SHORTEST && bytes.iter().all(u8::is_ascii_graphic) {
+    match bytes.len() >= MIN_TOKEN_BYTES && bytes.iter().all(u8::is_ascii_graphic) {
         true => Ok(token),
         false => Err(bad(
             path,

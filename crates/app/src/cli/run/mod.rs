@@ -1,47 +1,47 @@
 //! `airlock run`: one command in one fresh sandbox, its output passed on as it comes, or one JSON result.
 
-mod confirm;
-mod learned;
-mod links;
-mod live;
+mod broad_workspace;
+mod learned_rules;
 mod options;
-mod order;
-mod refusal;
+mod output;
+mod refused_result;
 mod remote;
 mod report;
+mod request_body;
 mod signals;
-mod staging;
+mod staging_note;
+mod symlinks;
 pub(super) mod terminal;
 
-pub(super) use confirm::refuse_broad_workspace;
-pub(super) use links::pin;
-pub(super) use live::{Delivery, Piece, Show, delivered, leave_at_once, open_outlet};
+pub(super) use broad_workspace::refuse_broad_workspace;
 pub(super) use options::Options;
-pub(super) use order::words;
-pub(super) use refusal::{Identity, print_refusal};
-pub(super) use remote::{Output, job_order, standing_order, told};
+pub(super) use output::{Delivery, OutputChunk, OutputMode, exit_now, open_outlet, wait_delivery};
+pub(super) use refused_result::{Identity, print_refusal};
+pub(super) use remote::{OutputEvent, job_run_request, read_result, sandbox_request};
+pub(super) use request_body::utf8_all;
 pub(super) use signals::Signals;
+pub(super) use symlinks::pin;
 
 use super::{
     Global, REFUSED,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
 };
-use crate::config::{self, Surroundings};
-use live::Ending;
+use crate::config::{self, ProcessEnv};
+use output::FinishedRun;
 use spec::{RunSpec, Status};
 
 /// What a shell reports of a program that wrote where nobody reads.
 const BROKEN_PIPE: u8 = 128 + 13;
 
 /// What a shell without a terminal would not say.
-const NO_INPUT: &str =
+const EMPTY_INPUT_NOTE: &str =
     "standard input is empty here; --tty gives a terminal, --stdin passes yours through";
 
 /// Carries out the command; whatever goes wrong before the program starts ends here.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let (identity, json) = (options.identity(), options.json);
-    attempt(options, global, surroundings).unwrap_or_else(|failure| {
-        message::say(&failure.lines());
+    attempt(options, global, env).unwrap_or_else(|failure| {
+        message::print(&failure.lines());
         if json {
             print_refusal(&identity, &failure);
         }
@@ -49,55 +49,55 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
     })
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     options.refuse_impossible()?;
-    if let Some(client) = global.server(surroundings)? {
-        return remote::attempt(options, client, surroundings);
+    if let Some(client) = global.server(env)? {
+        return remote::attempt(options, client, env);
     }
     // The slowest thing to come begins first, beside all that follows.
     let is_native = options.may_be_native();
-    let begun = (!options.explain && is_native).then(engine::HeadStart::give);
-    let mut config = global.configure(surroundings)?;
-    config::narrow(&mut config, options.profile(), surroundings)?;
+    let launcher = (!options.explain && is_native).then(engine::HeadStart::give);
+    let mut config = global.configure(env)?;
+    config::narrow(&mut config, options.profile(), env)?;
     let (json, explain, tty) = (options.json, options.explain, options.tty);
     let (follow_links, confirmed) = (options.follow_links, options.confirm_workspace);
     let staged = options.staged_by_default();
     let has_stdin = options.reads_stdin();
-    let mut request = options.into_request(surroundings)?;
+    let mut request = options.into_request(env)?;
     request.staged |= staged.is_some();
     if tty {
-        terminal::equip(&mut request, surroundings, explain)?;
+        terminal::request_terminal(&mut request, env, explain)?;
     }
     let mut spec = config.policy.admit(request)?;
     if !follow_links {
-        pin(&mut spec, &surroundings.current_folder)?;
+        pin(&mut spec, &env.current_folder)?;
     }
     if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
     super::settings(&config)?.check(&spec)?;
     if !confirmed {
-        refuse_broad_workspace(spec.sandbox.workspace.as_deref(), surroundings)?;
+        refuse_broad_workspace(spec.sandbox.workspace.as_deref(), env)?;
     }
-    message::say(&replaced(&spec));
+    message::print(&replaced_files(&spec));
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.
         let signals = Signals::listen()
             .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let engine = super::open_engine(&config, begun)?;
+        let engine = super::open_engine(&config, launcher)?;
         match explain {
             true => print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json),
             false => {
                 if let Some(folder) = staged.filter(|_| !json && engine.applies_changes(&spec)) {
-                    staging::explain_once(engine.state_folder(), &folder);
+                    staging_note::explain_once(engine.state_folder(), &folder);
                 }
-                let idle = show(json, tty) == Show::Streams
+                let idle = output_mode(json, tty) == OutputMode::Streams
                     && !has_stdin
-                    && terminal::waits_for_words(&spec.command);
-                let status = carry_out(&engine, spec, signals, show(json, tty)).await;
+                    && terminal::reads_terminal(&spec.command);
+                let status = run_here(&engine, spec, signals, output_mode(json, tty)).await;
                 if idle {
-                    message::say(&[Line::Note(NO_INPUT.to_owned())]);
+                    message::print(&[Message::Note(EMPTY_INPUT_NOTE.to_owned())]);
                 }
                 status
             }
@@ -109,7 +109,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
 }
 
 /// Inputs that take the place of files of the user's.
-fn replaced(spec: &RunSpec) -> Vec<Line> {
+fn replaced_files(spec: &RunSpec) -> Vec<Message> {
     // Only a layer that is kept takes such an input: everywhere else it is refused.
     let kept = spec.sandbox.copy_on_write && !spec.apply_changes;
     let Some(workspace) = spec.sandbox.workspace.as_ref().filter(|_| kept) else {
@@ -119,79 +119,79 @@ fn replaced(spec: &RunSpec) -> Vec<Line> {
     names
         .filter(|name| workspace.join(name).symlink_metadata().is_ok())
         .map(|name| {
-            let words = format!(
+            let utf8_all = format!(
                 "the input `{}` takes the place of a file of that name in the workspace",
                 name.display()
             );
-            Line::Note(words)
+            Message::Note(utf8_all)
         })
         .collect()
 }
 
-fn show(json: bool, tty: bool) -> Show {
+fn output_mode(json: bool, tty: bool) -> OutputMode {
     match (json, tty) {
-        (true, _) => Show::Nothing,
-        (false, false) => Show::Streams,
-        (false, true) => Show::Terminal,
+        (true, _) => OutputMode::Nothing,
+        (false, false) => OutputMode::Streams,
+        (false, true) => OutputMode::Terminal,
     }
 }
 
-async fn carry_out(
+async fn run_here(
     engine: &engine::Engine,
     spec: RunSpec,
     signals: Signals,
-    show: Show,
+    output_mode: OutputMode,
 ) -> Result<u8, Failure> {
     let learns = spec
         .grants
         .egress
         .as_ref()
         .is_some_and(|egress| egress.learn);
-    let taken = (show == Show::Terminal)
-        .then(terminal::Taken::take)
+    let taken = (output_mode == OutputMode::Terminal)
+        .then(terminal::RawTerminal::enter)
         .transpose()?;
-    let reminder = match show {
-        Show::Terminal => terminal::reminder(spec.sandbox.limits.wall_time),
-        Show::Nothing | Show::Streams => None,
+    let warning = match output_mode {
+        OutputMode::Terminal => terminal::timeout_warning(spec.sandbox.limits.wall_time),
+        OutputMode::Nothing | OutputMode::Streams => None,
     };
-    let ending = live::follow(engine.start(spec), signals, show, reminder).await;
+    let ending = output::follow(engine.start(spec), signals, output_mode, warning).await;
     // Before anything is said there.
     drop(taken);
-    let status = match show {
-        Show::Nothing => {
+    let status = match output_mode {
+        OutputMode::Nothing => {
             super::print_json(&ending.result)?;
-            message::say(&report::refusal(&ending.result));
+            message::print(&report::refusal(&ending.result));
             return Ok(ending.result.exit_status);
         }
-        Show::Streams => conclude(&ending, &ending.result.stderr, learns),
-        Show::Terminal => conclude(&ending, &ending.result.stdout, learns),
+        OutputMode::Streams => conclude(&ending, &ending.result.stderr, learns),
+        OutputMode::Terminal => conclude(&ending, &ending.result.stdout, learns),
     };
     if learns {
-        message::say_plainly(&learned::toml(&ending.result));
+        message::print_plain(&learned_rules::toml(&ending.result));
     }
     Ok(status)
 }
 
 /// Says what is left to say after the program's own output, and chooses the exit status.
-fn conclude(ending: &Ending, above: &[u8], learns: bool) -> u8 {
+fn conclude(ending: &FinishedRun, above: &[u8], learns: bool) -> u8 {
     let learned = match learns && ending.result.status != Status::NotStarted {
-        true => learned::lines(&ending.result),
+        true => learned_rules::lines(&ending.result),
         false => Vec::new(),
     };
     match &ending.delivery {
         Delivery::Complete => {
-            message::say_below(above, &[report::lines(&ending.result), learned].concat());
+            message::print_below(above, &[report::lines(&ending.result), learned].concat());
             ending.result.exit_status
         }
         Delivery::NobodyReads => {
-            message::say(&[report::notes(&ending.result), learned].concat());
+            message::print(&[report::notes(&ending.result), learned].concat());
             BROKEN_PIPE
         }
         Delivery::Failed(error) => {
-            message::say(&[Line::Error(format!(
+            message::print(&[Message::Error(format!(
                 "cannot pass on the program's output: {error}"
             ))]);
-            message::say(&[report::notes(&ending.result), learned].concat());
+            message::print(&[report::notes(&ending.result), learned].concat());
             REFUSED
         }
     }

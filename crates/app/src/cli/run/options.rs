@@ -1,7 +1,7 @@
 //! The options of `airlock run`, and how they become a request.
 
 use super::{super::message::Failure, Identity};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use spec::{
     Backend, Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest,
@@ -39,11 +39,11 @@ Exit status:
   128+N                killed by signal N; 137 also when the memory limit did it
   130                  cancelled with Ctrl-C";
 
-const BOX: &str = "The box";
-const LIMITS: &str = "Limits";
-const FILES: &str = "Files";
-const DOORS: &str = "Doors";
-const OUTPUT: &str = "Output and identifiers";
+const SANDBOX_HEADING: &str = "The box";
+const LIMITS_HEADING: &str = "Limits";
+const FILES_HEADING: &str = "Files";
+const DOORS_HEADING: &str = "Doors";
+const OUTPUT_HEADING: &str = "Output and identifiers";
 
 /// Run a command in a fresh sandbox
 ///
@@ -55,148 +55,148 @@ const OUTPUT: &str = "Output and identifiers";
           after_help = EXAMPLES, after_long_help = long_help())]
 pub(crate) struct Options {
     /// Named policy: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     profile: Option<String>,
     /// What makes the box: native, docker, podman, or container for whichever of the two there is
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     backend: Option<String>,
     /// Image to run in, instead of the host's /usr; a folder if it begins with a dot or slash
-    #[arg(long, value_name = "REF|DIR", help_heading = BOX)]
+    #[arg(long, value_name = "REF|DIR", help_heading = SANDBOX_HEADING)]
     image: Option<PathBuf>,
     /// What runs before the command, instead of what the image says; '' for nothing
-    #[arg(long, value_name = "PROGRAM", help_heading = BOX)]
+    #[arg(long, value_name = "PROGRAM", help_heading = SANDBOX_HEADING)]
     entrypoint: Option<OsString>,
     /// Let the program change the image's files, in a copy that is gone afterwards
-    #[arg(long, help_heading = BOX)]
+    #[arg(long, help_heading = SANDBOX_HEADING)]
     writable_root: bool,
     /// Network inside: none; doors, the granted ones; open, every public host by TCP; or host, which is no barrier at all
-    #[arg(long, value_name = "MODE", help_heading = BOX)]
+    #[arg(long, value_name = "MODE", help_heading = SANDBOX_HEADING)]
     network: Option<Network>,
     /// Internal network of docker or podman to join
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     internal_network: Option<String>,
     /// Who the program is inside, in numbers [default: the image's user, else 1000:1000]
-    #[arg(long, value_name = "UID[:GID]", help_heading = BOX)]
+    #[arg(long, value_name = "UID[:GID]", help_heading = SANDBOX_HEADING)]
     user: Option<User>,
     /// Set a variable inside; repeatable
-    #[arg(long, value_name = "NAME=VALUE", help_heading = BOX)]
+    #[arg(long, value_name = "NAME=VALUE", help_heading = SANDBOX_HEADING)]
     env: Vec<OsString>,
     /// Pass one of your own variables by name; repeatable
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     env_from: Vec<OsString>,
     /// Let the program have a stored secret as a variable; not with the profile restrictive; repeatable
-    #[arg(long, value_name = "NAME=VARIABLE", help_heading = BOX)]
+    #[arg(long, value_name = "NAME=VARIABLE", help_heading = SANDBOX_HEADING)]
     secret: Vec<OsString>,
     /// Refuse to run unless this barrier can be enforced; repeatable
-    #[arg(long, value_name = "BARRIER", help_heading = BOX)]
+    #[arg(long, value_name = "BARRIER", help_heading = SANDBOX_HEADING)]
     require: Vec<Barrier>,
 
     /// Time on the clock, such as 30s or 5m
-    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     timeout: Option<Time>,
     /// Memory of all its processes together, such as 512M
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     memory: Option<Size>,
     /// Share of CPUs, such as 1.5
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     cpus: Option<Cpus>,
     /// CPU time of all its processes together
-    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     cpu_time: Option<Time>,
     /// Processes and threads
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     pids: Option<u32>,
     /// Largest single file
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     file_size: Option<Size>,
     /// Open files of each process
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     open_files: Option<u32>,
     /// /tmp, /dev/shm, the home folder and a fresh workspace, together
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     disk: Option<Size>,
     /// Bytes kept of each output stream for the result
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     output: Option<Size>,
 
     /// Your folder to show at /workspace: written when the program has ended (:staged, as `run` does by itself), at once (:live), or never (:ro) [default: a fresh one, gone afterwards]
-    #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES)]
+    #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES_HEADING)]
     workspace: Option<PathBuf>,
     /// Take that folder although it is your home or one of the system
-    #[arg(long, requires = "workspace", help_heading = FILES)]
+    #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     pub(in crate::cli) confirm_workspace: bool,
     /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
-    #[arg(long, requires = "workspace", help_heading = FILES)]
+    #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     copy_on_write: bool,
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
-    #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
+    #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES_HEADING)]
     mount: Vec<OsString>,
     /// Follow symbolic links below the current folder in --workspace, --mount, --input and --image
-    #[arg(long, help_heading = FILES)]
+    #[arg(long, help_heading = FILES_HEADING)]
     pub(in crate::cli) follow_links: bool,
     /// Show a volume of docker or podman inside, read-only unless :rw; repeatable
-    #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES)]
+    #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES_HEADING)]
     volume: Vec<OsString>,
     // Not a doc comment: rustdoc would take the brackets for a link.
-    #[arg(long, value_name = "NAME=FILE", help_heading = FILES,
+    #[arg(long, value_name = "NAME=FILE", help_heading = FILES_HEADING,
           help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
     input: Vec<OsString>,
     /// Keep this file or folder of /workspace afterwards; repeatable
-    #[arg(long, value_name = "PATH", help_heading = FILES)]
+    #[arg(long, value_name = "PATH", help_heading = FILES_HEADING)]
     artifact: Vec<PathBuf>,
     /// Let a protected name of the workspace, such as .envrc, be written; repeatable
-    #[arg(long, value_name = "NAME", help_heading = FILES)]
+    #[arg(long, value_name = "NAME", help_heading = FILES_HEADING)]
     allow_protected: Vec<PathBuf>,
     /// Hide files of the workspace, beside .env, keys and other credentials; `none` hides none of those; repeatable
-    #[arg(long, value_name = "GLOB", help_heading = FILES)]
+    #[arg(long, value_name = "GLOB", help_heading = FILES_HEADING)]
     hide: Vec<String>,
 
     /// Open the LLM door at 127.0.0.1:8080 inside, to this provider; its key stays outside
-    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS)]
+    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS_HEADING)]
     llm: Option<Option<String>>,
     /// Open the inference door at localhost:11434 inside, to the model server of this machine
-    #[arg(long, help_heading = DOORS)]
+    #[arg(long, help_heading = DOORS_HEADING)]
     inference: bool,
     /// Let only these models be used, * for any characters; repeatable
-    #[arg(long, value_name = "GLOB", help_heading = DOORS)]
+    #[arg(long, value_name = "GLOB", help_heading = DOORS_HEADING)]
     allow_model: Vec<String>,
     /// Money for models, such as 0.50; a call that could cost more than is left is refused
-    #[arg(long, value_name = "DOLLARS", help_heading = DOORS)]
+    #[arg(long, value_name = "DOLLARS", help_heading = DOORS_HEADING)]
     budget_usd: Option<Money>,
     /// Tokens for models, input and output together
-    #[arg(long, value_name = "NUMBER", help_heading = DOORS)]
+    #[arg(long, value_name = "NUMBER", help_heading = DOORS_HEADING)]
     budget_tokens: Option<u64>,
 
     /// Let this host be reached through the egress door, at ports 80 and 443 or at PORT; *.example.com for all below; repeatable
-    #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS)]
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS_HEADING)]
     allow_host: Vec<String>,
     /// Let every public host be reached, and print the rules that were needed
-    #[arg(long, help_heading = DOORS)]
+    #[arg(long, help_heading = DOORS_HEADING)]
     pub(super) learn: bool,
 
     /// Pass standard input through; otherwise it is empty
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     stdin: bool,
     /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too; no limit of time without --timeout
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(in crate::cli) json: bool,
     /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
-    #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
+    #[arg(long, value_name = "NAME", help_heading = OUTPUT_HEADING)]
     contract: Option<Contract>,
     /// Print what would be done, and exit
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) explain: bool,
     /// Identifier of this run [default: a fresh one]
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     run_id: Option<String>,
     /// Identifier of the task this run belongs to
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     task_id: Option<String>,
     /// Identifier of the job this run belongs to
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     job_id: Option<String>,
 
     /// The command and its arguments, passed on exactly as they are
@@ -253,8 +253,8 @@ impl Options {
             .backend
             .as_deref()
             .is_none_or(|name| name == Backend::Native.name());
-        let (folder, sharing) = self.workspace.clone().map(workspace_mode)?;
-        let is_default = sharing == Sharing::Default && !self.copy_on_write;
+        let (folder, mode) = self.workspace.clone().map(parse_workspace)?;
+        let is_default = mode == WorkspaceMode::Default && !self.copy_on_write;
         (is_native && is_default).then_some(folder)
     }
 
@@ -329,22 +329,19 @@ impl Options {
     }
 
     /// The request these options make.
-    pub(in crate::cli) fn into_request(
-        self,
-        surroundings: &Surroundings,
-    ) -> Result<RunRequest, Failure> {
-        let folder = surroundings.current_folder.as_path();
-        let workspace = self.workspace.clone().map(workspace_mode);
-        let sharing = workspace.as_ref().map(|(_, sharing)| *sharing);
-        if sharing == Some(Sharing::Live) && self.copy_on_write {
+    pub(in crate::cli) fn into_request(self, env: &ProcessEnv) -> Result<RunRequest, Failure> {
+        let folder = env.current_folder.as_path();
+        let workspace = self.workspace.clone().map(parse_workspace);
+        let mode = workspace.as_ref().map(|(_, mode)| *mode);
+        if mode == Some(WorkspaceMode::Live) && self.copy_on_write {
             return Err(Failure::invalid(
                 "a workspace that is shared live cannot be copied on writing",
                 "leave `:live` or --copy-on-write away",
             ));
         }
         Ok(RunRequest {
-            read_only_workspace: sharing == Some(Sharing::ReadOnly),
-            env: environment(&self.env_from, &self.env, surroundings)?,
+            read_only_workspace: mode == Some(WorkspaceMode::ReadOnly),
+            env: environment(&self.env_from, &self.env, env)?,
             limits: self.limits(),
             exact: None,
             command: self.command,
@@ -355,14 +352,14 @@ impl Options {
             writable_root: self.writable_root,
             workspace: workspace.map(|(path, _)| folder.join(path)),
             copy_on_write: self.copy_on_write,
-            staged: sharing == Some(Sharing::Staged),
+            staged: mode == Some(WorkspaceMode::Staged),
             mounts: self
                 .mount
                 .into_iter()
                 .map(|text| absolute_mount(folder, text))
                 .collect(),
             volumes: self.volume,
-            caller_env: surroundings.variables.clone(),
+            caller_env: env.variables.clone(),
             network: self.network,
             internal_network: self.internal_network,
             doors: Vec::new(),
@@ -415,20 +412,18 @@ impl Options {
 fn environment(
     from: &[OsString],
     set: &[OsString],
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Vec<(OsString, OsString)>, Failure> {
-    let passed = from
-        .iter()
-        .map(|name| match surroundings.variables.get(name) {
-            Some(value) => Ok((name.clone(), value.clone())),
-            None => {
-                let message = format!("the variable `{}` is not set", name.display());
-                Err(Failure::invalid(
-                    message,
-                    "set it, or leave --env-from away",
-                ))
-            }
-        });
+    let passed = from.iter().map(|name| match env.variables.get(name) {
+        Some(value) => Ok((name.clone(), value.clone())),
+        None => {
+            let message = format!("the variable `{}` is not set", name.display());
+            Err(Failure::invalid(
+                message,
+                "set it, or leave --env-from away",
+            ))
+        }
+    });
     passed
         .chain(set.iter().map(|text| assignment(text)))
         .collect()
@@ -459,7 +454,7 @@ fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
 
 /// How a folder is shared, as an option says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sharing {
+enum WorkspaceMode {
     /// Nothing was said.
     Default,
     Live,
@@ -468,21 +463,21 @@ enum Sharing {
 }
 
 /// A folder and how it is shared, from `DIR[:live|staged|ro]`.
-fn workspace_mode(given: PathBuf) -> (PathBuf, Sharing) {
+fn parse_workspace(given: PathBuf) -> (PathBuf, WorkspaceMode) {
     let bytes = given.as_os_str().as_bytes();
     let without = |suffix: &str| {
         let path = bytes.strip_suffix(suffix.as_bytes())?;
         Some(PathBuf::from(OsStr::from_bytes(path)))
     };
     let modes = [
-        (":live", Sharing::Live),
-        (":staged", Sharing::Staged),
-        (":ro", Sharing::ReadOnly),
+        (":live", WorkspaceMode::Live),
+        (":staged", WorkspaceMode::Staged),
+        (":ro", WorkspaceMode::ReadOnly),
     ];
     let said = modes
         .into_iter()
-        .find_map(|(suffix, sharing)| Some((without(suffix)?, sharing)));
-    said.unwrap_or((given, Sharing::Default))
+        .find_map(|(suffix, mode)| Some((without(suffix)?, mode)));
+    said.unwrap_or((given, WorkspaceMode::Default))
 }
 
 /// The box is made by another process, which need not stand in our folder. An empty host path stays
@@ -571,16 +566,16 @@ mod tests {
         }
     }
 
-    fn surroundings() -> Surroundings {
-        Surroundings {
+    fn env() -> ProcessEnv {
+        ProcessEnv {
             variables: [("LANG".into(), "C".into()), ("TOKEN".into(), "t".into())].into(),
             current_folder: "/here".into(),
-            ..Surroundings::default()
+            ..ProcessEnv::default()
         }
     }
 
     fn request(words: &[&str]) -> Result<RunRequest, Failure> {
-        options(words).into_request(&surroundings())
+        options(words).into_request(&env())
     }
 
     #[test]
@@ -612,7 +607,7 @@ mod tests {
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
             volumes: vec!["v:/v".into()],
-            caller_env: surroundings().variables,
+            caller_env: env().variables,
             limits: Maximum {
                 memory: "1G".parse().ok(),
                 cpu_time: "1m".parse().ok(),
@@ -665,9 +660,7 @@ mod tests {
             .map(OsString::from)
             .into_iter()
             .chain(odd.clone());
-        let asked = parsed(words.collect())
-            .into_request(&surroundings())
-            .unwrap();
+        let asked = parsed(words.collect()).into_request(&env()).unwrap();
         assert_eq!(asked.command, odd);
     }
 
@@ -693,12 +686,12 @@ mod tests {
 
     #[test]
     fn a_workspace_says_how_it_is_shared() {
-        let mode = |text: &str| workspace_mode(text.into());
-        assert_eq!(mode("w"), ("w".into(), Sharing::Default));
-        assert_eq!(mode("w:live"), ("w".into(), Sharing::Live));
-        assert_eq!(mode("w:ro"), ("w".into(), Sharing::ReadOnly));
-        assert_eq!(mode("w:staged"), ("w".into(), Sharing::Staged));
-        assert_eq!(mode("w:ro:live"), ("w:ro".into(), Sharing::Live));
+        let mode = |text: &str| parse_workspace(text.into());
+        assert_eq!(mode("w"), ("w".into(), WorkspaceMode::Default));
+        assert_eq!(mode("w:live"), ("w".into(), WorkspaceMode::Live));
+        assert_eq!(mode("w:ro"), ("w".into(), WorkspaceMode::ReadOnly));
+        assert_eq!(mode("w:staged"), ("w".into(), WorkspaceMode::Staged));
+        assert_eq!(mode("w:ro:live"), ("w:ro".into(), WorkspaceMode::Live));
     }
 
     #[test]

@@ -2,15 +2,18 @@
 //! pass its output on as it comes, and cancel it when we are told to.
 
 use super::{
-    Options, Signals, conclude, learned,
-    live::{self, Delivery, Ending, Show, Step},
-    order::{self, Goods},
+    Options, Signals, conclude, learned_rules,
+    output::{self, Delivery, FinishedRun, OutputMode, Step},
     report,
+    request_body::{self, Attachments},
 };
 use crate::{
-    cli::message::{self, Failure, Line},
-    config::Surroundings,
-    remote::{Ask, Client, Event, Follow, Followed, RemoteError, segment, segments},
+    cli::message::{self, Failure, Message},
+    config::ProcessEnv,
+    remote::{
+        Client, ClientRequest, EventSource, EventStream, RemoteError, ServerEvent, segment,
+        segments,
+    },
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, Method, header::ACCEPT};
@@ -23,40 +26,36 @@ use std::{io, time::Duration};
 use tokio::sync::mpsc;
 
 /// How long one question for a result waits; then it is asked again, so that a dead connection is noticed.
-const ONE_WAIT: Duration = Duration::from_secs(120);
+const RESULT_POLL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between tries when the connection broke.
-const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const RETRY_DELAYS_MS: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
-const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Carries out the command at a server.
-pub(super) fn attempt(
-    options: Options,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     options.refuse_at_a_server()?;
-    if surroundings.current_folder.join("airlock.toml").exists() {
+    if env.current_folder.join("airlock.toml").exists() {
         let note = "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
-        message::say(&[Line::Note(note.to_owned())]);
+        message::print(&[Message::Note(note.to_owned())]);
     }
     let (json, learns) = (options.json, options.learn);
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
-    let promise = engine::fresh_id().to_string();
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
+    let request = options.into_request(env)?;
+    let idempotency_key = engine::fresh_id().to_string();
+    let attachments = Attachments::read(&request, env, follow_links)?;
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
         let signals = Signals::listen()
             .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let uploads = Uploads::send(&client, &promise, goods).await?;
-        let outcome = match order::body(request, &uploads.goods) {
+        let uploads = UploadedInputs::send(&client, &idempotency_key, attachments).await?;
+        let outcome = match request_body::body(request, &uploads.attachments) {
             Ok(order) => {
-                let asked = Asked {
+                let asked = RemoteRun {
                     client: client.clone(),
                     order,
-                    promise,
+                    idempotency_key,
                 };
                 match json {
                     true => asked.print_result(signals).await,
@@ -73,13 +72,13 @@ pub(super) fn attempt(
 }
 
 /// The options of a run without a command, for a sandbox that stays.
-pub(in crate::cli) fn standing_order(
+pub(in crate::cli) fn sandbox_request(
     options: Options,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
+    let request = options.into_request(env)?;
     if !request.command.is_empty() || request.stdin {
         let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
         return Err(Failure::invalid(
@@ -87,8 +86,8 @@ pub(in crate::cli) fn standing_order(
             hint,
         ));
     }
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
-    if let Some((name, _)) = goods.large.first() {
+    let attachments = Attachments::read(&request, env, follow_links)?;
+    if let Some((name, _)) = attachments.large.first() {
         let message = format!(
             "the input `{}` is too large to go along",
             name.escape_debug()
@@ -98,16 +97,16 @@ pub(in crate::cli) fn standing_order(
             "make the sandbox first, then `airlock sandbox put ID FILE`",
         ));
     }
-    match order::body(request, &goods)? {
+    match request_body::body(request, &attachments)? {
         Value::Object(order) => Ok(order),
         _ => Ok(Map::new()),
     }
 }
 
 /// The options of a run that a job shall be, later and more than once.
-pub(in crate::cli) fn job_order(
+pub(in crate::cli) fn job_run_request(
     options: Options,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
     let identity = options.identity();
@@ -121,9 +120,9 @@ pub(in crate::cli) fn job_order(
     }
     let contract = options.contract();
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
-    if let Some((name, _)) = goods.large.first() {
+    let request = options.into_request(env)?;
+    let attachments = Attachments::read(&request, env, follow_links)?;
+    if let Some((name, _)) = attachments.large.first() {
         let message = format!(
             "the input `{}` is too large to go along",
             name.escape_debug()
@@ -132,7 +131,7 @@ pub(in crate::cli) fn job_order(
             "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
         return Err(Failure::invalid(message, hint));
     }
-    let Value::Object(mut order) = order::body(request, &goods)? else {
+    let Value::Object(mut order) = request_body::body(request, &attachments)? else {
         return Ok(Map::new());
     };
     // An agent has another one unless it is said.
@@ -141,39 +140,46 @@ pub(in crate::cli) fn job_order(
 }
 
 /// Of a result that a server kept: the exit status, and what is left to say.
-pub(in crate::cli) fn told(result: &Value) -> Result<(u8, Vec<Line>), String> {
-    let told =
-        Told::deserialize(result).map_err(|error| format!("its result cannot be read: {error}"))?;
+pub(in crate::cli) fn read_result(result: &Value) -> Result<(u8, Vec<Message>), String> {
+    let told = ResultResponse::deserialize(result)
+        .map_err(|error| format!("its result cannot be read: {error}"))?;
     let result = told.result();
     Ok((result.exit_status, report::lines(&result)))
 }
 
 /// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
-struct Uploads {
-    goods: Goods,
+struct UploadedInputs {
+    attachments: Attachments,
     names: Vec<String>,
 }
 
-impl Uploads {
-    async fn send(client: &Client, promise: &str, mut goods: Goods) -> Result<Uploads, Failure> {
+impl UploadedInputs {
+    async fn send(
+        client: &Client,
+        idempotency_key: &str,
+        mut attachments: Attachments,
+    ) -> Result<UploadedInputs, Failure> {
         let mut names = Vec::new();
-        for (number, (name, path)) in std::mem::take(&mut goods.large).into_iter().enumerate() {
-            let kept = format!("airlock-inputs/{promise}/{number}");
+        for (number, (name, path)) in std::mem::take(&mut attachments.large)
+            .into_iter()
+            .enumerate()
+        {
+            let kept = format!("airlock-inputs/{idempotency_key}/{number}");
             crate::cli::artifact::upload(client, &kept, &path).await?;
-            goods.kept.push((name, kept.clone()));
+            attachments.kept.push((name, kept.clone()));
             names.push(kept);
         }
-        Ok(Uploads { goods, names })
+        Ok(UploadedInputs { attachments, names })
     }
 
     async fn remove(&self, client: &Client) {
         for name in &self.names {
-            let ask = Ask::new(
+            let ask = ClientRequest::new(
                 Method::DELETE,
                 format!("/v1/artifacts/{}", segments(name.as_bytes())),
             );
-            if let Err(error) = client.ask(ask).await {
-                message::say(&[Line::Note(format!(
+            if let Err(error) = client.send(ask).await {
+                message::print(&[Message::Note(format!(
                     "the server keeps the artifact `{name}`: {error}"
                 ))]);
             }
@@ -183,17 +189,17 @@ impl Uploads {
 
 /// A run that is asked for. Asked again under the same promise it is the same run: the server names it.
 #[derive(Clone)]
-struct Asked {
+struct RemoteRun {
     client: Client,
     order: Value,
-    promise: String,
+    idempotency_key: String,
 }
 
-impl Asked {
-    fn ask(&self) -> Ask {
-        Ask::new(Method::POST, "/v1/runs")
+impl RemoteRun {
+    fn request(&self) -> ClientRequest {
+        ClientRequest::new(Method::POST, "/v1/runs")
             .json(&self.order)
-            .header(PROMISE, &self.promise)
+            .header(IDEMPOTENCY_KEY, &self.idempotency_key)
     }
 
     /// Waits for the result, and prints it as it came.
@@ -205,7 +211,7 @@ impl Asked {
             tokio::select! {
                 text = &mut waiting => break text?,
                 () = signals.next() => match cancelled {
-                    true => live::leave_at_once(),
+                    true => output::exit_now(),
                     false => {
                         cancelled = true;
                         self.cancel();
@@ -215,31 +221,42 @@ impl Asked {
         };
         let result = self.read(&text)?;
         crate::cli::print(&format!("{}\n", crate::cli::without_controls(&text)))?;
-        message::say(&report::refusal(&result));
+        message::print(&report::refusal(&result));
         Ok(result.exit_status)
     }
 
     /// The result, whole.
     async fn result(&self) -> Result<String, RemoteError> {
-        let (mut pauses, mut known) = (PAUSES.iter(), false);
+        let (mut delays, mut known) = (RETRY_DELAYS_MS.iter(), false);
         loop {
-            let answer = match self.client.ask(self.ask().patience(ONE_WAIT)).await {
+            let answer = match self
+                .client
+                .send(self.request().response_timeout(RESULT_POLL_TIMEOUT))
+                .await
+            {
                 Ok(answer) => answer.text().await,
                 Err(error) => Err(error),
             };
             match answer {
                 Ok(text) => return self.text(&text),
                 // It could not start; what is known of it is a result like any other.
-                Err(RemoteError::Refused(problem)) if of_a_run(&problem.instance).is_some() => {
+                Err(RemoteError::Refused(problem))
+                    if run_of_instance(&problem.instance).is_some() =>
+                {
                     let path = problem.instance.unwrap_or_default();
-                    let text = self.client.ask(Ask::get(path)).await?.text().await?;
+                    let text = self
+                        .client
+                        .send(ClientRequest::get(path))
+                        .await?
+                        .text()
+                        .await?;
                     return self.text(&text);
                 }
                 // Nobody is there to begin with.
                 Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
-                Err(RemoteError::Silent { .. }) => {}
-                Err(error) => match (error.may_pass(), pauses.next()) {
-                    (true, Some(pause)) => tokio::time::sleep(Duration::from_millis(*pause)).await,
+                Err(RemoteError::TimedOut { .. }) => {}
+                Err(error) => match (error.is_transient(), delays.next()) {
+                    (true, Some(delay)) => tokio::time::sleep(Duration::from_millis(*delay)).await,
                     _ => return Err(error),
                 },
             }
@@ -249,13 +266,13 @@ impl Asked {
 
     fn text(&self, bytes: &[u8]) -> Result<String, RemoteError> {
         let text = String::from_utf8(bytes.to_vec());
-        text.map_err(|_| self.client.foreign("its result is not UTF-8"))
+        text.map_err(|_| self.client.not_airlock("its result is not UTF-8"))
     }
 
     fn read(&self, text: &str) -> Result<RunResult, RemoteError> {
-        let told: Told = serde_json::from_str(text).map_err(|error| {
+        let told: ResultResponse = serde_json::from_str(text).map_err(|error| {
             self.client
-                .foreign(format!("its result cannot be read: {error}"))
+                .not_airlock(format!("its result cannot be read: {error}"))
         })?;
         Ok(told.result())
     }
@@ -264,10 +281,10 @@ impl Asked {
     fn cancel(&self) {
         let asked = self.clone();
         tokio::spawn(async move {
-            for pause in PAUSES {
+            for delay in RETRY_DELAYS_MS {
                 match asked.end().await {
-                    Err(error) if error.may_pass() => {
-                        tokio::time::sleep(Duration::from_millis(pause)).await
+                    Err(error) if error.is_transient() => {
+                        tokio::time::sleep(Duration::from_millis(delay)).await
                     }
                     _ => return,
                 }
@@ -276,39 +293,39 @@ impl Asked {
     }
 
     async fn end(&self) -> Result<(), RemoteError> {
-        let Named { run_id } = self
+        let RunIdResponse { run_id } = self
             .client
-            .json(self.ask().header(PREFER, "respond-async"))
+            .json(self.request().header(PREFER, "respond-async"))
             .await?;
         let path = format!("/v1/runs/{}", segment(run_id.as_bytes()));
         self.client
-            .ask(Ask::new(Method::DELETE, path))
+            .send(ClientRequest::new(Method::DELETE, path))
             .await
             .map(drop)
     }
 
-    fn follow(&self) -> Followed {
+    fn follow(&self) -> EventStream {
         let asked = self.clone();
         // However often it is asked for, it is one run, whose events go on behind the last one.
         let ask = move |last: Option<&str>| {
-            let ask = asked.ask().header(ACCEPT, "text/event-stream");
+            let ask = asked.request().header(ACCEPT, "text/event-stream");
             match last {
                 None => ask,
-                Some(last) => ask.header(LAST_EVENT, last),
+                Some(last) => ask.header(LAST_EVENT_ID, last),
             }
         };
-        Follow {
+        EventSource {
             ask,
             last: "finished",
         }
-        .begin(&self.client)
+        .start(&self.client)
     }
 
     /// Passes the output on as it comes, and says what is left to say.
     async fn show(self, mut signals: Signals, learns: bool) -> Result<u8, Failure> {
-        let (mut outlet, writer) = live::open_outlet(Show::Streams).unzip();
-        let mut shown = Shown {
-            followed: self.follow(),
+        let (mut outlet, writer) = output::open_outlet(OutputMode::Streams).unzip();
+        let mut progress = RemoteOutput {
+            events: self.follow(),
             asked: self,
             at: [0; 2],
             lost: 0,
@@ -318,47 +335,47 @@ impl Asked {
         let mut cancelled = false;
         loop {
             tokio::select! {
-                step = shown.next(outlet.as_ref()) => match step? {
+                step = progress.next(outlet.as_ref()) => match step? {
                     Step::More => {}
                     Step::OutletClosed => {
                         outlet = None;
-                        shown.asked.cancel();
+                        progress.asked.cancel();
                     }
                     Step::Over => break,
                 },
                 () = signals.next() => match cancelled {
-                    true => live::leave_at_once(),
+                    true => output::exit_now(),
                     false => {
                         cancelled = true;
-                        shown.asked.cancel();
+                        progress.asked.cancel();
                     }
                 },
             }
         }
         drop(outlet);
         let delivery = tokio::select! {
-            delivery = live::delivered(writer) => delivery,
-            () = signals.next() => live::leave_at_once(),
+            delivery = output::wait_delivery(writer) => delivery,
+            () = signals.next() => output::exit_now(),
         };
-        shown.finish(delivery, learns)
+        progress.finish(delivery, learns)
     }
 }
 
 /// Of a run, what the server calls it.
 #[derive(Deserialize)]
-struct Named {
+struct RunIdResponse {
     run_id: String,
 }
 
 /// Whether a problem is about a run that was accepted.
-fn of_a_run(instance: &Option<String>) -> Option<&str> {
+fn run_of_instance(instance: &Option<String>) -> Option<&str> {
     instance.as_deref()?.strip_prefix("/v1/runs/")
 }
 
 /// How much was shown, and what came of it.
-struct Shown {
-    asked: Asked,
-    followed: Followed,
+struct RemoteOutput {
+    asked: RemoteRun,
+    events: EventStream,
     /// How much of each stream has come.
     at: [u64; 2],
     /// How much of them never came.
@@ -368,9 +385,12 @@ struct Shown {
     result: Option<RunResult>,
 }
 
-impl Shown {
+impl RemoteOutput {
     /// One event, taken only when there is room for it. Nothing is lost if this is dropped while waiting.
-    async fn next(&mut self, outlet: Option<&mpsc::Sender<live::Piece>>) -> Result<Step, Failure> {
+    async fn next(
+        &mut self,
+        outlet: Option<&mpsc::Sender<output::OutputChunk>>,
+    ) -> Result<Step, Failure> {
         let room = match outlet {
             None => None,
             Some(outlet) => match outlet.reserve().await {
@@ -378,9 +398,9 @@ impl Shown {
                 Err(_) => return Ok(Step::OutletClosed),
             },
         };
-        let event = match self.followed.next().await {
+        let event = match self.events.next().await {
             Some(Ok(event)) => event,
-            Some(Err(error)) => return Err(self.lost_sight(error)),
+            Some(Err(error)) => return Err(self.connection_lost(error)),
             None => return Ok(Step::Over),
         };
         match event.name.as_str() {
@@ -401,8 +421,9 @@ impl Shown {
     }
 
     /// What of an output is new.
-    fn output(&mut self, event: &Event) -> Result<(Stream, Vec<u8>), Failure> {
-        let piece = Output::read(&event.data).map_err(|cause| self.asked.client.foreign(cause))?;
+    fn output(&mut self, event: &ServerEvent) -> Result<(Stream, Vec<u8>), Failure> {
+        let piece =
+            OutputEvent::read(&event.data).map_err(|cause| self.asked.client.not_airlock(cause))?;
         let (index, stream) = match piece.stream {
             StreamName::Stdout => (0, Stream::Stdout),
             StreamName::Stderr => (1, Stream::Stderr),
@@ -416,7 +437,7 @@ impl Shown {
     }
 
     /// The server may be gone for good or not; the run may go on there.
-    fn lost_sight(&self, error: RemoteError) -> Failure {
+    fn connection_lost(&self, error: RemoteError) -> Failure {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
         match failure.code {
@@ -431,7 +452,7 @@ impl Shown {
     fn finish(self, delivery: Delivery, learns: bool) -> Result<u8, Failure> {
         let mut result = self
             .result
-            .ok_or_else(|| self.asked.client.foreign("it told no end of the run"))?;
+            .ok_or_else(|| self.asked.client.not_airlock("it told no end of the run"))?;
         // Only whether its line was ended matters below.
         result.stderr = self.last.into_iter().collect();
         let delivery = match (delivery, self.lost) {
@@ -441,10 +462,10 @@ impl Shown {
             ))),
             (delivery, _) => delivery,
         };
-        let ending = Ending { result, delivery };
+        let ending = FinishedRun { result, delivery };
         let status = conclude(&ending, &ending.result.stderr, learns);
         if learns {
-            message::say_plainly(&learned::toml(&ending.result));
+            message::print_plain(&learned_rules::toml(&ending.result));
         }
         Ok(status)
     }
@@ -459,7 +480,7 @@ enum StreamName {
 
 /// A piece of output, as servers tell it.
 #[derive(Debug, Deserialize)]
-pub(in crate::cli) struct Output {
+pub(in crate::cli) struct OutputEvent {
     stream: StreamName,
     offset: u64,
     text: Option<String>,
@@ -468,9 +489,9 @@ pub(in crate::cli) struct Output {
     bytes: Vec<u8>,
 }
 
-impl Output {
-    pub(in crate::cli) fn read(data: &str) -> Result<Output, String> {
-        let mut piece: Output = serde_json::from_str(data)
+impl OutputEvent {
+    pub(in crate::cli) fn read(data: &str) -> Result<OutputEvent, String> {
+        let mut piece: OutputEvent = serde_json::from_str(data)
             .map_err(|error| format!("its output cannot be read: {error}"))?;
         piece.bytes = match (piece.text.take(), piece.base64.take()) {
             (Some(text), None) => text.into_bytes(),
@@ -501,7 +522,7 @@ impl Output {
 
 /// Of a result what there is to say about it.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct ResultResponse {
     status: Status,
     signal: Option<i32>,
     exit_status: u8,
@@ -517,19 +538,19 @@ struct Told {
     #[serde(default)]
     notes: Vec<String>,
     #[serde(default)]
-    learned: Vec<Rule>,
+    learned: Vec<LearnedRuleResponse>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Rule {
+struct LearnedRuleResponse {
     host: String,
     ports: Vec<u16>,
     uses: u64,
 }
 
-impl Told {
+impl ResultResponse {
     fn result(self) -> RunResult {
-        let rule = |rule: Rule| {
+        let rule = |rule: LearnedRuleResponse| {
             let host = rule.host.parse().ok()?;
             Some(LearnedRule {
                 host,
@@ -597,7 +618,9 @@ mod tests {
             ..RunResult::blank(Id::new("r").unwrap(), "ci".into(), Timestamp(0))
         };
         let text = serde_json::to_string(&before).unwrap();
-        let after = serde_json::from_str::<Told>(&text).unwrap().result();
+        let after = serde_json::from_str::<ResultResponse>(&text)
+            .unwrap()
+            .result();
         assert_eq!(
             RunResult {
                 run_id: before.run_id.clone(),
@@ -610,7 +633,7 @@ mod tests {
     #[test]
     fn a_piece_is_shown_once_and_what_is_missing_is_counted() {
         let mut at = 0;
-        let mut take = |text: &str| Output::read(text).unwrap().beyond(&mut at);
+        let mut take = |text: &str| OutputEvent::read(text).unwrap().beyond(&mut at);
         assert_eq!(
             take(r#"{"stream":"stdout","offset":0,"text":"abc"}"#),
             (b"abc".to_vec(), 0)
@@ -634,7 +657,7 @@ mod tests {
             r#"{"stream":"stdout","offset":0}"#,
             r#"{"stream":"x","offset":0,"text":""}"#,
         ] {
-            assert!(Output::read(bad).is_err(), "{bad}");
+            assert!(OutputEvent::read(bad).is_err(), "{bad}");
         }
     }
 }

@@ -14,7 +14,7 @@ pub(in crate::cli) struct Signals {
 impl Signals {
     /// Starts listening; from now on these signals no longer end the process by themselves.
     pub(in crate::cli) fn listen() -> io::Result<Self> {
-        let ignored = all_ignored();
+        let ignored = ignored_mask();
         let listen = |kind| listen(kind, ignored);
         Ok(Signals {
             interrupt: listen(SignalKind::interrupt())?,
@@ -26,16 +26,16 @@ impl Signals {
     /// Waits for the next one.
     pub(in crate::cli) async fn next(&mut self) {
         tokio::select! {
-            () = received(&mut self.interrupt) => {}
-            () = received(&mut self.terminate) => {}
-            () = received(&mut self.hangup) => {}
+            () = wait_for(&mut self.interrupt) => {}
+            () = wait_for(&mut self.terminate) => {}
+            () = wait_for(&mut self.hangup) => {}
         }
     }
 }
 
 /// One more signal, unless the caller had us ignore it.
-pub(super) fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
-    listen(kind, all_ignored())
+pub(super) fn listen_unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
+    listen(kind, ignored_mask())
 }
 
 fn listen(kind: SignalKind, ignored: u64) -> io::Result<Option<Signal>> {
@@ -45,12 +45,12 @@ fn listen(kind: SignalKind, ignored: u64) -> io::Result<Option<Signal>> {
     }
 }
 
-fn all_ignored() -> u64 {
+fn ignored_mask() -> u64 {
     ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
 /// Waits for a signal; for ever if it is ignored.
-pub(super) async fn received(signal: &mut Option<Signal>) {
+pub(super) async fn wait_for(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
             signal.recv().await;

@@ -1,16 +1,16 @@
 //! `airlock sandbox exec`: a program in a sandbox that stays. It is started, then followed by its identifier, so that a
 //! broken connection loses nothing.
 
-use super::{feed, path, pty};
+use super::{path, pty, stdin_upload};
 use crate::{
     cli::{
         REFUSED,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        run::{self, Delivery, Show, Signals},
+        run::{self, Delivery, OutputMode, Signals},
     },
-    config::Surroundings,
-    remote::{Ask, Client, Follow, RemoteError, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, EventSource, RemoteError, segment},
 };
 use clap::Args;
 use http::{HeaderName, Method};
@@ -29,7 +29,7 @@ Examples:
 The exit status is the program's; 124 at --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
 
 const BROKEN_PIPE: u8 = 128 + 13;
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// A program to run.
@@ -65,7 +65,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    fn order(&self) -> Result<Map<String, Value>, Failure> {
+    fn request_body(&self) -> Result<Map<String, Value>, Failure> {
         let env = self.env.iter().map(|text| match text.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
             None => {
@@ -73,16 +73,16 @@ impl Options {
                 Err(Failure::invalid(message, "write --env NAME=VALUE"))
             }
         });
-        let order = json!({
-            "command": run::words(&self.command, "the command")?,
+        let request_body = json!({
+            "command": run::utf8_all(&self.command, "the command")?,
             "env": env.collect::<Result<Map<_, _>, _>>()?,
             "directory": self.directory,
             "timeout": self.timeout.map(|time| time.to_string()),
             "open_stdin": self.stdin,
             "background": self.detach,
         });
-        match order {
-            Value::Object(order) => Ok(order
+        match request_body {
+            Value::Object(request_body) => Ok(request_body
                 .into_iter()
                 .filter(|(_, value)| !value.is_null())
                 .collect()),
@@ -93,7 +93,7 @@ impl Options {
 
 /// A program, and what came of it.
 #[derive(Debug, Deserialize)]
-pub(super) struct State {
+pub(super) struct ExecState {
     pub(super) exec_id: String,
     status: Status,
     exit_code: Option<i32>,
@@ -102,7 +102,7 @@ pub(super) struct State {
     error: Option<ErrorInfo>,
 }
 
-impl State {
+impl ExecState {
     /// What a shell would report.
     pub(super) fn exit_status(&self) -> u8 {
         let by_signal = self.signal.map(|signal| 128u8.wrapping_add(signal as u8));
@@ -121,15 +121,15 @@ impl State {
     }
 
     /// What is left to say about it.
-    pub(super) fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Message> {
         match (&self.error, self.signal) {
             (Some(error), _) => {
                 vec![
-                    Line::Error(error.message.clone()),
-                    Line::Hint(error.hint.clone().unwrap_or_default()),
+                    Message::Error(error.message.clone()),
+                    Message::Hint(error.hint.clone().unwrap_or_default()),
                 ]
             }
-            (None, Some(signal)) => vec![Line::Note(format!(
+            (None, Some(signal)) => vec![Message::Note(format!(
                 "the program was killed by signal {signal}"
             ))],
             (None, None) => Vec::new(),
@@ -139,13 +139,13 @@ impl State {
 
 /// A program that was started.
 #[derive(Clone)]
-pub(super) struct Started {
+pub(super) struct RemoteExec {
     pub(super) client: Client,
     pub(super) sandbox: String,
     pub(super) exec: String,
 }
 
-impl Started {
+impl RemoteExec {
     pub(super) fn path(&self) -> String {
         format!(
             "{}/exec/{}",
@@ -164,7 +164,12 @@ impl Started {
     /// Ends it, whoever waits for that.
     pub(super) fn cancel(&self) {
         let (client, path) = (self.client.clone(), self.path());
-        tokio::spawn(async move { client.ask(Ask::new(Method::DELETE, path)).await.map(drop) });
+        tokio::spawn(async move {
+            client
+                .send(ClientRequest::new(Method::DELETE, path))
+                .await
+                .map(drop)
+        });
     }
 }
 
@@ -172,30 +177,30 @@ impl Started {
 pub(super) async fn execute(
     options: Options,
     client: Client,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let mut order = options.order()?;
+    let mut request_body = options.request_body()?;
     if options.tty {
-        return pty::execute(&options.id, order, client, surroundings).await;
+        return pty::execute(&options.id, request_body, client, env).await;
     }
     let signals =
         Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-    order.retain(|_, value| *value != json!(false));
-    let state = start(&client, &options.id, order).await?;
+    request_body.retain(|_, value| *value != json!(false));
+    let state = start(&client, &options.id, request_body).await?;
     if options.detach {
         return detached(&state, options.json);
     }
-    let started = Started {
+    let exec = RemoteExec {
         client,
         sandbox: options.id,
         exec: state.exec_id,
     };
     if options.stdin {
-        feed::begin(&started);
+        stdin_upload::start(&exec);
     }
     match options.json {
-        true => started.print_result(signals).await,
-        false => started.show(signals).await,
+        true => exec.print_result(signals).await,
+        false => exec.show(signals).await,
     }
 }
 
@@ -203,13 +208,14 @@ pub(super) async fn execute(
 pub(super) async fn start(
     client: &Client,
     id: &str,
-    order: Map<String, Value>,
-) -> Result<State, Failure> {
-    let ask = Ask::new(Method::POST, format!("{}/exec", path(id))).json(&order.into());
+    request_body: Map<String, Value>,
+) -> Result<ExecState, Failure> {
+    let ask =
+        ClientRequest::new(Method::POST, format!("{}/exec", path(id))).json(&request_body.into());
     Ok(client.json(ask.header(PREFER, "respond-async")).await?)
 }
 
-fn detached(state: &State, json: bool) -> Result<u8, Failure> {
+fn detached(state: &ExecState, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(&json!({ "exec_id": state.exec_id }))?,
         false => crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?,
@@ -217,68 +223,73 @@ fn detached(state: &State, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-impl Started {
+impl RemoteExec {
     /// What it writes, and its end.
-    pub(super) fn follow(&self) -> crate::remote::Followed {
+    pub(super) fn follow(&self) -> crate::remote::EventStream {
         let path = format!("{}/events", self.path());
         let ask = move |last: Option<&str>| match last {
-            None => Ask::get(path.clone()),
-            Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+            None => ClientRequest::get(path.clone()),
+            Some(last) => ClientRequest::get(path.clone()).header(LAST_EVENT_ID, last),
         };
-        Follow {
+        EventSource {
             ask,
             last: "exited",
         }
-        .begin(&self.client)
+        .start(&self.client)
     }
 
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
-        let (mut followed, mut cancelled) = (self.follow(), false);
+        let (mut events, mut cancelled) = (self.follow(), false);
         loop {
             tokio::select! {
-                event = followed.next() => match event {
+                event = events.next() => match event {
                     Some(Ok(event)) if event.name == "exited" => break,
                     Some(Ok(_)) => {}
                     Some(Err(error)) => return Err(error.into()),
                     None => break,
                 },
                 () = signals.next() => match cancelled {
-                    true => run::leave_at_once(),
+                    true => run::exit_now(),
                     false => { cancelled = true; self.cancel(); }
                 },
             }
         }
-        let whole: Value = self.client.json(Ask::get(self.path())).await?;
-        let state =
-            State::deserialize(&whole).map_err(|error| self.client.foreign(error.to_string()))?;
+        let whole: Value = self.client.json(ClientRequest::get(self.path())).await?;
+        let state = ExecState::deserialize(&whole)
+            .map_err(|error| self.client.not_airlock(error.to_string()))?;
         print_json(&whole)?;
         Ok(state.exit_status())
     }
 
     async fn show(self, mut signals: Signals) -> Result<u8, Failure> {
-        let (mut outlet, writer) = run::open_outlet(Show::Streams).unzip();
-        let (mut followed, mut cancelled, mut at, mut lost) = (self.follow(), false, [0u64; 2], 0);
+        let (mut outlet, writer) = run::open_outlet(OutputMode::Streams).unzip();
+        let (mut events, mut cancelled, mut shown, mut lost) = (self.follow(), false, [0u64; 2], 0);
         let state = loop {
             let event = tokio::select! {
-                event = followed.next() => event,
+                event = events.next() => event,
                 () = signals.next() => match cancelled {
-                    true => run::leave_at_once(),
+                    true => run::exit_now(),
                     false => { cancelled = true; self.cancel(); continue; }
                 },
             };
             let event = match event {
                 Some(Ok(event)) => event,
                 Some(Err(error)) => return Err(error.into()),
-                None => return Err(self.client.foreign("it told no end of the program").into()),
+                None => {
+                    return Err(self
+                        .client
+                        .not_airlock("it told no end of the program")
+                        .into());
+                }
             };
             match event.name.as_str() {
-                "exited" => break serde_json::from_str::<State>(&event.data),
+                "exited" => break serde_json::from_str::<ExecState>(&event.data),
                 "output" => {
-                    let piece = run::Output::read(&event.data)
-                        .map_err(|cause| self.client.foreign(cause))?;
-                    let stream = piece.stream();
+                    let event_output = run::OutputEvent::read(&event.data)
+                        .map_err(|cause| self.client.not_airlock(cause))?;
+                    let stream = event_output.stream();
                     let index = usize::from(stream == Stream::Stderr);
-                    let (bytes, skipped) = piece.beyond(&mut at[index]);
+                    let (bytes, skipped) = event_output.beyond(&mut shown[index]);
                     lost += skipped;
                     if let Some(to) = &outlet
                         && to.send((stream, bytes)).await.is_err()
@@ -290,28 +301,28 @@ impl Started {
                 _ => {}
             }
         };
-        let state = state.map_err(|error| self.client.foreign(error.to_string()))?;
+        let state = state.map_err(|error| self.client.not_airlock(error.to_string()))?;
         drop(outlet);
         let delivery = tokio::select! {
-            delivery = run::delivered(writer) => delivery,
-            () = signals.next() => run::leave_at_once(),
+            delivery = run::wait_delivery(writer) => delivery,
+            () = signals.next() => run::exit_now(),
         };
-        message::say(&state.lines());
+        message::print(&state.lines());
         Ok(match (delivery, lost) {
             (Delivery::Complete, 0) => state.exit_status(),
             (Delivery::NobodyReads, _) => BROKEN_PIPE,
             (Delivery::Failed(error), _) => {
-                failed(&format!("cannot pass on the program's output: {error}"))
+                report_failure(&format!("cannot pass on the program's output: {error}"))
             }
             (Delivery::Complete, lost) => {
-                failed(&format!("{lost} bytes of output were lost on the way"))
+                report_failure(&format!("{lost} bytes of output were lost on the way"))
             }
         })
     }
 }
 
-fn failed(what: &str) -> u8 {
-    message::say(&[Line::Error(what.to_owned())]);
+fn report_failure(what: &str) -> u8 {
+    message::print(&[Message::Error(what.to_owned())]);
     REFUSED
 }
 
@@ -323,11 +334,19 @@ mod tests {
     fn the_status_is_what_a_shell_would_say() {
         let of = |text: &str| {
             let state = format!(r#"{{"exec_id":"e","error":null,{text}}}"#);
-            serde_json::from_str::<State>(&state).unwrap().exit_status()
+            serde_json::from_str::<ExecState>(&state)
+                .unwrap()
+                .exit_status()
         };
         assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
-        assert_eq!(of(r#""status":"failed","exit_code":3,"signal":null"#), 3);
-        assert_eq!(of(r#""status":"failed","exit_code":null,"signal":9"#), 137);
+        assert_eq!(
+            of(r#""status":"report_failure","exit_code":3,"signal":null"#),
+            3
+        );
+        assert_eq!(
+            of(r#""status":"report_failure","exit_code":null,"signal":9"#),
+            137
+        );
         assert_eq!(
             of(r#""status":"timed_out","exit_code":null,"signal":9"#),
             124

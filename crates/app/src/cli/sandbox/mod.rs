@@ -1,10 +1,10 @@
 //! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
 
 mod exec;
-mod feed;
 mod files;
 mod logs;
 mod pty;
+mod stdin_upload;
 
 use super::{
     Global, conclude,
@@ -12,8 +12,8 @@ use super::{
     print, print_json, run,
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, segment, segments},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, segment, segments},
 };
 use clap::{Args, Subcommand};
 use http::Method;
@@ -53,8 +53,8 @@ pub(super) struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Make a sandbox, and print its identifier
-    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = without_a_command)]
-    Create(Box<Create>),
+    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = hide_command_options)]
+    CreateOptions(Box<CreateOptions>),
     /// List sandboxes
     List {
         /// Print one JSON object
@@ -66,15 +66,15 @@ enum Action {
     /// Show what the newest program of a sandbox wrote, or another's
     Logs(logs::Options),
     /// Put a file into a sandbox's workspace
-    Put(files::Put),
+    Put(files::PutOptions),
     /// Fetch a file of a sandbox's workspace
-    Get(files::Get),
+    Get(files::GetOptions),
     /// Stop everything in a sandbox where it is
-    Pause(One),
+    Pause(SandboxArgs),
     /// Let a paused sandbox go on
-    Resume(One),
+    Resume(SandboxArgs),
     /// Make a sandbox like this one, with a copy of its workspace, and print its identifier
-    Fork(One),
+    Fork(SandboxArgs),
     /// End sandboxes with everything in them
     Rm {
         /// The sandboxes
@@ -87,7 +87,7 @@ enum Action {
 }
 
 /// Hides what is about a command: a sandbox is made without one.
-fn without_a_command(argument: clap::Arg) -> clap::Arg {
+fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = [
         "command",
         "entrypoint",
@@ -106,7 +106,7 @@ fn without_a_command(argument: clap::Arg) -> clap::Arg {
 
 /// What is asked of one sandbox.
 #[derive(Args, Debug)]
-struct One {
+struct SandboxArgs {
     /// The sandbox
     id: String,
     /// Print one JSON object
@@ -116,7 +116,7 @@ struct One {
 
 /// A sandbox that is asked for.
 #[derive(Args, Debug)]
-struct Create {
+struct CreateOptions {
     #[command(flatten)]
     run: run::Options,
     /// End it when nobody has used it for so long [default: 15m]
@@ -133,7 +133,7 @@ struct Create {
 impl Action {
     fn json(&self) -> bool {
         match self {
-            Action::Create(create) => create.run.json,
+            Action::CreateOptions(create) => create.run.json,
             Action::List { json } | Action::Rm { json, .. } => *json,
             Action::Exec(options) => options.json,
             Action::Pause(one) | Action::Resume(one) | Action::Fork(one) => one.json,
@@ -143,46 +143,43 @@ impl Action {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.action.json();
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let client = global.needs_server(surroundings)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let client = global.require_server(env)?;
     let runtime = super::runtime()?;
-    let status = runtime.block_on(carry_out(options.action, client, surroundings));
+    let status = runtime.block_on(carry_out(options.action, client, env));
     // A read of standard input may still be waiting; it must not hold us.
     runtime.shutdown_background();
     status
 }
 
-async fn carry_out(
-    action: Action,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     let json = action.json();
     match action {
-        Action::Create(create) => {
-            let order = order(*create, surroundings)?;
-            shown(
+        Action::CreateOptions(create) => {
+            let request_body = request_body(*create, env)?;
+            print_created(
                 client
-                    .json(Ask::new(Method::POST, "/v1/sandboxes").json(&order))
+                    .json(ClientRequest::new(Method::POST, "/v1/sandboxes").json(&request_body))
                     .await?,
                 json,
             )
         }
         Action::List { .. } => list(&client, json).await,
-        Action::Exec(options) => exec::execute(options, client, surroundings).await,
+        Action::Exec(options) => exec::execute(options, client, env).await,
         Action::Logs(options) => logs::show(options, client).await,
         Action::Put(options) => files::put(&options, &client).await,
         Action::Get(options) => files::get(&options, &client).await,
         Action::Pause(one) => change(&client, &one, "pause").await,
         Action::Resume(one) => change(&client, &one, "resume").await,
         Action::Fork(one) => {
-            let ask = Ask::new(Method::POST, format!("{}/fork", path(&one.id))).json(&json!({}));
-            shown(client.json(ask).await?, json)
+            let ask = ClientRequest::new(Method::POST, format!("{}/fork", path(&one.id)))
+                .json(&json!({}));
+            print_created(client.json(ask).await?, json)
         }
         Action::Rm { ids, .. } => remove(&client, &ids, json).await,
     }
@@ -194,14 +191,14 @@ fn path(id: &str) -> String {
 }
 
 /// The options of a run without a command, and how long it stays.
-fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> {
-    let mut order = run::standing_order(create.run, surroundings)?;
+fn request_body(create: CreateOptions, env: &ProcessEnv) -> Result<Value, Failure> {
+    let mut request_body = run::sandbox_request(create.run, env)?;
     let time = |time: Option<Time>| time.map_or(Value::Null, |time| time.to_string().into());
     let own = [
         ("idle_timeout", time(create.idle_timeout)),
         ("lifetime", time(create.lifetime)),
     ];
-    order.extend(
+    request_body.extend(
         own.into_iter()
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.to_owned(), value)),
@@ -215,13 +212,13 @@ fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> 
     });
     let labels = labels.collect::<Result<Map<_, _>, _>>()?;
     if !labels.is_empty() {
-        order.insert("labels".to_owned(), labels.into());
+        request_body.insert("labels".to_owned(), labels.into());
     }
-    Ok(order.into())
+    Ok(request_body.into())
 }
 
 /// A new sandbox: its identifier, or all about it.
-fn shown(sandbox: Value, json: bool) -> Result<u8, Failure> {
+fn print_created(sandbox: Value, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(&sandbox)?,
         false => print(&format!(
@@ -233,21 +230,21 @@ fn shown(sandbox: Value, json: bool) -> Result<u8, Failure> {
 }
 
 #[derive(Deserialize)]
-struct All {
+struct SandboxList {
     sandboxes: Vec<Value>,
 }
 
 async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
-    let All { sandboxes } = client.json(Ask::get("/v1/sandboxes")).await?;
+    let SandboxList { sandboxes } = client.json(ClientRequest::get("/v1/sandboxes")).await?;
     match json {
         true => print_json(&json!({ "sandboxes": sandboxes }))?,
-        false => print(&sandboxes.iter().map(line).collect::<String>())?,
+        false => print(&sandboxes.iter().map(list_line).collect::<String>())?,
     }
     Ok(0)
 }
 
 /// Identifier, how it is, until when, and its labels.
-fn line(sandbox: &Value) -> String {
+fn list_line(sandbox: &Value) -> String {
     let text = |name: &str| printable(sandbox[name].as_str().unwrap_or_default());
     let labels = sandbox["labels"].as_object().into_iter().flatten();
     let labels: Vec<_> = labels
@@ -257,18 +254,21 @@ fn line(sandbox: &Value) -> String {
         Some(reason) => format!("{} ({})", text("status"), printable(reason)),
         None => text("status"),
     };
-    let line = format!(
+    let list_line = format!(
         "{}  {state:<16}  until {}  {}",
         text("sandbox_id"),
         text("expires_at"),
         labels.join(" ")
     );
-    format!("{}\n", line.trim_end())
+    format!("{}\n", list_line.trim_end())
 }
 
-async fn change(client: &Client, one: &One, what: &str) -> Result<u8, Failure> {
+async fn change(client: &Client, one: &SandboxArgs, what: &str) -> Result<u8, Failure> {
     let sandbox: Value = client
-        .json(Ask::new(Method::POST, format!("{}/{what}", path(&one.id))))
+        .json(ClientRequest::new(
+            Method::POST,
+            format!("{}/{what}", path(&one.id)),
+        ))
         .await?;
     if one.json {
         print_json(&sandbox)?;
@@ -281,7 +281,7 @@ async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failu
     for id in ids {
         ended.push(
             client
-                .json::<Value>(Ask::new(Method::DELETE, path(id)))
+                .json::<Value>(ClientRequest::new(Method::DELETE, path(id)))
                 .await?,
         );
     }
@@ -302,7 +302,7 @@ fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
 }
 
 /// What a file is called that nobody named.
-fn own_name(file: &std::path::Path) -> Option<PathBuf> {
+fn file_name(file: &std::path::Path) -> Option<PathBuf> {
     file.file_name().map(PathBuf::from)
 }
 
@@ -315,7 +315,7 @@ mod tests {
         let sandbox = json!({ "sandbox_id": "01J", "status": "ended", "reason": "idle", "expires_at": "T",
             "labels": { "a": "b\u{1b}[2J" } });
         assert_eq!(
-            line(&sandbox),
+            list_line(&sandbox),
             "01J  ended (idle)      until T  a=b\\u{1b}[2J\n"
         );
     }

@@ -1,10 +1,10 @@
 //! `airlock service`: the server as a service of systemd, of the machine's or of a user's own.
 
-mod manager;
+mod systemctl;
 mod unit;
 
 use super::{Global, conclude, message::Failure, print, print_json, print_lines};
-use crate::config::{Config, Place, Surroundings};
+use crate::config::{Config, ListenAddress, ProcessEnv};
 use ::fs::Dir;
 use clap::{Args, Subcommand};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -32,8 +32,8 @@ The key of the admin is made at the first start, in the file `admin-key` of the 
 (mode 0600). Nothing that is not Airlock's own is ever overwritten or removed.
 Exit status: 0, or 125 if it was refused; `status` exits with 1 if the service is not installed.";
 
-const LARGEST_UNIT: u64 = 1 << 20;
-const FIRST_CONFIGURATION: &str = "\
+const MAX_UNIT_BYTES: u64 = 1 << 20;
+const INITIAL_CONFIGURATION: &str = "\
 # Settings of `airlock serve`. Everything has a default; `[serve]` says where it listens and how much it allows.
 ";
 
@@ -62,7 +62,7 @@ enum Action {
     /// Write the unit, and a first configuration if there is none
     Install {
         #[command(flatten)]
-        served: Served,
+        options_of_unit: UnitOptions,
         /// Say what would be done, and do nothing
         #[arg(long)]
         dry_run: bool,
@@ -77,16 +77,16 @@ enum Action {
     /// Print the unit that `install` would write
     PrintUnit {
         #[command(flatten)]
-        served: Served,
+        options_of_unit: UnitOptions,
     },
 }
 
 /// What the unit is to say.
 #[derive(Args, Debug)]
-struct Served {
+struct UnitOptions {
     /// Where to listen: an address, or unix:PATH [default: what the configuration says, else 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
-    listen: Option<Place>,
+    listen: Option<ListenAddress>,
     /// A startup file for `airlock serve --node`
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
@@ -94,14 +94,14 @@ struct Served {
 
 /// Something that was done, or would be.
 #[derive(Debug, Serialize)]
-struct Step {
+struct ServiceChange {
     what: &'static str,
     about: String,
 }
 
-impl Step {
-    fn new(what: &'static str, about: impl Into<String>) -> Step {
-        Step {
+impl ServiceChange {
+    fn new(what: &'static str, about: impl Into<String>) -> ServiceChange {
+        ServiceChange {
             what,
             about: about.into(),
         }
@@ -109,36 +109,36 @@ impl Step {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    global.refuse_server(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    global.refuse_server(env)?;
     check_name(&options.name)?;
-    let place = UnitPlace::of(options, surroundings)?;
+    let place = UnitFile::of(options, env)?;
     match &options.action {
-        Action::PrintUnit { served } => {
-            print(&text(options, served, global, surroundings, &place)?)?;
+        Action::PrintUnit { options_of_unit } => {
+            print(&text(options, options_of_unit, global, env, &place)?)?;
             Ok(0)
         }
         Action::Install {
-            served,
+            options_of_unit,
             dry_run,
             start,
         } => {
-            let text = text(options, served, global, surroundings, &place)?;
+            let text = text(options, options_of_unit, global, env, &place)?;
             let mut steps = Vec::new();
-            let config = place.below(&configuration(options, global, surroundings)?)?;
+            let config = place.below(&configuration(options, global, env)?)?;
             write_all(&place, &text, &config, *dry_run, &mut steps)?;
             match (*start, *dry_run) {
-                (true, true) => steps.push(Step::new("would start", options.name.clone())),
-                (true, false) => steps.extend(manager::start(options.user, &options.name)?),
+                (true, true) => steps.push(ServiceChange::new("would start", options.name.clone())),
+                (true, false) => steps.extend(systemctl::start(options.user, &options.name)?),
                 (false, _) => {}
             }
-            told(options, &steps)?;
+            print_steps(options, &steps)?;
             if !*start && options.root.is_none() {
-                super::message::say(&[super::message::Line::Hint(manager::how(
+                super::message::print(&[super::message::Message::Hint(systemctl::start_hint(
                     options.user,
                     &options.name,
                 ))]);
@@ -169,25 +169,25 @@ fn check_name(name: &str) -> Result<(), Failure> {
 
 /// Where the unit lies.
 #[derive(Debug)]
-struct UnitPlace {
+struct UnitFile {
     root: Option<PathBuf>,
     file: PathBuf,
 }
 
-impl UnitPlace {
-    fn of(options: &Options, around: &Surroundings) -> Result<UnitPlace, Failure> {
+impl UnitFile {
+    fn of(options: &Options, env: &ProcessEnv) -> Result<UnitFile, Failure> {
         let root = options
             .root
             .as_ref()
-            .map(|root| around.current_folder.join(root));
+            .map(|root| env.current_folder.join(root));
         let folder = match options.user {
             false => PathBuf::from("/etc/systemd/system"),
             true => {
-                let own = around
+                let own = env
                     .variable("XDG_CONFIG_HOME")
                     .map(PathBuf::from)
                     .filter(|path| path.is_absolute());
-                let own = own.or_else(|| around.home().map(|home| home.join(".config")));
+                let own = own.or_else(|| env.home().map(|home| home.join(".config")));
                 let hint = "set HOME, or leave --user away and be root";
                 own.ok_or_else(|| {
                     Failure::invalid("there is no home for a service of your own", hint)
@@ -195,7 +195,7 @@ impl UnitPlace {
                 .join("systemd/user")
             }
         };
-        let mut place = UnitPlace {
+        let mut place = UnitFile {
             root,
             file: PathBuf::new(),
         };
@@ -242,11 +242,11 @@ impl UnitPlace {
     }
 
     fn failed(&self, verb: &str, error: &io::Error) -> Failure {
-        unwritable(verb, &self.file, error)
+        file_failure(verb, &self.file, error)
     }
 }
 
-fn unwritable(verb: &str, path: &Path, error: &io::Error) -> Failure {
+fn file_failure(verb: &str, path: &Path, error: &io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot {verb} `{}`: {error}", path.display()),
@@ -266,46 +266,42 @@ fn read(path: &Path) -> io::Result<Option<String>> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST_UNIT).read_to_end(&mut bytes)?;
+    file.take(MAX_UNIT_BYTES).read_to_end(&mut bytes)?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Which configuration the service reads.
-fn configuration(
-    options: &Options,
-    global: &Global,
-    around: &Surroundings,
-) -> Result<PathBuf, Failure> {
+fn configuration(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
     let usual = || match options.user {
         false => Some(
             PathBuf::from("/etc")
                 .join(&options.name)
                 .join("config.toml"),
         ),
-        true => around
+        true => env
             .home()
             .map(|home| home.join(".config").join(&options.name).join("config.toml")),
     };
     let named = global
         .config
         .as_ref()
-        .map(|path| around.current_folder.join(path));
+        .map(|path| env.current_folder.join(path));
     named
         .or_else(usual)
         .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --config FILE"))
 }
 
-fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
+fn state(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
     let usual = || match options.user {
         false => Some(PathBuf::from("/var/lib").join(&options.name)),
-        true => around
+        true => env
             .home()
             .map(|home| home.join(".local/state").join(&options.name)),
     };
     let named = global
         .state
         .as_ref()
-        .map(|path| around.current_folder.join(path));
+        .map(|path| env.current_folder.join(path));
     named
         .or_else(usual)
         .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
@@ -313,25 +309,25 @@ fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<Pa
 
 fn text(
     options: &Options,
-    served: &Served,
+    options_of_unit: &UnitOptions,
     global: &Global,
-    around: &Surroundings,
-    place: &UnitPlace,
+    env: &ProcessEnv,
+    place: &UnitFile,
 ) -> Result<String, Failure> {
-    let config = configuration(options, global, around)?;
+    let config = configuration(options, global, env)?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program: {error}")))?;
     let unit = Unit {
         name: options.name.clone(),
         user: options.user,
         program,
-        state: state(options, global, around)?,
-        listen: served.listen.as_ref().map(ToString::to_string),
-        node: served
+        state: state(options, global, env)?,
+        listen: options_of_unit.listen.as_ref().map(ToString::to_string),
+        node: options_of_unit
             .node
             .as_ref()
-            .map(|node| around.current_folder.join(node)),
-        grace: grace(&place.below(&config)?, around)?,
+            .map(|node| env.current_folder.join(node)),
+        grace: grace(&place.below(&config)?, env)?,
         config,
     };
     unit.text().map_err(|why| {
@@ -343,44 +339,44 @@ fn text(
 }
 
 /// A configuration that cannot be read is refused now, and not by a service that does not start.
-fn grace(config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
+fn grace(config: &Path, env: &ProcessEnv) -> Result<std::time::Duration, Failure> {
     // A link to what is not there is somebody's, and named by whoever reads it.
     if config.symlink_metadata().is_err() {
         return Ok(spec::Bounds::default().grace);
     }
     let flags = crate::config::Flags {
         config: Some(config.to_owned()),
-        state: Some(around.current_folder.clone()),
+        state: Some(env.current_folder.clone()),
     };
-    let Config { serve, .. } = crate::config::load(&flags, around)?;
+    let Config { serve, .. } = crate::config::load(&flags, env)?;
     Ok(serve.bounds.grace)
 }
 
 fn write_all(
-    place: &UnitPlace,
+    place: &UnitFile,
     text: &str,
     config: &Path,
     dry_run: bool,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<ServiceChange>,
 ) -> Result<(), Failure> {
     let before = place.ours()?;
     let shown = place.file.display().to_string();
     if config.symlink_metadata().is_err() {
         if !dry_run {
-            write(config, FIRST_CONFIGURATION, 0o600)
-                .map_err(|error| unwritable("write", config, &error))?;
+            write(config, INITIAL_CONFIGURATION, 0o600)
+                .map_err(|error| file_failure("write", config, &error))?;
         }
-        steps.push(Step::new(
+        steps.push(ServiceChange::new(
             if dry_run { "would write" } else { "wrote" },
             config.display().to_string(),
         ));
     }
     match (before.as_deref() == Some(text), dry_run) {
-        (true, _) => steps.push(Step::new("unchanged", shown)),
-        (false, true) => steps.push(Step::new("would write", shown)),
+        (true, _) => steps.push(ServiceChange::new("unchanged", shown)),
+        (false, true) => steps.push(ServiceChange::new("would write", shown)),
         (false, false) => {
             write(&place.file, text, 0o644).map_err(|error| place.failed("write", &error))?;
-            steps.push(Step::new("wrote", shown));
+            steps.push(ServiceChange::new("wrote", shown));
         }
     }
     Ok(())
@@ -406,23 +402,29 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     })
 }
 
-fn uninstall(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+fn uninstall(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let mut steps = Vec::new();
     match place.ours()? {
-        None => steps.push(Step::new("absent", place.file.display().to_string())),
+        None => steps.push(ServiceChange::new(
+            "absent",
+            place.file.display().to_string(),
+        )),
         Some(_) => {
             if options.root.is_none() {
-                steps.extend(manager::stop(options.user, &options.name)?);
+                steps.extend(systemctl::stop(options.user, &options.name)?);
             }
             fs::remove_file(&place.file).map_err(|error| place.failed("remove", &error))?;
-            steps.push(Step::new("removed", place.file.display().to_string()));
+            steps.push(ServiceChange::new(
+                "removed",
+                place.file.display().to_string(),
+            ));
             if options.root.is_none() {
-                steps.extend(manager::reload(options.user)?);
+                steps.extend(systemctl::reload(options.user)?);
             }
-            steps.push(Step::new("kept", "configuration and state"));
+            steps.push(ServiceChange::new("kept", "configuration and state"));
         }
     }
-    told(options, &steps)?;
+    print_steps(options, &steps)?;
     Ok(0)
 }
 
@@ -439,10 +441,10 @@ struct Status {
     active: Option<String>,
 }
 
-fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let found = place.found()?;
-    let asked = |word| match options.root.is_none() && manager::runs(options.user) {
-        true => manager::ask(options.user, word, &options.name),
+    let asked = |word| match options.root.is_none() && systemctl::is_running(options.user) {
+        true => systemctl::query(options.user, word, &options.name),
         false => None,
     };
     let status = Status {
@@ -474,7 +476,7 @@ fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
     Ok(u8::from(!installed))
 }
 
-fn told(options: &Options, steps: &[Step]) -> Result<(), Failure> {
+fn print_steps(options: &Options, steps: &[ServiceChange]) -> Result<(), Failure> {
     match options.json {
         true => print_json(&serde_json::json!({ "steps": steps })),
         false => print_lines(

@@ -15,9 +15,9 @@ use std::{
 /// By this first line a unit is known to be ours.
 pub(super) const MARK: &str = "# Written by `airlock service install`, which will replace it.";
 /// What ends after the grace: answers, what cancelled runs leave, the engine's own processes.
-const AFTER_GRACE: Duration = Duration::from_secs(30);
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(30);
 /// Words of a line are bounded, as is everything.
-const LONGEST: usize = 4096;
+const MAX_WORD_BYTES: usize = 4096;
 
 /// What the unit starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(super) struct Unit {
 impl Unit {
     /// The file, or why there can be none.
     pub(super) fn text(&self) -> Result<String, String> {
-        let stop = (self.grace + AFTER_GRACE).as_secs();
+        let stop = (self.grace + SHUTDOWN_MARGIN).as_secs();
         let (start, folders) = (self.start()?, self.folders());
         let (hardening, wanted) = match self.user {
             // Its manager could take nothing away without a user namespace around everything.
@@ -133,7 +133,7 @@ fn quoted(word: &Path) -> Result<String, String> {
     let shown = || word.to_string_lossy().escape_debug().to_string();
     let text = std::str::from_utf8(word.as_os_str().as_bytes())
         .map_err(|_| format!("`{}` is not UTF-8", shown()))?;
-    if text.is_empty() || text.len() > LONGEST || text.chars().any(char::is_control) {
+    if text.is_empty() || text.len() > MAX_WORD_BYTES || text.chars().any(char::is_control) {
         return Err(format!("`{}` cannot stand in a unit", shown()));
     }
     let plain =

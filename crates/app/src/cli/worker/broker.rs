@@ -1,7 +1,7 @@
 //! `airlock worker broker`: the broker for a laptop. Whoever reaches it reads and says everything.
 
 use super::super::{Global, message::Failure, print, print_json, runtime};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use spec::ErrorCode;
 use std::net::SocketAddr;
@@ -36,20 +36,18 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn attempt(
-    options: &Options,
-    global: &Global,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
-    global.refuse_server(surroundings)?;
-    options.check()?;
+pub(super) fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    global.refuse_server(env)?;
+    options.check_address()?;
     runtime()?.block_on(serve(options))?;
     Ok(0)
 }
 
 async fn serve(options: &Options) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) =
-        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal_stream(SignalKind::terminate())?,
+        signal_stream(SignalKind::interrupt())?,
+    );
     let listening = TcpListener::bind(options.listen)
         .await
         .and_then(|listener| {
@@ -61,7 +59,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
         message: format!("cannot listen on `{}`: {error}", options.listen),
         hint: "choose another address with --listen; port 0 takes a free one".to_owned(),
     })?;
-    tell(address, options.json)?;
+    print_address(address, options.json)?;
     tokio::select! {
         () = worker::dev_broker::serve(listener) => {}
         _ = terminate.recv() => {}
@@ -70,7 +68,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-fn tell(address: SocketAddr, json: bool) -> Result<(), Failure> {
+fn print_address(address: SocketAddr, json: bool) -> Result<(), Failure> {
     let (host, port) = (address.ip(), address.port());
     match json {
         true => print_json(&serde_json::json!({
@@ -85,12 +83,12 @@ fn tell(address: SocketAddr, json: bool) -> Result<(), Failure> {
 }
 
 /// A signal that ends the command.
-pub(super) fn on(kind: SignalKind) -> Result<Signal, Failure> {
+pub(super) fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
 }
 
 impl Options {
-    fn check(&self) -> Result<(), Failure> {
+    fn check_address(&self) -> Result<(), Failure> {
         let address = self.listen;
         match address.ip().is_loopback() || self.dangerously_listen_publicly {
             true => Ok(()),
@@ -119,7 +117,9 @@ mod tests {
     fn other_machines_are_let_in_only_by_a_word_that_says_what_it_does() {
         let checked = |words: &[&str]| {
             let line = Words::try_parse_from([&["broker"], words].concat()).unwrap();
-            line.options.check().map_err(|failure| failure.message)
+            line.options
+                .check_address()
+                .map_err(|failure| failure.message)
         };
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));

@@ -3,12 +3,12 @@
 use super::{
     super::{
         Global, leave_no_dump,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json, print_lines,
     },
-    serving,
+    serve,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use serde_json::json;
 use spec::ErrorCode;
@@ -42,11 +42,11 @@ Exit status: 0, 1 if calls were cut short, the broker was lost for good or --che
 something wrong, or 125 if it could not start.";
 
 /// Calls were cut short, or there is no broker any more.
-const CUT: u8 = 1;
+const INCOMPLETE: u8 = 1;
 /// What is still read or written at the end may take this long.
-const LEFT: Duration = Duration::from_secs(2);
+const RUNTIME_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// More threads than this wait for nothing but each other.
-const MOST_THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 /// The options of `airlock worker sam`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -60,50 +60,50 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn attempt(
-    options: &Options,
-    global: &Global,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+pub(super) fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     leave_no_dump()?;
-    let config = global.configure(surroundings)?;
-    let variable = |name: &str| surroundings.variables.get(OsStr::new(name)).cloned();
-    let (settings, mut notices) = settings::read(variable).map_err(mistaken)?;
-    notices.extend(settings::unknown_variables(surroundings.variables.keys()));
-    let settings = settings.from_folder(&surroundings.current_folder);
+    let config = global.configure(env)?;
+    let variable = |name: &str| env.variables.get(OsStr::new(name)).cloned();
+    let (settings, mut notices) = settings::read(variable).map_err(setting_failure)?;
+    notices.extend(settings::unknown_variables(env.variables.keys()));
+    let settings = settings.from_folder(&env.current_folder);
     let runtime = runtime()?;
     let status = runtime.block_on(async {
         if options.check {
             return check(
-                &serving::look(&config, &settings).await?,
+                &serve::check(&config, &settings).await?,
                 &settings,
                 &notices,
                 options.json,
             );
         }
-        conclude(serving::serve(&config, settings, notices).await?)
+        report_end(serve::serve(&config, settings, notices).await?)
     });
     // A file or a name that is waited for shall not keep us.
-    runtime.shutdown_timeout(LEFT);
+    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_TIMEOUT);
     status
 }
 
-fn mistaken(mistake: SettingError) -> Failure {
-    Failure::invalid(mistake.message, mistake.hint)
+fn setting_failure(error: SettingError) -> Failure {
+    Failure::invalid(error.message, error.hint)
 }
 
 fn check(
-    found: &serving::Found,
+    report: &serve::CheckReport,
     settings: &WorkerSettings,
     notices: &[SettingNotice],
     json: bool,
 ) -> Result<u8, Failure> {
-    let status = if found.problems.is_empty() { 0 } else { CUT };
+    let status = if report.problems.is_empty() {
+        0
+    } else {
+        INCOMPLETE
+    };
     let broker = settings.broker.to_string();
     let notices = notices
         .iter()
         .map(ToString::to_string)
-        .chain(found.notes.iter().cloned());
+        .chain(report.notes.iter().cloned());
     if json {
         let notices: Vec<_> = notices.collect();
         print_json(&json!({
@@ -111,20 +111,20 @@ fn check(
             "worker_id": settings.worker_id,
             "broker": broker,
             "slots": settings.calls.slots,
-            "tools": found.tools.keys().collect::<Vec<_>>(),
-            "problems": found.problems,
+            "tools": report.tools.keys().collect::<Vec<_>>(),
+            "problems": report.problems,
             "notices": notices,
         }))?;
         return Ok(status);
     }
-    let notices: Vec<_> = notices.map(Line::Note).collect();
-    message::say(&notices);
-    let problems: Vec<_> = found
+    let notices: Vec<_> = notices.map(Message::Note).collect();
+    message::print(&notices);
+    let problems: Vec<_> = report
         .problems
         .iter()
-        .map(|problem| Line::Error(problem.clone()))
+        .map(|problem| Message::Error(problem.clone()))
         .collect();
-    message::say(&problems);
+    message::print(&problems);
     let head = [
         format!("namespace  {}", settings.base.namespace()),
         format!("worker     {}", settings.worker_id),
@@ -133,7 +133,7 @@ fn check(
     ];
     print_lines(
         head.into_iter()
-            .chain(found.tools.keys().map(|tool| format!("tool       {tool}"))),
+            .chain(report.tools.keys().map(|tool| format!("tool       {tool}"))),
     )?;
     Ok(status)
 }
@@ -141,7 +141,7 @@ fn check(
 fn runtime() -> Result<Runtime, Failure> {
     let threads = thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)
-        .min(MOST_THREADS);
+        .min(MAX_THREADS);
     let built = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()
@@ -149,17 +149,17 @@ fn runtime() -> Result<Runtime, Failure> {
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
-fn conclude(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure> {
+fn report_end(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure> {
     match ended {
         Ok(ShutdownReport { cut: 0 }) => Ok(0),
         Ok(ShutdownReport { cut }) => {
-            message::say(&[
-                Line::Error(format!(
+            message::print(&[
+                Message::Error(format!(
                     "{cut} calls were not let finish, or their answers reached nobody"
                 )),
-                Line::Hint("give them more time before the second signal".to_owned()),
+                Message::Hint("give them more time before the second signal".to_owned()),
             ]);
-            Ok(CUT)
+            Ok(INCOMPLETE)
         }
         Err(failed) => {
             let lost = Failure {
@@ -169,8 +169,8 @@ fn conclude(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure> {
                     "with SOLACE_RECONNECT_RETRIES=0 it is tried for ever, unless that cannot help"
                         .to_owned(),
             };
-            message::say(&lost.lines());
-            Ok(CUT)
+            message::print(&lost.lines());
+            Ok(INCOMPLETE)
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{line, name, patch};
 use crate::{
     cli::{Failure, message},
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use engine::workspaces::{ChangeKind, FileKind, LayerChange};
 use std::{
@@ -21,7 +21,7 @@ d - show it as a patch
 ";
 
 /// Refused where nobody could answer.
-pub(super) fn must_be_asked(what: &str, instead: &str) -> Result<(), Failure> {
+pub(super) fn require_terminal(what: &str, instead: &str) -> Result<(), Failure> {
     if io::stdin().is_terminal() && io::stderr().is_terminal() {
         return Ok(());
     }
@@ -34,7 +34,7 @@ pub(super) fn must_be_asked(what: &str, instead: &str) -> Result<(), Failure> {
 pub(super) async fn choose(
     changes: &[LayerChange],
     force: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
     patch_of: impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
 ) -> Result<Vec<PathBuf>, Failure> {
     let mut chosen = Vec::new();
@@ -50,7 +50,7 @@ pub(super) async fn choose(
         }
         let stands_against = change.left_out.is_some() || change.conflict.is_some();
         if stands_against && !force {
-            message::say_plainly(&format!("not taken over: {}", line(change)));
+            message::print_plain(&format!("not taken over: {}", line(change)));
             continue;
         }
         // What is held back is taken only one by one.
@@ -58,7 +58,7 @@ pub(super) async fn choose(
             chosen.push(change.path.clone());
             continue;
         }
-        match ask(change, surroundings, &patch_of).await? {
+        match ask_decision(change, env, &patch_of).await? {
             Decision::Take => chosen.push(change.path.clone()),
             Decision::Leave => {}
             Decision::TakeAll => {
@@ -79,13 +79,13 @@ enum Decision {
     LeaveAll,
 }
 
-async fn ask(
+async fn ask_decision(
     change: &LayerChange,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
     patch_of: &impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
 ) -> Result<Decision, Failure> {
     loop {
-        message::say_plainly(&format!(
+        message::print_plain(&format!(
             "{}take over `{}`? [y,n,a,q,d,?] ",
             line(change),
             name(&change.path)
@@ -98,11 +98,11 @@ async fn ask(
             // Nobody is there any more.
             Some("q") | None => Decision::LeaveAll,
             Some("d") => {
-                patch::say(&patch_of(&change.path).await?, surroundings);
+                patch::print_to_stderr(&patch_of(&change.path).await?, env);
                 continue;
             }
             Some(_) => {
-                message::say_plainly(ANSWERS);
+                message::print_plain(ANSWERS);
                 continue;
             }
         });
@@ -111,7 +111,7 @@ async fn ask(
 
 /// Whether whoever sits there says yes.
 pub(super) fn confirm(question: &str) -> Result<bool, Failure> {
-    message::say_plainly(&format!("{question} [y,N] "));
+    message::print_plain(&format!("{question} [y,N] "));
     let answer = read_line()?;
     Ok(matches!(answer.as_deref(), Some("y" | "yes")))
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     cli::{Failure, print},
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use std::{
     ffi::OsStr,
@@ -16,10 +16,10 @@ const NOT_STARTED: [i32; 2] = [126, 127];
 
 /// Shows text that can steer no terminal, but in colour. Waits until whoever reads it has enough. To be called where signals
 /// can be waited for: Ctrl-C is the pager's.
-pub(super) fn page(text: &str, surroundings: &Surroundings) -> Result<(), Failure> {
+pub(super) fn page(text: &str, env: &ProcessEnv) -> Result<(), Failure> {
     // Nothing is begun after this that somebody could want to stop.
     let _ours = signal(SignalKind::interrupt());
-    let Some(mut pager) = start(surroundings) else {
+    let Some(mut pager) = start(env) else {
         return print(text);
     };
     if let Some(mut stdin) = pager.stdin.take() {
@@ -34,8 +34,8 @@ pub(super) fn page(text: &str, surroundings: &Surroundings) -> Result<(), Failur
     Ok(())
 }
 
-fn start(surroundings: &Surroundings) -> Option<Child> {
-    let variables = &surroundings.variables;
+fn start(env: &ProcessEnv) -> Option<Child> {
+    let variables = &env.variables;
     let given = ["AIRLOCK_PAGER", "PAGER"];
     let given = given
         .iter()
@@ -57,7 +57,7 @@ fn start(surroundings: &Surroundings) -> Option<Child> {
     // Without our keys.
     command.env_clear().envs(variables);
     // It ends at once if all fits, passes colours on and nothing else, and leaves the text on the screen.
-    if surroundings.variable("LESS").is_none() {
+    if env.variable("LESS").is_none() {
         command.env("LESS", "FRX");
     }
     command.stdin(Stdio::piped()).spawn().ok()

@@ -5,7 +5,7 @@ use std::path::Path;
 const CREDENTIAL: &str = "[credential.c]\nkey = { secret = \"c\" }\ninject = \"bearer\"\nhosts = [\"*.a.com\", \"g.com\"]\n";
 
 fn read(text: &str) -> Result<Policy, ConfigError> {
-    super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
+    super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
         .map(|said| said.policy)
 }
 

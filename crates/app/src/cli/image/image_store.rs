@@ -1,0 +1,80 @@
+//! What the subcommands share: the store, names from the command line, and failures in words.
+
+use crate::{
+    cli::{Global, message::Failure},
+    config::ProcessEnv,
+};
+use image::{ImageError, Images};
+use spec::{ErrorCode, ImageRef};
+use std::error::Error;
+
+/// Where the images lie in the state folder.
+pub(super) const FOLDER: &str = "images";
+
+/// The store of the configured state folder.
+pub(super) fn open(global: &Global, env: &ProcessEnv) -> Result<Images, Failure> {
+    let config = global.configure(env)?;
+    Ok(Images::open(config.state.join(FOLDER))?)
+}
+
+/// A name as somebody wrote it.
+pub(super) fn reference(text: &str) -> Result<ImageRef, Failure> {
+    let hint =
+        "write NAME, NAME:TAG or NAME@sha256:DIGEST; `airlock image list` shows those there are";
+    text.parse::<ImageRef>()
+        .map_err(|bad| Failure::invalid(bad.to_string(), hint))
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        let code = match &error {
+            ImageError::NotFound { .. } => ErrorCode::ImageMissing,
+            ImageError::Store { .. } | ImageError::Write { .. } => ErrorCode::Internal,
+            ImageError::Read { .. }
+            | ImageError::Unnamed
+            | ImageError::Several { .. }
+            | ImageError::InUse(_) => ErrorCode::InvalidSpec,
+            ImageError::Malformed { .. }
+            | ImageError::Tar { .. }
+            | ImageError::Digest { .. }
+            | ImageError::Missing(_)
+            | ImageError::Unsupported { .. }
+            | ImageError::Platform { .. }
+            | ImageError::Limit { .. }
+            | ImageError::Entry { .. }
+            | ImageError::User { .. } => ErrorCode::ImageRefused,
+        };
+        let (mut message, mut cause) = (error.to_string(), error.source());
+        while let Some(next) = cause {
+            message.push_str(&format!(": {next}"));
+            cause = next.source();
+        }
+        Failure {
+            code,
+            message,
+            hint: error.hint(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_has_its_causes_and_what_to_do() {
+        let missing = ImageError::NotFound {
+            name: "a:1".into(),
+            near: vec!["a:2".into()],
+        };
+        let told = Failure::from(missing);
+        assert_eq!(told.code, ErrorCode::ImageMissing);
+        assert_eq!(told.hint, "did you mean `a:2`?");
+        let source = std::io::Error::other("disk full");
+        let told = Failure::from(ImageError::Store {
+            what: "write the image".into(),
+            source,
+        });
+        assert_eq!(told.message, "cannot write the image: disk full");
+    }
+}

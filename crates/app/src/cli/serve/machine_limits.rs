@@ -1,0 +1,85 @@
+//! What keys without `admin` may have where the operator does not say it: from the size of the machine, so that one of
+//! them cannot take all of it.
+
+use spec::{Maximum, Size, Time};
+use std::{fs, time::Duration};
+
+/// A machine that does not say how large it is counts as one of this memory.
+const DEFAULT_MEMORY: u64 = 2 << 30;
+const MIN_PIDS: u64 = 512;
+const MAX_PIDS: u64 = 8192;
+const MAX_WALL_TIME: Duration = Duration::from_secs(24 * 3600);
+
+/// How large this machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MachineSize {
+    memory_bytes: u64,
+    /// What the kernel makes at most, of all users together.
+    threads: u64,
+}
+
+impl MachineSize {
+    /// This one.
+    pub(super) fn read() -> MachineSize {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let threads = fs::read_to_string("/proc/sys/kernel/threads-max").unwrap_or_default();
+        MachineSize {
+            memory_bytes: total_memory(&meminfo).unwrap_or(DEFAULT_MEMORY),
+            threads: threads.trim().parse().unwrap_or(0),
+        }
+    }
+
+    /// What one run or sandbox may have: half of the memory, on disks in memory as much, a sixteenth of the threads, a
+    /// day. Of CPUs nobody has more than there are.
+    pub(super) fn maximum(&self) -> Maximum {
+        let half = whole_mib(self.memory_bytes / 2);
+        let pids = (self.threads / 16).clamp(MIN_PIDS, MAX_PIDS);
+        Maximum {
+            memory: Some(half),
+            disk: Some(half),
+            pids: Some(pids as u32),
+            wall_time: Some(Time(MAX_WALL_TIME)),
+            ..Maximum::default()
+        }
+    }
+
+    /// What all that a tenant has at once may take by its limits: three quarters, so that the others are left some.
+    pub(super) fn tenant_memory(&self) -> Size {
+        whole_mib(self.memory_bytes / 4 * 3)
+    }
+}
+
+/// So that it can be read.
+fn whole_mib(bytes: u64) -> Size {
+    Size(bytes >> 20 << 20)
+}
+
+/// The first line of `/proc/meminfo` in bytes.
+fn total_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_known_by_its_files_and_a_key_has_half_of_it() {
+        assert_eq!(total_memory("MemTotal:  8 kB\nMemFree: 1 kB\n"), Some(8192));
+        assert_eq!(total_memory("nothing"), None);
+        let machine = MachineSize {
+            memory_bytes: 16 << 30,
+            threads: 32_768,
+        };
+        let maximum = machine.maximum();
+        let size = |text: &str| text.parse().ok();
+        assert_eq!((maximum.memory, maximum.disk), (size("8G"), size("8G")));
+        assert_eq!((maximum.cpus, maximum.pids), (None, Some(2048)));
+        assert_eq!(maximum.wall_time, "24h".parse().ok());
+        assert_eq!(Some(machine.tenant_memory()), size("12G"));
+        let here = MachineSize::read();
+        assert!(here.memory_bytes > 64 << 20, "{here:?}");
+    }
+}

@@ -1,0 +1,116 @@
+//! systemd, asked by its own command.
+
+use super::{Failure, ServiceChange};
+use spec::ErrorCode;
+use std::{path::Path, process::Command};
+
+/// Whether one runs here. The folder is how systemd itself says so.
+pub(super) fn is_running(user: bool) -> bool {
+    match user {
+        false => Path::new("/run/systemd/system").is_dir(),
+        true => {
+            let folder = std::env::var_os("XDG_RUNTIME_DIR");
+            folder.is_some_and(|folder| Path::new(&folder).join("systemd").is_dir())
+        }
+    }
+}
+
+/// What to type to start it.
+pub(super) fn start_hint(user: bool, name: &str) -> String {
+    let systemctl = if user {
+        "systemctl --user"
+    } else {
+        "systemctl"
+    };
+    format!(
+        "start it with `{systemctl} daemon-reload && {systemctl} enable --now {name}`, or say --start"
+    )
+}
+
+/// Reads units anew, starts this one now and at every boot.
+pub(super) fn start(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure> {
+    if !is_running(user) {
+        let message = "no systemd runs here that could start it".to_owned();
+        let hint =
+            "the unit is in place; without systemd start `airlock serve` by what this machine has for that"
+                .to_owned();
+        return Err(Failure {
+            code: ErrorCode::StartFailed,
+            message,
+            hint,
+        });
+    }
+    let unit = format!("{name}.service");
+    run_systemctl(user, &["daemon-reload"])?;
+    run_systemctl(user, &["enable", &unit])?;
+    // One that runs with an older unit gets the new one.
+    run_systemctl(user, &["restart", &unit])?;
+    Ok(vec![
+        ServiceChange::new("reloaded", "systemd"),
+        ServiceChange::new("enabled", &*unit),
+        ServiceChange::new("started", &*unit),
+    ])
+}
+
+/// Stops it and forgets about the next boot.
+pub(super) fn stop(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure> {
+    if !is_running(user) {
+        return Ok(Vec::new());
+    }
+    let unit = format!("{name}.service");
+    run_systemctl(user, &["disable", "--now", &unit])?;
+    Ok(vec![
+        ServiceChange::new("stopped", &*unit),
+        ServiceChange::new("disabled", &*unit),
+    ])
+}
+
+/// Has units read anew.
+pub(super) fn reload(user: bool) -> Result<Vec<ServiceChange>, Failure> {
+    if !is_running(user) {
+        return Ok(Vec::new());
+    }
+    run_systemctl(user, &["daemon-reload"])?;
+    Ok(vec![ServiceChange::new("reloaded", "systemd")])
+}
+
+/// One word of an answer, such as `active`.
+pub(super) fn query(user: bool, question: &str, name: &str) -> Option<String> {
+    let answer = systemctl(user)
+        .args([question, &format!("{name}.service")])
+        .output()
+        .ok()?;
+    let word = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+    (!word.is_empty()).then_some(word)
+}
+
+fn systemctl(user: bool) -> Command {
+    let mut command = Command::new("systemctl");
+    command
+        .args(user.then_some("--user"))
+        .arg("--no-ask-password");
+    command
+}
+
+fn run_systemctl(user: bool, words: &[&str]) -> Result<(), Failure> {
+    let shown = format!(
+        "systemctl {}{}",
+        if user { "--user " } else { "" },
+        words.join(" ")
+    );
+    let failed = |why: String| Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("`{shown}` failed: {why}"),
+        hint: "the unit is in place; `journalctl -e` may say more".to_owned(),
+    };
+    let answer = systemctl(user)
+        .args(words)
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    match answer.status.success() {
+        true => Ok(()),
+        false => Err(failed(
+            String::from_utf8_lossy(&answer.stderr).trim().to_owned(),
+        )),
+    }
+}

@@ -1,0 +1,62 @@
+//! The job as it is read and the result as it is written: files of the caller's.
+
+use super::super::message::Failure;
+use ::fs::Dir;
+use rustix::fs::Mode;
+use serde::Serialize;
+use spec::MOST_JOB_BYTES;
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::Path,
+};
+
+/// One byte more than a job may have is enough to know that it is too long.
+fn read_bounded(from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MOST_JOB_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    match file.metadata()?.is_dir() {
+        true => Err(io::Error::other("it is a folder")),
+        false => read_bounded(file),
+    }
+}
+
+pub(super) fn read_stdin() -> io::Result<Vec<u8>> {
+    read_bounded(io::stdin().lock())
+}
+
+/// Whole or not at all, as far as its folder lets us: a reader never sees half of it.
+pub(super) fn write(path: &Path, result: &impl Serialize) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let message = format!("cannot write the result to `{}`: {error}", path.display());
+        Failure::invalid(
+            message,
+            "choose a file that you may write with --result FILE",
+        )
+    };
+    let mut text = serde_json::to_vec(result).map_err(|error| failed(error.into()))?;
+    text.push(b'\n');
+    let special = fs::symlink_metadata(path).is_ok_and(|found| !found.is_file());
+    let done = match special {
+        true => fs::write(path, &text),
+        // A folder that takes no new file may hold one that was made for this.
+        false => replace(path, &text).or_else(|_| fs::write(path, &text)),
+    };
+    done.map_err(failed)
+}
+
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let mode = Mode::from_raw_mode(0o644);
+    Dir::open(folder)?.replace(name, mode, |file| file.write_all(text))
+}

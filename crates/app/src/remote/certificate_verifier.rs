@@ -1,0 +1,119 @@
+//! Which certificate of a server is believed: one signed by an authority that this machine or the user trusts, or the very
+//! one that the user named. What is wrong with another is said in words.
+
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, SignatureScheme,
+    client::{
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::ParsedCertificate,
+};
+use rustls_platform_verifier::Verifier;
+use std::io;
+
+/// The machine's authorities, those that were named, and what was named as it stands.
+#[derive(Debug)]
+pub(crate) struct CertificateVerifier {
+    authorities: Verifier,
+    named: Vec<CertificateDer<'static>>,
+}
+
+impl CertificateVerifier {
+    /// `named` are among the verifier's authorities already.
+    pub(crate) fn new(
+        authorities: Verifier,
+        named: Vec<CertificateDer<'static>>,
+    ) -> CertificateVerifier {
+        CertificateVerifier { authorities, named }
+    }
+
+    /// A certificate that is its own authority, as `openssl req -x509` makes it, and byte for byte one that was named.
+    fn is_named(&self, error: &Error, certificate: &CertificateDer<'_>) -> bool {
+        is_authority(error) && self.named.contains(certificate)
+    }
+}
+
+/// Whether all that is wrong with a certificate is that it may also sign others. The verifier has looked at its time before.
+fn is_authority(error: &Error) -> bool {
+    let Error::InvalidCertificate(CertificateError::Other(other)) = error else {
+        return false;
+    };
+    // The type of this error is not ours to name; were it called otherwise, the certificate would be refused.
+    other.0.to_string() == "CaUsedAsEndEntity"
+}
+
+impl ServerCertVerifier for CertificateVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified =
+            self.authorities
+                .verify_server_cert(certificate, intermediates, name, ocsp, now);
+        match verified {
+            Err(error) if self.is_named(&error, certificate) => {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.authorities.supported_verify_schemes()
+    }
+}
+
+/// Why TLS with a server failed, if that is what failed.
+pub(super) fn refusal(error: &io::Error) -> Option<&'static str> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    Some(match error {
+        Error::InvalidCertificate(wrong) => match wrong {
+            CertificateError::UnknownIssuer => {
+                "its certificate is signed by nobody who is trusted here"
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "its certificate is for another name"
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "its certificate has expired"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "its certificate is not valid yet"
+            }
+            CertificateError::BadSignature => "its certificate is not signed by who it says",
+            _ if is_authority(&Error::InvalidCertificate(wrong.clone())) => {
+                "its certificate is its own authority, and is not the one that was named"
+            }
+            _ => "its certificate cannot be used",
+        },
+        Error::InvalidMessage(_) => "it does not speak TLS; without TLS it is at http://",
+        _ => "it and this client cannot agree on TLS",
+    })
+}

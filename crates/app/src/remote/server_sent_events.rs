@@ -1,0 +1,169 @@
+//! Server-sent events, read from bytes as they come. Within a bound: a server that sends a line without an end fills no
+//! memory here.
+
+/// What one event may have: a result of a run fits several times.
+const MAX_EVENT_BYTES: usize = 8 << 20;
+
+/// One event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServerEvent {
+    /// What to send as `Last-Event-ID` to go on behind it.
+    pub(crate) id: Option<String>,
+    /// Its name; empty for none.
+    pub(crate) name: String,
+    /// Its data, the lines joined.
+    pub(crate) data: String,
+}
+
+/// The stream is none of ours.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EventError {
+    /// Longer than anything our servers send.
+    #[error("an event is longer than {} MiB", MAX_EVENT_BYTES >> 20)]
+    TooLong,
+    /// Our servers send JSON.
+    #[error("an event is not UTF-8")]
+    NotText,
+}
+
+/// Reads events from pieces of a stream, however it is cut.
+#[derive(Debug, Default)]
+pub(super) struct EventParser {
+    line: Vec<u8>,
+    event: ServerEvent,
+    has_data: bool,
+    size: usize,
+}
+
+impl EventParser {
+    /// Takes one piece, and gives the events that it completes.
+    pub(super) fn feed(&mut self, piece: &[u8]) -> Result<Vec<ServerEvent>, EventError> {
+        let mut events = Vec::new();
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            self.size += part.len();
+            if self.size > MAX_EVENT_BYTES {
+                return Err(EventError::TooLong);
+            }
+            self.line.extend_from_slice(part);
+            if self.line.last() == Some(&b'\n') {
+                let line = std::mem::take(&mut self.line);
+                events.extend(self.take(&line)?);
+            }
+        }
+        Ok(events)
+    }
+
+    /// One whole line. An empty one ends an event.
+    fn take(&mut self, line: &[u8]) -> Result<Option<ServerEvent>, EventError> {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = std::str::from_utf8(line).map_err(|_| EventError::NotText)?;
+        if line.is_empty() {
+            let (event, has_data) = (
+                std::mem::take(&mut self.event),
+                std::mem::take(&mut self.has_data),
+            );
+            self.size = 0;
+            return Ok(has_data.then_some(event));
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "data" => {
+                if self.has_data {
+                    self.event.data.push('\n');
+                }
+                self.has_data = true;
+                self.event.data.push_str(value);
+            }
+            "event" => self.event.name = value.to_owned(),
+            "id" if !value.contains('\0') => self.event.id = Some(value.to_owned()),
+            // A line without a field is a sign of life.
+            "" => self.size = self.size.saturating_sub(line.len() + 1),
+            _ => {}
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn event(id: &str, name: &str, data: &str) -> ServerEvent {
+        ServerEvent {
+            id: Some(id.to_owned()),
+            name: name.to_owned(),
+            data: data.to_owned(),
+        }
+    }
+
+    #[test]
+    fn events_are_read_as_our_servers_write_them() {
+        let text = b"id: 1.0\nevent: started\ndata: {}\n\n: still here\n\nid: 2\r\nevent: output\r\ndata: a\r\ndata: b\r\n\r\n";
+        let events = EventParser::default().feed(text).unwrap();
+        assert_eq!(
+            events,
+            [event("1.0", "started", "{}"), event("2", "output", "a\nb")]
+        );
+    }
+
+    #[test]
+    fn what_has_no_data_or_no_end_is_no_event() {
+        assert_eq!(
+            EventParser::default()
+                .feed(b"event: x\n\ndata: lonely\n")
+                .unwrap(),
+            []
+        );
+        assert_eq!(
+            EventParser::default().feed(b"data\n\n").unwrap(),
+            [ServerEvent::default()]
+        );
+    }
+
+    #[test]
+    fn a_line_or_an_event_without_an_end_is_refused_in_time() {
+        let megabyte = vec![b'x'; 1 << 20];
+        let mut parser = EventParser::default();
+        assert!((0..8).all(|_| parser.feed(&megabyte).is_ok()));
+        assert_eq!(parser.feed(b"x"), Err(EventError::TooLong));
+        let mut parser = EventParser::default();
+        let line = [b"data: ".as_slice(), &megabyte, b"\n"].concat();
+        assert!((0..9).any(|_| parser.feed(&line).is_err()));
+        let mut parser = EventParser::default();
+        let idle_timeout = b":\n\n".repeat(1 << 20);
+        assert!(
+            (0..4).all(|_| parser.feed(&idle_timeout).is_ok()),
+            "idle_timeout is not counted"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_a_stream_is_cut(
+            told in proptest::collection::vec(("[a-z0-9.]{1,8}", "[a-z]{0,8}", "[ -~ä]{0,40}"), 0..8),
+            cuts in proptest::collection::vec(1usize..20, 1..40),
+        ) {
+            let text: String = told.iter().map(|(id, name, data)| format!("id: {id}\nevent: {name}\ndata: {data}\n\n:\n\n")).collect();
+            let (mut parser, mut read, mut rest) = (EventParser::default(), Vec::new(), text.as_bytes());
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() { break; }
+                let (piece, behind) = rest.split_at((*cut).min(rest.len()));
+                read.extend(parser.feed(piece).unwrap());
+                rest = behind;
+            }
+            let wanted: Vec<_> = told.iter().map(|(id, name, data)| event(id, name, data)).collect();
+            prop_assert_eq!(read, wanted);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut parser = EventParser::default();
+            for piece in bytes.chunks(7) {
+                if parser.feed(piece).is_err() { break; }
+            }
+        }
+    }
+}
