@@ -9,7 +9,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
-    // In a box of the escape suite this binary is the attacker; anywhere else it refuses to be.
+    // The escape suite starts this binary as the attacker inside a sandbox. Everywhere else `entry`
+    // refuses.
     if let Some(status) = escape::attack::entry(&arguments) {
         return ExitCode::from(status);
     }
@@ -17,11 +18,12 @@ fn main() -> ExitCode {
     ExitCode::from(cli::main(arguments, config::ProcessEnv::from_process()))
 }
 
-/// The kernel counts descriptors on their way through sockets per user, and refuses whoever is over their own limit
-/// of open files: at the usual one, a box of the same user could keep us from starting the next.
+/// Raises the soft limit of open files to the hard limit. The kernel counts descriptors in flight
+/// through sockets per user: at the usual soft limit, one sandbox of the same user could keep the
+/// next one from starting.
 fn take_all_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Refused, we go on with less.
+    // A refusal is no error: the process then keeps the lower limit.
     let _ = setrlimit(
         Resource::Nofile,
         rustix::process::Rlimit {

@@ -1,4 +1,4 @@
-//! `airlock artifact`: lists, fetches, keeps and removes artifacts, and says where they come from.
+//! `airlock artifact`: lists, shows, fetches, stores and removes artifacts.
 
 mod remote;
 
@@ -35,7 +35,7 @@ Examples:
   airlock artifact put first.txt --name copies/first.txt
   airlock artifact rm out.txt@1";
 
-/// What is read of a file at a time.
+/// Bytes read from a file at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The options of `airlock artifact`.
@@ -94,14 +94,14 @@ enum Action {
     },
 }
 
-/// One artifact as named on the command line.
+/// An artifact name with an optional version, as given on the command line.
 #[derive(Debug, PartialEq, Eq)]
 struct VersionedName {
     name: WorkspacePath,
     version: Option<u64>,
 }
 
-/// One kept version, as it is shown.
+/// One stored version, as `--json` prints it.
 #[derive(Debug, serde::Deserialize, serde::Serialize)]
 struct Row {
     name: String,
@@ -164,7 +164,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     Ok(0)
 }
 
-/// Keeps a file of this machine at a server.
+/// Uploads a local file as an artifact of a server.
 pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot read `{}`: {error}", path.display());
@@ -177,7 +177,7 @@ pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(
         .map(drop)
 }
 
-/// The same through a server.
+/// Carries out the command at a server.
 async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
     let json = options.json;
     match options.action {
@@ -229,7 +229,7 @@ fn parse_name(text: &Path) -> Result<VersionedName, Failure> {
     Ok(VersionedName { name, version })
 }
 
-/// This machine's own; those of keys are for whoever has the key.
+/// Lists artifacts of local runs. Artifacts of server keys are listed through the server.
 async fn list(
     engine: &Engine,
     glob: Option<&str>,
@@ -335,7 +335,7 @@ async fn get(
     }
 }
 
-/// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
+/// Bytes pass unchanged, except to a terminal: an artifact is as hostile as the run that wrote it.
 async fn write_out(from: &mut Reading, which: &VersionedName) -> Result<(), Failure> {
     let mut filter = io::stdout()
         .is_terminal()
@@ -424,7 +424,7 @@ fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Everything that is known of one version, a line each.
+/// Prints one version's data, one field a line.
 fn show(row: Row, json: bool) -> Result<(), Failure> {
     if json {
         return print_json(&row);
@@ -491,7 +491,7 @@ fn failure(error: StoreError) -> Failure {
     }
 }
 
-/// Name and version, size, when, and by which run.
+/// The list as a table: name and version, size, time, run.
 fn text(rows: &[Row]) -> Vec<String> {
     let name = |row: &Row| format!("{}@{}", printable(&row.name), row.version);
     let width = rows

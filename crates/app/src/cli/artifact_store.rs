@@ -1,4 +1,4 @@
-//! The store of artifacts, as the settings name it, with the keys of its bucket looked up.
+//! The artifact store's settings, with the keys of its bucket read.
 
 use crate::config::{ArtifactBackend, ArtifactsConfig, CloudBucket, ConfigError};
 use doors::{
@@ -8,7 +8,7 @@ use doors::{
 use std::path::Path;
 use store::{ArtifactSettings, Place, Remote};
 
-/// For an engine with this state.
+/// Settings for an engine with this state folder.
 pub(super) fn settings(
     config: &ArtifactsConfig,
     state: &Path,
@@ -43,7 +43,8 @@ fn remote_bucket(bucket: &CloudBucket, secrets: &Secrets) -> Result<Remote, Conf
     })
 }
 
-/// Looked up on a thread of its own: the caller's may already be that of an event loop, and a Vault is asked over the network.
+/// Reads a key on a separate thread: the calling thread may already run an event loop, and a Vault
+/// is read over the network.
 fn secret_value(source: Option<&KeySource>, secrets: &Secrets) -> Result<String, ConfigError> {
     let Some(source) = source else {
         return Ok(String::new());

@@ -1,4 +1,4 @@
-//! `airlock audit`: whether the audit and the ledger are as they were written, and what the audit says.
+//! `airlock audit`: verifies the audit log and the ledger, and prints the audit log.
 
 use super::{
     Global, conclude,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::ProcessEnv,
-    remote::{Client, ClientRequest, query},
+    remote::{Client, ClientRequest, query as http_query},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use engine::usage::UsageProjection;
@@ -30,7 +30,7 @@ Examples:
 Whoever can write to the state folder could rewrite files and database together: note what `head` says elsewhere from
 time to time, and give it to `verify --head`.";
 
-/// Lines that are asked for at a time.
+/// Lines in one page.
 const PAGE_LINES: usize = 500;
 
 /// The options of `airlock audit`.
@@ -57,7 +57,7 @@ enum Action {
     /// Show the newest lines
     Show {
         #[command(flatten)]
-        which: LineFilter,
+        filter: LineFilter,
         /// At most so many lines
         #[arg(long, value_name = "NUMBER", default_value_t = 50)]
         limit: usize,
@@ -65,7 +65,7 @@ enum Action {
     /// Print all lines, the newest first
     Export {
         #[command(flatten)]
-        which: LineFilter,
+        filter: LineFilter,
         /// One JSON object a line, or comma-separated values
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = ExportFormat::Jsonl)]
         format: ExportFormat,
@@ -100,7 +100,7 @@ enum ExportFormat {
 }
 
 impl LineFilter {
-    fn asked(&self, limit: usize) -> Asked {
+    fn query(&self, limit: usize) -> Asked {
         let LineFilter {
             run,
             tenant,
@@ -120,7 +120,7 @@ impl LineFilter {
     }
 }
 
-/// 64 digits.
+/// Parses a hash of 64 hexadecimal digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
     audit::hash(text).ok_or_else(|| {
         format!(
@@ -144,21 +144,21 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     match &options.action {
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
-        Action::Show { which, limit } => {
+        Action::Show { filter, limit } => {
             let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
             print_pages(
                 LineFormat::of(options.json, None),
-                &which.asked(*limit),
+                &filter.query(*limit),
                 page,
             )
         }
-        Action::Export { which, format } => {
+        Action::Export { filter, format } => {
             let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
             print_pages(
                 LineFormat::of(options.json, Some(*format)),
-                &which.asked(usize::MAX),
+                &filter.query(usize::MAX),
                 page,
             )
         }
@@ -166,7 +166,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     }
 }
 
-/// A folder that is none, or not the one that was meant, has nothing that could be right or wrong.
+/// Refuses a folder without Airlock's state, which would verify as empty.
 fn check_state_folder(state: &Path) -> Result<(), Failure> {
     match ["airlock.db", "audit", "ledger"]
         .iter()
@@ -205,7 +205,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
             Verified::default()
         }
     };
-    // Without the database the ledger cannot be compared; whoever looks does not make one.
+    // Without the database the ledger cannot be compared, and a verification must not create one.
     let ledgers = match state.join("airlock.db").symlink_metadata().is_ok() {
         true => {
             let books = UsageProjection::open(state)?;
@@ -287,7 +287,7 @@ fn set_aside(state: &Path, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// How lines are printed.
+/// The output format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineFormat {
     Words,
@@ -313,23 +313,23 @@ impl LineFormat {
     }
 }
 
-/// Page after page, so that no more than one is in memory.
+/// Prints page by page, so that only one page is in memory.
 fn print_pages(
     shape: LineFormat,
-    asked: &Asked,
+    query: &Asked,
     mut page: impl FnMut(&Asked) -> Result<audit::Page, Failure>,
 ) -> Result<u8, Failure> {
     if shape == LineFormat::Csv {
         print(CSV_HEADER)?;
     }
-    let (mut asked, mut left) = (asked.clone(), asked.limit);
+    let (mut query, mut left) = (query.clone(), query.limit);
     while left > 0 {
-        asked.limit = left.min(PAGE_LINES);
-        let audit::Page { rows, before } = page(&asked)?;
+        query.limit = left.min(PAGE_LINES);
+        let audit::Page { rows, before } = page(&query)?;
         rows.iter().try_for_each(|row| shape.show(row))?;
         left -= rows.len().min(left);
         match before {
-            Some(before) => asked.before = Some(before),
+            Some(before) => query.before = Some(before),
             None => break,
         }
     }
@@ -340,7 +340,7 @@ const CSV_HEADER: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,
 
 fn csv_line(row: &Row) -> String {
     let cell = |text: &str| {
-        // Programs choose some of the words; a spreadsheet must not take one for a formula.
+        // Sandboxed programs choose some texts; a spreadsheet must not evaluate one as a formula.
         let guard = if text.starts_with(['=', '+', '-', '@']) {
             "'"
         } else {
@@ -375,8 +375,8 @@ fn text_line(row: &Row) -> String {
         ("job", &row.job),
         ("rule", &row.rule),
     ];
-    let said = named.iter().filter(|(_, text)| !text.is_empty());
-    let said: String = said
+    let fields = named.iter().filter(|(_, text)| !text.is_empty());
+    let fields: String = fields
         .map(|(name, text)| format!(" {name}={}", printable(text)))
         .collect();
     let about = if row.about.is_empty() {
@@ -389,21 +389,21 @@ fn text_line(row: &Row) -> String {
         printable(&row.what),
         printable(&row.decision),
     );
-    format!("{at}  {what:<18} {decision:<8}{said}{about}\n")
+    format!("{at}  {what:<18} {decision:<8}{fields}{about}\n")
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct AuditResponse {
     lines: Vec<Row>,
     before: Option<String>,
 }
 
-/// The same by a server's own reading.
+/// Reads the audit log through a server.
 fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
-    let (which, limit, shape) = match &options.action {
-        Action::Show { which, limit } => (which, *limit, LineFormat::of(options.json, None)),
-        Action::Export { which, format } => (
-            which,
+    let (filter, limit, shape) = match &options.action {
+        Action::Show { filter, limit } => (filter, *limit, LineFormat::of(options.json, None)),
+        Action::Export { filter, format } => (
+            filter,
             usize::MAX,
             LineFormat::of(options.json, Some(*format)),
         ),
@@ -415,22 +415,22 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         }
     };
     let runtime = super::runtime()?;
-    print_pages(shape, &which.asked(limit), |asked| {
+    print_pages(shape, &filter.query(limit), |query| {
         let number = |number: Option<u64>| number.map(|number| number.to_string());
-        let text_line = [
-            ("run", asked.run.clone()),
-            ("tenant", asked.tenant.clone()),
-            ("what", asked.what.clone()),
-            ("since_ms", number(asked.since_ms)),
-            ("until_ms", number(asked.until_ms)),
-            ("limit", Some(asked.limit.to_string())),
-            ("before", asked.before.clone()),
+        let parameters = [
+            ("run", query.run.clone()),
+            ("tenant", query.tenant.clone()),
+            ("what", query.what.clone()),
+            ("since_ms", number(query.since_ms)),
+            ("until_ms", number(query.until_ms)),
+            ("limit", Some(query.limit.to_string())),
+            ("before", query.before.clone()),
         ];
         let asking = client.json(ClientRequest::get(format!(
             "/v1/audit{}",
-            query(&text_line)
+            http_query(&parameters)
         )));
-        let Told { lines, before } = runtime.block_on(asking)?;
+        let AuditResponse { lines, before } = runtime.block_on(asking)?;
         Ok(audit::Page {
             rows: lines,
             before,

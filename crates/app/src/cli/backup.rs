@@ -1,4 +1,4 @@
-//! `airlock backup`: the state folder in one file, also while a server uses it.
+//! `airlock backup`: writes the state folder into one file, also while a server uses it.
 
 use super::{
     Global, conclude,
@@ -135,8 +135,8 @@ fn print_report(
     Ok(())
 }
 
-/// Writes to a file that has its name only when it is whole. What lies in a folder that others may write to is neither
-/// followed nor written over.
+/// Writes to a draft that gets its name once it is complete. In a folder that others may write to,
+/// existing files are neither followed nor overwritten.
 fn write_file(of: &Backup<'_>, path: &Path) -> Result<BackupReport, Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(already_exists(path));
@@ -147,7 +147,7 @@ fn write_file(of: &Backup<'_>, path: &Path) -> Result<BackupReport, Failure> {
     };
     let folder = Dir::open(parent_folder(path)).map_err(failed)?;
     let name = path.file_name().unwrap_or_default();
-    // What cannot be swept is in nobody's way.
+    // A partial file that cannot be removed does no harm.
     _ = remove_partial_files(&folder, name);
     let partial = format!(".{}.{}.partial", name.to_string_lossy(), engine::fresh_id());
     let mut draft = folder
@@ -172,7 +172,8 @@ fn parent_folder(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Removes what killed ones left of a backup of this name: plain files of ours that nobody writes to.
+/// Removes partial files that killed backups of this name left: regular files of this user without
+/// a writer.
 fn remove_partial_files(folder: &Dir, name: &OsStr) -> io::Result<()> {
     for entry in folder.entries()? {
         let partial = entry?.name;
@@ -204,7 +205,7 @@ fn cannot_write(path: &Path, error: io::Error) -> Failure {
     }
 }
 
-/// A line on a terminal, now and then.
+/// Progress on a terminal, one line that is redrawn.
 struct BackupProgress {
     is_terminal: bool,
     last: Instant,

@@ -27,9 +27,9 @@ idle time. A peer that is not installed is listed as not run; `bench/run` of the
 and starts them all. Numbers of one run can be compared with each other, not with another machine's.
 The targets decide nothing: the exit status is 0 whatever was measured.";
 
-/// How much is made ahead where that is measured, unless the configuration has a pool.
+/// Sandboxes made ahead in the measurements of the pool, unless the configuration has a pool.
 const DEFAULT_POOL: usize = 8;
-/// What `--idle` takes for no second phase.
+/// The value of `--idle` that omits the second phase.
 const NO_IDLE: &str = "none";
 
 /// The options of `airlock bench`.
@@ -143,7 +143,7 @@ fn settings(
         } else {
             DEFAULT_POOL
         },
-        // Short enough to be typed again.
+        // The seed is short, so that it can be typed.
         seed: options.seed.unwrap_or(clock % 1_000_000),
         airlock,
         path: env
@@ -161,7 +161,8 @@ fn settings(
     })
 }
 
-/// The socket where runs would find an engine. One that is elsewhere (`tcp://…`) is not measured in its place.
+/// The socket where runs would find a container engine. An engine at `tcp://…` is not replaced by
+/// another one.
 fn socket(places: &[String]) -> Option<PathBuf> {
     places
         .iter()

@@ -1,4 +1,4 @@
-//! `airlock doctor`: what this host can enforce, and the one command that mends what it cannot.
+//! `airlock doctor`: what this host can enforce, and the command that fixes each gap.
 
 use super::{
     Global, REFUSED,
@@ -19,7 +19,7 @@ Examples:
 ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
 Exit status: 0 if runs can be made on this host, 1 if not, 125 if it could not be asked.";
 
-/// No run can be made here.
+/// Exit status on a host that cannot run anything.
 const CANNOT_RUN: u8 = 1;
 
 /// The options of `airlock doctor`.
@@ -34,7 +34,7 @@ pub(super) struct Options {
     capability_report: bool,
 }
 
-/// Carries out the command. That nothing can be run is its answer, not its failure.
+/// Carries out the command. A host that cannot run anything is a result, not a failure.
 pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
     attempt(options, global, env).unwrap_or_else(|failure| {
         message::print(&failure.lines());
@@ -44,7 +44,7 @@ pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u
         {
             message::print(&unwritten.lines());
         }
-        // Asked of the wrong place, it said nothing of this one.
+        // An invalid request, such as a wrong state folder, says nothing about this host.
         if failure.code == ErrorCode::InvalidSpec {
             REFUSED
         } else {

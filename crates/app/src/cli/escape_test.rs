@@ -28,7 +28,7 @@ blocked: nothing came of it.  detected: not stopped, and the result of the run s
 ESCAPED: it got out.  n.a.: not tried, and why.
 Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
-/// Something got out, or proved nothing.
+/// Exit status if an attack escaped or a control failed.
 const NOT_CONTAINED: u8 = 1;
 const CONTAINERS: [&str; 3] = ["docker", "podman", "container"];
 
@@ -109,7 +109,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(if holds { 0 } else { NOT_CONTAINED })
 }
 
-/// Whose containers to attack.
+/// The containers to attack, if `--backend` names an engine.
 fn containers(
     options: &Options,
     global: &Global,
@@ -149,7 +149,7 @@ fn settings(options: &Options, global: &Global, env: &ProcessEnv) -> Result<Sett
     })
 }
 
-/// The cases that these words name: `A6`, or `A` for the whole group.
+/// The cases that `--only` selects: `A6`, or `A` for a group.
 fn selected_cases(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
     let names = |case: &Case, word: &str| {
         case.id.eq_ignore_ascii_case(word)
@@ -185,7 +185,7 @@ fn list(cases: &[&Case], json: bool) -> Result<(), Failure> {
     )
 }
 
-/// One line that is written over, for whoever waits at a terminal.
+/// Progress on a terminal, one line that is redrawn.
 fn progress(text: &str) {
     let mut stderr = std::io::stderr().lock();
     if stderr.is_terminal() {
@@ -242,7 +242,7 @@ fn control_word(control: &Controlled) -> &'static str {
     }
 }
 
-/// The reasons that the table has no room for.
+/// The reasons, below the table.
 fn notes(row: &Row) -> Vec<String> {
     let of_verdict = |verdict: &Verdict| match verdict {
         Verdict::Blocked => None,
@@ -256,13 +256,14 @@ fn notes(row: &Row) -> Vec<String> {
         Controlled::Failed(why) | Controlled::NotRun(why) => Some(why.clone()),
     };
     let airlock = of_verdict(&row.airlock);
-    // Once is enough.
+    // The control's reason would repeat that of a case that does not apply.
     let control = control.filter(|_| !matches!(row.airlock, Verdict::NotApplicable(_)));
     let bwrap = of_verdict(&row.bwrap)
         .filter(|why| airlock.as_ref() != Some(why) && why != escape::LEFT_OUT);
     let all = [("airlock", airlock), ("control", control), ("bwrap", bwrap)];
-    let told = all.into_iter().filter_map(|(who, why)| Some((who, why?)));
-    told.map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why)))
+    let reasons = all.into_iter().filter_map(|(who, why)| Some((who, why?)));
+    reasons
+        .map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why)))
         .collect()
 }
 

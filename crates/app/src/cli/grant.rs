@@ -1,4 +1,4 @@
-//! `airlock grant`: changes the rules of the egress door of a run that goes on.
+//! `airlock grant`: changes the rules of the egress door of a running run.
 
 use super::{
     Global, conclude,
@@ -99,7 +99,7 @@ fn control_request(options: &Options) -> Result<ControlRequest, Failure> {
     }
 }
 
-/// One rule a line: how, whereto, for how long, and where it comes from.
+/// The rules as a table: mode, host, remaining time, origin.
 fn text(rules: &[RuleInfo]) -> String {
     if rules.is_empty() {
         return "no rule: nothing is let out\n".to_owned();
@@ -182,7 +182,7 @@ mod tests {
     use crate::cli::Command;
     use clap::Parser;
 
-    fn asked(words: &[&str]) -> Result<ControlRequest, Failure> {
+    fn parsed(words: &[&str]) -> Result<ControlRequest, Failure> {
         let words = ["airlock", "grant", "r"].iter().chain(words);
         match Cli::try_parse_from(words)
             .map_err(|error| Failure::invalid(error.to_string(), ""))?
@@ -201,24 +201,24 @@ mod tests {
                 seconds,
             })
         };
-        assert_eq!(asked(&["a.com"]), grant("a.com", 900));
+        assert_eq!(parsed(&["a.com"]), grant("a.com", 900));
         assert_eq!(
-            asked(&["a.com:22", "--for", "24h"]),
+            parsed(&["a.com:22", "--for", "24h"]),
             grant("a.com:22", 86_400)
         );
         assert_eq!(
-            asked(&["a.com", "--deny"]),
+            parsed(&["a.com", "--deny"]),
             Ok(ControlRequest::Deny {
                 host: "a.com".to_owned()
             })
         );
         assert_eq!(
-            asked(&["a.com", "--revoke"]),
+            parsed(&["a.com", "--revoke"]),
             Ok(ControlRequest::Revoke {
                 host: "a.com".to_owned()
             })
         );
-        assert_eq!(asked(&["--list"]), Ok(ControlRequest::List {}));
+        assert_eq!(parsed(&["--list"]), Ok(ControlRequest::List {}));
         for words in [
             &[][..],
             &["a.com", "--list"],
@@ -227,7 +227,7 @@ mod tests {
             &["a.com", "--for", "25h"],
             &["a.com", "--for", "10ms"],
         ] {
-            assert!(asked(words).is_err(), "{words:?}");
+            assert!(parsed(words).is_err(), "{words:?}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
+//! `airlock key`: creates, lists and revokes API keys in the state folder, also while the server
+//! runs.
 
 use super::{Global, conclude, message::printable, print_json, print_lines, serve::key_failure};
 use crate::{
@@ -72,7 +73,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     }
     let config = global.configure(env)?;
     if matches!(options.action, Action::Revoke { .. }) {
-        // A full disk keeps nobody's key good.
+        // A revocation must succeed on a full disk, too.
         gateway::DiskReserve::of(&config.state).release_if_full();
     }
     let keys = ApiKeys::open(&config.state).map_err(|error| key_failure(&error.into()))?;
@@ -120,7 +121,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-/// The same through a server, by a key of an admin's.
+/// Carries out the command at a server, with an admin's key.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     match &options.action {
         Action::Create {
@@ -158,7 +159,7 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A key that a server made.
+/// The response to a new key.
 #[derive(Deserialize, Serialize)]
 struct NewKeyResponse {
     id: String,

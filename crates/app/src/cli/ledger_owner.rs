@@ -1,5 +1,5 @@
-//! The one who owns the money of a state folder: a server, a worker, or the doors by themselves. What is spent by tenant and day
-//! cannot be known by two.
+//! Opens the ledger of a state folder as its only owner: a server, a worker or a standalone proxy.
+//! Spending per tenant and day can be counted by one process only.
 
 use super::message::{self, Failure, Message};
 use crate::config::Config;
@@ -11,7 +11,7 @@ use engine::usage::{LEDGER, UsageError, UsageProjection, begin_day};
 use spec::{Day, ErrorCode};
 use std::{io, sync::Arc};
 
-/// Takes the ledger over, and writes to that of today.
+/// Opens the budgets over today's segment of the ledger.
 pub(super) fn open_budgets(config: &Config) -> Result<BudgetManager, Failure> {
     let open_budgets = BudgetManager::new(Arc::new(open(config)?));
     let today = Day::of(engine::now());
@@ -20,14 +20,16 @@ pub(super) fn open_budgets(config: &Config) -> Result<BudgetManager, Failure> {
     Ok(open_budgets)
 }
 
-/// Takes the ledger over, with what was spent today. What owners that died have not settled counts in full.
+/// Opens the ledger with what was spent today. Reservations that a dead owner left open count in
+/// full.
 pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
     let (folder, today) = (config.state.join(LEDGER), Day::of(engine::now()));
     let usage = UsageProjection::open(&config.state)?;
     check_complete(&usage, today)?;
     let opened = Ledger::open(&folder, OWNER_SEGMENT, config.doors.durability);
     let mut ledger = opened.map_err(|error| cannot_own(&error))?;
-    // Behind that lock nobody writes to those of days. What nobody settled there is counted by this, and is not found again below.
+    // The lock on the owner's segment also protects the daily segments. Open reservations in them
+    // are counted here, and must not be counted again by `recover` below.
     let past = usage.spent_today(today).map_err(|error| match error {
         UsageError::Ledger { source, .. } => cannot_own(&source),
         UsageError::Database(_) => error.into(),
@@ -61,12 +63,12 @@ fn cannot_own(error: &io::Error) -> Failure {
     }
 }
 
-/// Refuses a ledger of which something was cut off: without it, what tenants spent today would be theirs again. The database
-/// knows how far it went.
+/// Refuses a truncated ledger: without the missing part, tenants could spend today's budget again.
+/// The database knows how far the ledger went.
 fn check_complete(usage: &UsageProjection, today: Day) -> Result<(), Failure> {
     let problem = match usage.check(today) {
         Ok(problem) => problem,
-        // Whoever opens it says what is wrong.
+        // `Ledger::open` reports an unreadable ledger with more detail.
         Err(UsageError::Ledger { .. }) => None,
         Err(error) => return Err(error.into()),
     };

@@ -1,10 +1,11 @@
-//! What Airlock itself says on stderr: one line each, prefixed, so that nobody takes it for the program's words.
+//! Messages on stderr: one line each, prefixed with `airlock:`, so that they cannot be taken for
+//! the program's own output.
 
 use crate::config::ConfigError;
 use spec::{ErrorCode, ErrorInfo, SpecError};
 use std::io::{self, Write};
 
-/// Why a command could not be carried out, ready to be told.
+/// Why a command failed: error code, message and hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) code: ErrorCode,
@@ -12,7 +13,7 @@ pub(super) struct Failure {
     pub(super) hint: String,
 }
 
-/// One line on stderr.
+/// One line on stderr, with its prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Error(String),
@@ -99,17 +100,18 @@ impl From<engine::EngineError> for Failure {
     }
 }
 
-/// Writes lines to stderr in one go. Where stderr is gone there is nobody left to tell.
+/// Writes the messages to stderr in one call. A write error is ignored: there is no other stream.
 pub(super) fn print(lines: &[Message]) {
     let _ = io::stderr().lock().write_all(render(lines).as_bytes());
 }
 
-/// The same without a prefix, for what is there to be copied. Nothing in it may come from a program as it is.
+/// Writes text without a prefix, for output that is meant to be copied. The caller escapes control
+/// characters.
 pub(super) fn print_plain(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The same after what a program wrote to stderr, which may lack the end of its last line.
+/// Writes messages after the program's stderr, whose last line may lack a newline.
 pub(super) fn print_below(written: &[u8], lines: &[Message]) {
     if !lines.is_empty() && written.last().is_some_and(|byte| *byte != b'\n') {
         let _ = io::stderr().lock().write_all(b"\n");
@@ -117,7 +119,7 @@ pub(super) fn print_below(written: &[u8], lines: &[Message]) {
     print(lines);
 }
 
-/// The lines as they are written. A message without words is left out.
+/// The messages as text. A message with an empty text is omitted.
 pub(super) fn render(lines: &[Message]) -> String {
     let shown = lines.iter().map(|line| match line {
         Message::Error(text) => ("error", text),
@@ -131,7 +133,7 @@ pub(super) fn render(lines: &[Message]) -> String {
         .collect()
 }
 
-/// Text that can neither steer a terminal nor reorder or break a line.
+/// Escapes control characters and characters that change the order of text.
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -143,11 +145,11 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// Invisible characters that change how their neighbours are shown.
+/// Invisible characters that change how their neighbours are displayed.
 fn changes_order(character: char) -> bool {
     matches!(character,
         '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}'
-            // Tags and variants, which are not shown at all: a text that only machines read.
+            // Tags and variation selectors: invisible text that only machines read.
             | '\u{e0000}'..='\u{e0fff}')
 }
 

@@ -1,6 +1,7 @@
-//! The command line: one file per command. Each maps its words to the engine's and back, nothing more.
+//! The command line: one file per command. Each file maps options to the engine's types and results
+//! back to text.
 //!
-//! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
+//! Data goes to stdout, everything else to stderr. A refusal by Airlock itself exits with 125.
 
 mod artifact;
 mod artifact_store;
@@ -83,7 +84,7 @@ struct Global {
     /// File with a certificate to believe the server by, beside those of this machine [env: AIRLOCK_CA]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     server_ca: Option<PathBuf>,
-    /// Which command this is.
+    /// The name of the command, for messages.
     #[arg(skip)]
     command: &'static str,
 }
@@ -142,7 +143,7 @@ enum Command {
     EscapeTest(escape_test::Options),
 }
 
-/// Everything but `main` itself: from arguments and surroundings to the exit status.
+/// Runs the command: from arguments and environment to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, env: ProcessEnv) -> u8 {
     match Cli::try_parse_from(&arguments).map(Cli::with_command_name) {
         Err(error) => usage_error::report(&error, &arguments),
@@ -225,7 +226,7 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
     }
 }
 
-/// For a process that comes to have a key in its memory: nobody may read that, and nothing may write it to a disk.
+/// Keeps keys that this process will hold out of core dumps and away from other processes.
 fn leave_no_dump() -> Result<(), Failure> {
     let none = Rlimit {
         current: Some(0),
@@ -236,7 +237,7 @@ fn leave_no_dump() -> Result<(), Failure> {
         .map_err(|error| Failure::internal(format!("cannot keep keys out of core dumps: {error}")))
 }
 
-/// One thread is enough for one run, and starts faster.
+/// A single-threaded event loop: enough for one run, and faster to start.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let built = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -244,7 +245,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
-/// Writes data to stdout. That nobody reads it any more is no failure of ours.
+/// Writes data to stdout. A closed pipe is no error.
 fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout
@@ -258,7 +259,7 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints lines, of which none can steer a terminal or break into two, whoever their words come from.
+/// Prints lines. Control characters are escaped, because the text may come from a program.
 fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
     let shown = lines
         .into_iter()
@@ -270,7 +271,7 @@ fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     match serde_json::to_string(value) {
         Ok(mut text) => {
-            // Not by another copy: a result can hold megabytes of output.
+            // The newline is appended in place: a result can hold megabytes of output.
             text.push('\n');
             print(&without_controls(&text))
         }
@@ -280,7 +281,7 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     }
 }
 
-/// JSON allows the controls from U+007F to U+009F as they are; a terminal obeys them.
+/// Escapes U+007F to U+009F: JSON allows them unescaped, and terminals obey them.
 fn without_controls(json: &str) -> Cow<'_, str> {
     let obeyed = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
     match json.contains(obeyed) {
@@ -295,7 +296,8 @@ fn without_controls(json: &str) -> Cow<'_, str> {
     }
 }
 
-/// The end of a command that is not `run`: its status, or its failure told on stderr (and as JSON if asked).
+/// The exit status of a command other than `run`: its own, or 125 with the failure on stderr (and
+/// as JSON if requested).
 fn conclude(outcome: Result<u8, Failure>, json: bool) -> u8 {
     outcome.unwrap_or_else(|failure| {
         message::print(&failure.lines());

@@ -1,4 +1,5 @@
-//! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
+//! `airlock proxy`: the model doors as a standalone service, for sandboxes that Airlock did not
+//! start.
 
 use super::{Global, conclude, ledger_owner, message::Failure, print, print_json};
 use crate::config::{Config, ProcessEnv};
@@ -61,7 +62,7 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// Where it can be reached.
+/// The addresses of the proxy, printed when it is ready.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct ProxyAddresses {
     listen: String,
@@ -94,7 +95,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         let registry = registry(&config, doors, global, env)?;
         serve(options, &config, &registry, admin_token).await
     })?;
-    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
+    // Dropping the runtime ends and settles open calls, so that the ledger closes last.
     drop(runtime);
     drop(ledger);
     Ok(0)
@@ -154,7 +155,8 @@ fn start_failure(
     }
 }
 
-/// Serves until it is told to stop, then ends in order: no more calls, no more sessions, nothing left.
+/// Serves until SIGTERM or Ctrl-C, then stops listening, ends the sessions and closes the admin
+/// socket.
 async fn serve(
     options: &Options,
     config: &Config,
@@ -210,7 +212,7 @@ fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
 }
 
-/// Listens, and has somebody serve there.
+/// Binds a TCP listener and starts its server task.
 fn tcp(
     address: SocketAddr,
     serve: impl FnOnce(TcpListener) -> io::Result<JoinHandle<()>>,
@@ -230,7 +232,7 @@ fn tcp(
 }
 
 impl Options {
-    /// Other machines could read tokens, and guess at them.
+    /// Refuses public addresses without the option: other machines could read or guess tokens.
     fn check_addresses(&self) -> Result<(), Failure> {
         let addresses = [
             ("--listen", Some(self.listen)),

@@ -1,4 +1,4 @@
-//! `airlock quota`: what a tenant of a server may have, and has now.
+//! `airlock quota`: a tenant's limits and current usage.
 
 use super::{Global, conclude, message::Failure, print_json, print_lines};
 use crate::{
@@ -44,7 +44,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-/// A line each: what it is, what there is of it, how much there may be.
+/// One line a quota: name, usage, limit.
 fn lines(quota: &Value) -> Vec<String> {
     let line = |name: &str, now: String, most: String| format!("{name:<14}{now:>16}  of {most}");
     let count = |value: &Value| {

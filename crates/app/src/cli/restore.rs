@@ -1,4 +1,4 @@
-//! `airlock restore`: a state folder from a backup.
+//! `airlock restore`: restores a state folder from a backup.
 
 use super::{
     Global,
@@ -81,7 +81,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(u8::from(!report.problems.is_empty()))
 }
 
-/// Where the database is looked at: nothing of it stays.
+/// Where `--check` unpacks the database temporarily.
 fn scratch_folder(env: &ProcessEnv) -> PathBuf {
     let named = env
         .variables
@@ -142,7 +142,7 @@ fn print_report(options: &Options, report: &BackupReport, state: &Path) -> Resul
     Ok(())
 }
 
-/// Read from its beginning to its end: a pipe is as good as a file.
+/// A backup that is read sequentially, so that a pipe works as well as a file.
 struct BackupReader<'a>(BufReader<Box<dyn Read + 'a>>);
 
 impl<'a> BackupReader<'a> {

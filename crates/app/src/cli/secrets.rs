@@ -1,5 +1,5 @@
-//! `airlock secrets`: keeps, lists and removes secrets. A value comes from a terminal that does not show it or from
-//! standard input, never from an argument, and is never printed.
+//! `airlock secrets`: stores, lists and removes secrets. A value comes from a terminal without echo
+//! or from standard input, never from an argument, and is never printed.
 
 use super::{
     Global, conclude,
@@ -63,7 +63,7 @@ enum Action {
     },
 }
 
-/// What a secret can be at most, and one byte more, by which a longer one is seen.
+/// The maximum size of a secret, plus one byte that reveals a longer one.
 const MAX_INPUT_BYTES: usize = (64 << 10) + 1;
 
 impl From<SecretsError> for Failure {
@@ -110,7 +110,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
 }
 
 fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
-    // Before somebody types for nothing.
+    // The name is checked before a value is typed.
     let id = spec::Id::new(name)
         .map_err(|bad| Failure::invalid(bad.to_string(), "give the secret another name"))?;
     super::leave_no_dump()?;
@@ -129,7 +129,7 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// What whoever keeps a secret should know of where it lies now.
+/// Notes about where the secret is stored.
 fn storage_notes(secrets: &Secrets, value: &Secret) -> Vec<Message> {
     let mut lines = Vec::new();
     if value.check_header().is_err() {
@@ -151,7 +151,7 @@ fn storage_notes(secrets: &Secrets, value: &Secret) -> Vec<Message> {
     lines
 }
 
-/// Everything there is, up to the longest secret; not through a buffer that would keep a copy.
+/// Reads standard input up to the maximum size, without a buffer that would keep a copy.
 fn read(stdin: &impl AsFd) -> Result<Vec<u8>, Failure> {
     let mut bytes = vec![0; MAX_INPUT_BYTES];
     let mut filled = 0;
@@ -173,14 +173,15 @@ fn unreadable(error: io::Error) -> Failure {
     ))
 }
 
-/// A terminal that shows nothing of what is typed, and is as it was when this is dropped.
+/// Disables the terminal's echo until dropped.
 struct HiddenInput<'t, T: AsFd> {
     terminal: &'t T,
     before: Termios,
 }
 
 impl<'t, T: AsFd> HiddenInput<'t, T> {
-    /// Keys come one by one, so that Ctrl-C finds us and we can leave the terminal in order.
+    /// Signals are disabled as well, so that Ctrl-C is read as a key and the terminal can be
+    /// restored.
     fn start(terminal: &'t T) -> io::Result<Self> {
         let before = tcgetattr(terminal)?;
         let mut hidden = before.clone();
@@ -194,12 +195,12 @@ impl<'t, T: AsFd> HiddenInput<'t, T> {
 
 impl<T: AsFd> Drop for HiddenInput<'_, T> {
     fn drop(&mut self) {
-        // A terminal that is gone needs no order.
+        // An error is ignored: the terminal is gone.
         let _ = tcsetattr(self.terminal, OptionalActions::Now, &self.before);
     }
 }
 
-/// Asks for a value in the terminal.
+/// Prompts for a value in the terminal.
 fn prompt_secret(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
     let hidden = HiddenInput::start(terminal).map_err(unreadable)?;
     write_prompt(&format!("value of `{name}` (not shown): "));
@@ -209,12 +210,12 @@ fn prompt_secret(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
     read_line
 }
 
-/// To stderr, where there may be nobody.
+/// Writes to stderr; an error is ignored.
 fn write_prompt(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// One line, by the keys that a terminal would honour itself.
+/// Reads one line with the editing keys that a terminal in canonical mode has.
 fn read_line(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
     const INTERRUPT: u8 = 3;
     const END_OF_INPUT: u8 = 4;
@@ -259,7 +260,7 @@ fn rows(stored: &[StoredSecret]) -> Vec<serde_json::Value> {
     stored.iter().map(row).collect()
 }
 
-/// Names and times in two columns.
+/// Names and times as a table.
 fn text(stored: &[StoredSecret]) -> String {
     let width = stored
         .iter()

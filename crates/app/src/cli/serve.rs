@@ -1,4 +1,4 @@
-//! `airlock serve`: the engine over HTTP, for whoever has a key.
+//! `airlock serve`: the engine over HTTP, for holders of an API key.
 
 use super::{
     Global, conclude,
@@ -29,12 +29,13 @@ mod state_lock;
 mod systemd_notify;
 pub(super) mod telemetry;
 
-/// The exit status of a server of which something is left.
+/// Exit status of a server that could not stop everything.
 const NOT_STOPPED: u8 = 1;
 const MAX_SHOWN: usize = 20;
-/// The same when all else did: what large runs left takes its time.
+/// How long the engine may take to clean up after runs when everything else has stopped: large runs
+/// leave much to remove.
 const CLEANUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-/// How long what is made ahead and cleared away behind may take to end when something else did not.
+/// How long pools and cleanup may take to end when something else did not stop.
 const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 const EXAMPLES: &str = "\
@@ -92,11 +93,11 @@ pub(super) struct Options {
     print_openapi: bool,
 }
 
-/// What is told once it is ready.
+/// Printed when the server is ready.
 #[derive(Debug, Serialize)]
 struct ReadyMessage {
     listen: String,
-    /// Only if it was made now, and is in no file.
+    /// Present only if the key was created now and is in no file.
     #[serde(skip_serializing_if = "Option::is_none")]
     admin_key: Option<String>,
     pid: u32,
@@ -114,25 +115,25 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     }
     super::leave_no_dump()?;
     let launcher = engine::HeadStart::give();
-    let told = options
+    let node_file = options
         .node
         .as_ref()
         .map(|file| node_settings::NodeSettings::read(file, env))
         .transpose()?;
-    let config = node_settings::configure(told.as_ref(), global, env)?;
-    let usual = || ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
+    let config = node_settings::configure(node_file.as_ref(), global, env)?;
+    let default_listen = || ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
     let place = options
         .listen
         .clone()
         .or(config.serve.listen.clone())
-        .unwrap_or_else(usual);
+        .unwrap_or_else(default_listen);
     options.check(&place)?;
     let tls = match (&options.tls_cert, &options.tls_key) {
         (Some(certificate), Some(key)) => Some(tls(env, certificate, key)?),
         _ => None,
     };
     let lock = state_lock::StateLock::take(&config.state)?;
-    // On a full disk neither the ledger nor the database can be opened without it.
+    // On a full disk, neither ledger nor database can be opened without the reserve.
     gateway::DiskReserve::of(&config.state).release_if_full();
     let budgets = super::ledger_owner::open_budgets(&config)?;
     reclaim_database(&config.state);
@@ -156,11 +157,12 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
             .tls_cert
             .as_ref()
             .map(|path| env.current_folder.join(path));
-        let node = told
+        let node = node_file
             .as_ref()
             .map(node_settings::NodeSettings::gateway_settings)
             .unwrap_or_default();
-        // Before anything is written: a busy port leaves neither a key that nobody saw nor the record of a start.
+        // The socket is bound before anything is written: a busy port must leave neither an unseen
+        // key nor a record of a start.
         let socket = ListenSocket::bind(&place, tls.is_some())?;
         let gateway = open(
             &config,
@@ -186,17 +188,17 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         gateway::log::flush();
         Ok(stopped(&close(engine, served?).await))
     });
-    // Whatever is still under way ends with it, and settles: the ledgers are closed behind everybody. A thread that waits
-    // for somebody else's lock ends with the process.
+    // Shutting the runtime down ends and settles open calls, so that the ledgers close last.
+    // Threads that wait for a lock of another process end with this process.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     drop(budgets);
     refresh_usage(config.state);
     served
 }
 
-/// Ends the engine behind a server of which this is left; all that is left then.
+/// Closes the engine after the server. Takes and returns what could not be stopped.
 async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
-    // What does not end by itself is not waited for where something else did not, either.
+    // Where something else did not stop, cleanup gets less time.
     let timeout = if left.is_empty() {
         CLEANUP_TIMEOUT
     } else {
@@ -208,8 +210,9 @@ async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
     left
 }
 
-/// Lets the database know how far the ledger goes, however it ended, so that nobody cuts anything off. Whoever keeps the
-/// database from us keeps us no longer than this; whoever asks for usage next hears what is wrong.
+/// Copies the ledger's end into the database, so that a truncation is detected later. A database
+/// that another process blocks delays the exit by `CLOSE_TIMEOUT` at most; errors are reported by
+/// the next reader.
 fn refresh_usage(state: PathBuf) {
     let (done, is_done) = std::sync::mpsc::channel();
     let read = move || {
@@ -221,7 +224,7 @@ fn refresh_usage(state: PathBuf) {
     }
 }
 
-/// Says what could not be stopped.
+/// Reports what could not be stopped, and returns the exit status.
 fn stopped(left: &[String]) -> u8 {
     if left.is_empty() {
         return 0;
@@ -300,7 +303,7 @@ fn open(
     })
 }
 
-/// Before anybody waits for the database. That it stays large is no reason not to serve.
+/// Compacts the database before the server needs it. A failure is no reason not to serve.
 fn reclaim_database(state: &Path) {
     match store::copy::reclaim(state) {
         Ok(0) => {}
@@ -311,18 +314,18 @@ fn reclaim_database(state: &Path) {
             );
             message::print(&[Message::Note(gained)]);
         }
-        // Whoever opens it next says so.
+        // The next reader of the database reports the error.
         Err(_) => {}
     }
 }
 
-fn audit(said: &crate::config::AuditConfig) -> store::audit::AuditSettings {
-    let usual = store::audit::AuditSettings::default();
+fn audit(config: &crate::config::AuditConfig) -> store::audit::AuditSettings {
+    let default = store::audit::AuditSettings::default();
     store::audit::AuditSettings {
-        durability: said.durability,
-        keep_for: said.keep_for.unwrap_or(usual.keep_for),
-        keep_bytes: said.keep_bytes.unwrap_or(usual.keep_bytes),
-        file_bytes: said.file_bytes.unwrap_or(usual.file_bytes),
+        durability: config.durability,
+        keep_for: config.keep_for.unwrap_or(default.keep_for),
+        keep_bytes: config.keep_bytes.unwrap_or(default.keep_bytes),
+        file_bytes: config.file_bytes.unwrap_or(default.file_bytes),
     }
 }
 
@@ -343,7 +346,7 @@ fn tls(env: &ProcessEnv, certificate: &Path, key: &Path) -> Result<ServerTls, Fa
     })
 }
 
-/// A gateway that is about to serve, and what it needs for that.
+/// A gateway that is about to serve, with everything it needs.
 struct StartingServer<'a> {
     gateway: &'a Gateway,
     lock: &'a state_lock::StateLock,
@@ -352,7 +355,7 @@ struct StartingServer<'a> {
 }
 
 impl StartingServer<'_> {
-    /// A key that nobody has seen yet, if one had to be made.
+    /// A new admin key, if none exists.
     fn admin_key(
         &self,
         options: &Options,
@@ -378,7 +381,7 @@ impl StartingServer<'_> {
             .map_err(|error| key_failure(&error))
     }
 
-    /// Serves until it is told to stop; what could not be stopped then.
+    /// Serves until SIGTERM or Ctrl-C. Returns what could not be stopped.
     async fn serve(
         &self,
         socket: ListenSocket,
@@ -397,17 +400,17 @@ impl StartingServer<'_> {
         if self.reopens_log {
             telemetry::reopen_on(on(SignalKind::hangup())?);
         }
-        let told = ReadyMessage {
+        let printed = ReadyMessage {
             listen: socket.address.clone(),
             admin_key: admin_key.as_ref().map(|token| token.expose().to_owned()),
             pid: std::process::id(),
         }
         .tell(json);
-        if let (Err(_), Some(unseen)) = (&told, &admin_key) {
-            // The next start makes another, and shows that one.
+        if let (Err(_), Some(unseen)) = (&printed, &admin_key) {
+            // The key was not shown, so it is revoked: the next start creates and shows another.
             _ = self.gateway.keys().revoke(unseen.id());
         }
-        told?;
+        printed?;
         self.manager.ready(&socket.address);
         let living = tokio::spawn(self.manager.clone().send_watchdog());
         let (stop, stopped) = watch::channel(false);
@@ -425,15 +428,15 @@ impl StartingServer<'_> {
         self.manager.stopping();
         stop.send_replace(true);
         let left = served.await;
-        // What is half made is ended with the engine.
+        // Sandboxes in preparation end with the engine.
         warming.abort();
-        // While it ends it lives, too.
+        // The watchdog is fed until the server has stopped.
         living.abort();
         Ok(left)
     }
 }
 
-/// An admin's key exists, and only its hash: whoever has lost it needs another.
+/// Tells how to create another admin key: of the existing one, only the hash is stored.
 fn existing_key_note(global: &Global) -> String {
     let state = global.state.as_ref().map_or(String::new(), |state| {
         format!(" --state {}", state.display())
@@ -444,14 +447,14 @@ fn existing_key_note(global: &Global) -> String {
     )
 }
 
-/// Where it listens. What connects waits until it serves.
+/// A bound listener. Connections queue until the server accepts them.
 struct ListenSocket {
     listener: HttpListener,
     address: String,
     _file: Option<SocketFile>,
 }
 
-/// The file of a unix socket, which goes with the server.
+/// A unix socket's file, removed when dropped.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -491,7 +494,8 @@ impl ListenSocket {
     }
 }
 
-/// Nobody else can connect at any time: the socket gets its place once it has its mode.
+/// Binds a unix socket that only this user can connect to at any time: it is linked to its path
+/// after its mode is set.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let folder = path
         .parent()
@@ -502,7 +506,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let bound = || {
         let listener = UnixListener::bind(staging.join("s"))?;
         fs::set_permissions(staging.join("s"), fs::Permissions::from_mode(0o600))?;
-        // Unlike a rename this takes nobody's place.
+        // Unlike a rename, a link does not replace an existing file.
         fs::hard_link(staging.join("s"), path)?;
         Ok(listener)
     };
@@ -512,7 +516,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-/// A socket at which nobody listens any more is in the way.
+/// Removes a socket without a listener.
 fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
@@ -522,7 +526,7 @@ fn remove_stale_socket(path: &Path) -> io::Result<()> {
 }
 
 impl Options {
-    /// Files of the server's own, which nothing it runs may be shown.
+    /// The server's own files, which no sandbox may be shown.
     fn guarded_files(&self, folder: &Path) -> Vec<PathBuf> {
         [&self.tls_key, &self.admin_key_file, &self.node]
             .into_iter()
@@ -531,7 +535,7 @@ impl Options {
             .collect()
     }
 
-    /// Other machines could read keys and what programs print.
+    /// Refuses public addresses without TLS: other machines could read keys and output.
     fn check(&self, place: &ListenAddress) -> Result<(), Failure> {
         match place {
             ListenAddress::Tcp(address)
@@ -554,7 +558,7 @@ impl Options {
     }
 
     fn pool(&self, config: &Config) -> Pool {
-        let said = match config.pool == Pool::OFF {
+        let configured = match config.pool == Pool::OFF {
             true => Pool {
                 parked: 4,
                 berths: 4,
@@ -564,8 +568,11 @@ impl Options {
         };
         match self.pool {
             Some(0) => Pool::OFF,
-            Some(parked) => Pool { parked, ..said },
-            None => said,
+            Some(parked) => Pool {
+                parked,
+                ..configured
+            },
+            None => configured,
         }
     }
 }

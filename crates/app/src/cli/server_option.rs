@@ -1,5 +1,5 @@
-//! Which server a command is meant for, and who asks there: flags over environment. A key is never an argument, where
-//! every process of the machine could read it.
+//! Which server a command is sent to, and with which key: options over environment. A key is never
+//! an argument, where every process of the machine could read it.
 
 use super::{Cli, Command, Global, message::Failure};
 use crate::{
@@ -28,7 +28,7 @@ const ALLOW_PLAIN_VARIABLE: &str = "AIRLOCK_ALLOW_PLAIN_HTTP";
 const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
 
 impl Cli {
-    /// The same, with every part knowing which command it is.
+    /// Sets the command's name, which messages about `--server` mention.
     pub(super) fn with_command_name(self) -> Cli {
         let command = match &self.command {
             Command::Run(_) => "run",
@@ -67,7 +67,7 @@ impl Cli {
 }
 
 impl Global {
-    /// The server that is to be asked; none if this machine is meant.
+    /// The client for the selected server, or `None` for this machine.
     pub(super) fn server(&self, env: &ProcessEnv) -> Result<Option<Client>, Failure> {
         let Some(text) = self.server.as_deref().or(env.variable(URL_VARIABLE)) else {
             return Ok(None);
@@ -101,7 +101,7 @@ impl Global {
         }))
     }
 
-    /// The same for a command that only a server can carry out.
+    /// The client, for commands that only a server can carry out.
     pub(super) fn require_server(&self, env: &ProcessEnv) -> Result<Client, Failure> {
         let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
         let message = "sandboxes that stay live in a server, and none is named";
@@ -109,7 +109,7 @@ impl Global {
             .ok_or_else(|| Failure::invalid(message, hint))
     }
 
-    /// Acting on this machine when another one was meant would be a surprise.
+    /// Refuses `--server` for commands that act on this machine only.
     pub(super) fn refuse_server(&self, env: &ProcessEnv) -> Result<(), Failure> {
         let message = format!(
             "`{}` acts on this machine, and cannot be asked of a server",
@@ -153,7 +153,7 @@ impl Global {
         }
     }
 
-    /// The machine's own authorities, and the one that was named.
+    /// TLS with the machine's certificate authorities and the one from `--server-ca`.
     pub(super) fn tls(&self, env: &ProcessEnv) -> Result<Arc<ClientConfig>, Failure> {
         let file = self
             .server_ca
@@ -237,7 +237,7 @@ impl From<RemoteError> for Failure {
     }
 }
 
-/// A refusal in our own words: what happened, and what to do here.
+/// Turns a problem document into a failure with a hint for the command line.
 fn refused(problem: Problem) -> Failure {
     let with_command_name = serde_json::from_value(serde_json::Value::String(problem.code.clone()));
     let code = with_command_name.unwrap_or(match problem.status {

@@ -1,6 +1,6 @@
 //! Byte counts for people: `1.5 MiB`.
 
-/// A number of bytes for people.
+/// Formats a byte count with a binary unit and one decimal.
 pub(super) fn human_size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB"];
     let unit = (0..units.len())
@@ -10,7 +10,8 @@ pub(super) fn human_size(bytes: u64) -> String {
     match unit {
         0 => format!("{bytes} B"),
         _ => {
-            // In tenths, by whole numbers: rounding up to the next unit would be a lie of its own.
+            // Integer arithmetic in tenths, rounded down: 1023.99 KiB must not be shown as 1024.0
+            // KiB.
             let tenths = (bytes * 10) >> (10 * unit);
             format!("{}.{} {}", tenths / 10, tenths % 10, units[unit])
         }

@@ -1,4 +1,4 @@
-//! `airlock state`: how much each part of the state folder takes.
+//! `airlock state`: disk usage of each part of the state folder.
 
 use super::{Global, conclude, message::Failure, print_json, print_lines, size::human_size};
 use crate::config::ProcessEnv;

@@ -1,4 +1,4 @@
-//! `airlock sweep`: removes what killed or crashed runs left behind.
+//! `airlock sweep`: removes leftovers of killed or crashed runs.
 
 use super::{
     Global, conclude,
@@ -36,11 +36,11 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    // Opening sweeps: what is left to say is what that did.
+    // Opening the engine sweeps; its report is printed here.
     let engine = open_engine(&config, None)?;
     let mut swept = engine.swept_at_opening().clone();
     swept.problems.extend(sweep_images(&config));
-    // What is not to be kept any longer, too; a run has no use for looking at every artifact.
+    // Expired artifacts are removed here only: a run should not scan every artifact.
     swept
         .problems
         .extend(runtime.block_on(engine.artifacts().tidy()).1);
@@ -62,7 +62,8 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(u8::from(!swept.problems.is_empty()))
 }
 
-/// What was done, and which runs were killed before what they committed arrived.
+/// The JSON output: the sweep's report, and runs that were killed before their commits were
+/// imported.
 #[derive(Serialize)]
 struct SweepOutput<'a> {
     #[serde(flatten)]
@@ -80,7 +81,7 @@ fn kept_note(kept: &KeptCommits) -> String {
     )
 }
 
-/// Ledgers that are older than is wanted.
+/// Removes ledgers older than `keep_for`.
 fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
     let (keep_for, now) = (config.doors.keep_ledger?, engine::now().0);
     let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
@@ -92,7 +93,7 @@ fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
     retired.err().map(|error| error.to_string())
 }
 
-/// What killed loads and pulls left. Only here: a run has no use for looking at every image.
+/// Removes leftovers of killed loads and pulls. Done here only: a run should not scan every image.
 fn sweep_images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
     match folder.is_dir() {

@@ -1,4 +1,5 @@
-//! Makes what a hostile program writes fit for the caller's terminal. What is not known to be harmless does not pass.
+//! Filters a hostile program's output for the caller's terminal. Only sequences that are known to
+//! be harmless pass.
 //!
 //! ```text
 //!            ┌── part of a character ──▶ Character ──┐
@@ -7,24 +8,26 @@
 //!                     └─ other ──────────────────────┘
 //! ```
 //!
-//! Sequences may be split anywhere. Memory is bounded, the output is always UTF-8, and showing it again changes nothing.
+//! Sequences may be split anywhere. Memory is bounded, the output is always UTF-8, and filtering
+//! the output again changes nothing.
 
 /// What a program may do to the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FilterLevel {
-    /// Write lines, in colour. All else is shown as `^[` and the like.
+    /// Lines in colour. Everything else is shown as `^[` and the like.
     Lines,
-    /// Use the whole screen: move about, erase, ask where it is. All else is dropped, above all what makes a
-    /// terminal type text of the program's choice, reach the clipboard, or keep what outlives the run.
+    /// The whole screen: cursor movement, erasing, queries of the cursor. Everything else is
+    /// dropped, above all sequences that make a terminal type text of the program's choice, reach
+    /// the clipboard, or outlive the run.
     FullScreen,
 }
 
-/// One program's output on its way to a terminal.
+/// The filter of one output stream.
 #[derive(Debug)]
 pub(crate) struct TerminalFilter {
     level: FilterLevel,
     state: ParserState,
-    /// The sequence or character that is not whole yet.
+    /// The incomplete sequence or character.
     pending: Vec<u8>,
     changes: TerminalChanges,
     queried: bool,
@@ -33,17 +36,17 @@ pub(crate) struct TerminalFilter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParserState {
     Ground,
-    /// So many bytes of a character are still to come.
+    /// Inside a UTF-8 character, with this many bytes missing.
     Character(u8),
     Escape,
     Control,
-    /// A control sequence that is too long or malformed, up to its end.
+    /// A control sequence that is too long or malformed, skipped to its end.
     Skip,
-    /// A text for the terminal itself (title, clipboard, colours, …), up to its end.
+    /// A control string for the terminal (title, clipboard, colours, …), dropped to its end.
     ControlString,
 }
 
-/// What the program has changed and not put back.
+/// Terminal state that the program has changed and not restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct TerminalChanges {
     /// One bit for each of [`MODES`].
@@ -52,13 +55,13 @@ struct TerminalChanges {
     region: bool,
     insert: bool,
     keypad: bool,
-    /// One bit each: shifted to the second set, the first set changed, the second.
+    /// One bit each: shifted to the second character set, first set changed, second set changed.
     letters: u8,
     cursor: bool,
 }
 
-/// Private modes that may be switched, and whether they are on at first. Those of other screens come first: they are
-/// left first.
+/// Private modes that may be switched, and whether they are on by default. Modes of alternate
+/// screens come first, because they must be restored first.
 const MODES: [(u16, bool); 21] = [
     (1049, false), // other screen, with the cursor saved
     (1047, false),
@@ -82,12 +85,12 @@ const MODES: [(u16, bool); 21] = [
     (7, true),     // wrap
     (25, true),    // cursor
 ];
-/// Saves and restores the cursor: nothing to put back.
+/// Saves and restores the cursor, so that nothing needs to be restored.
 const SAVE_CURSOR: u16 = 1048;
 
-/// More than any sequence that passes needs.
+/// Longer than every sequence that passes.
 const MAX_SEQUENCE_BYTES: usize = 128;
-/// Digits of one number: no terminal is that large, and some repeat as often as they are told.
+/// Digits of one number. Larger numbers exceed every terminal, and some are repeat counts.
 const MAX_DIGITS: usize = 5;
 const REPLACEMENT: &str = "\u{fffd}";
 const ESC: u8 = 0x1b;
@@ -103,7 +106,7 @@ impl TerminalFilter {
         }
     }
 
-    /// What to show of these bytes.
+    /// Filters bytes and returns what may be shown.
     pub(crate) fn show(&mut self, input: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(input.len());
         let mut rest = input;
@@ -125,7 +128,7 @@ impl TerminalFilter {
         out
     }
 
-    /// What to show when there is no more: the rest, and what puts the terminal back as it was.
+    /// Filters the rest at the end of the output, and restores the terminal.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.give_up(&mut out);
@@ -134,7 +137,8 @@ impl TerminalFilter {
         out
     }
 
-    /// What puts the terminal back as it was: only what was changed, since some of it moves the cursor.
+    /// Sequences that restore the terminal. Only changed state is included, because some of them
+    /// move the cursor.
     pub(crate) fn undo(&self) -> Vec<u8> {
         let mut out = String::new();
         for (number, (mode, on)) in MODES.iter().enumerate() {
@@ -167,7 +171,7 @@ impl TerminalFilter {
         out.into_bytes()
     }
 
-    /// Whether the program has asked the terminal something: the answer may still be on its way.
+    /// Whether the program has queried the terminal, whose reply may still arrive.
     pub(crate) fn has_queried(&self) -> bool {
         self.queried
     }
@@ -210,7 +214,8 @@ impl TerminalFilter {
             0x80.. => out.extend_from_slice(REPLACEMENT.as_bytes()),
             0x00..=0x1f | 0x7f => match self.level {
                 FilterLevel::Lines => out.extend([b'^', byte ^ 0x40]),
-                // Bell, down, new page, other letters; never the question for an answerback, nor flow control.
+                // Bell, vertical tab, form feed and shifts pass; ENQ (answerback) and flow control
+                // do not.
                 FilterLevel::FullScreen => {
                     match byte {
                         0x0e => self.changes.letters |= 1,
@@ -224,7 +229,7 @@ impl TerminalFilter {
         }
     }
 
-    /// Characters that a terminal would take for controls (U+0080 to U+009F) are none of ours to show.
+    /// U+0080 to U+009F are replaced: a terminal would obey them as controls.
     fn continue_character(&mut self, byte: u8, missing: u8, out: &mut Vec<u8>) {
         let fits = match self.pending[..] {
             [0xe0] => matches!(byte, 0xa0..=0xbf),
@@ -250,7 +255,7 @@ impl TerminalFilter {
         self.pending.clear();
     }
 
-    /// Ends what is held without its end: shown for [`Level::Lines`], dropped otherwise.
+    /// Ends an incomplete sequence: shown at [`FilterLevel::Lines`], dropped otherwise.
     fn give_up(&mut self, out: &mut Vec<u8>) {
         match (self.state, self.level) {
             (ParserState::Character(_), _) => out.extend_from_slice(REPLACEMENT.as_bytes()),
@@ -264,7 +269,8 @@ impl TerminalFilter {
         self.pending.clear();
     }
 
-    /// Only colours pass; the first byte that cannot belong to one shows the whole for what it is.
+    /// Passes colours only. At the first byte that cannot belong to one, the whole sequence is
+    /// shown as text.
     fn continue_colour(&mut self, byte: u8, out: &mut Vec<u8>) {
         match (self.state, byte) {
             (ParserState::Escape, b'[') => {
@@ -311,7 +317,7 @@ impl TerminalFilter {
         }
     }
 
-    /// A control byte within a sequence: it begins another one, ends this one, or acts as if it stood before.
+    /// A control byte inside a sequence starts another one, ends this one, or is executed at once.
     fn interrupt(&mut self, byte: u8, out: &mut Vec<u8>) {
         match byte {
             ESC => self.hold(ParserState::Escape, byte),
@@ -351,7 +357,8 @@ impl TerminalFilter {
         self.state = ParserState::Ground;
     }
 
-    /// Short sequences: cursor saved and restored, lines, keypad, letters for drawing. Tab stops stay the caller's.
+    /// Short sequences: cursor saved and restored, lines, keypad, line drawing. Tab stops belong to
+    /// the caller.
     fn escape(&mut self) -> bool {
         match self.pending[1..] {
             [b'7' | b'8' | b'D' | b'E' | b'M'] => true,
@@ -369,7 +376,7 @@ impl TerminalFilter {
         }
     }
 
-    /// Control sequences, by what comes before the numbers, the numbers, what comes after them, and the last byte.
+    /// Control sequences, matched by prefix, numbers, intermediate bytes and final byte.
     fn control(&mut self) -> bool {
         let Some((last, body)) = self.pending[2..].split_last() else {
             return false;
@@ -383,7 +390,7 @@ impl TerminalFilter {
             .position(|byte| matches!(byte, b' '..=b'/'))
             .unwrap_or(body.len());
         let (numbers, between) = body.split_at(end);
-        // Parts of a number are for colours; elsewhere terminals differ in what they make of them.
+        // Subparameters (`:`) are for colours; terminals disagree about them elsewhere.
         if *last != b'm' && numbers.contains(&b':') {
             return false;
         }
@@ -400,11 +407,11 @@ impl TerminalFilter {
             (None, [], b'@'..=b'I' | b'K'..=b'M' | b'P' | b'S' | b'X' | b'Z' | b'`'..=b'b') => true,
             (None, [], b'd'..=b'f' | b'm') => true,
             (None, [], b'T') => only.is_some(),
-            // Not what has scrolled out of sight: that is the caller's.
+            // Erasing the scrollback is not allowed: it is the caller's.
             (None | Some(b'?'), [], b'J') => only.is_some_and(|what| what <= 2),
             (Some(b'?'), [], b'K') => true,
             (None, [], b's' | b'u') => numbers.is_empty(),
-            // Questions whose answers are numbers of the terminal's own: state, cursor, kind.
+            // Queries with numeric replies: status, cursor position, device attributes.
             (None, [], b'n') => matches!(only, Some(5 | 6)),
             (Some(b'?'), [], b'n') => only == Some(6),
             (None | Some(b'>'), [], b'c') => only == Some(0),
@@ -426,7 +433,7 @@ impl TerminalFilter {
         }
     }
 
-    /// Private modes: all of them are on the list, or none is switched.
+    /// Switches private modes if every one of them is on the list.
     fn switch(&mut self, numbers: &[u16], on: bool) -> bool {
         let known = |number: &u16| MODES.iter().position(|(mode, _)| mode == number);
         if numbers.is_empty()
@@ -447,8 +454,8 @@ impl TerminalFilter {
     }
 }
 
-/// The numbers of a control sequence, parts of one number included; nothing if it has others than numbers, or a
-/// number too long.
+/// Parses the numbers of a control sequence, including subparameters; `None` if anything else
+/// occurs or a number is too long.
 fn parameters(text: &[u8]) -> Option<Vec<u16>> {
     if text.is_empty() {
         return Some(Vec::new());

@@ -1,4 +1,4 @@
-//! `airlock usage`: what models were used for, and what it cost; from the ledger, by way of the database.
+//! `airlock usage`: model usage and costs, from the ledger through the database.
 
 use super::{
     Global, conclude,
@@ -141,7 +141,7 @@ fn show(options: &Options, totals: &[Total], problems: &[Problem]) -> Result<(),
     }
 }
 
-/// The same by the books of a server.
+/// Reads the usage through a server.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     if options.verify {
         let hint = "run it on the server's machine, without --server";
@@ -173,7 +173,7 @@ struct UsageResponse {
     rows: Vec<UsageRow>,
 }
 
-/// A sum, as a server tells it.
+/// One row of the server's response.
 #[derive(Deserialize)]
 struct UsageRow {
     key: String,
@@ -262,7 +262,7 @@ fn set_aside(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Says what is wrong; the exit status.
+/// Reports the problems, and returns the exit status.
 fn report_problems(problems: &[Problem], json: bool) -> u8 {
     if problems.is_empty() {
         return 0;
@@ -285,7 +285,7 @@ pub(super) fn problems_json(problems: &[Problem]) -> Vec<Value> {
     problems.iter().map(one).collect()
 }
 
-/// All of them together.
+/// The total of all rows.
 fn sum(totals: &[Total]) -> Total {
     totals.iter().fold(
         Total {
@@ -319,7 +319,7 @@ fn added(one: DayUse, more: DayUse) -> DayUse {
     }
 }
 
-/// What each column is called, and what stands in it.
+/// The numeric columns: title and value.
 fn cells(total: &Total) -> [(&'static str, String); 7] {
     let money = |nanos| Money(nanos).to_string();
     [
@@ -333,7 +333,7 @@ fn cells(total: &Total) -> [(&'static str, String); 7] {
     ]
 }
 
-/// Names to the left, numbers to the right, everything together in the last line.
+/// The table: keys left-aligned, numbers right-aligned, the total in the last line.
 fn text(by: GroupBy, totals: &[Total]) -> String {
     let all = sum(totals);
     let titles = cells(&all).map(|(head, _)| head.to_owned());
@@ -403,7 +403,7 @@ fn row(total: &Total) -> Value {
     })
 }
 
-/// A day as milliseconds since 1970.
+/// Parses a day as milliseconds since 1970.
 pub(super) fn date(text: &str) -> Result<u64, String> {
     text.parse::<Day>()
         .map(|day| day.start().0)

@@ -1,6 +1,7 @@
-//! What happens when the arguments themselves are wrong: one error, the usage, one hint, status 125.
+//! Usage errors: one error line, the usage, one hint, exit status 125.
 //!
-//! Never 2, as is usual: for `run` that could be the program's own status.
+//! The status is not 2, the usual one for usage errors, because the program of `airlock run` may
+//! exit with 2.
 
 use super::{REFUSED, message, message::Failure, message::Message, run};
 use clap::error::ErrorKind;
@@ -9,7 +10,7 @@ use std::{
     io::{self, Write},
 };
 
-/// Tells a parse error, or prints the help or version that was asked for.
+/// Prints a parse error, or the requested help or version.
 pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
     let text = error.to_string();
     match error.kind() {
@@ -18,7 +19,7 @@ pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
             Err(failure) => super::conclude(Err(failure), false),
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Nobody left to tell, if stderr is gone.
+            // A write error on stderr is ignored: there is no other stream.
             let _ = io::stderr().lock().write_all(text.as_bytes());
             REFUSED
         }
@@ -39,7 +40,7 @@ pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
     }
 }
 
-/// What the arguments were meant for, as far as can be told.
+/// Which command the arguments were meant for, as far as they can be recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ErrorContext {
     JsonResult,
@@ -83,7 +84,7 @@ fn context(arguments: &[OsString]) -> ErrorContext {
     }
 }
 
-/// Picks the message, the tip and the usage out of what clap would print.
+/// Extracts message, tip and usage from clap's text.
 fn describe(text: &str, context: ErrorContext, arguments: &[OsString]) -> (Failure, String) {
     let mut paragraphs = text.split("\n\n");
     let first = paragraphs
@@ -113,16 +114,17 @@ fn describe(text: &str, context: ErrorContext, arguments: &[OsString]) -> (Failu
         (_, ErrorContext::Run | ErrorContext::JsonResult) if a_word => {
             "put the command after `--`: airlock run -- COMMAND [ARG]...".to_owned()
         }
-        // "to pass it as a value, use `--`" is no help here: after `--` comes the command.
+        // The tip "to pass it as a value, use `--`" would be wrong: after `--` comes the command.
         (Some(tip), _) if !tip.starts_with("to pass") => tip,
-        // About a value clap says no usage.
+        // Errors about a value have no usage line in clap's text.
         _ if usage.is_empty() && is_run => "see `airlock run --help`".to_owned(),
         _ => format!("see `{} --help`", command_of(&usage)),
     };
     (Failure::invalid(message, hint), usage)
 }
 
-/// The word behind `--llm`, which takes none without an equals sign: so that word would be a command.
+/// The argument after `--llm`. The option takes a value only with an equals sign, so that a
+/// separate word belongs to the command.
 fn misplaced_provider<'a>(message: &'a str, arguments: &[OsString]) -> Option<&'a str> {
     let (_, rest) = message.split_once("unexpected argument '")?;
     let (word, _) = rest.split_once('\'')?;

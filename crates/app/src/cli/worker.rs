@@ -1,4 +1,5 @@
-//! `airlock worker`: serves tools to agents of a mesh over its message broker, and has a small broker for a laptop.
+//! `airlock worker`: serves tools to agents over a message broker, and includes a development
+//! broker.
 
 mod broker;
 mod ledger_rotation;

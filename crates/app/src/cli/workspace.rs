@@ -1,5 +1,5 @@
-//! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing, and
-//! what was taken out of mounted ones.
+//! `airlock workspace`: shows, commits or discards changes of staged workspaces, and entries held
+//! back from mounted ones.
 
 mod file_viewer;
 mod interactive;
@@ -116,7 +116,7 @@ enum Action {
     },
 }
 
-/// How changes are taken over.
+/// The options of a commit.
 #[derive(Args, Debug)]
 struct CommitArgs {
     /// Also where the folder has changed meanwhile
@@ -169,7 +169,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    // Opening sweeps: a box whose engine was killed does not keep its workspace.
+    // Opening the engine sweeps: a sandbox whose engine was killed no longer uses its workspace.
     let engine = open_engine(&config, None)?;
     let state = engine.state_folder();
     match options.action {
@@ -215,7 +215,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             let brings = options.only.is_empty();
             let committed = match workspaces::commit(state, &id, options) {
                 Err(LayerError::Refused { left }) => return refused(left, json),
-                // Of a live workspace only what was committed is kept.
+                // A live workspace has no layer, only commits.
                 Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {
                     CommitOutcome::default()
                 }
@@ -259,7 +259,7 @@ fn has_commits(engine: &Engine, id: &Id) -> bool {
     kept.iter().any(|kept| kept.run == *id)
 }
 
-/// What nobody named is dropped only if somebody says so.
+/// The newest workspace is discarded only after a confirmation.
 fn require_id_or_terminal() -> Result<(), Failure> {
     let instead = "name the workspace (`airlock workspace list` shows them), or add --yes";
     interactive::require_terminal("to drop the newest workspace without its ID", instead)
@@ -280,7 +280,7 @@ fn nothing_done() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The workspace that was named, or the newest; which that is, is said.
+/// The workspace with this id, or the newest, which a note names.
 fn workspace_id(state: &Path, id: Option<String>) -> Result<Id, Failure> {
     if let Some(id) = id {
         return parse_id(&id);
@@ -311,7 +311,7 @@ fn workspace_path(file: PathBuf) -> Result<PathBuf, Failure> {
     file.ok_or_else(|| Failure::invalid("this is no file of a workspace", hint))
 }
 
-/// Asks which changes are taken over.
+/// Asks which changes to commit.
 async fn choose(
     state: &Path,
     id: &Id,
@@ -427,7 +427,7 @@ fn failure(error: LayerError) -> Failure {
     error.info().into()
 }
 
-/// What stands against it is named, before the failure itself or as a part of it.
+/// Reports a refused commit with its conflicts, before the error or as a part of it.
 fn refused(left: Vec<UnappliedChange>, json: bool) -> Result<u8, Failure> {
     message::print(&notes(&left));
     let named = json.then(|| serde_json::json!(left));
@@ -509,16 +509,16 @@ fn commits(commits: &[String], sign: &str) -> String {
 }
 
 fn note_unknown(unknown: &[UnappliedChange], compared: bool) {
-    let mut said = notes(unknown);
+    let mut lines = notes(unknown);
     if !compared {
-        said.push(Message::Note(
+        lines.push(Message::Note(
             "the folder is not there: conflicts are not known".to_owned(),
         ));
     }
-    message::print(&said);
+    message::print(&lines);
 }
 
-/// What was taken over, and what the program committed if its run was killed before that arrived.
+/// Reports a commit: applied and omitted changes, and imported git commits.
 fn report(
     committed: &CommitOutcome,
     brought: Result<Option<BroughtCommits>, spec::ErrorInfo>,
@@ -534,16 +534,16 @@ fn report(
         print(&applied.iter().map(line).collect::<String>())?;
         message::print(&notes(left));
     }
-    // What was taken over is said whatever became of the rest.
+    // The applied changes are reported even if the import of commits failed.
     let brought = brought?;
     let imports = brought.as_ref().map(|brought| &brought.imports);
     if json {
-        let mut told =
+        let mut answer =
             serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded });
         if let Some(imports) = imports {
-            told["git"] = serde_json::json!(imports);
+            answer["git"] = serde_json::json!(imports);
         }
-        print_json(&told)?;
+        print_json(&answer)?;
     } else if let Some(brought) = &brought {
         let notes = brought.notes.iter().cloned().map(Message::Note);
         message::print(&notes.collect::<Vec<_>>());
@@ -555,7 +555,7 @@ fn report(
 }
 
 fn listed(layers: &[Layer], kept: &[KeptCommits]) -> serde_json::Value {
-    let mut told = serde_json::json!({ "workspaces": layers });
+    let mut answer = serde_json::json!({ "workspaces": layers });
     let one = |kept: &KeptCommits| {
         serde_json::json!({
             "id": kept.run, "folder": name(&kept.folder), "made_at": kept.made_at,
@@ -563,12 +563,12 @@ fn listed(layers: &[Layer], kept: &[KeptCommits]) -> serde_json::Value {
         })
     };
     if !kept.is_empty() {
-        told["commits_not_brought"] = kept.iter().map(one).collect();
+        answer["commits_not_brought"] = kept.iter().map(one).collect();
     }
-    told
+    answer
 }
 
-/// One line each, behind the workspaces.
+/// Commits that were not imported, one run a line.
 fn list_commits(kept: &[KeptCommits]) -> String {
     let line = |kept: &KeptCommits| {
         let KeptCommits {
@@ -633,7 +633,7 @@ fn counts(changes: &[LayerChange]) -> String {
     )
 }
 
-/// What a program wrote on one line, for a terminal: nothing that steers it, and nothing that changes the order.
+/// Escapes one line of a program's text for a terminal.
 fn escaped(line: &[u8], shown: &mut String) {
     for chunk in line.utf8_chunks() {
         for (number, part) in chunk.valid().split('\t').enumerate() {
@@ -646,7 +646,7 @@ fn escaped(line: &[u8], shown: &mut String) {
     }
 }
 
-/// A name on one line, whatever bytes it has.
+/// Escapes a path to one line.
 fn name(path: &Path) -> String {
     let mut shown = String::new();
     for chunk in path.as_os_str().as_encoded_bytes().utf8_chunks() {

@@ -1,4 +1,4 @@
-//! `[artifacts]`: where artifacts are kept, how many, for how long, and where the keys of a bucket come from.
+//! `[artifacts]`: the artifact store, its limits, retention, and the keys of its bucket.
 
 use super::{ConfigError, provider, toml_file::Section};
 use ::doors::secrets::KeySource;
@@ -24,7 +24,7 @@ const KEYS: [&str; 16] = [
     "keep_versions",
     "keep_for",
 ];
-/// What only a bucket has.
+/// Keys that apply to a bucket only.
 const BUCKET_KEYS: [&str; 7] = [
     "bucket",
     "prefix",
@@ -35,14 +35,14 @@ const BUCKET_KEYS: [&str; 7] = [
     "secret",
 ];
 
-/// What the file says of artifacts.
+/// The section `[artifacts]`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ArtifactsConfig {
-    /// Where.
+    /// The store.
     pub(crate) store: ArtifactBackend,
-    /// At most.
+    /// The limits.
     pub(crate) limits: ArtifactLimits,
-    /// For how long.
+    /// How long versions are kept.
     pub(crate) retention: Retention,
 }
 
@@ -75,7 +75,7 @@ enum BackendName {
 }
 
 impl ArtifactsConfig {
-    /// Where the keys of the bucket come from.
+    /// The sources of the bucket's keys.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let bucket = match &self.store {
             ArtifactBackend::Files | ArtifactBackend::Memory => None,
@@ -87,7 +87,7 @@ impl ArtifactsConfig {
     }
 }
 
-/// All of `[artifacts]`.
+/// Reads the section.
 pub(super) fn read(table: &Table, path: &Path) -> Result<ArtifactsConfig, ConfigError> {
     let section = Section {
         path,

@@ -1,4 +1,4 @@
-//! `[audit]`: how lasting its lines are, and how long they are kept.
+//! `[audit]`: durability and retention of the audit log.
 
 use super::{ConfigError, toml_file::Section};
 use doors::ledger::Durability;
@@ -6,7 +6,7 @@ use spec::{Size, Time};
 use std::{path::Path, time::Duration};
 use toml::Table;
 
-/// What is said of the audit; what is not is as usual.
+/// The section `[audit]`; unset keys have the defaults of the audit log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AuditConfig {
     pub(crate) durability: Durability,

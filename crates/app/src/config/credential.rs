@@ -1,4 +1,5 @@
-//! `[credential.NAME]`: what the egress door puts into requests, how, and to which hosts and no others; and `[egress]`.
+//! `[credential.NAME]`: credentials that the egress door adds to requests (source, method, allowed
+//! hosts), and `[egress]`.
 
 use super::{ConfigError, egress, provider, toml_file::Section};
 use doors::egress::{Credential, EgressSettings, InjectionMethod};
@@ -9,7 +10,8 @@ use toml::{Table, Value};
 
 const KEYS: [&str; 3] = ["key", "inject", "hosts"];
 const INJECT_HINT: &str = "write \"bearer\", \"basic:USER\" or \"header:NAME\"";
-/// Headers that say where a message goes or ends, or that programs and servers keep changing themselves.
+/// Headers that define a message's destination or framing, or that programs and servers change
+/// themselves.
 const FORBIDDEN_HEADERS: [&str; 13] = [
     "host",
     "content-length",
@@ -27,7 +29,7 @@ const FORBIDDEN_HEADERS: [&str; 13] = [
 ];
 const MAX_USER_BYTES: usize = 128;
 
-/// `[egress]`.
+/// Reads `[egress]`.
 pub(super) fn settings(
     settings: &mut EgressSettings,
     table: &Table,
@@ -46,7 +48,7 @@ pub(super) fn settings(
     Ok(())
 }
 
-/// All of `[credential]`.
+/// Reads `[credential]`.
 pub(super) fn read(
     table: &Table,
     path: &Path,
@@ -142,7 +144,7 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMetho
     }
 }
 
-/// That a credential is there, and may go where the rule that names it leads.
+/// Checks that a rule's credential exists and may be sent to the rule's hosts.
 pub(super) fn check(
     named: &str,
     rule: &EgressRule,
@@ -185,7 +187,7 @@ mod tests {
 
     fn read(text: &str) -> Result<EgressSettings, ConfigError> {
         super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
-            .map(|said| said.doors.egress)
+            .map(|settings| settings.doors.egress)
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Everything of the operator's file that doors are opened with: providers, names for models, prices, bounds, tenants. One
-//! catalogue comes out of it, checked.
+//! The settings of the doors: providers, model names, prices, limits, tenants. The result is one
+//! validated catalogue.
 
 use super::{
     ConfigError, credential,
@@ -18,7 +18,7 @@ use spec::{Budget, Id, ModelPattern, Money, Quota, Size, Tenants, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::{Table, Value};
 
-/// The tables that are read here.
+/// The sections that this file reads.
 pub(super) const TABLES: [&str; 10] = [
     "provider",
     "model",
@@ -34,24 +34,24 @@ pub(super) const TABLES: [&str; 10] = [
 const MAX_TARGETS: usize = 16;
 const MAX_NAME_BYTES: usize = 200;
 
-/// What doors are opened with. The prices are to be laid over the shipped book.
+/// The settings of the doors. The operator's prices override the built-in price book.
 #[derive(Clone, Debug)]
 pub(crate) struct DoorsConfig {
-    /// Providers, names for models, the node's own model server, bounds.
+    /// Providers, model names, the local model server, limits.
     pub(crate) catalogue: Catalogue,
     /// The operator's own prices.
     pub(crate) prices: Prices,
-    /// Which models of the node's own server may be asked for; every one if empty.
+    /// Allowed models of the local model server; all if empty.
     pub(crate) inference_models: Vec<ModelPattern>,
-    /// How lasting the ledger is.
+    /// The durability of the ledger.
     pub(crate) durability: Durability,
-    /// How long the ledgers of runs that ended are kept; for ever unless said.
+    /// How long ledgers of ended runs are kept; for ever if unset.
     pub(crate) keep_ledger: Option<Duration>,
-    /// What each tenant may spend, by name; `*` is for all others.
+    /// Spending limits by tenant; `*` is the default.
     pub(crate) tenants: BTreeMap<String, AccountLimits>,
-    /// What else each tenant may have.
+    /// The other quotas of tenants.
     pub(crate) quotas: Tenants,
-    /// What the egress door puts into requests, and whom it believes.
+    /// Credentials and certificate authorities of the egress door.
     pub(crate) egress: doors::egress::EgressSettings,
 }
 
@@ -76,7 +76,7 @@ impl Default for DoorsConfig {
 }
 
 impl DoorsConfig {
-    /// The catalogue with its prices laid over the shipped book.
+    /// The catalogue, with the operator's prices over the built-in book.
     pub(crate) fn catalogue_with_prices(&self) -> Catalogue {
         let unknown = self
             .prices
@@ -112,7 +112,7 @@ impl DoorsConfig {
         Ok(())
     }
 
-    /// What can be seen only when everything was read.
+    /// Checks references between sections.
     pub(super) fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let providers = &self.catalogue.providers;
         for (name, targets) in &self.catalogue.models {
@@ -140,7 +140,7 @@ impl DoorsConfig {
         Ok(())
     }
 
-    /// Where the keys of all servers, and the credentials of the egress door, come from.
+    /// The sources of all provider keys and egress credentials.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let providers: &Providers = &self.catalogue.providers;
         let servers = providers.values().chain(&self.catalogue.inference);
@@ -287,7 +287,8 @@ const TENANT_KEYS: [&str; 12] = [
 ];
 const MAX_WEIGHT: u64 = 1000;
 
-/// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
+/// Reads `[tenant.NAME]`: spending limits and quotas. `*` applies to every tenant without a
+/// section.
 fn tenants(
     table: &Table,
     path: &Path,
@@ -353,7 +354,7 @@ fn tenant_key(
     Ok(())
 }
 
-/// A budget, wherever one can be set.
+/// Reads a budget, in every section that can have one.
 pub(super) fn budget(
     section: &Section<'_>,
     key: &str,
@@ -391,7 +392,7 @@ pub(super) fn budget(
     Ok(budget)
 }
 
-/// The first limit in which a budget allows more than another.
+/// The first limit in which a budget exceeds another.
 pub(super) fn first_exceeded(budget: &Budget, than: &Budget) -> Option<&'static str> {
     fn over<T: Ord>(one: Option<T>, most: Option<T>, name: &'static str) -> Option<&'static str> {
         let most = most?;

@@ -1,5 +1,5 @@
-//! The rules of the egress door: `[[profile.NAME.egress]]`, `egress_limits`, and lists of hosts. What could never work,
-//! or would do more than its words say, is refused here.
+//! The rules of the egress door: `[[profile.NAME.egress]]`, `egress_limits`, and lists of hosts.
+//! Rules that can never match, or that would allow more than they say, are refused here.
 
 mod rule_subset;
 
@@ -31,12 +31,12 @@ const KEYS: [&str; 13] = [
 ];
 const REPO_KEYS: [&str; 6] = ["repo", "fetch", "push", "update", "delete", "credential"];
 const LIMIT_KEYS: [&str; 3] = ["per_minute", "sent", "received"];
-/// Of one profile, with those of its bases.
+/// The maximum of rules in one profile, including those of its bases.
 const MAX_RULES: usize = 256;
-/// In one list of one rule.
+/// The maximum of entries in one list of a rule.
 const MAX_ENTRIES: usize = 256;
-/// Each has a listener in the box.
-/// With 80 and 443, which every run has, as many as a sandbox can have.
+/// Each port has a listener in the sandbox. With 80 and 443, which every run has, this is the
+/// maximum of a sandbox.
 const MAX_PORTS: usize = 30;
 const MAX_REPO_BYTES: usize = 256;
 
@@ -55,7 +55,7 @@ const RULE_MODES: [(&str, RuleMode); 4] = [
     ("deny", RuleMode::Deny),
 ];
 
-/// Keys that not every mode has, with those that do.
+/// Keys that only some modes have, with these modes.
 const KEY_MODES: [(&str, &[RuleMode], &str); 10] = [
     ("allow", &[RuleMode::Inspect], "inspect"),
     (
@@ -93,7 +93,7 @@ const KEY_MODES: [(&str, &[RuleMode], &str); 10] = [
     ),
 ];
 
-/// All of `[[profile.NAME.egress]]`.
+/// Reads `[[profile.NAME.egress]]`.
 pub(super) fn rules(
     profile: &str,
     section: &Section<'_>,
@@ -154,7 +154,7 @@ fn too_many(section: &Section<'_>, key: &str) -> ConfigError {
     section.error(key, what, "use patterns for hosts: *.example.com")
 }
 
-/// The rules of a profile behind those of its base.
+/// The rules of a profile after those of its base.
 pub(super) fn inherited(
     base: Option<Vec<EgressRule>>,
     own: Option<&Vec<EgressRule>>,
@@ -166,7 +166,7 @@ pub(super) fn inherited(
     if rules.len() > MAX_RULES {
         return Err(too_many(section, "egress"));
     }
-    // Else every run with the profile would be refused.
+    // Otherwise every run with this profile would be refused.
     let grant = EgressGrant {
         rules,
         ..EgressGrant::default()
@@ -184,7 +184,7 @@ pub(super) fn inherited(
     }
 }
 
-/// A tunnel that a rule which looks inside would always be preferred to.
+/// A tunnel that is never used because an inspecting rule for the same host has precedence.
 fn unreachable_tunnel(rules: &[EgressRule]) -> Option<&HostPattern> {
     let tunnels = rules.iter().filter(|rule| rule.mode == EgressMode::Tunnel);
     let looks = |tunnel: &EgressRule| {
@@ -250,7 +250,7 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
     Ok(rule)
 }
 
-/// A key of another mode would be skipped, and the rule would do something else than it seems to.
+/// Refuses keys of other modes: ignoring one would change the rule's meaning.
 fn check_mode_keys(
     table: &Table,
     mode: RuleMode,
@@ -317,7 +317,7 @@ fn host(section: &Section<'_>, key: &str, value: &Value) -> Result<HostPattern, 
         })
 }
 
-/// Which hosts something is limited to. An empty list has none.
+/// Reads a list of hosts; an empty list allows none.
 pub(super) fn hosts(
     section: &Section<'_>,
     key: &str,
@@ -341,7 +341,7 @@ pub(super) fn hosts(
     }
 }
 
-/// Parsed entries of a list of texts, not endlessly many.
+/// Parses a list of texts with a bounded number of entries.
 fn list<T: FromStr<Err: fmt::Display>>(
     section: &Section<'_>,
     key: &str,
@@ -404,7 +404,7 @@ fn ports(
     Ok(Ports::These(ports))
 }
 
-/// `egress_limits`, and the same three keys of a rule.
+/// Reads `egress_limits`, which has the same keys as a rule's limits.
 pub(super) fn limits(
     section: &Section<'_>,
     key: &str,
@@ -526,7 +526,7 @@ fn is_repository(path: &str) -> bool {
     path.len() <= MAX_REPO_BYTES && !path.ends_with(".git") && path.split('/').all(part)
 }
 
-/// A host that this rule could never reach.
+/// Refuses a host that the rule can never reach.
 fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigError> {
     let HostPattern::Exactly(host) = &rule.host else {
         return Ok(());
@@ -555,7 +555,7 @@ fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErro
     }
 }
 
-/// What can be seen only when everything was read: that rules name credentials which may go where they lead.
+/// Checks the credentials that rules name, once all sections are read.
 pub(super) fn check(
     profile: &str,
     rules: &[EgressRule],
@@ -576,7 +576,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The network that a profile comes to: rules for a door ask for one. Said once, when the operator's words are read.
+/// The network mode of a profile: egress rules imply `doors`.
 pub(super) fn network(network: Network, rules: Option<&Vec<EgressRule>>) -> Network {
     match (network, rules) {
         (Network::None, Some(_)) => Network::Doors,

@@ -1,4 +1,4 @@
-//! `[jobs]`: how many jobs run and wait, and how long they are remembered.
+//! `[jobs]`: how many jobs run and wait, and how long they are kept.
 
 use super::{ConfigError, toml_file::Section};
 use spec::{JobBounds, Time};
@@ -40,11 +40,11 @@ mod tests {
 
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
-        let said =
+        let bounds =
             read("slots = 1\nqueued = 2\nqueued_per_tenant = 3\nkeep_jobs = 4\nkeep_for = \"5s\"");
         let keep_for = std::time::Duration::from_secs(5);
         assert_eq!(
-            said,
+            bounds,
             Ok(JobBounds {
                 slots: Some(1),
                 queued: 2,

@@ -1,5 +1,5 @@
-//! `airlock.toml` in the current folder. It may come from a hostile clone, so it can only narrow: what would
-//! widen is an error that names it.
+//! `airlock.toml` in the current folder. It may come from a hostile clone, so that it can only
+//! narrow: a wider value is an error.
 
 use super::{
     ConfigError, doors, egress, images, provider,
@@ -12,7 +12,7 @@ use spec::{
 use std::path::Path;
 use toml::Table;
 
-/// Words that only the operator may say.
+/// Keys that only the operator's file may have.
 const OPERATOR_KEYS: [&str; 6] = [
     "maximum",
     "env",
@@ -24,7 +24,7 @@ const OPERATOR_KEYS: [&str; 6] = [
 pub(super) const NARROW_HINT: &str =
     "a local airlock.toml can only narrow; put this into the configuration file";
 
-/// What a local file says of a profile.
+/// The settings of a local file.
 #[derive(Debug, Default)]
 struct LocalSettings {
     limits: Maximum,
@@ -34,7 +34,8 @@ struct LocalSettings {
     hosts: Option<Vec<HostPattern>>,
 }
 
-/// Narrows the profile that this run will use: the one asked for, else the file's choice, else the default.
+/// Narrows the profile of this run: the requested one, otherwise the file's choice, otherwise the
+/// default.
 pub(super) fn narrow(
     policy: &mut Policy,
     requested: Option<&str>,
@@ -65,7 +66,7 @@ pub(super) fn narrow(
         choose(policy, choice, &section)?;
     }
     let name = requested.unwrap_or(&policy.default_profile).to_owned();
-    // A name that nobody knows is refused where the request is checked.
+    // An unknown profile is refused with the request.
     match policy.profiles.get_mut(&name) {
         Some(profile) => apply(profile, &name, local, &section),
         None => Ok(()),
@@ -87,7 +88,7 @@ fn known_keys() -> Vec<&'static str> {
     .collect()
 }
 
-/// Makes another profile the default, if it is no wider in anything.
+/// Makes another profile the default if it is not wider in anything.
 fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<(), ConfigError> {
     let Some(chosen) = policy.profile(choice) else {
         let names: Vec<_> = policy.profiles.keys().map(String::as_str).collect();
@@ -123,7 +124,7 @@ fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<()
     }
 }
 
-/// The first value in which a profile allows more than another.
+/// The first key in which a profile allows more than another.
 fn first_wider_value(profile: &Profile, than: &Profile) -> Option<&'static str> {
     if rank(profile.network) > rank(than.network) {
         return Some("network");
@@ -172,7 +173,7 @@ fn first_wider_value(profile: &Profile, than: &Profile) -> Option<&'static str> 
     })
 }
 
-/// Whether patterns can let through only what others do, as far as can be told without trying every name.
+/// Whether patterns match only names that the others match. Undecided cases count as wider.
 fn are_subset(models: &[ModelPattern], others: &[ModelPattern]) -> bool {
     let is_among = |model: &ModelPattern| {
         let name = !model.as_str().contains('*');
@@ -208,7 +209,8 @@ fn apply(
             );
             return Err(section.error("network", what, NARROW_HINT));
         }
-        // Its rules stay: whoever opens a door again, in spite of this, must find what is denied there.
+        // The egress rules stay: if the command line opens the door again, their denials must still
+        // apply.
         profile.network = requested;
     }
     let budget = with_defaults(&budget, &profile.budget);
@@ -224,7 +226,7 @@ fn apply(
     Ok(())
 }
 
-/// A budget with what it does not say filled in.
+/// A budget with defaults for unset limits.
 fn with_defaults(budget: &Budget, otherwise: &Budget) -> Budget {
     Budget {
         money: budget.money.or(otherwise.money),
@@ -253,7 +255,7 @@ fn as_maximum(limits: &Limits) -> Maximum {
     }
 }
 
-/// How much a network mode allows.
+/// Orders network modes by how much they allow.
 fn rank(network: Network) -> u8 {
     match network {
         Network::None => 0,

@@ -1,7 +1,7 @@
-//! Settings, read once and only here: flags over environment over file over default.
+//! Settings, read once and only here: options over environment over file over default.
 //!
-//! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
-//! hostile clone, so it can only narrow.
+//! Two kinds of files: the operator's may set everything; `airlock.toml` in the current folder may
+//! come from a hostile clone, so that it can only narrow.
 
 mod artifacts;
 mod audit;
@@ -49,22 +49,23 @@ const MASTER_KEY: &str = "AIRLOCK_MASTER_KEY";
 /// The variable that holds the key for a server.
 const SERVER_KEY: &str = "AIRLOCK_KEY";
 
-/// What the process finds around itself. The only place that looks.
+/// The process environment. Nothing else reads it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProcessEnv {
-    /// The environment, without these two keys: no option, profile or recipe can pass them on.
+    /// Environment variables without the two keys, so that no option, profile or recipe can pass
+    /// them on.
     pub(crate) variables: BTreeMap<OsString, OsString>,
-    /// The master key of the encrypted store, if the environment had it.
+    /// The master key of the secret store, if the environment had it.
     pub(crate) master_key: Option<Result<Secret, BadSecret>>,
     /// The key for a server, if the environment had it.
     pub(crate) server_key: Option<Result<Secret, BadSecret>>,
-    /// Where relative paths begin.
+    /// The working directory, for relative paths.
     pub(crate) current_folder: PathBuf,
-    /// Whether the system's own folders are ours.
+    /// Whether the process runs as root and uses the system's folders.
     pub(crate) root: bool,
 }
 
-/// The settings that flags can give.
+/// Settings from the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub(crate) config: Option<PathBuf>,
@@ -76,40 +77,40 @@ pub(crate) struct Flags {
 pub(crate) struct Config {
     /// Profiles and the operator's maximum.
     pub(crate) policy: Policy,
-    /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
+    /// What servers create ahead of runs; a single run creates nothing ahead.
     pub(crate) pool: Pool,
-    /// What a server is told.
+    /// The server's settings.
     pub(crate) serve: ServeConfig,
-    /// Where its notices may go.
+    /// The settings of webhooks.
     pub(crate) webhooks: webhooks::WebhooksConfig,
-    /// How many jobs.
+    /// The limits of jobs.
     pub(crate) jobs: spec::JobBounds,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
-    /// Where Docker may listen, best first.
+    /// Possible addresses of Docker, best first.
     pub(crate) docker: Vec<String>,
-    /// Where Podman may listen, best first.
+    /// Possible addresses of Podman, best first.
     pub(crate) podman: Vec<String>,
-    /// What doors are opened with.
+    /// The settings of the doors.
     pub(crate) doors: DoorsConfig,
-    /// Where artifacts are kept, how many, and for how long.
+    /// The artifact store, its limits and retention.
     pub(crate) artifacts: ArtifactsConfig,
-    /// How the audit is kept.
+    /// The settings of the audit log.
     pub(crate) audit: AuditConfig,
-    /// What a server tells of itself.
+    /// Log, traces and node name of a server.
     pub(crate) telemetry: TelemetryConfig,
-    /// Finds credentials.
+    /// Reads credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
     file: Option<PathBuf>,
 }
 
-/// Why there are no settings.
+/// An error in the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigError {
-    /// What is wrong, with the file's name, on one line.
+    /// The message, with the file's name, on one line.
     pub(crate) message: String,
-    /// What to do, on one line.
+    /// The remedy, on one line.
     pub(crate) hint: String,
 }
 
@@ -123,11 +124,11 @@ impl ConfigError {
 }
 
 impl Config {
-    /// The files that no program may be shown: the operator's own, and those with keys.
+    /// Files that no sandbox may be shown: the operator's file, and those with keys.
     pub(crate) fn guarded(&self) -> Vec<PathBuf> {
         let master = match &self.secrets.master {
             MasterKey::Credential(path) | MasterKey::File(path) => Some(path),
-            // The one beside lies in the state folder.
+            // This key file is in the state folder, which is never shown.
             MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
         };
         let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
@@ -140,7 +141,7 @@ impl Config {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
-        // Whoever can change it says whom the egress door believes.
+        // Who can change the CA file decides which servers the egress door trusts.
         let authority = &self.doors.egress.ca;
         self.file
             .iter()
@@ -153,7 +154,7 @@ impl Config {
 }
 
 impl ProcessEnv {
-    /// Looks around.
+    /// Reads the environment of this process.
     pub(crate) fn from_process() -> Self {
         let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
         let master_key = variables.remove(OsStr::new(MASTER_KEY));
@@ -164,7 +165,7 @@ impl ProcessEnv {
             variables,
             master_key: master_key.map(|text| Secret::new(text.into_vec())),
             server_key: server_key.map(|text| Secret::new(text.into_vec())),
-            // Without one, relative paths are refused by whoever opens them.
+            // Without a working directory, opening a relative path fails later.
             current_folder: std::env::current_dir().unwrap_or_default(),
             root: geteuid().is_root(),
         }
@@ -178,7 +179,7 @@ impl ProcessEnv {
             .filter(|value| !value.is_empty())
     }
 
-    /// The one that is named, else the usual sockets.
+    /// The socket from the variable, otherwise the default sockets.
     fn sockets(&self, variable: &str, usual: &[(Option<&str>, &str)]) -> Vec<String> {
         if let Some(named) = self.variable(variable) {
             return vec![named.to_string_lossy().into_owned()];
@@ -199,7 +200,7 @@ impl ProcessEnv {
         self.sockets("DOCKER_HOST", &[systems, own[0], own[1]])
     }
 
-    /// An ordinary user's own comes first: nothing that it starts is anybody else.
+    /// A user's own Podman comes first, because it runs with that user's rights.
     fn podman(&self) -> Vec<String> {
         let (own, systems) = (
             (Some("XDG_RUNTIME_DIR"), "podman/podman.sock"),
@@ -217,7 +218,7 @@ impl ProcessEnv {
     }
 }
 
-/// Reads the operator's settings. Nothing is created.
+/// Loads the operator's settings. Nothing is created.
 pub(crate) fn load(flags: &Flags, env: &ProcessEnv) -> Result<Config, ConfigError> {
     let (file, settings) = match operator_file(flags, env)? {
         Some((path, text)) => (
@@ -260,14 +261,14 @@ pub(crate) fn load(flags: &Flags, env: &ProcessEnv) -> Result<Config, ConfigErro
     })
 }
 
-/// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.
+/// Applies `airlock.toml` of the current folder, if there is one, to the profile of this run.
 pub(crate) fn narrow(
     config: &mut Config,
     profile: Option<&str>,
     env: &ProcessEnv,
 ) -> Result<(), ConfigError> {
     let path = env.current_folder.join("airlock.toml");
-    // Named with --config it has been read already, as the operator's own word.
+    // With `--config airlock.toml`, the file was already read as the operator's.
     if config.file.as_deref() == Some(path.as_path()) {
         return Ok(());
     }
@@ -282,7 +283,8 @@ pub(crate) fn narrow(
     }
 }
 
-/// A file that was named must be there; one of the usual places may be empty.
+/// Finds the operator's file. A file named by option or variable must exist; the default ones need
+/// not.
 fn operator_file(
     flags: &Flags,
     env: &ProcessEnv,

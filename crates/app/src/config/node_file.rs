@@ -1,5 +1,5 @@
-//! The node file: the startup settings of a worker node as other node managers know them, in YAML. Every key that they
-//! know is honoured or refused with the reason; none is ignored.
+//! The node file: startup settings of a worker node in the YAML format of other node managers.
+//! Every known key is honoured or refused with a reason; none is ignored.
 
 use super::{ConfigError, ProcessEnv, toml_file};
 use serde_json::{Map, Value};
@@ -11,18 +11,18 @@ use std::{
     time::Duration,
 };
 
-/// More than any such file has.
+/// Limits of the YAML document.
 const MAX_YAML_NODES: usize = 4096;
 const MAX_DEPTH: usize = 16;
 const MAX_ENTRIES: usize = 64;
 const MAX_TEXT_BYTES: usize = 256;
 const DEFAULT_PORT: u16 = 12_090;
-/// What other node managers take from their surroundings.
+/// A variable of other node managers.
 const MOUNT_ROOT: &str = "CYNODE_SANDBOX_MOUNT_ROOT";
 const NO_MOUNT_ROOT: &str =
     "a workspace lies in the memory of its own box, and under no folder of the host";
 
-/// Whether work is taken.
+/// Which work the node accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NodeMode {
     #[default]
@@ -31,7 +31,7 @@ pub(crate) enum NodeMode {
     Disabled,
 }
 
-/// What the file says.
+/// A parsed node file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NodeFile {
     pub(crate) id: Option<String>,
@@ -40,7 +40,7 @@ pub(crate) struct NodeFile {
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) listen_host: Option<IpAddr>,
     pub(crate) listen_port: Option<u16>,
-    /// Where it is reached from outside: a scheme, a host and perhaps a port.
+    /// The public URL: a scheme, a host and an optional port.
     pub(crate) public_url: Option<String>,
     pub(crate) max_request_bytes: Option<usize>,
     pub(crate) mode: NodeMode,
@@ -60,7 +60,7 @@ pub(crate) struct NodeFile {
     pub(crate) logging: NodeLogging,
 }
 
-/// How a log is to be written.
+/// The log settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeLogging {
     /// `trace`, `debug`, `info`, `warn` or `error`.
@@ -71,13 +71,13 @@ pub(crate) struct NodeLogging {
 }
 
 impl NodeFile {
-    /// Where to listen, unless a flag says.
+    /// The listen address, unless `--listen` is given.
     pub(crate) fn listen(&self) -> SocketAddr {
         let host = self.listen_host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         SocketAddr::new(host, self.listen_port.unwrap_or(DEFAULT_PORT))
     }
 
-    /// Host and port by which it is addressed from outside.
+    /// Host and port of the public URL.
     pub(crate) fn public_name(&self) -> Option<String> {
         self.public_url
             .as_deref()
@@ -86,7 +86,7 @@ impl NodeFile {
     }
 }
 
-/// Reads the file of that name, for this process.
+/// Reads a node file, and checks it against the environment.
 pub(crate) fn read(path: &Path, env: &ProcessEnv) -> Result<NodeFile, ConfigError> {
     let text = toml_file::read(path, toml_file::Links::Follow)?.ok_or_else(|| {
         ConfigError::new(
@@ -119,7 +119,7 @@ pub(crate) fn read(path: &Path, env: &ProcessEnv) -> Result<NodeFile, ConfigErro
     Ok(node)
 }
 
-/// What a text says. Of aliases, merges and several documents nothing is read.
+/// Parses a node file. Aliases, merges and several documents are refused.
 pub(crate) fn parse(text: &str, path: &Path) -> Result<NodeFile, ConfigError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -191,7 +191,7 @@ const TOP_KEYS: [&str; 9] = [
     "updates",
 ];
 
-/// What two keys say together.
+/// Checks combinations of keys.
 fn check_together(node: &NodeFile, path: &Path) -> Result<(), ConfigError> {
     let at = NodeSection {
         path,
@@ -325,7 +325,7 @@ fn authority(url: &str) -> Option<&str> {
         .or_else(|| url.strip_prefix("http://"))
 }
 
-/// A URL without a path: it may be addressed as its host and port.
+/// A URL without a path.
 fn public_url(at: &NodeSection<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
     let text = at.text(key, value)?;
     let text = text.strip_suffix('/').unwrap_or(text);
@@ -432,7 +432,7 @@ fn images(
     texts.iter().map(pattern).collect()
 }
 
-/// Both that are honoured mean the same here: nothing is reached but by doors that a job asks for.
+/// Both accepted values mean the same: jobs reach nothing but the doors that they are granted.
 fn network(at: &NodeSection<'_>, key: &str, value: &Value) -> Result<(), ConfigError> {
     match at.one_of(key, value, &["restricted", "none", "allowlist"])? {
         "allowlist" => Err(at.error(
@@ -652,10 +652,10 @@ fn updates(at: &NodeSection<'_>, table: &Map<String, Value>) -> Result<(), Confi
     Ok(())
 }
 
-/// A table of the file, for words about its keys.
+/// A table of the file, with its name for error messages.
 struct NodeSection<'a> {
     path: &'a Path,
-    /// With dots; empty at the top.
+    /// The name with dots; empty at the top.
     name: String,
 }
 
@@ -700,7 +700,7 @@ impl<'a> NodeSection<'a> {
         self.error(key, "is not a known key", hint)
     }
 
-    /// An empty document says nothing.
+    /// An empty document is an empty table.
     fn root(&self, value: &Value) -> Result<Map<String, Value>, ConfigError> {
         match value {
             Value::Null => Ok(Map::new()),
@@ -765,7 +765,7 @@ impl<'a> NodeSection<'a> {
         table.iter().map(word).collect()
     }
 
-    /// A list of words, or a table of them.
+    /// A list of labels, or a table of them.
     fn labels(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
         if !value.is_array() {
             let words = self.words(key, value)?;

@@ -1,4 +1,4 @@
-//! The operator's file: profiles of one's own, what no run may exceed, and what doors are opened with.
+//! The operator's file: profiles, the maximum of every run, and the settings of doors and servers.
 
 use super::{
     ConfigError, artifacts,
@@ -19,10 +19,10 @@ use spec::{
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
 
-/// Profiles upon profiles; deeper than this nobody can follow.
+/// The maximum depth of profiles based on profiles.
 const MAX_BASES: usize = 16;
 
-/// Everything that the file says, over what is built in.
+/// The settings of the file, over the defaults.
 #[derive(Debug)]
 pub(super) struct OperatorSettings {
     pub(super) policy: Policy,
@@ -59,7 +59,7 @@ impl Default for OperatorSettings {
     }
 }
 
-/// What a profile's section says; the rest comes from its base.
+/// One profile section; unset keys come from its base.
 #[derive(Debug, Default)]
 struct ProfileSection {
     base: Option<String>,
@@ -73,7 +73,7 @@ struct ProfileSection {
     egress_limits: Option<EgressLimits>,
 }
 
-/// What is built in with what the file says.
+/// Reads the file over the built-in settings.
 pub(super) fn read(file: &Table, path: &Path) -> Result<OperatorSettings, ConfigError> {
     let top = Section { path, name: "" };
     let OperatorSettings {
@@ -164,7 +164,7 @@ fn known_keys() -> Vec<&'static str> {
     .collect()
 }
 
-/// What servers make ahead of runs.
+/// Reads `[pool]`: what servers create ahead of runs.
 fn read_pool(table: &Table, path: &Path) -> Result<Pool, ConfigError> {
     let section = Section { path, name: "pool" };
     let mut pool = Pool::OFF;
@@ -297,7 +297,8 @@ fn variable(key: &str, value: &Value, section: &Section<'_>) -> Result<String, C
     }
 }
 
-/// A profile with everything its bases say. A built-in name without a base changes the built-in profile.
+/// Resolves a profile with its bases. A section with a built-in name and without a base changes the
+/// built-in profile.
 fn resolve(
     name: &str,
     sections: &BTreeMap<String, ProfileSection>,
@@ -355,7 +356,7 @@ fn resolve(
         )?,
     };
     let egress = match own.network {
-        // Who says so means it, whatever the base has.
+        // An explicit `none` removes the rules of the base.
         Some(Network::None) => None,
         _ => egress::inherited(
             base.egress,

@@ -1,5 +1,5 @@
-//! The tables `[provider.NAME]` and `[inference]`: where models are, what is spoken there, and whose key is used. What
-//! could lead a key astray is refused here, before anything runs.
+//! `[provider.NAME]` and `[inference]`: address, dialect and key of model servers. Settings that
+//! could send a key to the wrong server are refused here, before anything runs.
 
 use super::{ConfigError, toml_file::Section};
 use doors::{
@@ -49,7 +49,7 @@ const DIALECTS: [(&str, Dialect); 4] = [
     ("gemini", Dialect::Gemini),
     ("ollama", Dialect::Ollama),
 ];
-/// Providers that everybody knows: a key is all they need.
+/// Built-in providers, which need only a key.
 const KNOWN: [(&str, Dialect, &str); 3] = [
     ("anthropic", Dialect::Anthropic, "https://api.anthropic.com"),
     ("openai", Dialect::OpenAi, "https://api.openai.com"),
@@ -59,10 +59,11 @@ const KNOWN: [(&str, Dialect, &str); 3] = [
         "https://generativelanguage.googleapis.com",
     ),
 ];
-/// Where a model server of this machine listens, if nobody says otherwise.
+/// The default address of the local model server.
 const DEFAULT_INFERENCE_URL: &str = "http://127.0.0.1:11434";
 const MAX_RETRIES: u64 = 10;
-/// What a program may not say to a provider, whatever the operator forwards: who pays, for whom, and where a message ends.
+/// Headers that a program may never send to a provider, whatever the operator forwards:
+/// credentials, accounts, framing.
 const NEVER_FORWARDED: [&str; 21] = [
     "authorization",
     "x-api-key",
@@ -86,13 +87,13 @@ const NEVER_FORWARDED: [&str; 21] = [
     "trailer",
     "upgrade",
 ];
-/// The same, however they go on.
+/// Prefixes of such headers.
 const NEVER_FORWARDED_PREFIXES: [&str; 4] = ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
 
-/// By name, as catalogues have them.
+/// Providers by name.
 pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
 
-/// The providers there are when no file names any.
+/// The built-in providers.
 pub(super) fn known() -> Providers {
     KNOWN
         .iter()
@@ -100,7 +101,7 @@ pub(super) fn known() -> Providers {
         .collect()
 }
 
-/// A known provider as it ships; any other with nothing yet.
+/// A built-in provider, or an empty one of this name.
 fn start(name: &str) -> Provider {
     match KNOWN.iter().find(|(known, ..)| *known == name) {
         Some((_, dialect, base)) => {
@@ -114,7 +115,7 @@ fn start(name: &str) -> Provider {
     }
 }
 
-/// All of `[provider]`.
+/// Reads `[provider]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError> {
     let all = Section {
         path,
@@ -148,7 +149,7 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
         section.needs(table, &["dialect", "base"], &hint)?;
     }
     if table.contains_key("base") {
-        // The key that ships with a name is for the address that ships with it.
+        // The built-in key belongs to the built-in address only.
         provider.key = None;
     }
     if let Some(value) = table.get("dialect") {
@@ -188,7 +189,7 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
     Ok(provider)
 }
 
-/// What every server can be given.
+/// Keys that every model server has.
 fn common(
     provider: &mut Provider,
     section: &Section<'_>,
@@ -211,7 +212,7 @@ fn common(
     Ok(())
 }
 
-/// The node's own model server, and which of its models; also when no file says anything of it.
+/// The local model server and its allowed models; used without a section, too.
 #[derive(Clone, Debug)]
 pub(super) struct Inference {
     pub(super) server: Provider,
@@ -239,8 +240,8 @@ impl Default for Inference {
     }
 }
 
-/// All of `[inference]`. It need not be public, so that no key says so; but what is not on this machine is reached over
-/// TLS, unless the operator says otherwise.
+/// Reads `[inference]`. The address may be private without a key for that; another machine needs
+/// TLS unless the operator allows plain HTTP.
 pub(super) fn inference(table: &Table, path: &Path) -> Result<Inference, ConfigError> {
     let section = Section {
         path,
@@ -282,7 +283,7 @@ fn is_local_name(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }
 
-/// Patterns for models.
+/// Reads model patterns.
 pub(super) fn models(
     section: &Section<'_>,
     key: &str,
@@ -339,7 +340,8 @@ fn headers(
     section.texts(key, value)?.into_iter().map(header).collect()
 }
 
-/// Where a key comes from: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…", field = "…" }`.
+/// Reads a key source: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…",
+/// field = "…" }`.
 pub(super) fn key(
     section: &Section<'_>,
     key: &str,
@@ -414,7 +416,7 @@ fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
     }
 }
 
-/// A path as the Vault has it: segments and slashes, nothing that means something else in an address.
+/// A path in the Vault: segments and slashes, without characters that are special in URLs.
 pub(super) fn vault_path(
     section: &Section<'_>,
     key: &str,
@@ -438,7 +440,7 @@ pub(super) fn vault_path(
     }
 }
 
-/// Scheme, authority and path of a server, if a key may be sent there.
+/// The base address of a server, checked because the key is sent there.
 fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri, ConfigError> {
     let text = section.text("base", value)?;
     let address = server_address(text).map_err(|(what, hint)| section.error("base", what, hint))?;
@@ -459,7 +461,7 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
     }
 }
 
-/// An address of a server as operators write it; not one that gives credentials away, in whatever spelling.
+/// Parses a server's address; refuses parts that could hide credentials or another host.
 pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static str)> {
     let form = "write https://HOST, with a port and a path if need be";
     if text.contains(['@', '?', '#', '%', '\\']) {

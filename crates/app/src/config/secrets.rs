@@ -1,4 +1,5 @@
-//! The tables `[secrets]` and `[vault]`, and where the master key of the encrypted store is: the best place that is there.
+//! `[secrets]` and `[vault]`, and the source of the secret store's master key: the best one that is
+//! available.
 
 use super::{
     ConfigError, ProcessEnv,
@@ -15,7 +16,7 @@ use std::{
 };
 use toml::Table;
 
-/// What the operator's file says of secrets.
+/// The sections `[secrets]` and `[vault]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SecretSettings {
     pub(super) key_file: Option<PathBuf>,
@@ -24,7 +25,7 @@ pub(super) struct SecretSettings {
 }
 
 impl SecretSettings {
-    /// All of `[secrets]`.
+    /// Reads `[secrets]`.
     pub(super) fn read(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
         let section = Section {
             path,
@@ -47,7 +48,7 @@ impl SecretSettings {
         }
     }
 
-    /// All of `[vault]`.
+    /// Reads `[vault]`.
     pub(super) fn read_vault(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
         let section = Section {
             path,
@@ -117,7 +118,8 @@ fn check(vault: &Vault, section: &Section<'_>) -> Result<(), ConfigError> {
     }
 }
 
-/// Everything with which credentials are found. Of the environment only what the configuration names is taken along.
+/// Builds the reader of credentials. It gets only those environment variables that the
+/// configuration names.
 pub(super) fn assemble<'k>(
     settings: SecretSettings,
     keys: impl Iterator<Item = &'k KeySource>,
@@ -131,7 +133,7 @@ pub(super) fn assemble<'k>(
     });
     let value = |name: String| {
         let bytes = env.variable(&name)?.as_bytes().to_vec();
-        // One that is no secret is as good as none: whoever needs it hears of it.
+        // An invalid value counts as missing; the reader reports it.
         Secret::new(bytes).ok().map(|secret| (name, secret))
     };
     let variables = named.filter_map(value).collect();
@@ -144,7 +146,8 @@ pub(super) fn assemble<'k>(
     })
 }
 
-/// A variable that is set wins; set to nothing it is a mistake, and not a wish for a weaker key.
+/// Chooses the master key. The variable has precedence; an empty one is an error, not a request for
+/// a weaker key.
 fn master_key(settings: &SecretSettings, env: &ProcessEnv) -> Result<MasterKey, ConfigError> {
     if let Some(given) = &env.master_key {
         let given = given.clone().map_err(|bad| {
@@ -166,8 +169,8 @@ fn master_key(settings: &SecretSettings, env: &ProcessEnv) -> Result<MasterKey, 
     )
 }
 
-/// The master key that the service manager passes on. One that may be there but cannot be reached is no wish for a weaker
-/// key either.
+/// The master key from systemd's credentials. If it may exist but cannot be reached, a weaker key
+/// must not be used instead.
 fn credential(env: &ProcessEnv) -> Result<Option<PathBuf>, ConfigError> {
     let folder = env.variable("CREDENTIALS_DIRECTORY").map(Path::new);
     let Some(path) = folder.map(|folder| folder.join("airlock-master-key")) else {

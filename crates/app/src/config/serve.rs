@@ -1,4 +1,4 @@
-//! `[serve]`: where `airlock serve` listens, what of this machine requests may name, and how much of everything.
+//! `[serve]`: the listen address, host paths that requests may name, and limits.
 
 use super::{
     ConfigError,
@@ -13,20 +13,20 @@ use std::{
 };
 use toml::{Table, Value};
 
-/// What the file says of the server.
+/// The section `[serve]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServeConfig {
     /// Where to listen.
     pub(crate) listen: Option<ListenAddress>,
-    /// Names under which it may be addressed, beside its own.
+    /// Accepted host names, beside its own.
     pub(crate) hosts: Vec<String>,
-    /// Folders that requests may name.
+    /// Host folders that requests may name.
     pub(crate) folders: Vec<PathBuf>,
-    /// Profiles that every key may use; unless said, those that show nothing of this machine.
+    /// Profiles that every key may use; the default is those without host paths.
     pub(crate) profiles: Option<Vec<String>>,
-    /// How much of everything.
+    /// The limits of the server.
     pub(crate) bounds: Bounds,
-    /// What a run or sandbox of a key without `admin` may not exceed.
+    /// The maximum of a run or sandbox of a key without `admin`.
     pub(crate) maximum: Maximum,
 }
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
-        let said = read(
+        let config = read(
             "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nprofiles = [\"agent\"]\nconnections = 2\nbody = \"1M\"\n\
              header_time = \"3s\"\nwrite_time = \"9s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"\n\
              [maximum]\nmemory = \"9G\"\npids = 10",
@@ -194,7 +194,7 @@ mod tests {
                 ..Maximum::default()
             },
         };
-        assert_eq!(said, Ok(wanted));
+        assert_eq!(config, Ok(wanted));
         let unknown = read("[maximum]\nmemroy = \"1G\"").unwrap_err();
         assert_eq!(unknown.hint, "did you mean `memory`?");
         assert_eq!(

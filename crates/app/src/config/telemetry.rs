@@ -1,4 +1,4 @@
-//! `[log]`, `[trace]` and `[node]`: what a server tells of itself, where to, and by which name.
+//! `[log]`, `[trace]` and `[node]`: log file, trace exporter and node name of a server.
 
 use super::{ConfigError, provider, toml_file::Section};
 use ::doors::secrets::KeySource;
@@ -6,26 +6,26 @@ use spec::{LogFile, LogFormat, LogLevel, LogSettings, Size};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The tables that are read here.
+/// The sections that this file reads.
 pub(super) const TABLES: [&str; 3] = ["log", "trace", "node"];
 const DEFAULT_LOG_BYTES: u64 = 64 << 20;
 const DEFAULT_LOG_FILES: u32 = 7;
-/// Smaller pieces would be mostly names.
+/// Smaller files would rotate with every few lines.
 const MIN_LOG_BYTES: u64 = 4 << 10;
 const MAX_LOG_FILES: u32 = 1000;
 const MAX_HEADERS: usize = 16;
 const MAX_SLUG_BYTES: usize = 128;
 
-/// What the file says.
+/// The three sections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TelemetryConfig {
     pub(crate) log: LogSettings,
     pub(crate) trace: Option<TraceConfig>,
-    /// The name of this node; that of the machine unless said.
+    /// The node's name; the machine's if unset.
     pub(crate) slug: Option<String>,
 }
 
-/// Where traces go.
+/// The trace exporter.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceConfig {
     pub(crate) endpoint: String,
@@ -59,7 +59,7 @@ impl TelemetryConfig {
     }
 }
 
-/// A file of the usual size.
+/// A log file with the default size.
 pub(crate) fn log_file(path: PathBuf) -> LogFile {
     LogFile {
         path,
@@ -202,13 +202,13 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Result<TelemetryConfig, ConfigError> {
+    fn config(text: &str) -> Result<TelemetryConfig, ConfigError> {
         let all: Table = text.parse().unwrap();
-        let mut said = TelemetryConfig::default();
+        let mut config = TelemetryConfig::default();
         for (name, value) in &all {
-            said.read(name, value.as_table().unwrap(), Path::new("/c.toml"))?;
+            config.read(name, value.as_table().unwrap(), Path::new("/c.toml"))?;
         }
-        Ok(said)
+        Ok(config)
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         let text = "[log]\nlevel = \"warn\"\nformat = \"json\"\nfile = \"/l\"\nsize = \"1M\"\nkeep = 2\n\
                     [trace]\nendpoint = \"http://127.0.0.1:4318/\"\nsample = 0.5\nheaders = { authorization = { secret = \"t\" } }\n\
                     [node]\nslug = \"one\"\n";
-        let said = said(text).unwrap();
+        let config = config(text).unwrap();
         let file = Some(LogFile {
             path: "/l".into(),
             size: 1 << 20,
@@ -229,10 +229,14 @@ mod tests {
             quiet: false,
         };
         assert_eq!(
-            (said.log.clone(), said.slug.as_deref(), said.keys().count()),
+            (
+                config.log.clone(),
+                config.slug.as_deref(),
+                config.keys().count()
+            ),
             (log, Some("one"), 1)
         );
-        let trace = said.trace.unwrap();
+        let trace = config.trace.unwrap();
         assert_eq!(
             (trace.endpoint.as_str(), trace.sample),
             ("http://127.0.0.1:4318", 0.5)
@@ -281,7 +285,7 @@ mod tests {
             ),
             ("[node]\nslug = \"a b\"", "`node.slug` in `/c.toml`"),
         ] {
-            let error = said(text).expect_err(text);
+            let error = config(text).expect_err(text);
             assert!(
                 error.message.starts_with(start) && !error.hint.is_empty(),
                 "{}",

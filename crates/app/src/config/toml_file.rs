@@ -1,4 +1,4 @@
-//! Reading a settings file: bounded, regular files only, and errors that name the file, the key and the remedy.
+//! Reads TOML files: bounded size, regular files only, and errors that name file, key and remedy.
 
 use super::ConfigError;
 use rustix::{
@@ -15,20 +15,20 @@ use std::{
 };
 use toml::{Table, Value};
 
-/// More than any settings need, and little enough to read at every start.
+/// The maximum size of a settings file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Whether a symbolic link may stand in for the file.
+/// Whether a symbolic link is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
     Follow,
     Refuse,
 }
 
-/// Tables that only hold others, each under a name of its own.
+/// Tables that contain only named tables.
 const NAMED: [&str; 5] = ["profile", "provider", "credential", "model", "prices"];
 
-/// The keys that set a limit, everywhere a limit can be set.
+/// The keys of limits, in every section that can have them.
 pub(super) const LIMITS: [&str; 13] = [
     "memory",
     "cpu_time",
@@ -45,7 +45,7 @@ pub(super) const LIMITS: [&str; 13] = [
     "nice",
 ];
 
-/// The text of a file, or none if there is no such file.
+/// Reads a file; `None` if it does not exist.
 pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigError> {
     let unreadable = |error: &dyn fmt::Display| {
         let message = format!("cannot read `{}`: {error}", path.display());
@@ -59,7 +59,7 @@ pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigEr
     } else {
         OFlags::empty()
     };
-    // Not to be held up by a FIFO, nor to gain a terminal.
+    // A FIFO must not block the read, and a terminal must not become the controlling one.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | refuse_links;
     let descriptor = match open(path, flags, Mode::empty()) {
         Ok(descriptor) => descriptor,
@@ -87,7 +87,7 @@ pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigEr
     }
 }
 
-/// The text as TOML.
+/// Parses TOML; the error names the line.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Table, ConfigError> {
     text.parse::<Table>().map_err(|error| {
         let before = error
@@ -108,16 +108,16 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Table, ConfigError> {
     })
 }
 
-/// A table of a file, with its name for messages.
+/// A table of a file, with its name for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Section<'a> {
     pub(super) path: &'a Path,
-    /// As written in the file, e.g. `profile.ci`; empty at the top.
+    /// The name as in the file, such as `profile.ci`; empty at the top.
     pub(super) name: &'a str,
 }
 
 impl Section<'_> {
-    /// The key with the section before it.
+    /// The full name of a key.
     pub(super) fn key(&self, key: &str) -> String {
         match self.name {
             "" => key.to_owned(),
@@ -125,7 +125,7 @@ impl Section<'_> {
         }
     }
 
-    /// An error about one key.
+    /// An error about a key.
     pub(super) fn error(
         &self,
         key: &str,
@@ -138,7 +138,7 @@ impl Section<'_> {
         )
     }
 
-    /// A key that nobody knows, with the nearest one that somebody does.
+    /// An error about an unknown key, with the nearest known one.
     pub(super) fn unknown(&self, key: &str, known: &[&str]) -> ConfigError {
         let hint = match nearest(key, known) {
             Some(near) => format!("did you mean `{near}`?"),
@@ -147,7 +147,7 @@ impl Section<'_> {
         self.error(key, "is not a known key", hint)
     }
 
-    /// Keys without which the others mean nothing.
+    /// Requires keys.
     pub(super) fn needs(
         &self,
         table: &Table,
@@ -187,7 +187,7 @@ impl Section<'_> {
             .ok_or_else(|| self.error(key, "must be true or false", "write it without quotes"))
     }
 
-    /// A value as a list of texts; an empty one says nothing.
+    /// A value as a list of texts, which must not be empty.
     pub(super) fn texts<'v>(
         &self,
         key: &str,
@@ -234,7 +234,7 @@ impl Section<'_> {
             })
     }
 
-    /// A value as a path that does not hang on where we are.
+    /// A value as an absolute path.
     pub(super) fn absolute(&self, key: &str, value: &Value) -> Result<PathBuf, ConfigError> {
         let path = Path::new(self.text(key, value)?);
         match path.is_absolute() {
@@ -243,7 +243,7 @@ impl Section<'_> {
         }
     }
 
-    /// A value as a number of any size.
+    /// A value as an unsigned number.
     pub(super) fn number(&self, key: &str, value: &Value) -> Result<u64, ConfigError> {
         let number = value
             .as_integer()
@@ -309,7 +309,7 @@ impl Section<'_> {
         })
     }
 
-    /// A quantity as people write it: `"2G"`, `"1h"`, or a bare number.
+    /// A quantity as text or number: `"2G"`, `"1h"`, `1.5`.
     pub(super) fn quantity<T: FromStr<Err: fmt::Display>>(
         &self,
         key: &str,

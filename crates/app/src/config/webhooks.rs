@@ -1,4 +1,4 @@
-//! `[webhooks]`: where notices about jobs may go, and how often one is tried.
+//! `[webhooks]`: where webhooks of jobs may be sent, and how often one is retried.
 
 use super::{ConfigError, toml_file::Section};
 use ::doors::webhook::WebhookClientSettings;
@@ -13,15 +13,15 @@ const KEYS: [&str; 5] = [
     "hosts",
     "ca",
 ];
-/// With pauses of up to an hour, four days.
+/// The maximum of attempts: with backoff up to an hour, about four days.
 const MAX_ATTEMPTS: u32 = 100;
 
-/// What the file says.
+/// The section `[webhooks]`.
 #[derive(Clone, Debug)]
 pub(crate) struct WebhooksConfig {
-    /// How often one notice is tried.
+    /// Attempts for each webhook.
     pub(crate) attempts: u32,
-    /// Where notices may go.
+    /// The allowed destinations.
     pub(crate) courier: WebhookClientSettings,
 }
 

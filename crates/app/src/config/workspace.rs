@@ -1,5 +1,5 @@
-//! The table `[workspace]`: which names are protected in a mounted workspace, and which files are hidden from programs.
-//! A local file only adds to both.
+//! `[workspace]`: protected names in mounted workspaces, and files that are hidden from programs. A
+//! local file can only add to both.
 
 use super::{ConfigError, local_file::NARROW_HINT, toml_file::Section};
 use spec::{Hide, ProtectedNames, Size, WorkspacePolicy, nearest};
@@ -8,10 +8,10 @@ use toml::{Table, Value};
 
 const NAME: &str = "workspace";
 const KEYS: [&str; 5] = ["protect", "unprotect", "hide", "copy_names", "copy_size"];
-/// Names that a file adds.
+/// The maximum of names that a file may add.
 const MAX_NAMES: usize = 256;
 
-/// What the operator's file says.
+/// Reads the operator's section.
 pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, ConfigError> {
     let section = Section { path, name: NAME };
     let mut policy = WorkspacePolicy::default();
@@ -28,7 +28,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, Config
     Ok(policy)
 }
 
-/// What a local file says on top.
+/// Applies the local file's section.
 pub(super) fn narrow(
     policy: &mut WorkspacePolicy,
     table: &Table,
@@ -40,7 +40,8 @@ pub(super) fn narrow(
             "protect" => {
                 let ProtectedNames { added, removed, .. } = &mut policy.protected;
                 let names = protect(&section, key, value)?;
-                // What both name is protected.
+                // A name that the local file protects is protected, even if the operator removed
+                // it.
                 removed.retain(|it| !names.iter().any(|name| name.eq_ignore_ascii_case(it)));
                 added.extend(names);
             }

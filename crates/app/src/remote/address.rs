@@ -10,18 +10,18 @@ use std::{
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ServerAddress {
-    /// In the open.
+    /// Without TLS.
     Plain(ServerHost),
     /// With TLS.
     Encrypted(ServerHost),
-    /// A socket of this machine.
+    /// A local socket.
     Unix(PathBuf),
 }
 
-/// A name or address, and a port.
+/// A host name or IP address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerHost {
-    /// As it was written; an IPv6 address without its brackets.
+    /// The name as written; an IPv6 address without brackets.
     pub(crate) name: String,
     pub(crate) port: u16,
     /// What requests say in `Host`.
@@ -29,7 +29,7 @@ pub(crate) struct ServerHost {
 }
 
 impl ServerAddress {
-    /// Reads what a user wrote. The error says what is wrong with it.
+    /// Parses a user's text. The error says what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<ServerAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -49,7 +49,7 @@ impl ServerAddress {
         }
     }
 
-    /// Whether what is sent there can be read by nobody on the way.
+    /// Whether traffic to this address cannot be read on the network.
     pub(crate) fn is_private(&self) -> bool {
         match self {
             ServerAddress::Plain(host) => host.is_this_machine(),
@@ -70,7 +70,7 @@ impl ServerHost {
     fn of(uri: &Uri, default: u16) -> Result<ServerHost, String> {
         let authority = uri.authority().ok_or("it names no host")?;
         if authority.as_str().contains('@') {
-            // It would be in the list of processes.
+            // A key in the URL would show in the process list.
             return Err("a name or key has no place in it".to_owned());
         }
         let port = match authority.as_str().rsplit_once(':') {
@@ -90,7 +90,7 @@ impl ServerHost {
         }
     }
 
-    /// Whether it is this machine, so that no network is between. `localhost` is only dialled at such addresses.
+    /// Whether this is the loopback interface. `localhost` is connected at loopback addresses only.
     pub(super) fn is_this_machine(&self) -> bool {
         self.is_localhost() || self.name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
@@ -99,7 +99,7 @@ impl ServerHost {
         self.name.eq_ignore_ascii_case("localhost")
     }
 
-    /// Whether an address that its name was resolved to may be dialled.
+    /// Whether a resolved address may be connected.
     pub(super) fn may_dial(&self, address: &SocketAddr) -> bool {
         !self.is_localhost() || address.ip().is_loopback()
     }

@@ -1,5 +1,5 @@
-//! Which certificate of a server is believed: one signed by an authority that this machine or the user trusts, or the very
-//! one that the user named. What is wrong with another is said in words.
+//! Verifies server certificates: signed by an authority that the machine or the user trusts, or
+//! exactly the one that the user named. Errors are reported in words.
 
 use rustls::{
     CertificateError, DigitallySignedStruct, Error, SignatureScheme,
@@ -13,7 +13,7 @@ use rustls::{
 use rustls_platform_verifier::Verifier;
 use std::io;
 
-/// The machine's authorities, those that were named, and what was named as it stands.
+/// The trusted authorities, and the named certificates.
 #[derive(Debug)]
 pub(crate) struct CertificateVerifier {
     authorities: Verifier,
@@ -21,7 +21,7 @@ pub(crate) struct CertificateVerifier {
 }
 
 impl CertificateVerifier {
-    /// `named` are among the verifier's authorities already.
+    /// `named` must be among the verifier's authorities already.
     pub(crate) fn new(
         authorities: Verifier,
         named: Vec<CertificateDer<'static>>,
@@ -29,18 +29,21 @@ impl CertificateVerifier {
         CertificateVerifier { authorities, named }
     }
 
-    /// A certificate that is its own authority, as `openssl req -x509` makes it, and byte for byte one that was named.
+    /// Whether this is a self-signed CA certificate, as `openssl req -x509` creates it, and
+    /// identical to a named one.
     fn is_named(&self, error: &Error, certificate: &CertificateDer<'_>) -> bool {
         is_authority(error) && self.named.contains(certificate)
     }
 }
 
-/// Whether all that is wrong with a certificate is that it may also sign others. The verifier has looked at its time before.
+/// Whether the only error is that the certificate may sign others. The verifier has checked its
+/// validity period before.
 fn is_authority(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else {
         return false;
     };
-    // The type of this error is not ours to name; were it called otherwise, the certificate would be refused.
+    // The error's type is private, so that its name is compared; with another name the certificate
+    // is refused.
     other.0.to_string() == "CaUsedAsEndEntity"
 }
 
@@ -90,7 +93,7 @@ impl ServerCertVerifier for CertificateVerifier {
     }
 }
 
-/// Why TLS with a server failed, if that is what failed.
+/// Why the TLS handshake failed, if that is the error.
 pub(super) fn refusal(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {

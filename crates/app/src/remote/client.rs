@@ -1,4 +1,4 @@
-//! One request on one connection: dialled, asked, answered. What a server refuses comes back as its problem document.
+//! The HTTP client: one request per connection. A refusal becomes its problem document.
 
 use super::ServerAddress;
 use bytes::{Bytes, BytesMut};
@@ -29,23 +29,23 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// How long dialling may take, the handshake included.
+/// The timeout of connecting, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server may think before it answers, unless a request says otherwise.
+/// The default timeout of a response's head.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a body may stand still on its way here, usually.
+/// The default timeout between two chunks of a response body.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// What an answer that is kept in memory may have.
+/// The maximum size of a response that is kept in memory.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 const MAX_PROBLEM_BYTES: usize = 64 << 10;
 
-/// A server, and who asks it.
+/// A server, and the key for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) address: ServerAddress,
     pub(crate) key: Option<Secret>,
     pub(crate) tls: Option<Arc<ClientConfig>>,
-    /// How long the body of an answer may stand still on its way here.
+    /// The timeout between two chunks of a response body.
     pub(crate) idle_timeout: Duration,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct ClientRequest {
     response_timeout: Duration,
 }
 
-/// An answer, of which the head is there.
+/// A response whose head has arrived.
 #[derive(Debug)]
 pub(crate) struct ClientResponse {
     response: Response<Incoming>,
@@ -67,40 +67,40 @@ pub(crate) struct ClientResponse {
     idle_timeout: Duration,
 }
 
-/// Why there is no answer, or none that helps.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoteError {
-    /// Nobody there.
+    /// The connection failed.
     #[error("cannot connect_tcp the server at {address}: {source}")]
     Unreachable {
         address: ServerAddress,
         source: io::Error,
     },
-    /// It was there, and what it says of itself is not believed.
+    /// The certificate is not trusted.
     #[error("the server at {address} is not trusted: {cause}")]
     Untrusted {
         address: ServerAddress,
         cause: &'static str,
     },
-    /// It was there.
+    /// The connection broke after it was made.
     #[error("the connection to the server at {address} broke: {cause}")]
     Broken {
         address: ServerAddress,
         cause: String,
     },
-    /// It may be there.
+    /// The server did not respond in time.
     #[error("the server at {address} does not answer")]
     TimedOut { address: ServerAddress },
-    /// It said no.
+    /// The server refused the request.
     #[error("{}", .0.title)]
     Refused(Box<Problem>),
-    /// What answers is no server of ours.
+    /// The response is not that of an Airlock server.
     #[error("what answers at {address} is no Airlock server: {cause}")]
     NotAirlock {
         address: ServerAddress,
         cause: String,
     },
-    /// A file or stream of this side.
+    /// A local file or stream failed.
     #[error("{0}")]
     Local(String),
 }
@@ -117,7 +117,7 @@ pub(crate) struct Problem {
 }
 
 impl RemoteError {
-    /// Whether asking again may help.
+    /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             RemoteError::Unreachable { .. }
@@ -134,7 +134,8 @@ impl RemoteError {
 }
 
 impl ClientRequest {
-    /// A request without a body. What in the path came from a user is written by [`segment`], [`segments`] or [`query`].
+    /// A request without a body. Parts of the path that come from a user must be encoded by
+    /// [`segment`], [`segments`] or [`query`].
     pub(crate) fn new(method: Method, path: impl Into<String>) -> ClientRequest {
         let body = Full::default()
             .map_err(|never| match never {})
@@ -152,7 +153,7 @@ impl ClientRequest {
         ClientRequest::new(Method::GET, path)
     }
 
-    /// With a body of JSON.
+    /// Sets a JSON body.
     pub(crate) fn json(self, value: &serde_json::Value) -> ClientRequest {
         let body = Full::from(value.to_string())
             .map_err(|never| match never {})
@@ -160,7 +161,7 @@ impl ClientRequest {
         ClientRequest { body, ..self }.header(CONTENT_TYPE, "application/json")
     }
 
-    /// With a body that is there already.
+    /// Sets a body from memory.
     pub(crate) fn bytes(self, bytes: Bytes) -> ClientRequest {
         self.body(
             Full::new(bytes)
@@ -169,19 +170,19 @@ impl ClientRequest {
         )
     }
 
-    /// With a body that is read while it is sent.
+    /// Sets a streamed body.
     pub(crate) fn body(self, body: UnsyncBoxBody<Bytes, io::Error>) -> ClientRequest {
         ClientRequest { body, ..self }
     }
 
-    /// What cannot be a header is left out; ours can.
+    /// Adds a header; an invalid value is omitted.
     pub(crate) fn header(mut self, name: HeaderName, value: &str) -> ClientRequest {
         self.headers
             .extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
         self
     }
 
-    /// How long the server may take before it answers.
+    /// Sets the timeout of the response's head.
     pub(crate) fn response_timeout(self, response_timeout: Duration) -> ClientRequest {
         ClientRequest {
             response_timeout,
@@ -190,7 +191,7 @@ impl ClientRequest {
     }
 }
 
-/// One part of a path, or a value of a query, as it is written in an address.
+/// Percent-encodes one path segment or query value.
 pub(crate) fn segment(bytes: &[u8]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     bytes
@@ -205,13 +206,13 @@ pub(crate) fn segment(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Parts of a path with the slashes between them.
+/// Percent-encodes a path, keeping its slashes.
 pub(crate) fn segments(bytes: &[u8]) -> String {
     let parts: Vec<_> = bytes.split(|byte| *byte == b'/').map(segment).collect();
     parts.join("/")
 }
 
-/// What stands behind a question mark; what is missing is left out.
+/// Builds a query string; `None` values are omitted.
 pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
     let given = pairs
         .iter()
@@ -225,10 +226,10 @@ pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
     }
 }
 
-/// What is read of a file at a time.
+/// Bytes read from a file at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// A body that is read while it is sent, at the pace of the server.
+/// A body that is read while it is sent, at the server's pace.
 pub(crate) fn upload(
     from: impl io::Read + Send + 'static,
     length: Option<u64>,
@@ -240,7 +241,7 @@ pub(crate) fn upload(
     .boxed_unsync()
 }
 
-/// Reads in a thread of its own, a few pieces ahead of whoever takes them.
+/// Reads in a blocking thread, a few chunks ahead of the receiver.
 pub(crate) fn read_ahead(
     mut from: impl io::Read + Send + 'static,
 ) -> mpsc::Receiver<io::Result<Bytes>> {
@@ -287,12 +288,12 @@ impl hyper::body::Body for UploadBody {
     }
 }
 
-/// A connection, however it is made.
+/// A connection over TCP, TLS or a unix socket.
 pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Connection for S {}
 
 impl Client {
-    /// Asks, and reads the whole answer as JSON.
+    /// Sends a request and parses the response as JSON.
     pub(crate) async fn json<T: DeserializeOwned>(
         &self,
         ask: ClientRequest,
@@ -300,13 +301,13 @@ impl Client {
         self.read(&self.send(ask).await?.text().await?)
     }
 
-    /// Reads an answer as JSON.
+    /// Parses a response as JSON.
     pub(crate) fn read<T: DeserializeOwned>(&self, text: &[u8]) -> Result<T, RemoteError> {
         serde_json::from_slice(text)
             .map_err(|error| self.not_airlock(format!("its answer cannot be read: {error}")))
     }
 
-    /// Asks. A refusal is an error.
+    /// Sends a request. A refusal is an error.
     pub(crate) async fn send(&self, ask: ClientRequest) -> Result<ClientResponse, RemoteError> {
         let response_timeout = ask.response_timeout;
         let request = self.request(ask)?;
@@ -315,7 +316,7 @@ impl Client {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;
-        // Ends with the answer's body, or with the runtime.
+        // The connection task ends with the response body or the runtime.
         tokio::spawn(connection);
         let response = tokio::time::timeout(response_timeout, sender.send_request(request)).await;
         let response = response.map_err(|_| RemoteError::TimedOut {
@@ -353,7 +354,7 @@ impl Client {
             .map_err(|error| RemoteError::Local(format!("this cannot be asked: {error}")))
     }
 
-    /// What proves who asks.
+    /// The `Authorization` header.
     pub(crate) fn authorization(&self) -> Result<Option<HeaderValue>, RemoteError> {
         let Some(key) = &self.key else {
             return Ok(None);
@@ -366,7 +367,7 @@ impl Client {
         Ok(Some(value))
     }
 
-    /// A connection to the server, encrypted where its address says so.
+    /// Connects to the server, with TLS if its address requires it.
     pub(crate) async fn dial(&self) -> Result<Box<dyn Connection>, RemoteError> {
         let failed = |source| RemoteError::Unreachable {
             address: self.address.clone(),
@@ -439,7 +440,7 @@ async fn connect_tcp(host: &super::address::ServerHost) -> io::Result<TcpStream>
     {
         match TcpStream::connect(address).await {
             Ok(stream) => {
-                // What is typed goes out at once.
+                // Keystrokes are sent at once.
                 _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -460,7 +461,7 @@ impl ClientResponse {
         self.response.headers().get(name)?.to_str().ok()
     }
 
-    /// The next piece of the body; none at its end.
+    /// The next chunk of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {
             let frame =

@@ -1,4 +1,4 @@
-//! The events of something that goes on at a server, to its end, over as many connections as it takes.
+//! Follows an event stream to its end, reconnecting with `Last-Event-ID` as often as needed.
 //!
 //! ```text
 //! ask ── events ── events ── broken ── ask again from the last one ── events ── end
@@ -8,20 +8,20 @@ use super::{Client, ClientRequest, RemoteError, ServerEvent, server_sent_events:
 use std::{collections::VecDeque, time::Duration};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// Between tries in milliseconds, when nothing came since the last. Together as long as a server takes to start anew.
+/// Retry delays in milliseconds since the last progress. Together they cover a server's restart.
 pub(crate) const RETRY_DELAYS_MS: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
-/// Events on their way to whoever shows them; a full queue holds the server back.
+/// Queued events; a full queue slows the server down.
 const EVENT_QUEUE: usize = 4;
 
-/// Which events, and what to ask for them.
+/// An event stream that can be requested repeatedly.
 pub(crate) struct EventSource<A> {
-    /// Asks from behind this event on.
+    /// Makes the request for the events after this one.
     pub(crate) ask: A,
-    /// The name of the last event.
+    /// The name of the stream's last event.
     pub(crate) last: &'static str,
 }
 
-/// Events as they come. Ends with the last one, or with an error.
+/// The received events. Ends with the last event or an error.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     events: mpsc::Receiver<Result<ServerEvent, RemoteError>>,
@@ -29,7 +29,7 @@ pub(crate) struct EventStream {
 }
 
 impl EventStream {
-    /// The next one; none behind the last. Nothing is lost if this is dropped while it waits.
+    /// The next event; `None` after the last. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Result<ServerEvent, RemoteError>> {
         self.events.recv().await
     }
@@ -42,13 +42,13 @@ impl Drop for EventStream {
 }
 
 impl<A: Fn(Option<&str>) -> ClientRequest + Send + Sync + 'static> EventSource<A> {
-    /// Begins, in a task of its own.
+    /// Starts following in a task.
     pub(crate) fn start(self, client: &Client) -> EventStream {
         let (sender, events) = mpsc::channel(EVENT_QUEUE);
         let client = client.clone();
         let task = tokio::spawn(async move {
             if let Err(error) = self.forward(&client, &sender).await {
-                // Whoever does not listen any more need not know.
+                // A dropped receiver needs no error.
                 _ = sender.send(Err(error)).await;
             }
         });
@@ -66,7 +66,7 @@ impl<A: Fn(Option<&str>) -> ClientRequest + Send + Sync + 'static> EventSource<A
             match self.forward_connection(client, &mut last_id, to).await {
                 Ok(true) => return Ok(()),
                 Err(error) if !error.is_transient() => return Err(error),
-                // Nobody is there to begin with.
+                // A server that was never reached is not retried.
                 Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
                 ended => {
                     if last_id != before {
@@ -82,7 +82,7 @@ impl<A: Fn(Option<&str>) -> ClientRequest + Send + Sync + 'static> EventSource<A
         }
     }
 
-    /// One connection. True once the last event was seen.
+    /// Forwards the events of one connection; `true` after the last event.
     async fn forward_connection(
         &self,
         client: &Client,

@@ -1,7 +1,7 @@
-//! A server of ours as seen from here: where it listens, how it is asked, what its events say. It knows HTTP and nothing
-//! of what commands mean; those are in `cli/`.
+//! The HTTP client of `airlock serve`: addresses, requests, event streams. It knows nothing about
+//! commands, which are in `cli/`.
 //!
-//! Neither redirects nor proxies are followed: the key goes to the address that was named, or nowhere.
+//! Neither redirects nor proxies are followed: the key is sent to the named address only.
 
 mod address;
 mod certificate_verifier;

@@ -1,32 +1,32 @@
-//! Server-sent events, read from bytes as they come. Within a bound: a server that sends a line without an end fills no
-//! memory here.
+//! Parses server-sent events from a byte stream. Sizes are bounded, so that a line without an end
+//! cannot fill the memory.
 
-/// What one event may have: a result of a run fits several times.
+/// The maximum size of an event; a run's result fits several times.
 const MAX_EVENT_BYTES: usize = 8 << 20;
 
 /// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerEvent {
-    /// What to send as `Last-Event-ID` to go on behind it.
+    /// The `Last-Event-ID` with which the stream can be resumed.
     pub(crate) id: Option<String>,
-    /// Its name; empty for none.
+    /// The event's name; empty if unnamed.
     pub(crate) name: String,
-    /// Its data, the lines joined.
+    /// The data lines, joined.
     pub(crate) data: String,
 }
 
-/// The stream is none of ours.
+/// The stream was not sent by an Airlock server.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EventError {
-    /// Longer than anything our servers send.
+    /// Longer than every event of Airlock servers.
     #[error("an event is longer than {} MiB", MAX_EVENT_BYTES >> 20)]
     TooLong,
-    /// Our servers send JSON.
+    /// Airlock servers send JSON.
     #[error("an event is not UTF-8")]
     NotText,
 }
 
-/// Reads events from pieces of a stream, however it is cut.
+/// The parser; the stream may be split anywhere.
 #[derive(Debug, Default)]
 pub(super) struct EventParser {
     line: Vec<u8>,
@@ -36,7 +36,7 @@ pub(super) struct EventParser {
 }
 
 impl EventParser {
-    /// Takes one piece, and gives the events that it completes.
+    /// Feeds one chunk, and returns the events that it completes.
     pub(super) fn feed(&mut self, piece: &[u8]) -> Result<Vec<ServerEvent>, EventError> {
         let mut events = Vec::new();
         for part in piece.split_inclusive(|byte| *byte == b'\n') {
@@ -53,7 +53,7 @@ impl EventParser {
         Ok(events)
     }
 
-    /// One whole line. An empty one ends an event.
+    /// Handles one complete line. An empty line ends an event.
     fn take(&mut self, line: &[u8]) -> Result<Option<ServerEvent>, EventError> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -78,7 +78,7 @@ impl EventParser {
             }
             "event" => self.event.name = value.to_owned(),
             "id" if !value.contains('\0') => self.event.id = Some(value.to_owned()),
-            // A line without a field is a sign of life.
+            // A comment line is a keep-alive.
             "" => self.size = self.size.saturating_sub(line.len() + 1),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Artifacts of a server: listed page by page, streamed both ways, removed.
+//! Artifacts at a server: listed by page, streamed in both directions, removed.
 
 use super::{Row, VersionedName};
 use crate::{
@@ -21,11 +21,11 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may take to keep what was sent.
+/// How long a server may take to store an upload.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// What one question may list.
+/// Artifacts in one page.
 const PAGE_SIZE: usize = 1000;
-/// What is asked for one list at most, and kept of the answers.
+/// Bounds for one list: pages requested, and bytes of their answers.
 const MAX_PAGES: usize = 1000;
 const MAX_LIST_BYTES: usize = 256 << 20;
 
@@ -38,7 +38,7 @@ struct ArtifactPage {
 }
 
 fn path(name: &[u8]) -> String {
-    // A last part that is `versions` would be a question of its own.
+    // A last segment `versions` would match the route that lists versions.
     match name.strip_suffix(b"/versions") {
         Some(folder) => format!("/v1/artifacts/{}%2Fversions", segments(folder)),
         None => format!("/v1/artifacts/{}", segments(name)),
@@ -53,7 +53,7 @@ fn version_path(which: &VersionedName) -> String {
     )
 }
 
-/// All of them that fit, and what a reader should know about the list.
+/// All matching artifacts, with notes about an incomplete list.
 pub(super) async fn list(
     client: &Client,
     name: Option<&str>,
@@ -94,7 +94,7 @@ pub(super) async fn list(
     Ok((all, notes))
 }
 
-/// What is known of one version.
+/// The data of one version; the newest unless one is named.
 pub(super) async fn find(client: &Client, which: &VersionedName) -> Result<Row, Failure> {
     let name = which.name.as_path().to_string_lossy();
     let (rows, _) = list(client, Some(&name), None).await?;
@@ -152,16 +152,16 @@ pub(super) async fn get(
     }
 }
 
-/// Where bytes go.
+/// Where a response body is written.
 pub(in crate::cli) enum OutputTarget {
     File(File),
     Stdout,
-    /// A terminal, which gets only what is fit for it.
+    /// A terminal, behind the terminal filter.
     Terminal(Box<TerminalFilter>),
 }
 
 impl OutputTarget {
-    /// Standard output, whatever it is.
+    /// Standard output, filtered if it is a terminal.
     pub(in crate::cli) fn stdout() -> OutputTarget {
         match io::stdout().is_terminal() {
             true => OutputTarget::Terminal(Box::new(TerminalFilter::new(FilterLevel::Lines))),
@@ -177,7 +177,7 @@ impl OutputTarget {
         }
     }
 
-    /// Shows what was written, though more will come.
+    /// Flushes, although more output may follow.
     pub(in crate::cli) fn flush(&mut self) -> io::Result<()> {
         match self {
             OutputTarget::File(_) => Ok(()),
@@ -197,7 +197,7 @@ impl OutputTarget {
     }
 }
 
-/// Writes the body of an answer as it comes; how much it was. Nobody to read it is no failure of ours.
+/// Copies a response body as it arrives and returns its size. A closed pipe is no error.
 pub(in crate::cli) async fn copy_body(
     mut answer: ClientResponse,
     out: &mut OutputTarget,
@@ -215,7 +215,7 @@ pub(in crate::cli) async fn copy_body(
     Ok(size)
 }
 
-/// Removes versions; how many.
+/// Removes versions and returns how many there were.
 pub(super) async fn remove(client: &Client, which: &VersionedName) -> Result<u64, Failure> {
     #[derive(Deserialize)]
     struct RemoveResponse {
@@ -227,7 +227,7 @@ pub(super) async fn remove(client: &Client, which: &VersionedName) -> Result<u64
     Ok(removed)
 }
 
-/// Keeps bytes as the next version of a name.
+/// Uploads bytes as the next version of a name.
 pub(super) async fn put(
     client: &Client,
     name: &[u8],

@@ -1,4 +1,4 @@
-//! `airlock image admit`: whether an image may be used here, and why. Runs nothing and notes nothing.
+//! `airlock image admit`: whether an image may be used here, and why. Runs and records nothing.
 
 use super::allowed_entry;
 use crate::{
@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use spec::{Admitted, Digest, ImageFacts, ImageRef, ImageUse, Refused};
 
-/// The answer is no.
+/// Exit status for an image that may not be used.
 const NOT_ADMITTED: u8 = 1;
 
 const EXAMPLES: &str = "\
@@ -58,7 +58,7 @@ pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8
 
 fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let mut config = global.configure(env)?;
-    // The answer is the one that a run in this folder would get.
+    // The local `airlock.toml` applies, as for a run in this folder.
     config::narrow(&mut config, None, env)?;
     let use_ = match options.purpose {
         Purpose::Run => ImageUse::Run,
@@ -76,7 +76,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     tell(decision(&config, &facts, use_)?, options.json)
 }
 
-/// Without the policy nobody needs a list, nor a folder to keep it in.
+/// An open policy needs neither the list nor a state folder.
 fn decision(
     config: &Config,
     facts: &ImageFacts,

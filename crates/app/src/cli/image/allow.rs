@@ -1,4 +1,4 @@
-//! `airlock image allow`: puts images on the list of those that may be used.
+//! `airlock image allow`: adds images to the list of allowed images.
 
 use super::allowed_entry;
 use crate::{

@@ -1,4 +1,4 @@
-//! `airlock image allowed`: shows the images that may be used, or who changed the list.
+//! `airlock image allowed`: lists the allowed images, or the changes of the list.
 
 use super::allowed_entry;
 use crate::{
@@ -85,7 +85,7 @@ fn line_json(line: &TrailLine) -> Value {
     json!({ "at": at.to_string(), "who": who, "what": what, "image": image, "about": about })
 }
 
-/// The name as `disallow` takes it, what it is good for, when and by whom it was added, and why.
+/// The columns of an entry: name as `disallow` takes it, capabilities, time, user, note.
 fn row(entry: &AllowedImage) -> Vec<String> {
     let words: Vec<_> = entry.capabilities.iter().map(Capability::as_str).collect();
     let words = if words.is_empty() {
@@ -120,7 +120,7 @@ fn line(line: &TrailLine) -> Vec<String> {
     ]
 }
 
-/// Columns as wide as their widest cell; nothing in them can steer a terminal.
+/// Aligns columns and escapes control characters.
 fn table(rows: impl Iterator<Item = Vec<String>>) -> String {
     let rows: Vec<Vec<String>> = rows
         .map(|row| row.iter().map(|cell| printable(cell)).collect())

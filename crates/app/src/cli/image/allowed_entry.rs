@@ -1,4 +1,4 @@
-//! What the commands about allowed images share: how an entry is written, who is asking, and how errors are told.
+//! Helpers of the commands for allowed images: parsing of entries, the current user, errors.
 
 use crate::{cli::message::Failure, config::Config};
 use rustix::process::getuid;
@@ -9,14 +9,14 @@ use std::{
 };
 use store::{AllowedImages, AllowedImagesError, DatabaseError};
 
-/// Where names of users are looked up; those that a directory service knows have numbers only.
+/// The list of users. Users of a directory service are not in it and are known by number only.
 const PASSWD: &str = "/etc/passwd";
 const MAX_PASSWD_BYTES: u64 = 4 << 20;
 
-/// Said where a list exists that nobody looks at.
+/// The note of a list that is not enforced.
 pub(super) const POLICY_IS_OPEN: &str = "every image may be used: images.policy is \"open\" (docs/configuration.md shows how to change it)";
 
-/// `PATTERN[@DIGEST]`, with the digest of an option.
+/// Parses `PATTERN[@DIGEST]`, or takes the digest from the option.
 pub(super) fn parse(
     text: &str,
     option: Option<&Digest>,
@@ -43,7 +43,7 @@ pub(super) fn parse(
     Ok((pattern, pin))
 }
 
-/// An entry as it is written.
+/// An entry as text.
 pub(super) fn entry_name(pattern: &ImagePattern, pin: Option<&Digest>) -> String {
     match pin {
         Some(pin) => format!("{pattern}@{pin}"),
@@ -51,7 +51,7 @@ pub(super) fn entry_name(pattern: &ImagePattern, pin: Option<&Digest>) -> String
     }
 }
 
-/// For options that take a digest.
+/// Parses a digest, for options.
 pub(super) fn parse_digest(text: &str) -> Result<Digest, String> {
     let bad = || {
         format!(
@@ -62,20 +62,20 @@ pub(super) fn parse_digest(text: &str) -> Result<Digest, String> {
     Digest::new(text).ok_or_else(bad)
 }
 
-/// The list of the configured state folder.
+/// Opens the list in the configured state folder.
 pub(super) fn open(config: &Config) -> Result<AllowedImages, Failure> {
     Ok(AllowedImages::open(&config.state)?)
 }
 
-/// Whether nobody looks at the list.
+/// Whether the policy ignores the list.
 pub(super) fn is_policy_open(config: &Config) -> bool {
     config.policy.images.rule == ImageRule::Open
 }
 
-/// Whoever started this command.
+/// The user who started this command.
 pub(super) fn current_user() -> Who {
     let uid = getuid().as_raw();
-    // Without a name he is known by his number.
+    // A user without a name is identified by number.
     let name = passwd().ok().and_then(|passwd| user_name(&passwd, uid));
     Who { uid, name }
 }

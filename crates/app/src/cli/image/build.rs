@@ -1,4 +1,5 @@
-//! `airlock image build`: an image from a recipe and Debian packages, without a registry; then it is checked.
+//! `airlock image build`: builds an image from a recipe and Debian packages without a registry,
+//! then checks it.
 
 use super::{
     check::{self, Subject},
@@ -38,7 +39,7 @@ Examples:
 Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, runtime.
 docs/images.md tells how to write a recipe of one's own.";
 
-/// Variables of the caller that whoever fetches packages gets.
+/// The caller's proxy variables, passed to the step that fetches packages.
 const PROXY_VARIABLES: [&str; 6] = [
     "http_proxy",
     "https_proxy",
@@ -104,14 +105,15 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let archive = build_archive(&plans, &workshop, &name, options);
     let kept =
         archive.and_then(|archive| load_and_check(&archive, options, &config, &name, &images));
-    // Also where it failed: what is in there may belong to ids that its owner cannot remove.
+    // The workshop is closed after a failure, too: its files may belong to subordinate ids that
+    // only it can remove.
     let closed = workshop.close().map_err(build_failure);
     let status = kept?;
     closed.map(|()| status)
 }
 
 impl Options {
-    /// Whether the image can be run on this machine.
+    /// Whether the image can run on this machine.
     fn is_for_here(&self) -> bool {
         self.platform.is_empty()
             || self
@@ -120,7 +122,7 @@ impl Options {
                 .any(|one| Platform::here() == Some(*one))
     }
 
-    /// What would fail only after minutes.
+    /// Refuses options that would fail only after minutes.
     fn refuse_impossible(&self) -> Result<(), Failure> {
         if self.output.is_none() && !self.is_for_here() {
             let message = "an image for another machine is of no use in this one's store";
@@ -136,10 +138,10 @@ impl Options {
     }
 }
 
-/// Where Python packages are fetched from.
+/// The caller's variables that recipes may read: where Python packages come from.
 const PIP_VARIABLES: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
 
-/// One plan for each platform that was asked for.
+/// The build plans, one for each platform.
 fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Plan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
@@ -159,7 +161,8 @@ fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Pla
             .filter_map(|name| Some(((*name).to_owned(), value(name)?)))
             .collect()
     };
-    // A recipe may be a stranger's, and its steps have the network: nothing else of the caller's is theirs to ask for.
+    // A recipe may be untrusted and its steps have the network, so that it gets none of the
+    // caller's other variables.
     let arguments: Vec<_> = recipe
         .arguments
         .iter()
@@ -188,7 +191,7 @@ fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Pla
     platforms.into_iter().map(plan).collect()
 }
 
-/// The file that `PIP_CERT` names is not in the tree: it is brought there for the time of the build.
+/// Reads the file that `PIP_CERT` names; it is shown in the tree during the build.
 fn pip_certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
     let Some(path) = arguments.get_mut("PIP_CERT") else {
         return Ok(None);
@@ -203,7 +206,7 @@ fn pip_certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<V
     Ok(Some(bytes))
 }
 
-/// No file of the image is younger: now, unless the caller wants the same image again.
+/// The newest modification time in the image: now, or `SOURCE_DATE_EPOCH` for a reproducible image.
 fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
     match env.variable("SOURCE_DATE_EPOCH") {
         Some(text) => text
@@ -221,7 +224,7 @@ fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
     }
 }
 
-/// Builds every plan, and writes the archive.
+/// Builds every plan and writes the archive.
 fn build_archive(
     plans: &[Plan],
     workshop: &Workshop,
@@ -253,14 +256,14 @@ fn build_archive(
     match write_archive(&mut BufWriter::new(file), name, &built) {
         Ok(()) => Ok(path),
         Err(error) => {
-            // A part of an image is of no use to anybody.
+            // A partial archive is removed; an error of the removal is ignored.
             let _ = std::fs::remove_file(&path);
             Err(build_failure(error))
         }
     }
 }
 
-/// Takes the image into the store, and checks it there if it is for this machine.
+/// Loads the image into the store and checks it, if it is for this machine.
 fn load_and_check(
     archive: &Path,
     options: &Options,

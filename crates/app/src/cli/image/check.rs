@@ -1,4 +1,5 @@
-//! `airlock image check`: each line of the image contract, shown by runs in the real sandbox, without a network.
+//! `airlock image check`: proves each requirement of the image contract by runs in a sandbox
+//! without a network.
 
 use super::image_store;
 use crate::{
@@ -26,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-/// The image does not keep the contract.
+/// Exit status if the image breaks the contract.
 const CONTRACT_BROKEN: u8 = 1;
 
 const EXAMPLES: &str = "\
@@ -53,23 +54,23 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// An image to be checked.
+/// An image to check.
 #[derive(Debug)]
 pub(super) struct Subject {
-    /// As it was named.
+    /// The name on the command line.
     pub(super) name: String,
     /// Its unpacked root file system.
     pub(super) root: PathBuf,
-    /// What it says about itself; nothing is known of a mere folder.
+    /// The image's configuration; `None` for a folder.
     pub(super) config: Option<ImageConfig>,
-    /// Whom it wants to run as.
+    /// The image's user.
     pub(super) user: Option<User>,
-    /// Nobody removes it meanwhile.
+    /// Keeps the image from being removed during the check.
     #[expect(dead_code, reason = "its life is its use")]
     held: Option<Stored>,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct ContractReport {
     image: String,
@@ -105,7 +106,8 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
 }
 
 impl Subject {
-    /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
+    /// Finds the image as `airlock run --image` does: a path begins with `/` or `.`, everything
+    /// else is a name.
     fn find(named: &Path, global: &Global, env: &ProcessEnv) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
         if name.starts_with(['/', '.']) {
@@ -121,7 +123,7 @@ impl Subject {
         Ok(Subject::of(name, stored))
     }
 
-    /// An image of the store, held while it is checked.
+    /// An image of the store, kept while it is checked.
     pub(super) fn of(name: String, stored: Stored) -> Subject {
         let (root, config, user) = (
             stored.root().to_owned(),
@@ -138,7 +140,7 @@ impl Subject {
     }
 }
 
-/// Looks at the image from outside, then has it show each requirement from inside.
+/// Searches the image for credentials, then proves each requirement in a sandbox.
 pub(super) fn check(
     config: &Config,
     subject: &Subject,
@@ -190,7 +192,7 @@ async fn run_probes(
         let mut spec = config
             .policy
             .admit(request(subject, requirement.effort, probe))?;
-        // An image is checked before it is put on the list of those that may be used.
+        // The image policy does not apply: an image is checked before it is allowed.
         spec.images = ImagePolicy::default();
         let result = engine.run(spec).await;
         results.push(refuse_unstarted(result)?);
@@ -233,7 +235,7 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
     }
 }
 
-/// That a program is not there is the image's affair; that no box could be made is not.
+/// A missing program is a finding about the image; a sandbox that cannot be created is an error.
 fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
     match (&result.status, &result.error) {
         (Status::NotStarted, Some(error)) if result.exit_status == 125 => Err(error.clone().into()),
@@ -242,12 +244,12 @@ fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
 }
 
 impl ContractReport {
-    /// What the command exits with.
+    /// The exit status.
     pub(super) fn status(&self) -> u8 {
         if self.passed { 0 } else { CONTRACT_BROKEN }
     }
 
-    /// A table, and what to do about each line that is not as it should be.
+    /// The results as a table, with a remedy for each warning and failure.
     pub(super) fn text(&self) -> String {
         let width = self
             .lines

@@ -1,4 +1,4 @@
-//! `airlock image disallow`: takes images off the list of those that may be used.
+//! `airlock image disallow`: removes images from the list of allowed images.
 
 use super::allowed_entry;
 use crate::{

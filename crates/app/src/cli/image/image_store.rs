@@ -1,4 +1,4 @@
-//! What the subcommands share: the store, names from the command line, and failures in words.
+//! Helpers of the image commands: the store, names from the command line, errors.
 
 use crate::{
     cli::{Global, message::Failure},
@@ -8,16 +8,16 @@ use image::{ImageError, Images};
 use spec::{ErrorCode, ImageRef};
 use std::error::Error;
 
-/// Where the images lie in the state folder.
+/// The images' folder in the state folder.
 pub(super) const FOLDER: &str = "images";
 
-/// The store of the configured state folder.
+/// Opens the store in the configured state folder.
 pub(super) fn open(global: &Global, env: &ProcessEnv) -> Result<Images, Failure> {
     let config = global.configure(env)?;
     Ok(Images::open(config.state.join(FOLDER))?)
 }
 
-/// A name as somebody wrote it.
+/// Parses an image name.
 pub(super) fn reference(text: &str) -> Result<ImageRef, Failure> {
     let hint =
         "write NAME, NAME:TAG or NAME@sha256:DIGEST; `airlock image list` shows those there are";
@@ -67,14 +67,14 @@ mod tests {
             name: "a:1".into(),
             near: vec!["a:2".into()],
         };
-        let told = Failure::from(missing);
-        assert_eq!(told.code, ErrorCode::ImageMissing);
-        assert_eq!(told.hint, "did you mean `a:2`?");
+        let failure = Failure::from(missing);
+        assert_eq!(failure.code, ErrorCode::ImageMissing);
+        assert_eq!(failure.hint, "did you mean `a:2`?");
         let source = std::io::Error::other("disk full");
-        let told = Failure::from(ImageError::Store {
+        let failure = Failure::from(ImageError::Store {
             what: "write the image".into(),
             source,
         });
-        assert_eq!(told.message, "cannot write the image: disk full");
+        assert_eq!(failure.message, "cannot write the image: disk full");
     }
 }

@@ -1,4 +1,4 @@
-//! `airlock image inspect`: what an image says of itself, and what became of it here.
+//! `airlock image inspect`: an image's configuration, and how it was unpacked here.
 
 use super::{image_store, remote};
 use crate::{
@@ -63,18 +63,18 @@ fn object(image: &Stored) -> serde_json::Value {
     })
 }
 
-/// A line each; every word of the image's own is a stranger's.
+/// One field a line, escaped: the image's texts are untrusted.
 fn text(image: &Stored) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
-    let said = if config.user.is_empty() {
+    let user_name = if config.user.is_empty() {
         "nobody in particular"
     } else {
         &config.user
     };
     let user = match image.user() {
-        Some(user) => format!("{said} (uid {}, gid {})", user.uid, user.gid),
-        None => format!("{said} (in a box: uid 1000)"),
+        Some(user) => format!("{user_name} (uid {}, gid {})", user.uid, user.gid),
+        None => format!("{user_name} (in a box: uid 1000)"),
     };
     let mut lines = vec![
         ("name", names.join(", ")),

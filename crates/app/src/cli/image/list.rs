@@ -1,4 +1,4 @@
-//! `airlock image list`: the images of this machine.
+//! `airlock image list`: lists the images of this machine.
 
 use super::{image_store, remote};
 use crate::{
@@ -63,7 +63,7 @@ fn object(listed: &Listed) -> serde_json::Value {
     })
 }
 
-/// Aligned columns; what an image says of itself is a stranger's word.
+/// Aligns columns and escapes the image's texts, which are untrusted.
 pub(super) fn table(images: Vec<[String; 5]>) -> String {
     let titles = ["NAME", "DIGEST", "SIZE", "PLATFORM", "CREATED"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(titles).chain(images).collect();
@@ -96,7 +96,7 @@ fn row(listed: &Listed) -> [String; 5] {
     )
 }
 
-/// What is shown of one.
+/// The columns of one image.
 pub(super) fn cells(
     name: &str,
     digest: &str,
@@ -109,7 +109,7 @@ pub(super) fn cells(
         printable(&digest.chars().take(12).collect::<String>()),
         human_size(size),
         printable(platform),
-        // To the second.
+        // The time is cut to seconds.
         printable(&created.chars().take(19).collect::<String>()),
     ]
 }

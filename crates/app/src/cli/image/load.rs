@@ -1,4 +1,4 @@
-//! `airlock image load`: an archive or an OCI layout becomes an image of this machine.
+//! `airlock image load`: loads an archive or an OCI layout into the store.
 
 use super::{image_store, remote};
 use crate::{
@@ -117,7 +117,7 @@ fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One line that is written over and over, for somebody who watches.
+/// Progress on a terminal, one line that is redrawn.
 struct LoadProgress {
     shown: bool,
 }
@@ -131,7 +131,7 @@ impl LoadProgress {
                 bytes,
             } = progress;
             let line = format!("\r\x1b[Klayer {layer} of {layers}, {}", human_size(bytes));
-            // Nobody to see it is no failure of the load.
+            // A write error is ignored: the terminal is gone.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
     }

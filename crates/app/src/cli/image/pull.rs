@@ -1,4 +1,5 @@
-//! `airlock image pull`: an image from a registry, by way of a layout in the store's own folder.
+//! `airlock image pull`: pulls an image from a registry into a layout in the store's own folder,
+//! then unpacks it.
 
 use super::{image_store, pull_progress::PullProgress};
 use crate::{
@@ -25,9 +26,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// As after Ctrl-C everywhere.
+/// Exit status after Ctrl-C.
 const CANCELLED_STATUS: u8 = 130;
-/// Configuration and layers as they come, compressed.
+/// The maximum size of configuration and compressed layers.
 const MAX_IMAGE_BYTES: u64 = 16 << 30;
 
 const EXAMPLES: &str = "\
@@ -60,7 +61,7 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// What was pulled, as it is shown.
+/// The result of a pull, as `--json` prints it.
 #[derive(Debug, serde::Serialize)]
 struct Report {
     name: String,
@@ -96,7 +97,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-/// Pulls until a signal; whatever comes of it, what was on its way is removed.
+/// Pulls until a signal arrives. Partial downloads are removed in every case.
 fn cancellable(
     options: &Options,
     name: &ImageRef,
@@ -137,7 +138,7 @@ fn cancellable(
         }
     });
     meter.clear();
-    // Not waiting for what a signal interrupts; the next command sweeps what it leaves.
+    // An interrupted unpacking is not awaited; the next command sweeps its leftovers.
     runtime.shutdown_background();
     scratch.discard();
     pulled
@@ -197,7 +198,7 @@ async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result
     })
 }
 
-/// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
+/// Unpacks the layout in a blocking task, so that signals are handled meanwhile.
 async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
     let (images, name) = (images.clone(), name.clone());
     let loading = tokio::task::spawn_blocking(move || {
@@ -216,7 +217,7 @@ async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(),
     Ok(loaded?)
 }
 
-/// Where `docker login` and `podman login` write, as far as this user is told to look there.
+/// The files that `docker login` and `podman login` write, by this user's environment.
 fn credential_files(env: &ProcessEnv) -> Vec<PathBuf> {
     let path = |name: &str| env.variable(name).map(PathBuf::from);
     if let Some(named) = path("REGISTRY_AUTH_FILE") {
@@ -227,7 +228,7 @@ fn credential_files(env: &ProcessEnv) -> Vec<PathBuf> {
     let docker = path("DOCKER_CONFIG")
         .or_else(home)
         .map(|folder| folder.join("config.json"));
-    // A relative path would lead into the current folder, which may be a hostile clone.
+    // Relative paths are ignored: the current folder may be a hostile clone.
     podman
         .into_iter()
         .chain(docker)
@@ -360,8 +361,8 @@ mod tests {
             layers: 1,
             duration_ms: 1250,
         };
-        let told =
+        let expected =
             "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
-        assert_eq!(text(&report), told);
+        assert_eq!(text(&report), expected);
     }
 }

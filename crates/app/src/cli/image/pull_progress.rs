@@ -1,6 +1,5 @@
-//! How far a pull has come: one line that is written over and over for somebody who watches, else a line a blob.
+//! Progress of a pull: one redrawn line on a terminal, otherwise one line a blob.
 
-use super::image_store;
 use crate::cli::{
     message::{self, Message},
     size::human_size,
@@ -12,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Faster than this nobody reads.
+/// The minimum time between two redraws.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What has come so far.
+/// The progress of one pull.
 pub(super) struct PullProgress {
     terminal: bool,
     counters: Mutex<Counters>,
@@ -47,7 +46,7 @@ impl PullProgress {
         }
     }
 
-    /// Something has happened.
+    /// Counts an event and updates the display.
     pub(super) fn update(&self, event: Event) {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let line = counters.count(&event);
@@ -59,7 +58,7 @@ impl PullProgress {
             {
                 counters.shown = Some(Instant::now());
                 let line = format!("\r\x1b[K{}", counters.line(counters.began.elapsed()));
-                // Where nobody watches any more there is nobody to tell.
+                // A write error is ignored: the terminal is gone.
                 _ = io::stderr().lock().write_all(line.as_bytes());
             }
             (false, Some(line)) => message::print(&[Message::Note(line)]),
@@ -67,7 +66,7 @@ impl PullProgress {
         }
     }
 
-    /// Takes the line away.
+    /// Clears the line.
     pub(super) fn clear(&self) {
         if self.terminal {
             _ = io::stderr().lock().write_all(b"\r\x1b[K");
@@ -76,7 +75,7 @@ impl PullProgress {
 }
 
 impl Counters {
-    /// Counts, and says what is worth a line of its own.
+    /// Counts an event; returns the line of a finished blob.
     fn count(&mut self, event: &Event) -> Option<String> {
         match event {
             Event::Begun { bytes, blobs } => {
@@ -148,11 +147,11 @@ mod tests {
         ] {
             assert_eq!(counted.count(&event), None);
         }
-        let told = counted.count(&Event::Blob {
+        let line = counted.count(&Event::Blob {
             digest,
             size: 2 << 20,
         });
-        assert_eq!(told.as_deref(), Some("1 of 2: 0123456789ab (2.0 MiB)"));
+        assert_eq!(line.as_deref(), Some("1 of 2: 0123456789ab (2.0 MiB)"));
         let line = counted.line(Duration::from_secs(4));
         assert_eq!(line, "2.0 MiB of 3.0 MiB, 1 of 2 blobs, 512.0 KiB/s");
     }

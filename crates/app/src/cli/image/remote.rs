@@ -1,4 +1,5 @@
-//! Images of a server: listed, loaded, shown, removed. Its answers are the objects that `--json` prints.
+//! Images at a server: listed, loaded, shown, removed. The responses are the objects that `--json`
+//! prints.
 
 use super::{image_store, list};
 use crate::{
@@ -19,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may take to unpack an image.
+/// How long a server may take to unpack an upload.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize)]
@@ -27,7 +28,7 @@ struct ImageList {
     images: Vec<Value>,
 }
 
-/// Lists them.
+/// Lists the server's images.
 pub(super) async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
     let ImageList { images } = client.json(ClientRequest::get("/v1/images")).await?;
     match json {
@@ -57,7 +58,7 @@ struct LoadResponse {
     fresh: bool,
 }
 
-/// Sends an archive.
+/// Uploads an archive.
 pub(super) async fn load(
     client: &Client,
     source: &Path,
@@ -105,7 +106,7 @@ fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure
     }
 }
 
-/// Shows one.
+/// Shows one image.
 pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u8, Failure> {
     let image: Value = client.json(ClientRequest::get(path(name)?)).await?;
     match json {
@@ -115,7 +116,7 @@ pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u
     Ok(0)
 }
 
-/// What it says of itself, a line each.
+/// One field a line.
 fn lines(image: &Value) -> String {
     let Some(facts) = image.as_object() else {
         return String::new();
@@ -173,7 +174,7 @@ struct RemoveResponse {
 }
 
 fn path(name: &str) -> Result<String, Failure> {
-    // Checked here as well: what is no name is no part of an address either.
+    // The name is checked here as well, so that an invalid one never becomes part of a URL.
     image_store::reference(name)?;
     Ok(format!("/v1/images/{}", segments(name.as_bytes())))
 }

@@ -1,4 +1,4 @@
-//! `airlock image rm`: takes names away, and images with their last name.
+//! `airlock image rm`: removes image names, and each image with its last name.
 
 use super::{image_store, remote};
 use crate::{

@@ -1,4 +1,4 @@
-//! `airlock jobs`: runs that outlast whoever asked for them, in a server: submit, watch, wait for, cancel, try again.
+//! `airlock jobs`: jobs of a server: submit, list, wait, cancel, retry.
 
 mod submit;
 mod wait;
@@ -60,7 +60,7 @@ enum Action {
     Events(JobArgs),
 }
 
-/// One job.
+/// Arguments of the commands for one job.
 #[derive(Args, Debug)]
 struct JobArgs {
     /// The job
@@ -70,7 +70,7 @@ struct JobArgs {
     json: bool,
 }
 
-/// Some jobs.
+/// Arguments of the commands for several jobs.
 #[derive(Args, Debug)]
 struct JobsArgs {
     /// The jobs
@@ -81,7 +81,7 @@ struct JobsArgs {
     json: bool,
 }
 
-/// Which jobs.
+/// The options of `airlock jobs list`.
 #[derive(Args, Debug)]
 struct ListOptions {
     /// Only those of this status: queued, running, succeeded, failed, timed_out, oom_killed, cancelled, not_started, lost
@@ -104,7 +104,7 @@ struct ListOptions {
     json: bool,
 }
 
-/// Whose output.
+/// The options of `airlock jobs logs`.
 #[derive(Args, Debug)]
 struct LogsOptions {
     /// The job
@@ -149,7 +149,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     let client = global.server(env)?.ok_or_else(none)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(carry_out(options.action, client, env));
-    // A read of standard input may still be waiting; it must not hold us.
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     status
 }
@@ -167,12 +167,12 @@ async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u
     }
 }
 
-/// The address of a job.
+/// The path of a job in the API.
 fn path(id: &str) -> String {
     format!("/v1/jobs/{}", segment(id.as_bytes()))
 }
 
-/// Each of them, whatever becomes of the others.
+/// Applies the action to every job, even if one fails.
 async fn change(
     client: &Client,
     args: &JobsArgs,
@@ -227,7 +227,7 @@ impl LogsOptions {
     }
 }
 
-/// What a server lists unless said.
+/// A server's default limit.
 const DEFAULT_LIST_LIMIT: u32 = 50;
 
 #[derive(Deserialize)]
@@ -240,7 +240,7 @@ impl ListOptions {
     async fn show(self, client: &Client) -> Result<u8, Failure> {
         let (mut jobs, mut before) = (Vec::new(), self.before);
         let most = self.limit.unwrap_or(DEFAULT_LIST_LIMIT);
-        // A server looks through so many at a time: a page may have few, and not be the last.
+        // A server scans a bounded number of jobs: a short page is not always the last.
         loop {
             let left = (most as usize).saturating_sub(jobs.len());
             let limit = if jobs.is_empty() {
@@ -276,7 +276,7 @@ fn text<'a>(job: &'a Value, name: &str) -> &'a str {
     job[name].as_str().unwrap_or_default()
 }
 
-/// Identifier, how it is, since when, what it is called.
+/// One line of the list: identifier, state, time, name, labels.
 fn list_line(job: &Value) -> String {
     let state = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", waiting @ ("time" | "jobs" | "quota")) => format!("queued ({waiting})"),
@@ -303,23 +303,23 @@ async fn show(client: &Client, args: &JobArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What there is to say of a job, a line each; what there is not is left out.
+/// The description of a job, one field a line; empty fields are omitted.
 fn description_lines(job: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut say = |name: &str, said: &str| {
-        if !said.is_empty() {
-            lines.push(format!("{name:<12}{said}"));
+    let mut add = |name: &str, value: &str| {
+        if !value.is_empty() {
+            lines.push(format!("{name:<12}{value}"));
         }
     };
-    say("job", text(job, "job_id"));
-    say("name", text(job, "name"));
-    say("status", text(job, "status"));
-    say("waits for", text(job, "waiting_for"));
-    say(
+    add("job", text(job, "job_id"));
+    add("name", text(job, "name"));
+    add("status", text(job, "status"));
+    add("waits for", text(job, "waiting_for"));
+    add(
         "attempt",
         &format!("{} of {}", job["attempt"], job["most_attempts"]),
     );
-    say("run", text(job, "run_id"));
+    add("run", text(job, "run_id"));
     for (word, name) in [
         ("accepted", "accepted_at"),
         ("not before", "not_before"),
@@ -327,11 +327,11 @@ fn description_lines(job: &Value) -> Vec<String> {
         ("started", "started_at"),
         ("ended", "ended_at"),
     ] {
-        say(word, text(job, name));
+        add(word, text(job, name));
     }
     let webhook = &job["webhook"];
     if webhook.is_object() {
-        say(
+        add(
             "webhook",
             &format!(
                 "{} ({}, {} requests)",
@@ -340,20 +340,20 @@ fn description_lines(job: &Value) -> Vec<String> {
                 webhook["attempts"]
             ),
         );
-        say("", text(webhook, "error"));
+        add("", text(webhook, "error"));
     }
     for (word, name) in [("exit code", "exit_code"), ("signal", "signal")] {
         if let Some(number) = job["result"][name].as_i64() {
-            say(word, &number.to_string());
+            add(word, &number.to_string());
         }
     }
-    say("error", text(&job["error"], "message"));
-    say("hint", text(&job["error"], "hint"));
+    add("error", text(&job["error"], "message"));
+    add("hint", text(&job["error"], "hint"));
     let model = &job["result"]["usage"]["llm"];
     if model["calls"].as_u64().is_some_and(|calls| calls > 0) {
         let [calls, input, output] =
             ["calls", "input_tokens", "output_tokens"].map(|name| &model[name]);
-        say(
+        add(
             "models",
             &format!(
                 "{calls} calls, {input} tokens in, {output} out, {} USD",
@@ -362,7 +362,7 @@ fn description_lines(job: &Value) -> Vec<String> {
         );
     }
     for kept in job["result"]["artifacts"].as_array().into_iter().flatten() {
-        say(
+        add(
             "kept",
             &format!("{}@{}", text(kept, "name"), kept["version"]),
         );
@@ -370,7 +370,7 @@ fn description_lines(job: &Value) -> Vec<String> {
     lines
 }
 
-/// A new job: its identifier, or all about it.
+/// Prints a new job: its identifier, or all data with `--json`.
 fn print_submitted(job: &Value, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(job)?,
@@ -396,9 +396,9 @@ mod tests {
         let job = json!({ "job_id": "j", "name": null, "status": "failed", "attempt": 2, "most_attempts": 3,
             "webhook": { "url": "https://x", "state": "given_up", "attempts": 12, "error": "down" },
             "result": { "exit_code": 3, "signal": null, "usage": { "llm": { "calls": 0 } }, "artifacts": [{ "name": "a", "version": 1 }] } });
-        let said = description_lines(&job);
+        let lines = description_lines(&job);
         assert_eq!(
-            said,
+            lines,
             [
                 "job         j",
                 "status      failed",

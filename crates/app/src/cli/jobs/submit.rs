@@ -1,4 +1,4 @@
-//! `airlock jobs submit`: the options of a run or an agent, and when, how often and after what it is run.
+//! `airlock jobs submit`: submits a run or an agent, with schedule, retries and dependencies.
 
 use super::{print_submitted, text, wait};
 use crate::{
@@ -35,12 +35,12 @@ Examples:
 It prints the job's identifier; with --wait the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// What a file with a job may have: more than servers take.
+/// The maximum size of a job file, above every server's limit.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 const JOB_HEADING: &str = "The job";
 const AGENT_HEADING: &str = "The agent";
 
-/// A job that is asked for.
+/// The options of `airlock jobs submit`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     #[command(flatten)]
@@ -104,7 +104,7 @@ pub(super) struct Options {
     wait: bool,
 }
 
-/// Hides what has no meaning for a job.
+/// Hides options of a run that do not apply to a job.
 pub(super) fn hide_run_options(argument: clap::Arg) -> clap::Arg {
     match ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
         true => argument.hide(true),
@@ -163,7 +163,7 @@ impl Options {
         Ok(request_body.into())
     }
 
-    /// What is said of the job itself.
+    /// The fields of the job itself.
     fn job_fields(&self) -> Result<Map<String, Value>, Failure> {
         let labels = self.label.iter().map(|text| match text.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
@@ -191,7 +191,7 @@ impl Options {
     }
 }
 
-/// What was not said is not sent.
+/// Removes unset fields.
 fn without_unset(value: Value) -> Map<String, Value> {
     let Value::Object(map) = value else {
         return Map::new();
@@ -205,7 +205,7 @@ fn without_unset(value: Value) -> Map<String, Value> {
     map.into_iter().filter(|(_, value)| is_set(value)).collect()
 }
 
-/// A job from a file.
+/// Reads a job from a file.
 fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
     let hint = "give a file with one JSON object, as POST /v1/jobs takes it";
     let bad = |why: String| {
@@ -250,7 +250,7 @@ pub(super) async fn execute(
     wait::execute(client, id, json).await
 }
 
-/// However often it is asked for, it is one job.
+/// Submits the job. Retries carry the same idempotency key, so that it is one job.
 async fn submit(client: &Client, request_body: &Value) -> Result<Value, RemoteError> {
     let idempotency_key = engine::fresh_id().to_string();
     let mut delays = RETRY_DELAYS_MS.iter();
@@ -301,7 +301,7 @@ mod tests {
             "--label",
             "a=b=c",
         ];
-        let asked = request_body(
+        let body = request_body(
             &[
                 &words[..],
                 &[
@@ -322,12 +322,12 @@ mod tests {
             "retries": { "most": 2, "on": ["failed", "lost"] }, "labels": { "a": "b=c" }, "after": ["x"],
             "webhook": { "url": "https://h" },
         });
-        assert_eq!(asked, Ok(wanted));
+        assert_eq!(body, Ok(wanted));
     }
 
     #[test]
     fn a_prompt_is_a_job_of_an_agent_and_a_command_is_its_own() {
-        let asked = request_body(&[
+        let body = request_body(&[
             "--agent",
             "do",
             "--model",
@@ -344,7 +344,7 @@ mod tests {
             "prompt": "do", "model": "m", "tools": [{ "name": "shell" }], "command": ["mine"],
             "run": { "llm": "p", "contract": "raw" },
         } });
-        assert_eq!(asked, Ok(wanted));
+        assert_eq!(body, Ok(wanted));
         assert_eq!(
             request_body(&["--agent", "do"]),
             Ok(json!({ "agent": { "prompt": "do" } }))

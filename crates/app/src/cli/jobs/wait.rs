@@ -1,5 +1,5 @@
-//! `airlock jobs wait` and `events`: a job to its end, over as many connections as it takes. Its output is passed on as
-//! `airlock run` would, and so is its exit status. Ctrl-C ends the waiting, not the job.
+//! `airlock jobs wait` and `events`: follows a job to its end, over as many connections as needed.
+//! Output and exit status are passed on as by `airlock run`. Ctrl-C stops waiting, not the job.
 
 use super::{path, text};
 use crate::{
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const END_EVENT: &str = "end";
-/// A job that waits longer than this is told of.
+/// How often a waiting job is reported.
 const NOTE_INTERVAL: Duration = Duration::from_secs(2);
 const INTERRUPTED: u8 = 130;
 const BROKEN_PIPE: u8 = 128 + 13;
@@ -64,14 +64,14 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
         id,
         outlet,
         job: Value::Null,
-        seen: OutputProgress::default(),
+        progress: OutputProgress::default(),
     };
-    let mut told = tokio::time::interval(NOTE_INTERVAL);
-    told.tick().await;
+    let mut ticks = tokio::time::interval(NOTE_INTERVAL);
+    ticks.tick().await;
     loop {
         tokio::select! {
             more = watch.next() => if !more? { break },
-            _ = told.tick() => watch.note_waiting(),
+            _ = ticks.tick() => watch.note_waiting(),
             () = signals.next() => return Ok(watch.note_interrupted()),
         }
     }
@@ -79,7 +79,7 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
         client,
         id,
         outlet,
-        seen,
+        progress,
         ..
     } = watch;
     drop(outlet);
@@ -92,8 +92,8 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
         print_json(&job)?;
     }
     let (status, lines) = exit_status(&job).map_err(|cause| client.not_airlock(cause))?;
-    message::print_below(&seen.last, &if json { Vec::new() } else { lines });
-    Ok(match (delivery, seen.lost) {
+    message::print_below(&progress.last, &if json { Vec::new() } else { lines });
+    Ok(match (delivery, progress.lost) {
         (Delivery::Complete, 0) => status,
         (Delivery::Complete, lost) => {
             message::print(&[Message::Note(format!(
@@ -111,38 +111,38 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
     })
 }
 
-/// A job that is waited for.
+/// A job that is followed.
 struct JobWatch {
     client: Client,
     id: String,
     events: EventStream,
     outlet: Option<mpsc::Sender<OutputChunk>>,
-    /// As it was told last.
+    /// The job as last received.
     job: Value,
-    seen: OutputProgress,
+    progress: OutputProgress,
 }
 
-/// What of its output was seen.
+/// How much of the output was received.
 #[derive(Default)]
 struct OutputProgress {
-    /// How much of each stream of this attempt.
+    /// Offset in each stream of this attempt.
     at: [u64; 2],
-    /// How much never came.
+    /// Bytes that were skipped.
     lost: u64,
     /// The last byte on standard error.
     last: Vec<u8>,
-    /// What was said of its waiting.
-    told: String,
+    /// The last note about waiting.
+    note: String,
 }
 
 impl JobWatch {
-    /// Takes one event; false behind the last. Nothing is lost if this is dropped while it waits for one.
+    /// Handles one event; `false` after the last. Cancel-safe.
     async fn next(&mut self) -> Result<bool, Failure> {
         let room = match &self.outlet {
             None => None,
             Some(outlet) => match outlet.reserve().await {
                 Ok(room) => Some(room),
-                // Nobody reads any more; that ends the waiting, as it would end a program.
+                // A closed pipe ends the waiting, as it would end a program.
                 Err(_) => return Ok(false),
             },
         };
@@ -167,28 +167,28 @@ impl JobWatch {
             }
             "output" => {
                 let chunk = self
-                    .seen
+                    .progress
                     .output(&event.data)
                     .map_err(|cause| self.client.not_airlock(cause))?;
                 if let (Some(room), false) = (room, chunk.1.is_empty()) {
                     room.send(chunk);
                 }
             }
-            // Each attempt has streams of its own.
-            "started" | "finished" => self.seen.at = [0; 2],
+            // Each attempt has its own streams.
+            "started" | "finished" => self.progress.at = [0; 2],
             END_EVENT => return Ok(false),
             _ => {}
         }
         Ok(true)
     }
 
-    /// Says for what it waits, if that is new.
+    /// Notes what the job waits for, if that has changed.
     fn note_waiting(&mut self) {
         if let Some(line) = waiting_note(&self.job)
-            && line != self.seen.told
+            && line != self.progress.note
         {
             message::print(&[Message::Note(line.clone())]);
-            self.seen.told = line;
+            self.progress.note = line;
         }
     }
 
@@ -221,7 +221,7 @@ impl OutputProgress {
     }
 }
 
-/// For what a job waits, in words.
+/// What a job waits for.
 fn waiting_note(job: &Value) -> Option<String> {
     let for_what = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", "time") => format!("for its time, {}", text(job, "next_try_at")),
@@ -241,7 +241,7 @@ fn waiting_note(job: &Value) -> Option<String> {
     ))
 }
 
-/// The exit status of a job, and what is left to say of it.
+/// The exit status of a job, and the messages about its end.
 fn exit_status(job: &Value) -> Result<(u8, Vec<Message>), String> {
     let error = |job: &Value| {
         let error = &job["error"];
@@ -250,7 +250,7 @@ fn exit_status(job: &Value) -> Result<(u8, Vec<Message>), String> {
             Message::Hint(text(error, "hint").to_owned()),
         ]
     };
-    // What is there of an attempt before says nothing of this end.
+    // The result of an earlier attempt does not describe this end.
     let status = text(job, "status");
     let result = Some(&job["result"])
         .filter(|result| !result.is_object() || text(result, "status") == status);
@@ -325,13 +325,13 @@ mod tests {
 
     #[test]
     fn each_attempt_has_output_of_its_own() {
-        let mut seen = OutputProgress::default();
+        let mut progress = OutputProgress::default();
         let chunk = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
-        assert_eq!(seen.output(&chunk("abc")).unwrap().1, b"abc");
-        assert_eq!(seen.output(&chunk("abc")).unwrap().1, b"", "again");
-        seen.at = [0; 2];
+        assert_eq!(progress.output(&chunk("abc")).unwrap().1, b"abc");
+        assert_eq!(progress.output(&chunk("abc")).unwrap().1, b"", "again");
+        progress.at = [0; 2];
         assert_eq!(
-            (seen.output(&chunk("x")).unwrap().1, seen.last),
+            (progress.output(&chunk("x")).unwrap().1, progress.last),
             (b"x".to_vec(), b"x".to_vec())
         );
     }

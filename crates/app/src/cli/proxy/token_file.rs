@@ -1,4 +1,4 @@
-//! The admin's token in a file of its owner's: read if it is there, made if not.
+//! The admin token's file: read if it exists, created if not.
 
 use super::super::message::Failure;
 use doors::{Secret, SessionToken};
@@ -14,10 +14,10 @@ use std::{
 };
 
 const MAX_TOKEN_FILE_BYTES: u64 = 4096;
-/// What is shorter could be guessed.
+/// A shorter token could be guessed.
 const MIN_TOKEN_BYTES: usize = 32;
 
-/// The token, without the end of its line.
+/// Reads the token without its newline, or creates one.
 pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
     let failed = |error: io::Error| bad(path, &error.to_string());
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

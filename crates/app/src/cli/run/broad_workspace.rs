@@ -1,5 +1,5 @@
-//! Folders that are nobody's project: homes, also those of other accounts, and the system. As a workspace they are shown
-//! whole and writable, with keys and start-up files, so that one has to be confirmed.
+//! Folders that are no project: homes and system folders. As a workspace they are shown completely
+//! and writable, with keys and start-up files, so that they need `--confirm-workspace`.
 
 use super::super::message::Failure;
 use crate::config::ProcessEnv;
@@ -10,13 +10,13 @@ use std::{
 };
 
 const SYSTEM_FOLDERS: [&str; 4] = ["/etc", "/root", "/usr", "/var"];
-/// Where homes are by custom, also those of accounts that are not in the list.
+/// The conventional parent of homes, including those of unlisted accounts.
 const HOME_ROOT: &str = "/home";
 const PASSWD: &str = "/etc/passwd";
-/// Accounts of people, and not of services, whose homes may be what they serve.
+/// User ids of persons. Homes of service accounts may be what they serve.
 const PERSON_UIDS: std::ops::Range<u32> = 1000..65534;
 
-/// Refuses a home, the root, a folder of the system, or one that holds any of those.
+/// Refuses a home, the root, a system folder, or a parent of one.
 pub(in crate::cli) fn refuse_broad_workspace(
     workspace: Option<&Path>,
     env: &ProcessEnv,
@@ -24,7 +24,7 @@ pub(in crate::cli) fn refuse_broad_workspace(
     let Some(workspace) = workspace else {
         return Ok(());
     };
-    // By identity: a bind mount or a link may give the same folder another path.
+    // Compared by identity: a bind mount or a link may give the same folder another path.
     let identity = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
     let Some(workspace_id) = identity(workspace) else {
         return Ok(());
@@ -32,7 +32,7 @@ pub(in crate::cli) fn refuse_broad_workspace(
     let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let home = env.home().map(|home| ("your home", real(home)));
     let system = SYSTEM_FOLDERS.map(|path| ("a folder of the system", PathBuf::from(path)));
-    // Where the list cannot be read, accounts come from elsewhere.
+    // An unreadable list is ignored: accounts come from elsewhere then.
     let accounts = fs::read_to_string(PASSWD).unwrap_or_default();
     let others = homes(&accounts)
         .into_iter()
@@ -52,7 +52,7 @@ pub(in crate::cli) fn refuse_broad_workspace(
     Ok(())
 }
 
-/// The homes of people, from a list of accounts: `NAME:PASSWORD:UID:GID:COMMENT:HOME:SHELL`.
+/// The homes of persons in `/etc/passwd` (`NAME:PASSWORD:UID:GID:COMMENT:HOME:SHELL`).
 fn homes(accounts: &str) -> Vec<PathBuf> {
     let home = |line: &str| {
         let mut fields = line.split(':');

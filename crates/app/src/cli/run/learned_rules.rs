@@ -1,9 +1,9 @@
-//! What `--learn` found out, in words that can be used as they stand: options for the next run, and rules for a profile.
+//! The rules that `--learn` recorded, as options for the next run and as TOML for a profile.
 
 use super::super::message::Message;
 use spec::{Denial, LearnedRule, RunResult, WEB_PORTS};
 
-/// What is said before the rules themselves.
+/// The messages before the TOML rules.
 pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     let rules = &result.learned;
     if rules.is_empty() {
@@ -25,8 +25,8 @@ pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     ]
 }
 
-/// The rules as TOML, without anything before the lines: they are there to be copied. A host is in its one spelling, which
-/// has no character that a terminal obeys.
+/// The rules as TOML, without prefixes, because they are meant to be copied. Host names are
+/// normalised and contain no control characters.
 pub(super) fn toml(result: &RunResult) -> String {
     let rule = |rule: &LearnedRule| {
         let ports = match is_web(rule) {
@@ -42,7 +42,8 @@ pub(super) fn toml(result: &RunResult) -> String {
     result.learned.iter().map(rule).collect()
 }
 
-/// A profile's name may have a dot, which TOML would take for another table; one that a server tells may have anything.
+/// Quotes a profile name where needed: a dot would mean another table, and a name from a server may
+/// contain anything.
 fn toml_key(profile: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     match !profile.is_empty() && profile.bytes().all(plain) {
@@ -54,7 +55,7 @@ fn toml_key(profile: &str) -> String {
     }
 }
 
-/// As TOML writes it between quotation marks, with everything by its number that is not plain to see.
+/// A character of a TOML string; everything but printable ASCII is escaped.
 fn toml_character(character: char) -> String {
     match character {
         '"' | '\\' => format!("\\{character}"),
@@ -63,18 +64,18 @@ fn toml_character(character: char) -> String {
     }
 }
 
-/// What is meant where no port is named.
+/// Whether the rule has the default ports.
 fn is_web(rule: &LearnedRule) -> bool {
     rule.ports.iter().copied().eq(WEB_PORTS)
 }
 
 fn options(rule: &LearnedRule) -> Vec<String> {
     let option = |host: String| match host.contains('[') {
-        // Brackets mean something to a shell.
+        // Brackets are special in a shell.
         true => format!("--allow-host '{host}'"),
         false => format!("--allow-host {host}"),
     };
-    // Both of the web are said by naming none.
+    // The two web ports are the default and need no option.
     let web = WEB_PORTS.iter().all(|port| rule.ports.contains(port));
     let others = rule
         .ports

@@ -1,4 +1,5 @@
-//! `airlock run`: one command in one fresh sandbox, its output passed on as it comes, or one JSON result.
+//! `airlock run`: runs one command in a fresh sandbox, and passes its output on as it arrives or
+//! prints one JSON result.
 
 mod broad_workspace;
 mod learned_rules;
@@ -30,14 +31,14 @@ use crate::config::{self, ProcessEnv};
 use output::FinishedRun;
 use spec::{RunSpec, Status};
 
-/// What a shell reports of a program that wrote where nobody reads.
+/// The exit status of a program killed by SIGPIPE.
 const BROKEN_PIPE: u8 = 128 + 13;
 
-/// What a shell without a terminal would not say.
+/// The note for an interactive program without a terminal.
 const EMPTY_INPUT_NOTE: &str =
     "standard input is empty here; --tty gives a terminal, --stdin passes yours through";
 
-/// Carries out the command; whatever goes wrong before the program starts ends here.
+/// Carries out the command, and reports failures before the program's start.
 pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let (identity, json) = (options.identity(), options.json);
     attempt(options, global, env).unwrap_or_else(|failure| {
@@ -54,7 +55,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     if let Some(client) = global.server(env)? {
         return remote::attempt(options, client, env);
     }
-    // The slowest thing to come begins first, beside all that follows.
+    // The launcher starts first, because it is slow and independent of what follows.
     let is_native = options.may_be_native();
     let launcher = (!options.explain && is_native).then(engine::HeadStart::give);
     let mut config = global.configure(env)?;
@@ -82,7 +83,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     message::print(&replaced_files(&spec));
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
-        // Before the engine: from here on a signal is an orderly end.
+        // Signals are handled from before the engine opens, so that they end the run in order.
         let signals = Signals::listen()
             .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
         let engine = super::open_engine(&config, launcher)?;
@@ -103,14 +104,14 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             }
         }
     });
-    // A read of standard input may still be waiting; it must not hold us.
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     status
 }
 
-/// Inputs that take the place of files of the user's.
+/// Notes for inputs that replace files of the workspace.
 fn replaced_files(spec: &RunSpec) -> Vec<Message> {
-    // Only a layer that is kept takes such an input: everywhere else it is refused.
+    // Only a kept layer accepts such an input; everywhere else it is refused.
     let kept = spec.sandbox.copy_on_write && !spec.apply_changes;
     let Some(workspace) = spec.sandbox.workspace.as_ref().filter(|_| kept) else {
         return Vec::new();
@@ -155,7 +156,7 @@ async fn run_here(
         OutputMode::Nothing | OutputMode::Streams => None,
     };
     let ending = output::follow(engine.start(spec), signals, output_mode, warning).await;
-    // Before anything is said there.
+    // The terminal is restored before messages are printed.
     drop(taken);
     let status = match output_mode {
         OutputMode::Nothing => {
@@ -172,7 +173,7 @@ async fn run_here(
     Ok(status)
 }
 
-/// Says what is left to say after the program's own output, and chooses the exit status.
+/// Prints the messages after the program's output, and returns the exit status.
 fn conclude(ending: &FinishedRun, above: &[u8], learns: bool) -> u8 {
     let learned = match learns && ending.result.status != Status::NotStarted {
         true => learned_rules::lines(&ending.result),
@@ -205,7 +206,7 @@ fn print_plan(plan: &[engine::PlanLine], json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Steps and details in two columns.
+/// The plan in two columns.
 fn plan_text(plan: &[engine::PlanLine]) -> String {
     let width = plan
         .iter()

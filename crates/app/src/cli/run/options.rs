@@ -1,4 +1,4 @@
-//! The options of `airlock run`, and how they become a request.
+//! The options of `airlock run`, and their conversion to a request.
 
 use super::{super::message::Failure, Identity};
 use crate::config::ProcessEnv;
@@ -205,7 +205,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Refuses what nobody can honour.
+    /// Refuses contradictory options.
     pub(super) fn refuse_impossible(&self) -> Result<(), Failure> {
         match self.tty && self.json && !self.explain {
             true => Err(Failure::invalid(
@@ -216,7 +216,7 @@ impl Options {
         }
     }
 
-    /// Refuses what is about one command, where a whole job is carried out.
+    /// Refuses options about a single command, for jobs of steps.
     pub(in crate::cli) fn refuse_for_steps(&self) -> Result<(), Failure> {
         let given = [
             (self.tty, "--tty"),
@@ -234,20 +234,19 @@ impl Options {
         }
     }
 
-    /// Whether Airlock itself makes the sandbox, as far as the options say.
+    /// Whether the options select the native backend.
     pub(super) fn may_be_native(&self) -> bool {
         self.backend
             .as_deref()
             .is_none_or(|name| name == spec::Backend::Native.name())
     }
 
-    /// Whether standard input was asked for.
+    /// Whether `--stdin` was given.
     pub(in crate::cli) fn reads_stdin(&self) -> bool {
         self.stdin
     }
 
-    /// The folder whose changes are staged although nobody said so: Airlock itself makes the sandbox, and nothing is said of
-    /// how the folder is shared.
+    /// The workspace that is staged by default: native backend, and no mode given.
     pub(super) fn staged_by_default(&self) -> Option<PathBuf> {
         let is_native = self
             .backend
@@ -258,12 +257,13 @@ impl Options {
         (is_native && is_default).then_some(folder)
     }
 
-    /// The workspace, where none was given.
+    /// Sets the workspace if none was given.
     pub(in crate::cli) fn use_workspace(&mut self, path: Option<PathBuf>) {
         self.workspace = self.workspace.take().or(path);
     }
 
-    /// Refuses what a server cannot do, and folders that are not written as the server's.
+    /// Refuses options that a server cannot carry out, and relative paths, which would be the
+    /// server's.
     pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
         let refused = |what: &str, hint: &str| {
             Err(Failure::invalid(
@@ -308,17 +308,17 @@ impl Options {
         }
     }
 
-    /// The name of the profile, if one was given.
+    /// The profile, if given.
     pub(in crate::cli) fn profile(&self) -> Option<&str> {
         self.profile.as_deref()
     }
 
-    /// The contract, if one was given.
+    /// The contract, if given.
     pub(super) fn contract(&self) -> Option<Contract> {
         self.contract
     }
 
-    /// What identifies this run even if it never becomes one.
+    /// The identifiers of this run, also for a refusal.
     pub(super) fn identity(&self) -> Identity {
         Identity {
             run_id: self.run_id.clone(),
@@ -328,7 +328,7 @@ impl Options {
         }
     }
 
-    /// The request these options make.
+    /// Converts the options to a request.
     pub(in crate::cli) fn into_request(self, env: &ProcessEnv) -> Result<RunRequest, Failure> {
         let folder = env.current_folder.as_path();
         let workspace = self.workspace.clone().map(parse_workspace);
@@ -402,13 +402,13 @@ impl Options {
             open_files: self.open_files,
             disk: self.disk,
             output: self.output,
-            // The others are for profiles.
+            // The other limits can be set in profiles only.
             ..Maximum::default()
         }
     }
 }
 
-/// Variables passed by name, then those set outright: the more explicit word wins.
+/// The variables of `--env-from`, then those of `--env`, which win.
 fn environment(
     from: &[OsString],
     set: &[OsString],
@@ -444,7 +444,7 @@ fn assignment(text: &OsStr) -> Result<(OsString, OsString), Failure> {
     }
 }
 
-/// A folder is written as one: with `/` or `.` in front.
+/// A path begins with `/` or `.`; everything else is a name.
 fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
     match image.as_os_str().as_bytes().first() {
         Some(b'.') => current.join(image),
@@ -452,17 +452,17 @@ fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
     }
 }
 
-/// How a folder is shared, as an option says it.
+/// How the workspace is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkspaceMode {
-    /// Nothing was said.
+    /// No mode given.
     Default,
     Live,
     Staged,
     ReadOnly,
 }
 
-/// A folder and how it is shared, from `DIR[:live|staged|ro]`.
+/// Parses `DIR[:live|staged|ro]`.
 fn parse_workspace(given: PathBuf) -> (PathBuf, WorkspaceMode) {
     let bytes = given.as_os_str().as_bytes();
     let without = |suffix: &str| {
@@ -480,8 +480,9 @@ fn parse_workspace(given: PathBuf) -> (PathBuf, WorkspaceMode) {
     said.unwrap_or((given, WorkspaceMode::Default))
 }
 
-/// The box is made by another process, which need not stand in our folder. An empty host path stays
-/// empty, so that it is refused and does not become the current folder.
+/// Makes a mount's host path absolute, because the sandbox is created by another process with its
+/// own working directory. An empty path stays empty and is refused later, instead of becoming the
+/// current folder.
 fn absolute_mount(folder: &Path, text: OsString) -> OsString {
     match text.as_bytes().first() {
         None | Some(b'/' | b':') => text,
@@ -512,7 +513,7 @@ fn or_none(limit: Option<impl ToString>) -> String {
     limit.map_or("no limit".to_owned(), |limit| limit.to_string())
 }
 
-/// The built-in profiles, from the values themselves, so that the help cannot lie.
+/// The built-in profiles as a table, generated from their values.
 fn profile_table(policy: &Policy) -> String {
     let names = ["restrictive", "standard", "permissive", "agent"];
     let mut table = format!("Defaults by profile:\n  {:<14}", "");

@@ -1,8 +1,8 @@
-//! Follows a run to its end: passes output on as it comes, feeds standard input, turns signals into a cancel.
+//! Follows a run to its end: passes output on, feeds standard input, turns signals into a cancel.
 //!
-//! Whoever reads our output may be slow or stand still. Writing therefore happens in a task of its own, behind a
-//! short queue: signals and the run's own limits keep working, and a full queue slows the program down, as
-//! a pipe would.
+//! The reader of the output may be slow or blocked. Writing therefore happens in a separate task
+//! behind a short queue: signals and limits keep working, and a full queue slows the program down,
+//! as a pipe would.
 
 use super::{
     super::terminal_filter::{FilterLevel, TerminalFilter},
@@ -22,58 +22,58 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Pieces of output on their way to whoever reads; each is as large as the engine makes it.
+/// Chunks in the output queue; the engine bounds their size.
 const QUEUE_CHUNKS: usize = 4;
-/// How long a terminal may take to answer.
+/// How long a terminal may take to reply to a query.
 const TERMINAL_REPLY_TIMEOUT: Duration = Duration::from_millis(100);
-/// The status of a second Ctrl-C.
+/// The exit status after a second Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
-/// How a run ended, and whether its output arrived.
+/// A finished run, and whether its output was delivered.
 #[derive(Debug)]
 pub(super) struct FinishedRun {
     pub(super) result: RunResult,
     pub(super) delivery: Delivery,
 }
 
-/// What became of the output.
+/// How the delivery of the output ended.
 #[derive(Debug)]
 pub(in crate::cli) enum Delivery {
     Complete,
-    /// The other end of our stdout or stderr was closed.
+    /// The reader of stdout or stderr closed the pipe.
     NobodyReads,
     Failed(io::Error),
 }
 
-/// Where a run's output goes as it comes.
+/// Where a run's output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cli) enum OutputMode {
-    /// Nowhere: it is in the result.
+    /// Nowhere: the output is in the result.
     Nothing,
-    /// To our own streams.
+    /// To stdout and stderr.
     Streams,
-    /// To the terminal that the run has for itself.
+    /// To the terminal, which the run has for itself.
     Terminal,
 }
 
-/// A piece of output on its way.
+/// A chunk of output.
 pub(in crate::cli) type OutputChunk = (Stream, Vec<u8>);
 
-/// What came of waiting for the next event.
+/// The result of waiting for the next event.
 pub(in crate::cli) enum Step {
     More,
     OutletClosed,
     Over,
 }
 
-/// Words for the reader in the middle of the output, and how long after the start.
+/// A warning in the middle of the output, and when it is due after the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TimeoutWarning {
     pub(super) after: Duration,
     pub(super) text: String,
 }
 
-/// Follows `run` to its end, with its output passed on.
+/// Follows a run to its end and passes its output on.
 pub(super) async fn follow(
     mut run: Run,
     mut signals: Signals,
@@ -94,13 +94,13 @@ pub(super) async fn follow(
         tokio::select! {
             words = &mut warning_due, if !has_warned => {
                 has_warned = true;
-                // A queue that is full belongs to a terminal that stands still: nobody would read it.
+                // A full queue belongs to a blocked terminal, where nobody would read the warning.
                 _ = outlet.as_ref().map(|outlet| outlet.try_send((Stream::Stdout, words.into_bytes())));
             }
             step = next(&mut run, outlet.as_ref()) => match step {
                 Step::More => {}
                 Step::OutletClosed => {
-                    // As if the program itself had written there: it ends. What it still says is drained.
+                    // A closed pipe cancels the run; its remaining output is drained.
                     outlet = None;
                     run.cancel();
                 }
@@ -127,7 +127,7 @@ pub(super) async fn follow(
     FinishedRun { result, delivery }
 }
 
-/// The words, when it is time for them; never, if there are none.
+/// Waits until the warning is due; for ever without one.
 async fn warning_text(warning: Option<TimeoutWarning>) -> String {
     match warning {
         Some(warning) => {
@@ -138,14 +138,14 @@ async fn warning_text(warning: Option<TimeoutWarning>) -> String {
     }
 }
 
-/// The box dies with us: its launcher sees our end of the socket close.
+/// Exits at once. The sandbox dies, too, because its launcher sees the socket close.
 pub(in crate::cli) fn exit_now() -> ! {
     terminal::restore();
     terminal::reset_colours();
     std::process::exit(INTERRUPTED)
 }
 
-/// One event, taken only when there is room for it. Nothing is lost if this is dropped while waiting.
+/// Handles one event, taken only when the queue has room. Cancel-safe.
 async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<OutputChunk>>) -> Step {
     let room = match outlet {
         None => None,
@@ -159,7 +159,7 @@ async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<OutputChunk>>) -> Step
             room.send((stream, data));
             Step::More
         }
-        // What was denied is said at the end, where it does not break into the program's output.
+        // Denials are reported at the end, outside the program's output.
         (Some(Event::Output { .. } | Event::Started { .. } | Event::Denied(_)), _) => Step::More,
         (None, _) => Step::Over,
     }
@@ -186,7 +186,7 @@ pub(in crate::cli) fn open_outlet(show: OutputMode) -> Option<(mpsc::Sender<Outp
     Some((sender, tokio::spawn(write_chunks(receiver, stdout, stderr))))
 }
 
-/// One of our streams: bytes as they are, or what of them is fit for a terminal.
+/// One output stream: unchanged bytes, or filtered for a terminal.
 struct OutputSink<W> {
     to: W,
     filter: Option<TerminalFilter>,
@@ -198,7 +198,8 @@ impl<W: AsyncWrite + Unpin> OutputSink<W> {
             None => write_through(&mut self.to, data).await,
             Some(filter) => {
                 let shown = filter.show(data);
-                // Before it is shown: whatever ends us meanwhile puts it back.
+                // Saved before the output is written, so that an exit meanwhile restores the
+                // terminal.
                 terminal::save_undo(filter.undo());
                 write_through(&mut self.to, &shown).await
             }
@@ -212,7 +213,8 @@ impl<W: AsyncWrite + Unpin> OutputSink<W> {
                 let rest = filter.finish();
                 write_through(&mut self.to, &rest).await?;
                 if filter.has_queried() {
-                    // Not for the caller's shell, which would take it for typed.
+                    // Waits for the terminal's reply, which the caller's shell would take for typed
+                    // text.
                     tokio::time::sleep(TERMINAL_REPLY_TIMEOUT).await;
                 }
                 terminal::save_undo(Vec::new());
@@ -222,7 +224,8 @@ impl<W: AsyncWrite + Unpin> OutputSink<W> {
     }
 }
 
-/// Writes pieces in the order they came, each flushed at once. Ends at the first failure, which closes the queue.
+/// Writes chunks in order, each flushed at once. The first error ends the task, which closes the
+/// queue.
 async fn write_chunks(
     mut chunks: mpsc::Receiver<OutputChunk>,
     mut stdout: OutputSink<impl AsyncWrite + Unpin>,
@@ -255,9 +258,9 @@ pub(in crate::cli) async fn wait_delivery(writer: Option<Writer>) -> Delivery {
     }
 }
 
-/// Copies our standard input to the program's until either ends; dropping `inside` closes it.
+/// Copies standard input to the program until either ends; dropping `inside` closes the pipe.
 async fn copy_stdin(mut inside: pipe::Sender) {
-    // A program that stops reading is no failure of the run, and an unreadable input ends like an empty one.
+    // A program that stops reading is no failure, and a read error ends the input.
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut inside).await;
 }
 

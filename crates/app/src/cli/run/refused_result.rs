@@ -1,9 +1,9 @@
-//! The result of a run that never became one, so that whoever asked for JSON always gets a result.
+//! The result of a refused run, so that `--json` always prints a result.
 
 use super::super::{message, message::Failure};
 use spec::{Id, RunResult};
 
-/// What the caller said about a run before anything was checked.
+/// The caller's identifiers of a run, before validation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Identity {
     pub(super) run_id: Option<String>,

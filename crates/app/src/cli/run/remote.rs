@@ -1,5 +1,5 @@
-//! `airlock run` at a server: the same options, the same bytes, the same status. The run is the server's; we ask for it,
-//! pass its output on as it comes, and cancel it when we are told to.
+//! `airlock run` at a server: the same options, output and exit status. The run belongs to the
+//! server; this client requests it, prints its output, and cancels it on a signal.
 
 use super::{
     Options, Signals, conclude, learned_rules,
@@ -25,9 +25,10 @@ use spec::{
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
 
-/// How long one question for a result waits; then it is asked again, so that a dead connection is noticed.
+/// The timeout of one request for the result. It is then repeated, so that a dead connection is
+/// noticed.
 const RESULT_POLL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between tries when the connection broke.
+/// Delays between retries after a broken connection.
 const RETRY_DELAYS_MS: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -71,7 +72,7 @@ pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Res
     status
 }
 
-/// The options of a run without a command, for a sandbox that stays.
+/// The request body of a sandbox: the options of a run without a command.
 pub(in crate::cli) fn sandbox_request(
     options: Options,
     env: &ProcessEnv,
@@ -103,7 +104,7 @@ pub(in crate::cli) fn sandbox_request(
     }
 }
 
-/// The options of a run that a job shall be, later and more than once.
+/// The request body of a job's run.
 pub(in crate::cli) fn job_run_request(
     options: Options,
     env: &ProcessEnv,
@@ -134,12 +135,12 @@ pub(in crate::cli) fn job_run_request(
     let Value::Object(mut order) = request_body::body(request, &attachments)? else {
         return Ok(Map::new());
     };
-    // An agent has another one unless it is said.
+    // An unset contract is omitted, because agents have another default.
     order.extend(contract.map(|contract| ("contract".to_owned(), contract.to_string().into())));
     Ok(order)
 }
 
-/// Of a result that a server kept: the exit status, and what is left to say.
+/// Reads a stored result: the exit status, and the messages about its end.
 pub(in crate::cli) fn read_result(result: &Value) -> Result<(u8, Vec<Message>), String> {
     let told = ResultResponse::deserialize(result)
         .map_err(|error| format!("its result cannot be read: {error}"))?;
@@ -147,7 +148,7 @@ pub(in crate::cli) fn read_result(result: &Value) -> Result<(u8, Vec<Message>), 
     Ok((result.exit_status, report::lines(&result)))
 }
 
-/// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
+/// Inputs too large for the request: artifacts of the server while the run lasts.
 struct UploadedInputs {
     attachments: Attachments,
     names: Vec<String>,
@@ -187,7 +188,7 @@ impl UploadedInputs {
     }
 }
 
-/// A run that is asked for. Asked again under the same promise it is the same run: the server names it.
+/// A requested run. Repeated requests carry the same idempotency key and get the same run.
 #[derive(Clone)]
 struct RemoteRun {
     client: Client,
@@ -202,7 +203,7 @@ impl RemoteRun {
             .header(IDEMPOTENCY_KEY, &self.idempotency_key)
     }
 
-    /// Waits for the result, and prints it as it came.
+    /// Waits for the result and prints it unchanged.
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
         let mut cancelled = false;
         let waiting = self.result();
@@ -225,7 +226,7 @@ impl RemoteRun {
         Ok(result.exit_status)
     }
 
-    /// The result, whole.
+    /// Requests the complete result.
     async fn result(&self) -> Result<String, RemoteError> {
         let (mut delays, mut known) = (RETRY_DELAYS_MS.iter(), false);
         loop {
@@ -239,7 +240,7 @@ impl RemoteRun {
             };
             match answer {
                 Ok(text) => return self.text(&text),
-                // It could not start; what is known of it is a result like any other.
+                // The run could not start; its result has the details.
                 Err(RemoteError::Refused(problem))
                     if run_of_instance(&problem.instance).is_some() =>
                 {
@@ -252,7 +253,7 @@ impl RemoteRun {
                         .await?;
                     return self.text(&text);
                 }
-                // Nobody is there to begin with.
+                // A server that was never reached is not retried.
                 Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
                 Err(RemoteError::TimedOut { .. }) => {}
                 Err(error) => match (error.is_transient(), delays.next()) {
@@ -277,7 +278,7 @@ impl RemoteRun {
         Ok(told.result())
     }
 
-    /// Asks for the end of the run; that it ended is seen where it is followed.
+    /// Cancels the run in a background task; its end is seen in the events.
     fn cancel(&self) {
         let asked = self.clone();
         tokio::spawn(async move {
@@ -306,7 +307,7 @@ impl RemoteRun {
 
     fn follow(&self) -> EventStream {
         let asked = self.clone();
-        // However often it is asked for, it is one run, whose events go on behind the last one.
+        // Repeated requests get the same run; its events continue after the last one received.
         let ask = move |last: Option<&str>| {
             let ask = asked.request().header(ACCEPT, "text/event-stream");
             match last {
@@ -321,7 +322,7 @@ impl RemoteRun {
         .start(&self.client)
     }
 
-    /// Passes the output on as it comes, and says what is left to say.
+    /// Prints the output as it arrives, then the messages about the end.
     async fn show(self, mut signals: Signals, learns: bool) -> Result<u8, Failure> {
         let (mut outlet, writer) = output::open_outlet(OutputMode::Streams).unzip();
         let mut progress = RemoteOutput {
@@ -361,24 +362,24 @@ impl RemoteRun {
     }
 }
 
-/// Of a run, what the server calls it.
+/// The identifier of a run.
 #[derive(Deserialize)]
 struct RunIdResponse {
     run_id: String,
 }
 
-/// Whether a problem is about a run that was accepted.
+/// The run that a problem document is about.
 fn run_of_instance(instance: &Option<String>) -> Option<&str> {
     instance.as_deref()?.strip_prefix("/v1/runs/")
 }
 
-/// How much was shown, and what came of it.
+/// The output received so far, and the result.
 struct RemoteOutput {
     asked: RemoteRun,
     events: EventStream,
-    /// How much of each stream has come.
+    /// Offset in each stream.
     at: [u64; 2],
-    /// How much of them never came.
+    /// Bytes that were skipped.
     lost: u64,
     /// The last byte on standard error.
     last: Option<u8>,
@@ -386,7 +387,7 @@ struct RemoteOutput {
 }
 
 impl RemoteOutput {
-    /// One event, taken only when there is room for it. Nothing is lost if this is dropped while waiting.
+    /// Handles one event, taken only when the output queue has room. Cancel-safe.
     async fn next(
         &mut self,
         outlet: Option<&mpsc::Sender<output::OutputChunk>>,
@@ -414,13 +415,14 @@ impl RemoteOutput {
                 self.result = Some(self.asked.read(&event.data)?);
                 return Ok(Step::Over);
             }
-            // `started` and `denied` are in the result; what a later server tells beyond that is not ours to show.
+            // `started` and `denied` are in the result; unknown events of later servers are
+            // ignored.
             _ => {}
         }
         Ok(Step::More)
     }
 
-    /// What of an output is new.
+    /// The new bytes of an output event.
     fn output(&mut self, event: &ServerEvent) -> Result<(Stream, Vec<u8>), Failure> {
         let piece =
             OutputEvent::read(&event.data).map_err(|cause| self.asked.client.not_airlock(cause))?;
@@ -436,7 +438,7 @@ impl RemoteOutput {
         Ok((stream, bytes))
     }
 
-    /// The server may be gone for good or not; the run may go on there.
+    /// Adds a hint to a lost connection: the run may continue.
     fn connection_lost(&self, error: RemoteError) -> Failure {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
@@ -453,7 +455,7 @@ impl RemoteOutput {
         let mut result = self
             .result
             .ok_or_else(|| self.asked.client.not_airlock("it told no end of the run"))?;
-        // Only whether its line was ended matters below.
+        // Only whether the last line ended with a newline matters.
         result.stderr = self.last.into_iter().collect();
         let delivery = match (delivery, self.lost) {
             (Delivery::Complete, 1..) => Delivery::Failed(io::Error::other(format!(
@@ -478,7 +480,7 @@ enum StreamName {
     Stderr,
 }
 
-/// A piece of output, as servers tell it.
+/// An `output` event.
 #[derive(Debug, Deserialize)]
 pub(in crate::cli) struct OutputEvent {
     stream: StreamName,
@@ -510,7 +512,7 @@ impl OutputEvent {
         }
     }
 
-    /// What of it lies behind what is known, and how much was skipped before it.
+    /// The bytes after the offset, and how many were skipped before them.
     pub(in crate::cli) fn beyond(self, at: &mut u64) -> (Vec<u8>, u64) {
         let lost = self.offset.saturating_sub(*at);
         let known = usize::try_from(at.saturating_sub(self.offset)).unwrap_or(usize::MAX);
@@ -520,7 +522,7 @@ impl OutputEvent {
     }
 }
 
-/// Of a result what there is to say about it.
+/// The fields of a result that messages need.
 #[derive(Debug, Deserialize)]
 struct ResultResponse {
     status: Status,
@@ -558,14 +560,14 @@ impl ResultResponse {
                 uses: rule.uses,
             })
         };
-        // Its identifier is not looked at here; the server's is in the text.
+        // The identifier is not used; the server's is in the printed text.
         let blank = RunResult::blank(engine::fresh_id(), self.profile, Timestamp(0));
         RunResult {
             status: self.status,
             signal: self.signal,
             exit_status: self.exit_status,
             error: self.error,
-            // One that a later server knows has no words here.
+            // Unknown limits of later servers are ignored.
             limits_hit: self
                 .limits_hit
                 .into_iter()

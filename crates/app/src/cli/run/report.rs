@@ -1,5 +1,5 @@
-//! What is left to say on stderr after the program's own output: why it was stopped, what it ran into,
-//! where the box was weaker than asked.
+//! Messages on stderr after the program's output: why it was stopped, denials, limits, and weaker
+//! enforcement.
 
 use super::super::message::Message;
 use spec::{Denial, Enforcer, ErrorCode, LimitName, RunResult, Status};
@@ -8,7 +8,7 @@ const SIGABRT: i32 = 6;
 const SIGBUS: i32 = 7;
 const SIGSEGV: i32 = 11;
 
-/// Everything there is to say about a run whose output was passed on live.
+/// All messages about a run whose output was printed as it arrived.
 pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     let mut lines = error(result);
     lines.extend(signal(result));
@@ -16,7 +16,7 @@ pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     lines
 }
 
-/// With `--json` only a refusal is told on stderr, too.
+/// With `--json`, only a refusal is reported on stderr, too.
 pub(super) fn refusal(result: &RunResult) -> Vec<Message> {
     match result.status {
         Status::NotStarted => error(result),
@@ -31,7 +31,7 @@ pub(super) fn refusal(result: &RunResult) -> Vec<Message> {
     }
 }
 
-/// What holds whatever became of the output: limits, denials, kept files, weaker enforcement.
+/// Notes that do not depend on the output: limits, denials, artifacts, weaker enforcement.
 pub(super) fn notes(result: &RunResult) -> Vec<Message> {
     let limits = result
         .limits_hit
@@ -84,10 +84,11 @@ fn error(result: &RunResult) -> Vec<Message> {
     }
 }
 
-/// A program killed by a signal says nothing itself; a shell would.
+/// Reports the signal that killed the program, as a shell would.
 fn signal(result: &RunResult) -> Option<Message> {
     let number = result.signal.filter(|_| result.error.is_none())?;
-    // Without a cgroup a program that gets no memory is not stopped: it is told so, and few are ready for that.
+    // Without a cgroup, an allocation beyond the limit fails instead of killing the program, and
+    // few programs handle that.
     let by_process = result.enforced_by.get("memory") == Some(&Enforcer::Rlimit);
     let perhaps = if by_process && [SIGABRT, SIGBUS, SIGSEGV].contains(&number) {
         "; perhaps it got no more memory (--memory)"
@@ -104,7 +105,7 @@ fn is_in_error(result: &RunResult, limit: LimitName) -> bool {
     match limit {
         LimitName::WallTime => code == Some(ErrorCode::Timeout),
         LimitName::Memory => code == Some(ErrorCode::OomKilled),
-        // It concerns the copy in the result; what was passed on live is whole.
+        // The limit applies to the copy in the result; the printed output is complete.
         LimitName::Output => true,
         LimitName::Pids
         | LimitName::CpuTime

@@ -1,4 +1,4 @@
-//! A run as a server is asked for it: every field of the request under its name in `POST /v1/runs`.
+//! The body of `POST /v1/runs`: every option under its field name.
 
 use super::{super::message::Failure, symlinks};
 use crate::config::ProcessEnv;
@@ -13,13 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What of files and standard input goes into a request itself.
+/// The maximum size of files and standard input inside a request.
 pub(super) const MAX_INLINE_BYTES: u64 = 6 << 20;
 
-/// What a run needs beside its options.
+/// Standard input and input files of a run.
 #[derive(Debug, Default)]
 pub(super) struct Attachments {
-    /// What the program reads.
+    /// The program's standard input.
     pub(super) stdin: Option<Vec<u8>>,
     /// Small inputs, by name.
     pub(super) inline: Vec<(String, Vec<u8>)>,
@@ -30,7 +30,7 @@ pub(super) struct Attachments {
 }
 
 impl Attachments {
-    /// Reads what is to be sent along.
+    /// Reads standard input and small files; large files are listed for an upload.
     pub(super) fn read(
         request: &RunRequest,
         env: &ProcessEnv,
@@ -69,7 +69,7 @@ impl Attachments {
     }
 }
 
-/// The bytes of a file; none if it is too large for a request.
+/// Reads a file; `None` if it is too large for a request.
 fn read(path: &Path, room: u64) -> Result<Option<Vec<u8>>, Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot read `{}`: {error}", path.display());
@@ -101,7 +101,7 @@ fn stdin(room: u64) -> Result<Vec<u8>, Failure> {
 
 /// The body of the request.
 pub(super) fn body(request: RunRequest, attachments: &Attachments) -> Result<Value, Failure> {
-    // Whole, so that a new option cannot be forgotten here.
+    // Destructured completely, so that a new option cannot be forgotten here.
     let RunRequest {
         command,
         profile,
@@ -181,7 +181,7 @@ pub(super) fn body(request: RunRequest, attachments: &Attachments) -> Result<Val
     });
     if let Value::Object(fields) = &mut fields {
         fields.extend(limit_fields(limits));
-        // What was not said is not sent: a server that does not know it has nothing to refuse.
+        // Unset fields are omitted: an older server would refuse unknown ones.
         fields.retain(|_, value| !is_unset(value));
     }
     Ok(fields)
@@ -269,7 +269,7 @@ pub(in crate::cli) fn utf8_all(all: &[OsString], option: &str) -> Result<Vec<Str
     all.iter().map(|text| utf8(text, option)).collect()
 }
 
-/// JSON has no other bytes.
+/// Text for JSON, which has no other bytes.
 pub(super) fn utf8(text: &OsStr, option: &str) -> Result<String, Failure> {
     String::from_utf8(text.as_bytes().to_vec()).map_err(|_| {
         let message = format!(

@@ -1,4 +1,4 @@
-//! What a user is told the first time that his folder is staged although he did not say so.
+//! The note that a workspace is staged by default, printed once.
 
 use crate::cli::message::{self, Message};
 use std::{
@@ -8,10 +8,10 @@ use std::{
     path::Path,
 };
 
-/// An empty file in the state folder: it was said.
+/// An empty file in the state folder: the note was printed.
 const EXPLAINED_MARKER: &str = "staging-explained";
 
-/// Says when changes reach the folder, once for each state folder.
+/// Prints when changes reach the folder, once for each state folder.
 pub(super) fn explain_once(state: &Path, folder: &Path) {
     let mut marker = OpenOptions::new();
     marker.write(true).create_new(true).mode(0o600);

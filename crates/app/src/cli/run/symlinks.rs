@@ -1,20 +1,20 @@
-//! Paths that lie below the current folder lead where they say: no symbolic link below that folder is followed unless
-//! `--follow-links` asks for it. A program that could write there in an earlier run may have planted one, and the next
-//! command line, the same as ever, would mount or read what it points to. Not looked up by `fs`, which keeps beneath the
-//! folder: what a caller names may lead above it by `..`.
+//! Refuses symbolic links below the current folder unless `--follow-links` is given. A program that
+//! could write there in an earlier run may have planted one, and the same command line would then
+//! mount or read its target. The lookup does not use `fs`, which stays beneath a folder: a caller
+//! may name paths above it with `..`.
 
 use super::super::message::Failure;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use spec::{FileId, InputSource, Root, RunSpec};
 use std::path::{Path, PathBuf};
 
-/// The identity of nothing: what is looked at later under that path is refused.
+/// An identity that matches no file: a later lookup of that path is refused.
 const NO_FILE: FileId = FileId {
     device: 0,
     inode: 0,
 };
 
-/// Refuses links, and pins every other path to what it leads to now, for whoever looks it up again.
+/// Refuses links, and records the identity of every other path for later lookups.
 pub(in crate::cli) fn pin(spec: &mut RunSpec, current_folder: &Path) -> Result<(), Failure> {
     for (option, path) in named_paths(spec) {
         if let Some(found) = resolve(current_folder, option, &path)? {
@@ -24,7 +24,7 @@ pub(in crate::cli) fn pin(spec: &mut RunSpec, current_folder: &Path) -> Result<(
     Ok(())
 }
 
-/// Refuses a file of this machine that is reached through a link.
+/// Refuses an input file that is reached through a link.
 pub(super) fn refuse_input(current_folder: &Path, path: &Path) -> Result<(), Failure> {
     resolve(current_folder, "--input", path).map(drop)
 }
@@ -45,9 +45,9 @@ fn named_paths(spec: &RunSpec) -> Vec<(&'static str, PathBuf)> {
     all.map(|(option, path)| (option, path.clone())).collect()
 }
 
-/// What a path leads to without links; none if it does not lie below the current folder.
+/// The identity of a path resolved without links; `None` outside the current folder.
 fn resolve(current_folder: &Path, option: &str, path: &Path) -> Result<Option<FileId>, Failure> {
-    // The root holds links of the system, and is nobody's folder to work in.
+    // In `/`, links of the system are expected, and nobody works there.
     if current_folder.parent().is_none() {
         return Ok(None);
     }
@@ -74,7 +74,7 @@ fn resolve(current_folder: &Path, option: &str, path: &Path) -> Result<Option<Fi
             inode: found.st_ino,
         })),
         Err(rustix::io::Errno::LOOP) => Err(symlink_refusal(current_folder, option, below)),
-        // Whoever opens it says why it cannot be had.
+        // The code that opens the path reports the error.
         Err(_) => Ok(Some(NO_FILE)),
     }
 }

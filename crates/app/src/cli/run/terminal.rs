@@ -1,5 +1,5 @@
-//! The caller's own terminal while a run has one: every key goes inside, and afterwards it is as it was, whatever
-//! ended the run.
+//! The caller's terminal during a run with `--tty`: raw mode, and restoration after every kind of
+//! end.
 
 use super::{super::message::Failure, output::TimeoutWarning, signals};
 use crate::config::ProcessEnv;
@@ -23,18 +23,18 @@ use tokio::{
     sync::oneshot,
 };
 
-/// What a terminal of unknown size is taken for, as everywhere.
+/// The assumed size of a terminal of unknown size.
 const DEFAULT_SIZE: TerminalSize = TerminalSize {
     rows: 24,
     columns: 80,
 };
-/// How long a terminal may take for the few bytes that put its screen in order.
+/// How long the terminal may take to accept the restoring sequences.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(200);
-/// A terminal that can do nothing.
+/// The terminal type without capabilities.
 const NO_TERMINAL: &str = "dumb";
 
-/// How the terminal was, and what puts its screen in order again. Here and not in a guard, because a panic and a
-/// second Ctrl-C end the process without unwinding.
+/// The saved terminal settings, and the sequences that restore the screen. A static and not a
+/// guard, because a panic and a second Ctrl-C end the process without unwinding.
 static SAVED: Mutex<Option<SavedTerminal>> = Mutex::new(None);
 
 struct SavedTerminal {
@@ -42,7 +42,7 @@ struct SavedTerminal {
     undo: Vec<u8>,
 }
 
-/// Makes the request one for a terminal like the caller's. `only_planned` needs none to be there.
+/// Requests a terminal like the caller's. `only_planned` works without one.
 pub(super) fn request_terminal(
     request: &mut RunRequest,
     env: &ProcessEnv,
@@ -59,27 +59,27 @@ pub(super) fn request_terminal(
     Ok(())
 }
 
-/// How long before its end a limit of time is told.
+/// How long before the timeout the warning is shown.
 const WARN_BEFORE: Duration = Duration::from_secs(60);
 
-/// What is said on the terminal a minute before its time is over, if it is limited to more than that.
+/// The warning shown a minute before the timeout, if the timeout is longer.
 pub(super) fn timeout_warning(limit: Time) -> Option<TimeoutWarning> {
     let after = limit.0.checked_sub(WARN_BEFORE)?;
     let is_due = limit != Limits::NO_WALL_TIME && !after.is_zero();
     is_due.then(|| TimeoutWarning {
         after,
-        // Keys are raw: a line feed alone does not return.
+        // In raw mode, a line feed alone does not return the carriage.
         text: format!("\r\nairlock: note: one minute of {limit} is left (--timeout)\r\n"),
     })
 }
 
-/// Shells and the like, which without arguments read what is typed.
+/// Interactive programs, which without arguments read the terminal.
 const READ_FROM_TERMINALS: [&str; 16] = [
     "bash", "sh", "dash", "zsh", "fish", "ksh", "python", "python3", "ipython", "node", "deno",
     "irb", "lua", "php", "R", "cat",
 ];
 
-/// Whether somebody at a terminal started what waits for words, and gave it none.
+/// Whether an interactive program was started from a terminal without `--tty` or `--stdin`.
 pub(super) fn reads_terminal(command: &[OsString]) -> bool {
     let is_env = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("env"));
     let command = match command {
@@ -99,7 +99,7 @@ pub(super) fn reads_terminal(command: &[OsString]) -> bool {
     }
     let name = Path::new(program).file_name().unwrap_or_default();
     let name = name.to_string_lossy();
-    // As in `python3.12`.
+    // Strips a version, as in `python3.12`.
     let plain = name.trim_end_matches(|end: char| end.is_ascii_digit() || end == '.');
     let reads = READ_FROM_TERMINALS.contains(&&*name) || READ_FROM_TERMINALS.contains(&plain);
     reads && io::stdin().is_terminal()
@@ -117,7 +117,7 @@ fn require_terminal() -> Result<(), Failure> {
     }
 }
 
-/// The caller's terminal, for a program elsewhere: how large it is, and of what kind.
+/// Size and type of the caller's terminal, for a program at a server.
 pub(in crate::cli) fn caller_terminal(
     env: &ProcessEnv,
 ) -> Result<(TerminalSize, OsString), Failure> {
@@ -128,7 +128,7 @@ pub(in crate::cli) fn caller_terminal(
     ))
 }
 
-/// What kind of terminal programs find: the caller's, if it is a plain name.
+/// The terminal type for programs: the caller's, if it is a plain name.
 fn terminal_kind(caller_terminal: Option<&OsString>) -> OsString {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+-".contains(byte);
     let fits =
@@ -147,11 +147,11 @@ pub(in crate::cli) fn size() -> Option<TerminalSize> {
     })
 }
 
-/// The terminal is ours until this is dropped.
+/// The terminal in raw mode, until dropped.
 pub(in crate::cli) struct RawTerminal(());
 
 impl RawTerminal {
-    /// From now on keys are bytes and nothing else.
+    /// Switches the terminal to raw mode.
     pub(in crate::cli) fn enter() -> Result<RawTerminal, Failure> {
         let failed =
             |error: io::Error| Failure::internal(format!("cannot take the terminal over: {error}"));
@@ -181,13 +181,13 @@ fn restore_on_panic() {
     }));
 }
 
-/// Whether the terminal is ours to change: in the background it is the shell's.
+/// Whether this process is in the foreground: in the background the terminal belongs to the shell.
 fn is_foreground() -> bool {
     tcgetpgrp(io::stdin()).map_or(true, |front| front == rustix::process::getpgrp())
 }
 
 fn make_raw() -> io::Result<()> {
-    // A panic may hold it; then nobody needs a raw terminal any more.
+    // `try_lock`, because a panicking thread may hold the lock.
     if is_foreground()
         && let Ok(saved) = SAVED.try_lock()
         && let Some(saved) = &*saved
@@ -199,7 +199,7 @@ fn make_raw() -> io::Result<()> {
     Ok(())
 }
 
-/// Remembers what would put the screen in order, should the run end now.
+/// Saves the sequences that would restore the screen, should the run end now.
 pub(super) fn save_undo(undo: Vec<u8>) {
     if let Ok(mut saved) = SAVED.lock()
         && let Some(saved) = &mut *saved
@@ -208,15 +208,15 @@ pub(super) fn save_undo(undo: Vec<u8>) {
     }
 }
 
-/// Puts screen and keys back as they were. What was typed and not read is dropped: it may be the terminal's answer
-/// to a question of the program's, which must not become a command line.
+/// Restores screen and keys. Unread input is dropped: it may be the terminal's reply to a query of
+/// the program, which must not become a command line.
 pub(super) fn restore() {
-    // Where this fails the terminal is gone.
+    // Errors are ignored: the terminal is gone.
     if is_foreground()
         && let Ok(saved) = SAVED.try_lock()
         && let Some(saved) = &*saved
     {
-        // At once, not when all is written: a terminal that takes nothing more must not hold us.
+        // `Now`, not `Drain`: a blocked terminal must not block this process.
         _ = tcsetattr(io::stdin(), OptionalActions::Now, &saved.before);
         _ = tcflush(io::stdin(), QueueSelector::IFlush);
         if !saved.undo.is_empty() {
@@ -225,7 +225,7 @@ pub(super) fn restore() {
     }
 }
 
-/// Ends colours in which lines were left, above all the invisible one.
+/// Resets colours, above all the invisible one.
 pub(super) fn reset_colours() {
     const PLAIN: &[u8] = b"\x1b[0m";
     if io::stdout().is_terminal() {
@@ -236,45 +236,46 @@ pub(super) fn reset_colours() {
     }
 }
 
-/// Past the lock of the stream, which whoever waits for the terminal holds.
+/// Writes without the stream's lock, which a blocked writer may hold.
 fn write_with_timeout(to: impl AsFd + Send + 'static, bytes: Vec<u8>) {
     let (done, wait) = mpsc::channel();
     let writer = thread::Builder::new().spawn(move || {
         _ = rustix::io::write(to, &bytes);
         _ = done.send(());
     });
-    // Without a thread the screen stays as it is: nothing may hold us, and a panic here would be the second.
+    // Without a thread the screen is not restored: this process must not block, and a panic here
+    // would be the second.
     if writer.is_ok() {
         _ = wait.recv_timeout(WRITE_TIMEOUT);
     }
 }
 
-/// Types what is typed here, and keeps the window as large as ours, until the run ends.
+/// Forwards input and window size until the run ends.
 pub(super) async fn forward_input(terminal: oneshot::Receiver<Terminal>) {
-    // A run that never started has none.
+    // A run that never started has no terminal.
     let Ok(Terminal { input, window }) = terminal.await else {
         return;
     };
     tokio::spawn(copy_stdin(input));
-    // Without signals the window stays as it is.
+    // Without signals, the size is not updated.
     _ = forward_size(window).await;
 }
 
 async fn copy_stdin(mut inside: pipe::Sender) {
-    // Either end may be gone before the other.
+    // Either end may close first.
     _ = tokio::io::copy(&mut tokio::io::stdin(), &mut inside).await;
 }
 
 async fn forward_size(window: TerminalWindow) -> io::Result<()> {
     watch_size(move |size| {
-        // The box may have ended.
+        // The sandbox may have ended.
         _ = window.resize(size);
         true
     })
     .await
 }
 
-/// Tells how large our window is, now and whenever it changes, for as long as that is wanted.
+/// Reports the window size, now and after each change, until `tell` returns `false`.
 pub(in crate::cli) async fn watch_size(
     mut tell: impl FnMut(TerminalSize) -> bool,
 ) -> io::Result<()> {
@@ -297,7 +298,8 @@ pub(in crate::cli) async fn watch_size(
     }
 }
 
-/// Stops us as the caller's shell would have it. The run goes on, up to a full screen, and so does its clock.
+/// Stops this process, as the shell expects after Ctrl-Z. The run continues until its output
+/// blocks, and so does its timeout.
 fn suspend() -> io::Result<()> {
     restore();
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?;

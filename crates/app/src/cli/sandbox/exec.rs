@@ -1,5 +1,5 @@
-//! `airlock sandbox exec`: a program in a sandbox that stays. It is started, then followed by its identifier, so that a
-//! broken connection loses nothing.
+//! `airlock sandbox exec`: runs a program in a sandbox of a server. The program is started, then
+//! followed by its identifier, so that a broken connection loses nothing.
 
 use super::{path, pty, stdin_upload};
 use crate::{
@@ -91,7 +91,7 @@ impl Options {
     }
 }
 
-/// A program, and what came of it.
+/// A program's state, as the server reports it.
 #[derive(Debug, Deserialize)]
 pub(super) struct ExecState {
     pub(super) exec_id: String,
@@ -103,7 +103,7 @@ pub(super) struct ExecState {
 }
 
 impl ExecState {
-    /// What a shell would report.
+    /// The exit status that a shell would report.
     pub(super) fn exit_status(&self) -> u8 {
         let by_signal = self.signal.map(|signal| 128u8.wrapping_add(signal as u8));
         match self.status {
@@ -120,7 +120,7 @@ impl ExecState {
         }
     }
 
-    /// What is left to say about it.
+    /// Messages about the program's end.
     pub(super) fn lines(&self) -> Vec<Message> {
         match (&self.error, self.signal) {
             (Some(error), _) => {
@@ -137,7 +137,7 @@ impl ExecState {
     }
 }
 
-/// A program that was started.
+/// A started program.
 #[derive(Clone)]
 pub(super) struct RemoteExec {
     pub(super) client: Client,
@@ -161,7 +161,7 @@ impl RemoteExec {
         }
     }
 
-    /// Ends it, whoever waits for that.
+    /// Cancels the program in a background task.
     pub(super) fn cancel(&self) {
         let (client, path) = (self.client.clone(), self.path());
         tokio::spawn(async move {
@@ -204,7 +204,7 @@ pub(super) async fn execute(
     }
 }
 
-/// Starts a program; it does not end with us.
+/// Starts a program, which continues if this command ends.
 pub(super) async fn start(
     client: &Client,
     id: &str,
@@ -224,7 +224,7 @@ fn detached(state: &ExecState, json: bool) -> Result<u8, Failure> {
 }
 
 impl RemoteExec {
-    /// What it writes, and its end.
+    /// Follows the program's output and end.
     pub(super) fn follow(&self) -> crate::remote::EventStream {
         let path = format!("{}/events", self.path());
         let ask = move |last: Option<&str>| match last {

@@ -1,4 +1,4 @@
-//! Files into a sandbox's workspace and out of it, streamed.
+//! Uploads files to and downloads files from a sandbox's workspace.
 
 use super::{file_name, file_path};
 use crate::{
@@ -17,10 +17,10 @@ use std::{
     time::Duration,
 };
 
-/// How long a large file may take.
+/// How long an upload may take.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// A file to put there.
+/// The options of `airlock sandbox put`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  airlock sandbox put $id main.py\n  date | airlock sandbox put $id - --name now.txt"
@@ -35,7 +35,7 @@ pub(super) struct PutOptions {
     name: Option<PathBuf>,
 }
 
-/// A file to fetch.
+/// The options of `airlock sandbox get`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  airlock sandbox get $id result.txt\n  airlock sandbox get $id result.txt --output here.txt"

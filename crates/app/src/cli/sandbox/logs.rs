@@ -1,4 +1,4 @@
-//! `airlock sandbox logs`: what a program of a sandbox wrote until now, or until it ends.
+//! `airlock sandbox logs`: a program's output so far, or until it ends.
 
 use super::{exec::RemoteExec, path};
 use crate::{
@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use spec::Stream;
 use std::io;
 
-/// Whose output.
+/// The options of `airlock sandbox logs`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     /// The sandbox
@@ -78,7 +78,7 @@ pub(super) async fn show(options: Options, client: Client) -> Result<u8, Failure
     }
 }
 
-/// What there is when it begins, one piece after another.
+/// Prints the output that exists at the start, piece by piece.
 async fn print_kept(options: Options, client: Client) -> Result<u8, Failure> {
     let mut answer = options
         .fetch(&client, options.exec.clone(), ("offset", 0))
@@ -110,7 +110,7 @@ fn exec_id(client: &Client, answer: &ClientResponse) -> Result<String, Failure> 
     })
 }
 
-/// By its events, of which the server sends some sign even while the program is silent.
+/// Follows the events, because the server sends keep-alives while the program is silent.
 async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
     let exec = exec_id(
         &client,
@@ -119,21 +119,20 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
             .await?,
     )?;
     let (stream, _) = options.stream();
-    let exec_handle = RemoteExec {
+    let exec = RemoteExec {
         client,
         sandbox: options.id,
         exec,
     };
     let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
-    let (mut events, mut out, mut at, mut lost) =
-        (exec_handle.follow(), OutputTarget::stdout(), 0, 0);
+    let (mut events, mut out, mut at, mut lost) = (exec.follow(), OutputTarget::stdout(), 0, 0);
     while let Some(event) = events.next().await {
         let event = event?;
         if event.name != "output" {
             continue;
         }
-        let piece = OutputEvent::read(&event.data)
-            .map_err(|cause| exec_handle.client.not_airlock(cause))?;
+        let piece =
+            OutputEvent::read(&event.data).map_err(|cause| exec.client.not_airlock(cause))?;
         if piece.stream() != stream {
             continue;
         }

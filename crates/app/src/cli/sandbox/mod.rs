@@ -1,4 +1,5 @@
-//! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
+//! `airlock sandbox`: long-lived sandboxes of a server: create, list, run programs, move files,
+//! remove.
 
 mod exec;
 mod files;
@@ -86,7 +87,7 @@ enum Action {
     },
 }
 
-/// Hides what is about a command: a sandbox is made without one.
+/// Hides options about a command: a sandbox is created without one.
 fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = [
         "command",
@@ -104,7 +105,7 @@ fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     }
 }
 
-/// What is asked of one sandbox.
+/// Arguments of the commands for one sandbox.
 #[derive(Args, Debug)]
 struct SandboxArgs {
     /// The sandbox
@@ -114,7 +115,7 @@ struct SandboxArgs {
     json: bool,
 }
 
-/// A sandbox that is asked for.
+/// The options of `airlock sandbox create`.
 #[derive(Args, Debug)]
 struct CreateOptions {
     #[command(flatten)]
@@ -152,7 +153,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     let client = global.require_server(env)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(carry_out(options.action, client, env));
-    // A read of standard input may still be waiting; it must not hold us.
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     status
 }
@@ -185,12 +186,12 @@ async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u
     }
 }
 
-/// The address of a sandbox.
+/// The path of a sandbox in the API.
 fn path(id: &str) -> String {
     format!("/v1/sandboxes/{}", segment(id.as_bytes()))
 }
 
-/// The options of a run without a command, and how long it stays.
+/// The body of the request: options of a run without a command, lifetimes and labels.
 fn request_body(create: CreateOptions, env: &ProcessEnv) -> Result<Value, Failure> {
     let mut request_body = run::sandbox_request(create.run, env)?;
     let time = |time: Option<Time>| time.map_or(Value::Null, |time| time.to_string().into());
@@ -217,7 +218,7 @@ fn request_body(create: CreateOptions, env: &ProcessEnv) -> Result<Value, Failur
     Ok(request_body.into())
 }
 
-/// A new sandbox: its identifier, or all about it.
+/// Prints a new sandbox: its identifier, or all data with `--json`.
 fn print_created(sandbox: Value, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(&sandbox)?,
@@ -243,7 +244,7 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Identifier, how it is, until when, and its labels.
+/// One line of the list: identifier, state, expiry, labels.
 fn list_line(sandbox: &Value) -> String {
     let text = |name: &str| printable(sandbox[name].as_str().unwrap_or_default());
     let labels = sandbox["labels"].as_object().into_iter().flatten();
@@ -291,7 +292,7 @@ async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failu
     Ok(0)
 }
 
-/// A path below the workspace as it stands in an address.
+/// The API path of a file in the workspace.
 fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     let hint = "name a file below /workspace, such as src/main.py";
     let inside = name.strip_prefix("/workspace").unwrap_or(name);
@@ -301,7 +302,7 @@ fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     Ok(format!("{}/files/{}", path(id), segments(bytes)))
 }
 
-/// What a file is called that nobody named.
+/// The default name of an uploaded file.
 fn file_name(file: &std::path::Path) -> Option<PathBuf> {
     file.file_name().map(PathBuf::from)
 }

@@ -1,5 +1,6 @@
-//! `airlock sandbox exec --tty`: our terminal at a program far away, over a WebSocket. Binary frames are keys and what is
-//! shown, text frames are JSON about it. A connection that breaks is made again where it was.
+//! `airlock sandbox exec --tty`: the caller's terminal at a program of a server, over a WebSocket.
+//! Binary frames carry keys and output, text frames carry JSON. A broken connection is resumed at
+//! the same offset.
 
 use super::exec::{self, ExecState, RemoteExec};
 use crate::{
@@ -22,16 +23,16 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, handshake::client::generate_key, protocol::WebSocketConfig},
 };
 
-/// What one message may carry.
+/// The maximum size of one message.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Servers ask every 20 seconds whether we are there.
+/// Servers send a ping every 20 seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_DELAYS_MS: [u64; 5] = [100, 300, 1000, 2000, 4000];
 
 type Socket = WebSocketStream<Box<dyn Connection>>;
 
-/// What a server says in a text frame.
+/// A text frame of the server.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ServerMessage {
@@ -42,7 +43,7 @@ enum ServerMessage {
     Error(IgnoredAny),
 }
 
-/// Starts the program, shows it, and gives its status.
+/// Starts the program, shows its terminal, and returns its exit status.
 pub(super) async fn execute(
     id: &str,
     mut order: Map<String, Value>,
@@ -78,22 +79,22 @@ pub(super) async fn execute(
     }
     drop(outlet);
     run::wait_delivery(writer).await;
-    // Before anything is said there.
+    // The terminal is restored before messages are printed.
     drop(taken);
     let state = ended?;
     message::print(&state.lines());
     Ok(state.exit_status())
 }
 
-/// Our terminal at a program.
+/// The caller's terminal, connected to a program.
 struct PtySession<'a> {
     started: &'a RemoteExec,
-    /// How much of its output was shown.
+    /// Bytes of output shown so far.
     bytes_shown: u64,
 }
 
 impl PtySession<'_> {
-    /// To the end of the program, over as many connections as it takes.
+    /// Runs to the end of the program, over as many connections as needed.
     async fn run(
         mut self,
         outlet: Option<&mpsc::Sender<OutputChunk>>,
@@ -115,7 +116,7 @@ impl PtySession<'_> {
         }
     }
 
-    /// One connection.
+    /// Runs one connection.
     async fn run_connection(
         &mut self,
         terminal_input: &mut mpsc::Receiver<TerminalInput>,
@@ -130,7 +131,7 @@ impl PtySession<'_> {
         loop {
             let message = tokio::select! {
                 message = timeout(IDLE_TIMEOUT, from.next()) => message,
-                // Once nobody types any more, what is shown is still worth seeing.
+                // Output continues after the end of input.
                 Some(input) = terminal_input.recv() => {
                     send(&mut to, Some(input)).await.map_err(broken)?;
                     continue;
@@ -144,7 +145,8 @@ impl PtySession<'_> {
                 Message::Binary(bytes) => {
                     self.bytes_shown += bytes.len() as u64;
                     if let Some(outlet) = outlet {
-                        // Nobody to see it; the program goes on as it would behind a curtain.
+                        // A closed output is ignored: the program continues as on a detached
+                        // terminal.
                         _ = outlet.send((Stream::Stdout, bytes.to_vec())).await;
                     }
                 }
@@ -164,17 +166,17 @@ impl PtySession<'_> {
 
     async fn open(&self) -> Result<Socket, RemoteError> {
         let client = &self.started.client;
-        let asked = [
+        let parameters = [
             ("exec", Some(self.started.exec.clone())),
             ("offset", Some(self.bytes_shown.to_string())),
         ];
         let path = format!(
             "{}/pty{}",
             super::path(&self.started.sandbox),
-            query(&asked)
+            query(&parameters)
         );
         let mut request = Request::builder()
-            // Only its path is sent; a name is asked for.
+            // Only the path is sent; the WebSocket library requires a full URL.
             .uri(format!("ws://{}{path}", client.address.authority()))
             .header(header::HOST, client.address.authority())
             .header(header::CONNECTION, "Upgrade")
@@ -204,7 +206,7 @@ impl PtySession<'_> {
     }
 }
 
-/// What is to be sent.
+/// Input from the terminal.
 enum TerminalInput {
     Keys(Vec<u8>),
     Size(spec::TerminalSize),
@@ -224,7 +226,7 @@ async fn send(
     }
 }
 
-/// What is typed here, and how large our window is, until nobody listens.
+/// Reads keys and window sizes until the receiver is dropped.
 fn terminal_input() -> mpsc::Receiver<TerminalInput> {
     let (sender, input) = mpsc::channel(4);
     let sizes = sender.clone();

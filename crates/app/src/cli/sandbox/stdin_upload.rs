@@ -1,7 +1,7 @@
-//! Our standard input on its way to a program at a server: piece by piece, each sent again until it has arrived.
+//! Uploads standard input to a program of a server, in chunks that are retried until they arrive.
 //!
-//! Nothing is under way while nothing is typed, so that no silence ends it; and a server passes over what it has typed
-//! already, so that nothing is lost or doubled when a connection breaks.
+//! No request is open while there is no input, so that no timeout applies. Chunks carry offsets: a
+//! server skips bytes that it has, so that a broken connection neither loses nor doubles any.
 
 use super::exec::RemoteExec;
 use crate::{
@@ -13,13 +13,13 @@ use http::Method;
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
 
-/// What is sent at a time at most; a server takes as much from whoever has nobody to read it.
+/// The maximum size of a chunk; servers buffer this much for a program that does not read.
 const MAX_CHUNK_BYTES: usize = 4 << 20;
-/// A program may read as slowly as it likes; after so long it is asked again.
+/// The timeout of one request, which is then sent again: programs may read slowly.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Types our standard input there, to its end. If that fails it is said, and the program ended: what it would make of half
-/// of its input is not what was asked for.
+/// Starts the upload. A failure is reported and cancels the program: with half of its input it
+/// would compute something else.
 pub(super) fn start(started: &RemoteExec) {
     let (started, chunks) = (started.clone(), read_ahead(io::stdin()));
     tokio::spawn(async move {
@@ -40,7 +40,7 @@ async fn upload(
     let mut at = 0;
     while let Some(chunk) = chunks.recv().await {
         let mut bytes = BytesMut::from(chunk.map_err(local)?);
-        // What came while the last was on its way goes together.
+        // Chunks that arrived during the last request are joined.
         while bytes.len() < MAX_CHUNK_BYTES
             && let Ok(more) = chunks.try_recv()
         {
@@ -55,7 +55,7 @@ async fn upload(
     send(started, at, Bytes::new(), true).await.map(drop)
 }
 
-/// Sends one piece until it has arrived; false if nobody reads any more, which is the program's own affair.
+/// Sends one chunk until it has arrived; `false` if the program no longer reads.
 async fn send(
     started: &RemoteExec,
     at: u64,
@@ -77,7 +77,7 @@ async fn send(
             Err(error) => error,
         };
         let is_transient = match &error {
-            // What became of the program is told where it is followed.
+            // The program's end is reported by its events.
             RemoteError::Refused(problem) if [404, 409, 410].contains(&problem.status) => {
                 return Ok(false);
             }

@@ -1,4 +1,4 @@
-//! The admin's key in a file of its owner's: read if it is there, made if not.
+//! The admin key's file: read if it exists, created if not.
 
 use super::{Failure, key_failure};
 use gateway::{ApiKeys, ApiToken, Scope};
@@ -15,7 +15,7 @@ use std::{
 
 const MAX_KEY_FILE_BYTES: u64 = 4096;
 
-/// Makes sure that the key in the file is good, and that there is one.
+/// Ensures that the file holds a valid admin key.
 pub(super) fn read_or_make(path: &Path, keys: &ApiKeys) -> Result<(), Failure> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
@@ -53,7 +53,7 @@ fn read(path: &Path, file: File) -> Result<ApiToken, Failure> {
         .ok_or_else(|| bad(path, "it holds no key as `airlock key create` makes them"))
 }
 
-/// It is not there, and cannot be made.
+/// The file is missing and cannot be created.
 fn cannot_create(path: &Path, error: Errno) -> Failure {
     let message = format!(
         "`{}` cannot be made for the admin's key: {}",

@@ -1,25 +1,25 @@
-//! What keys without `admin` may have where the operator does not say it: from the size of the machine, so that one of
-//! them cannot take all of it.
+//! Default limits for keys without `admin`, derived from the machine's size, so that one of them
+//! cannot use all of it.
 
 use spec::{Maximum, Size, Time};
 use std::{fs, time::Duration};
 
-/// A machine that does not say how large it is counts as one of this memory.
+/// The assumed memory of a machine whose /proc/meminfo cannot be read.
 const DEFAULT_MEMORY: u64 = 2 << 30;
 const MIN_PIDS: u64 = 512;
 const MAX_PIDS: u64 = 8192;
 const MAX_WALL_TIME: Duration = Duration::from_secs(24 * 3600);
 
-/// How large this machine is.
+/// The size of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MachineSize {
     memory_bytes: u64,
-    /// What the kernel makes at most, of all users together.
+    /// The kernel's maximum of threads, for all users together.
     threads: u64,
 }
 
 impl MachineSize {
-    /// This one.
+    /// Reads the size of this machine.
     pub(super) fn read() -> MachineSize {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let threads = fs::read_to_string("/proc/sys/kernel/threads-max").unwrap_or_default();
@@ -29,8 +29,8 @@ impl MachineSize {
         }
     }
 
-    /// What one run or sandbox may have: half of the memory, on disks in memory as much, a sixteenth of the threads, a
-    /// day. Of CPUs nobody has more than there are.
+    /// The maximum of one run or sandbox: half of the memory, the same for its disk in memory, a
+    /// sixteenth of the threads, a day. CPUs are not limited beyond their number.
     pub(super) fn maximum(&self) -> Maximum {
         let half = whole_mib(self.memory_bytes / 2);
         let pids = (self.threads / 16).clamp(MIN_PIDS, MAX_PIDS);
@@ -43,18 +43,19 @@ impl MachineSize {
         }
     }
 
-    /// What all that a tenant has at once may take by its limits: three quarters, so that the others are left some.
+    /// The memory limits of one tenant's sandboxes together: three quarters of the memory, so that
+    /// other tenants have some.
     pub(super) fn tenant_memory(&self) -> Size {
         whole_mib(self.memory_bytes / 4 * 3)
     }
 }
 
-/// So that it can be read.
+/// Rounds down to a readable number.
 fn whole_mib(bytes: u64) -> Size {
     Size(bytes >> 20 << 20)
 }
 
-/// The first line of `/proc/meminfo` in bytes.
+/// Parses `MemTotal` of `/proc/meminfo`.
 fn total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;

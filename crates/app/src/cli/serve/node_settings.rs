@@ -1,4 +1,5 @@
-//! What a node file means for this server: settings of the configuration, narrowed, and what the gateway is told.
+//! Applies a node file to a server: it narrows the configuration and sets the gateway's node
+//! settings.
 
 use super::super::{Global, message::Failure};
 use crate::config::{
@@ -8,7 +9,7 @@ use crate::config::{
 use spec::LogLevel;
 use std::path::Path;
 
-/// A node file that was read.
+/// A parsed node file.
 #[derive(Debug)]
 pub(super) struct NodeSettings(NodeFile);
 
@@ -20,7 +21,7 @@ impl NodeSettings {
         )?))
     }
 
-    /// What the gateway does by it.
+    /// The node settings of the gateway.
     pub(super) fn gateway_settings(&self) -> gateway::NodeSettings {
         let (node, usual) = (self.0.clone(), gateway::NodeSettings::default());
         let max_timeout = node.max_timeout.unwrap_or(usual.max_timeout);
@@ -52,7 +53,8 @@ impl NodeSettings {
         }
     }
 
-    /// What it says only narrows what the configuration file gives; folders and names it adds.
+    /// Limits of the node file only lower those of the configuration; folders and host names are
+    /// added.
     fn narrow(&self, config: &mut Config) {
         fn lower_to<T: Ord>(most: &mut Option<T>, node: Option<T>) {
             *most = match (most.take(), node) {
@@ -80,10 +82,10 @@ impl NodeSettings {
         lower_to(&mut maximum.wall_time, longest);
     }
 
-    /// What it says of the log, and what the node is called.
+    /// Applies the log settings and the node's name.
     fn apply_log(&self, telemetry: &mut TelemetryConfig) {
-        let (node, apply_log) = (&self.0.logging, &mut telemetry.log);
-        // There is nothing to tell beyond `debug`.
+        let (node, log) = (&self.0.logging, &mut telemetry.log);
+        // Airlock's most detailed level is `debug`.
         let level = node
             .level
             .as_deref()
@@ -91,22 +93,22 @@ impl NodeSettings {
         let level = LogLevel::ALL
             .into_iter()
             .find(|known| Some(known.name()) == level);
-        apply_log.level = level.unwrap_or(apply_log.level);
+        log.level = level.unwrap_or(log.level);
         let format = node
             .format
             .as_deref()
             .and_then(|format| format.parse().ok());
-        apply_log.format = format.unwrap_or(apply_log.format);
-        apply_log.file = node
+        log.format = format.unwrap_or(log.format);
+        log.file = node
             .file
             .as_ref()
             .map(|file| log_file(file.clone()))
-            .or(apply_log.file.take());
+            .or(log.file.take());
         telemetry.slug = self.0.id.clone().or(telemetry.slug.take());
     }
 }
 
-/// The settings of a server with such a file, or without.
+/// The configuration of a server with or without a node file.
 pub(super) fn configure(
     settings: Option<&NodeSettings>,
     global: &Global,

@@ -1,4 +1,4 @@
-//! One server a state folder: a lock that dies with whoever has it, in a file that says who that is.
+//! Allows one server per state folder: a file lock that dies with its owner and names it.
 
 use super::Failure;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
@@ -10,15 +10,15 @@ use std::{
     path::Path,
 };
 
-/// More than a server says of itself.
+/// Longer than the owner's line.
 const MAX_LOCK_FILE_BYTES: u64 = 4096;
 
-/// The right to serve a state folder.
+/// Held while a server uses the state folder.
 #[derive(Debug)]
 pub(super) struct StateLock(File);
 
 impl StateLock {
-    /// Takes it, or says who has it.
+    /// Takes the lock, or fails with the name of its owner.
     pub(super) fn take(state: &Path) -> Result<StateLock, Failure> {
         let path = state.join("serve.lock");
         let failed = |message: String, hint: &str| Failure {
@@ -54,7 +54,7 @@ impl StateLock {
             Ok(()) => Ok(StateLock(file)),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut who = String::new();
-                // Whoever has it may not have said so yet.
+                // The owner may not have written its line yet.
                 _ = (&file).take(MAX_LOCK_FILE_BYTES).read_to_string(&mut who);
                 let who = if who.is_empty() {
                     "another server"
@@ -85,7 +85,7 @@ impl StateLock {
         }
     }
 
-    /// Says who has it. Only for those who ask: nothing hangs on it.
+    /// Writes the owner's line. It is informative only, so that errors are ignored.
     pub(super) fn write_owner(&self, address: &str) {
         let mut file = &self.0;
         _ = file.set_len(0);

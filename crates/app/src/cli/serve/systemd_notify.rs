@@ -1,6 +1,6 @@
-//! What a service manager is told: that the server is ready, lives, and stops. A datagram to the socket that
-//! `NOTIFY_SOCKET` names; without one nobody is told. Nothing hangs on it: a manager that cannot be reached is no reason
-//! not to serve.
+//! Notifications to systemd (`sd_notify`): ready, watchdog, stopping. Each is a datagram to the
+//! socket in `NOTIFY_SOCKET`; without the variable none is sent. An unreachable service manager
+//! does not stop the server.
 
 use crate::config::ProcessEnv;
 use std::{
@@ -17,16 +17,16 @@ use std::{
     time::Duration,
 };
 
-/// Whom to tell.
+/// The service manager's socket, if there is one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ServiceManager {
     socket: Option<Arc<UnixDatagram>>,
-    /// How often it wants to hear of us.
+    /// The watchdog's timeout.
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// The one that started us, if one did.
+    /// The service manager of this process, from the environment.
     pub(super) fn from_env(env: &ProcessEnv) -> ServiceManager {
         let Some(socket_name) = env.variable("NOTIFY_SOCKET") else {
             return ServiceManager::default();
@@ -45,17 +45,17 @@ impl ServiceManager {
         }
     }
 
-    /// It listens.
+    /// Sends that the server listens.
     pub(super) fn ready(&self, address: &str) {
         self.send(&format!("READY=1\nSTATUS=listening on {address}\n"));
     }
 
-    /// It ends what it has begun.
+    /// Sends that the server is stopping.
     pub(super) fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=ending runs and sandboxes\n");
     }
 
-    /// Says again and again that the event loop turns; forever, or not at all if nobody asked.
+    /// Feeds the watchdog as long as the event loop turns; returns at once without a watchdog.
     pub(super) async fn send_watchdog(self) {
         let Some(interval) = self.watchdog else {
             return;
@@ -68,13 +68,13 @@ impl ServiceManager {
 
     fn send(&self, words: &str) {
         if let Some(socket) = &self.socket {
-            // A full queue must not hold the server up; the next word comes soon.
+            // A full queue must not block the server; the next notification follows soon.
             _ = socket.send(words.as_bytes());
         }
     }
 }
 
-/// A path, or with `@` a name in the abstract namespace.
+/// Connects to a path, or with a leading `@` to an abstract socket.
 fn connect(socket_name: &OsStr) -> io::Result<UnixDatagram> {
     let address = match socket_name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -91,14 +91,14 @@ fn connect(socket_name: &OsStr) -> io::Result<UnixDatagram> {
     Ok(socket)
 }
 
-/// Meant for us only if it names our process, or none.
+/// The watchdog's timeout, if `WATCHDOG_PID` is absent or names this process.
 fn watchdog(env: &ProcessEnv) -> Option<Duration> {
     let number = |name| env.variable(name)?.to_str()?.parse::<u64>().ok();
     let is_ours = match env.variable("WATCHDOG_PID") {
         Some(_) => number("WATCHDOG_PID") == Some(u64::from(std::process::id())),
         None => true,
     };
-    // Below a millisecond there would be nothing else to do.
+    // A shorter timeout would keep the server busy with notifications only.
     let interval = number("WATCHDOG_USEC").filter(|micros| *micros >= 1000)?;
     is_ours.then(|| Duration::from_micros(interval))
 }

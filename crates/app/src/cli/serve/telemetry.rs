@@ -1,4 +1,4 @@
-//! The log, the traces and the name of a server, from the settings.
+//! Log, traces and node facts of a server, from the configuration.
 
 use crate::{
     cli::message::Failure,
@@ -31,7 +31,7 @@ pub(super) fn open_log(
     })
 }
 
-/// Whoever rotates the file says so by this signal.
+/// Log rotation sends SIGHUP after it has moved the file.
 pub(super) fn reopen_on(mut hangup: Signal) {
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
@@ -40,7 +40,7 @@ pub(super) fn reopen_on(mut hangup: Signal) {
     });
 }
 
-/// Where traces go, with what the receiver wants to see.
+/// The trace exporter's settings, with the values of its headers read.
 pub(super) fn trace(config: &Config) -> Result<Option<TraceSettings>, Failure> {
     let Some(trace) = &config.telemetry.trace else {
         return Ok(None);
@@ -60,7 +60,7 @@ pub(super) fn trace(config: &Config) -> Result<Option<TraceSettings>, Failure> {
     }))
 }
 
-/// Looked up on a thread of its own: this one may already be that of an event loop.
+/// Reads a secret on a separate thread: the calling thread may already run an event loop.
 fn secret_value(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
     let broken = |why: &str| {
         ConfigError::new(
@@ -84,7 +84,7 @@ fn secret_value(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigE
     String::from_utf8(secret_value.expose().to_vec()).map_err(|_| broken("it is no text"))
 }
 
-/// What is known of this node before it runs.
+/// Facts about this node that are known before it serves.
 pub(in crate::cli) fn facts(
     config: &Config,
     certificate: Option<&Path>,

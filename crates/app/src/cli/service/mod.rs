@@ -1,4 +1,4 @@
-//! `airlock service`: the server as a service of systemd, of the machine's or of a user's own.
+//! `airlock service`: installs the server as a systemd service of the machine or of a user.
 
 mod systemctl;
 mod unit;
@@ -62,7 +62,7 @@ enum Action {
     /// Write the unit, and a first configuration if there is none
     Install {
         #[command(flatten)]
-        options_of_unit: UnitOptions,
+        unit_options: UnitOptions,
         /// Say what would be done, and do nothing
         #[arg(long)]
         dry_run: bool,
@@ -77,11 +77,11 @@ enum Action {
     /// Print the unit that `install` would write
     PrintUnit {
         #[command(flatten)]
-        options_of_unit: UnitOptions,
+        unit_options: UnitOptions,
     },
 }
 
-/// What the unit is to say.
+/// Options that the unit passes to `airlock serve`.
 #[derive(Args, Debug)]
 struct UnitOptions {
     /// Where to listen: an address, or unix:PATH [default: what the configuration says, else 127.0.0.1:7070]
@@ -92,7 +92,7 @@ struct UnitOptions {
     node: Option<PathBuf>,
 }
 
-/// Something that was done, or would be.
+/// A step that was done, or would be with `--dry-run`.
 #[derive(Debug, Serialize)]
 struct ServiceChange {
     what: &'static str,
@@ -118,16 +118,16 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     check_name(&options.name)?;
     let place = UnitFile::of(options, env)?;
     match &options.action {
-        Action::PrintUnit { options_of_unit } => {
-            print(&text(options, options_of_unit, global, env, &place)?)?;
+        Action::PrintUnit { unit_options } => {
+            print(&text(options, unit_options, global, env, &place)?)?;
             Ok(0)
         }
         Action::Install {
-            options_of_unit,
+            unit_options,
             dry_run,
             start,
         } => {
-            let text = text(options, options_of_unit, global, env, &place)?;
+            let text = text(options, unit_options, global, env, &place)?;
             let mut steps = Vec::new();
             let config = place.below(&configuration(options, global, env)?)?;
             write_all(&place, &text, &config, *dry_run, &mut steps)?;
@@ -150,7 +150,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     }
 }
 
-/// Names are parts of paths and of units.
+/// Checks the service name, which becomes a part of paths and of the unit.
 fn check_name(name: &str) -> Result<(), Failure> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     match !name.is_empty()
@@ -167,7 +167,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
     }
 }
 
-/// Where the unit lies.
+/// The unit's file.
 #[derive(Debug)]
 struct UnitFile {
     root: Option<PathBuf>,
@@ -203,7 +203,7 @@ impl UnitFile {
         Ok(place)
     }
 
-    /// Where it lies below the root, in which no link is followed: it would lead into this machine.
+    /// The path below `--root`. Symbolic links are refused: they would lead into this machine.
     fn below(&self, path: &Path) -> Result<PathBuf, Failure> {
         let Some(root) = &self.root else {
             return Ok(path.to_owned());
@@ -222,12 +222,12 @@ impl UnitFile {
         Ok(below)
     }
 
-    /// What lies there; none if nothing does.
+    /// Reads the unit; `None` if the file does not exist.
     fn found(&self) -> Result<Option<String>, Failure> {
         read(&self.file).map_err(|error| self.failed("read", &error))
     }
 
-    /// The same, if it is ours.
+    /// Reads the unit, and refuses one that Airlock did not write.
     fn ours(&self) -> Result<Option<String>, Failure> {
         match self.found()? {
             Some(text) if !text.starts_with(unit::MARK) => Err(Failure::invalid(
@@ -258,7 +258,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Err(rustix::io::Errno::NOENT) => return Ok(None),
-        // `systemctl mask` puts a link there: not ours either.
+        // `systemctl mask` creates a link, which is not Airlock's file either.
         Err(rustix::io::Errno::LOOP) => return Ok(Some(String::new())),
         opened => File::from(opened?),
     };
@@ -270,7 +270,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Which configuration the service reads.
+/// The configuration file of the service.
 fn configuration(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
     let usual = || match options.user {
         false => Some(
@@ -309,7 +309,7 @@ fn state(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf
 
 fn text(
     options: &Options,
-    options_of_unit: &UnitOptions,
+    unit_options: &UnitOptions,
     global: &Global,
     env: &ProcessEnv,
     place: &UnitFile,
@@ -322,8 +322,8 @@ fn text(
         user: options.user,
         program,
         state: state(options, global, env)?,
-        listen: options_of_unit.listen.as_ref().map(ToString::to_string),
-        node: options_of_unit
+        listen: unit_options.listen.as_ref().map(ToString::to_string),
+        node: unit_options
             .node
             .as_ref()
             .map(|node| env.current_folder.join(node)),
@@ -338,9 +338,10 @@ fn text(
     })
 }
 
-/// A configuration that cannot be read is refused now, and not by a service that does not start.
+/// Reads `serve.grace`. An unreadable configuration is refused at installation, not at the first
+/// start.
 fn grace(config: &Path, env: &ProcessEnv) -> Result<std::time::Duration, Failure> {
-    // A link to what is not there is somebody's, and named by whoever reads it.
+    // A missing file has the default; a dangling link is reported by the reader.
     if config.symlink_metadata().is_err() {
         return Ok(spec::Bounds::default().grace);
     }
@@ -382,7 +383,7 @@ fn write_all(
     Ok(())
 }
 
-/// All of it or nothing: whoever reads it sees the old file or the new one.
+/// Replaces the file atomically.
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let folder = path
         .parent()
@@ -396,7 +397,7 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
         Mode::from_raw_mode(mode),
     );
     Dir::open(folder)?.replace(name, mode, |file| {
-        // Whatever the usual mask is: systemd and its users read units.
+        // The mode is set regardless of the umask: systemd and its users read units.
         rustix::fs::fchmod(&*file, mode)?;
         file.write_all(text.as_bytes())
     })
@@ -432,9 +433,9 @@ fn uninstall(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
 struct Status {
     unit: PathBuf,
     installed: bool,
-    /// Whether what lies there was written by us.
+    /// Whether Airlock wrote the unit.
     ours: bool,
-    /// What systemd says; absent if none runs here.
+    /// The answers of systemd; absent if it does not run here.
     #[serde(skip_serializing_if = "Option::is_none")]
     enabled: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -443,7 +444,7 @@ struct Status {
 
 fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let found = place.found()?;
-    let asked = |word| match options.root.is_none() && systemctl::is_running(options.user) {
+    let query = |word| match options.root.is_none() && systemctl::is_running(options.user) {
         true => systemctl::query(options.user, word, &options.name),
         false => None,
     };
@@ -453,8 +454,8 @@ fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
         ours: found
             .as_ref()
             .is_some_and(|text| text.starts_with(unit::MARK)),
-        enabled: asked("is-enabled"),
-        active: asked("is-active"),
+        enabled: query("is-enabled"),
+        active: query("is-active"),
     };
     let installed = status.installed;
     match options.json {

@@ -1,10 +1,10 @@
-//! systemd, asked by its own command.
+//! Calls of `systemctl`.
 
 use super::{Failure, ServiceChange};
 use spec::ErrorCode;
 use std::{path::Path, process::Command};
 
-/// Whether one runs here. The folder is how systemd itself says so.
+/// Whether systemd runs here, by the folder that systemd documents for this check.
 pub(super) fn is_running(user: bool) -> bool {
     match user {
         false => Path::new("/run/systemd/system").is_dir(),
@@ -15,7 +15,7 @@ pub(super) fn is_running(user: bool) -> bool {
     }
 }
 
-/// What to type to start it.
+/// The hint with the commands that start the service.
 pub(super) fn start_hint(user: bool, name: &str) -> String {
     let systemctl = if user {
         "systemctl --user"
@@ -27,7 +27,7 @@ pub(super) fn start_hint(user: bool, name: &str) -> String {
     )
 }
 
-/// Reads units anew, starts this one now and at every boot.
+/// Reloads the units, then enables and starts this one.
 pub(super) fn start(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure> {
     if !is_running(user) {
         let message = "no systemd runs here that could start it".to_owned();
@@ -43,7 +43,7 @@ pub(super) fn start(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failur
     let unit = format!("{name}.service");
     run_systemctl(user, &["daemon-reload"])?;
     run_systemctl(user, &["enable", &unit])?;
-    // One that runs with an older unit gets the new one.
+    // A service that runs with an older unit restarts with the new one.
     run_systemctl(user, &["restart", &unit])?;
     Ok(vec![
         ServiceChange::new("reloaded", "systemd"),
@@ -52,7 +52,7 @@ pub(super) fn start(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failur
     ])
 }
 
-/// Stops it and forgets about the next boot.
+/// Stops and disables the service.
 pub(super) fn stop(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure> {
     if !is_running(user) {
         return Ok(Vec::new());
@@ -65,7 +65,7 @@ pub(super) fn stop(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure
     ])
 }
 
-/// Has units read anew.
+/// Reloads the units.
 pub(super) fn reload(user: bool) -> Result<Vec<ServiceChange>, Failure> {
     if !is_running(user) {
         return Ok(Vec::new());
@@ -74,7 +74,7 @@ pub(super) fn reload(user: bool) -> Result<Vec<ServiceChange>, Failure> {
     Ok(vec![ServiceChange::new("reloaded", "systemd")])
 }
 
-/// One word of an answer, such as `active`.
+/// The answer to a query such as `is-active`, one word.
 pub(super) fn query(user: bool, question: &str, name: &str) -> Option<String> {
     let answer = systemctl(user)
         .args([question, &format!("{name}.service")])

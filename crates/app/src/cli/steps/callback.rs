@@ -1,4 +1,4 @@
-//! Tells an address of the caller's how a job is getting on. The caller at this machine names it; no job can.
+//! Reports a job's progress to a URL. The caller chooses it; the job cannot.
 
 use super::super::{Global, message::Failure};
 use crate::{
@@ -9,7 +9,7 @@ use http::{Method, Uri};
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long one message may take in all.
+/// The timeout of one callback.
 const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Callback {
@@ -45,7 +45,7 @@ impl Callback {
         })
     }
 
-    /// The error says that it was not told.
+    /// Sends a message; the error text says that it was not delivered.
     pub(super) async fn send(&self, what: &Value) -> Result<(), String> {
         let ask = ClientRequest::new(Method::POST, &self.path)
             .json(what)

@@ -1,4 +1,4 @@
-//! The job as it is read and the result as it is written: files of the caller's.
+//! Reads the job file and writes the result file, both the caller's.
 
 use super::super::message::Failure;
 use ::fs::Dir;
@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-/// One byte more than a job may have is enough to know that it is too long.
+/// Reads one byte more than the maximum, which reveals a longer job.
 fn read_bounded(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(MOST_JOB_BYTES as u64 + 1)
@@ -31,7 +31,7 @@ pub(super) fn read_stdin() -> io::Result<Vec<u8>> {
     read_bounded(io::stdin().lock())
 }
 
-/// Whole or not at all, as far as its folder lets us: a reader never sees half of it.
+/// Writes the result atomically where the folder allows it, so that a reader never sees half of it.
 pub(super) fn write(path: &Path, result: &impl Serialize) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot write the result to `{}`: {error}", path.display());
@@ -45,7 +45,7 @@ pub(super) fn write(path: &Path, result: &impl Serialize) -> Result<(), Failure>
     let special = fs::symlink_metadata(path).is_ok_and(|found| !found.is_file());
     let done = match special {
         true => fs::write(path, &text),
-        // A folder that takes no new file may hold one that was made for this.
+        // In a folder without write permission, an existing file is written in place.
         false => replace(path, &text).or_else(|_| fs::write(path, &text)),
     };
     done.map_err(failed)

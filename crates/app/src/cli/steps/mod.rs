@@ -1,5 +1,5 @@
-//! `airlock steps`: a job from a file, carried out in a fresh sandbox, and its result in another file. Whatever happens, there
-//! is a whole result.
+//! `airlock steps`: runs a job of steps from a file in a fresh sandbox and writes its result to
+//! another file. A complete result is written in every case.
 
 mod callback;
 mod job_file;
@@ -36,7 +36,8 @@ Exit status: 0 the job succeeded, 1 it failed, 123 not all of its changes could 
 
 const JOB_HEADING: &str = "The job";
 
-/// What `airlock run` exits with, too, if the program succeeded, but not all of its changes could be applied.
+/// The exit status of `airlock run`, too, if the program succeeded but not all of its changes could
+/// be applied.
 const CONFLICT: u8 = 123;
 
 /// The options of `airlock steps`.
@@ -58,7 +59,7 @@ pub(super) struct Options {
     run: run::Options,
 }
 
-/// Hides what is about one command.
+/// Hides options that apply to a single command.
 pub(super) fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = ["entrypoint", "tty", "explain", "contract", "artifact"];
     match hidden.contains(&argument.get_id().as_str()) {
@@ -67,7 +68,7 @@ pub(super) fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     }
 }
 
-/// What is to be done, once options and variables are put together.
+/// The request, from options and variables.
 struct StepsRequest {
     job: Option<PathBuf>,
     result: Option<PathBuf>,
@@ -159,7 +160,7 @@ impl StepsRequest {
         ))
     }
 
-    /// The job as it was given; what cannot be read is a result, too.
+    /// Reads the job; an unreadable job is a result, too.
     fn read_document(&self) -> Result<Vec<u8>, Box<StepsResult>> {
         let read = match &self.job {
             Some(path) => job_file::read(path),
@@ -171,7 +172,7 @@ impl StepsRequest {
         })
     }
 
-    /// What came of it, and whether anything was begun.
+    /// Runs the job. Returns the outcome, and whether anything was started.
     fn run_job(
         &self,
         read_document: &[u8],
@@ -239,9 +240,9 @@ impl StepsRequest {
             let engine = super::open_engine(&config, Some(begun))?;
             self.notify(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
             let (cancel, cancelled) = watch::channel(false);
-            // Whoever sends a signal does not wait.
+            // A signal does not wait for the grace period.
             let (_, terminated) = watch::channel(None);
-            // There is nobody to share the machine's threads with.
+            // File steps are not limited: no other job shares the machine.
             let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
             let wishes = JobControl { cancelled, terminated, file_slots: places };
             let work = engine.run_job(spec, job, read_document, runner, wishes, |_| ());
@@ -258,7 +259,7 @@ impl StepsRequest {
         Ok((outcome, began))
     }
 
-    /// That nobody hears it is no failure of the job.
+    /// A failed callback does not fail the job.
     async fn notify(&self, what: serde_json::Value) {
         if let Some(callback) = &self.callback
             && let Err(why) = callback.send(&what).await
@@ -284,7 +285,7 @@ impl StepsRequest {
     }
 }
 
-/// What is told at this machine: what came of the job, and what became of the folder that it worked in.
+/// The printed result: the job's, with workspace changes and notes.
 #[derive(Serialize)]
 struct StepsReport<'a> {
     #[serde(flatten)]
@@ -305,7 +306,7 @@ impl StepsReport<'_> {
     }
 }
 
-/// Whether the job failed by that alone. What a program says of itself is not believed.
+/// Whether the job failed only because of a conflict. The program's own result is not trusted.
 fn is_conflict(outcome: &JobOutcome) -> bool {
     let code = outcome.result.failure_code.as_deref();
     outcome.not_applied.is_some() && code == Some("workspace_conflict")
@@ -320,7 +321,7 @@ fn has_started(outcome: &JobOutcome) -> bool {
     !result.steps.is_empty() || outcome.program_output.exit_code.is_some() || by_agent
 }
 
-/// The first signal cancels the job, the second ends us.
+/// Runs the job. The first signal cancels it, the second exits at once.
 async fn until_signal<T>(
     mut signals: run::Signals,
     cancel: watch::Sender<bool>,
@@ -342,7 +343,7 @@ async fn until_signal<T>(
     }
 }
 
-/// What a program of the caller's said, where it cannot be taken for the result.
+/// Prints the program's output on stderr, where it cannot be taken for the result.
 fn say_output(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lines: String = text

@@ -1,4 +1,5 @@
-//! `airlock worker broker`: the broker for a laptop. Whoever reaches it reads and says everything.
+//! `airlock worker broker`: the development broker. Everybody who can connect reads and writes
+//! every message.
 
 use super::super::{Global, message::Failure, print, print_json, runtime};
 use crate::config::ProcessEnv;
@@ -82,7 +83,7 @@ fn print_address(address: SocketAddr, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// A signal that ends the command.
+/// Listens for a signal that ends the command.
 pub(super) fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
 }

@@ -1,5 +1,5 @@
-//! The ledger of a worker: one for all of its calls, a segment a day, and none that is older than it should be. Without it every
-//! box with a network would leave one of its own, for ever.
+//! The ledger of a worker: one segment a day for all calls, and removal of old segments. Without
+//! it, every sandbox with a network would leave a ledger of its own for ever.
 
 use super::super::{ledger_owner, message::Failure, settings as engine_settings};
 use crate::config::Config;
@@ -16,14 +16,14 @@ use worker::{
     settings::WorkerSettings,
 };
 
-/// How long what was let out is kept unless `keep_for` under `[ledger]` says it.
+/// How long segments are kept unless `keep_for` under `[ledger]` says otherwise.
 const DEFAULT_KEEP_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// How often it is looked whether another day has begun.
+/// How often the rotation checks for a new day.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// Every so many looks what is old is taken away: once an hour.
+/// Old segments are removed at every 60th check: once an hour.
 const CHECKS_PER_CLEANUP: u32 = 60;
 
-/// Opens an engine whose boxes write to one ledger, which is ours as long as the till is there.
+/// Opens an engine whose sandboxes share one ledger, owned as long as the budgets live.
 pub(super) fn open(
     config: &Config,
     settings: &WorkerSettings,
@@ -42,7 +42,7 @@ pub(super) fn open(
     Ok((Engine::open(opened)?, budgets))
 }
 
-/// Begins days, and takes old ones away, from now on.
+/// Starts the task that begins new days and removes old ones.
 pub(super) fn start(config: &Config, engine: Engine, log: Log) {
     let keep_for = config.doors.keep_ledger.unwrap_or(DEFAULT_KEEP_FOR);
     let rotation = LedgerRotation {
@@ -95,7 +95,7 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> LedgerRotation<Clock> {
         let before =
             now.saturating_sub(u64::try_from(self.keep_for.as_millis()).unwrap_or(u64::MAX));
         let usage = UsageProjection::open(&self.state)?;
-        // What cannot be believed is named by whoever asks for usage, and stays.
+        // A damaged segment stays; `airlock usage` reports it.
         usage.refresh()?;
         usage.retire(&self.state, before, now)
     }

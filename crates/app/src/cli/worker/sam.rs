@@ -1,4 +1,4 @@
-//! `airlock worker sam`: opens what a worker needs, serves until it is told to end, and says how it ended.
+//! `airlock worker sam`: reads the settings, starts the worker, and reports how it ended.
 
 use super::{
     super::{
@@ -41,11 +41,11 @@ second ends them at once.
 Exit status: 0, 1 if calls were cut short, the broker was lost for good or --check found
 something wrong, or 125 if it could not start.";
 
-/// Calls were cut short, or there is no broker any more.
+/// Exit status if calls were cut short or the broker was lost.
 const INCOMPLETE: u8 = 1;
-/// What is still read or written at the end may take this long.
+/// How long blocking reads and writes may delay the exit.
 const RUNTIME_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// More threads than this wait for nothing but each other.
+/// More threads would only wait for each other.
 const MAX_THREADS: usize = 4;
 /// The options of `airlock worker sam`.
 #[derive(Args, Debug)]
@@ -79,7 +79,7 @@ pub(super) fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> R
         }
         report_end(serve::serve(&config, settings, notices).await?)
     });
-    // A file or a name that is waited for shall not keep us.
+    // A blocked file or DNS lookup must not delay the exit.
     runtime.shutdown_timeout(RUNTIME_SHUTDOWN_TIMEOUT);
     status
 }

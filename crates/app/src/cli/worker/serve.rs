@@ -1,5 +1,5 @@
-//! What `airlock worker sam` opens, in this order: log, engine, artifacts, calls, tools, and only then the link to the broker:
-//! whatever comes by it finds its tool.
+//! The worker's startup, in this order: log, engine, artifacts, calls, tools, and last the broker
+//! link, so that every request finds its tool.
 
 use super::{
     super::{message::Failure, open_engine},
@@ -42,20 +42,21 @@ use worker::{
     wire::answer::MAX_MESSAGE_BYTES,
 };
 
-/// How long every tool may take to be looked at, for `--check`: installing packages is among it.
+/// The limit for preparing all tools with `--check`, including package installation.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(600);
-/// Failures that wait to be told to the mesh.
+/// Tool failures queued for the mesh.
 const FAILURE_QUEUE: usize = 64;
 
-/// What there would be.
+/// The result of `--check`.
 pub(super) struct CheckReport {
     pub(super) tools: Catalog,
     pub(super) problems: Vec<String>,
-    /// What is not as it could be, and nobody's mistake.
+    /// Observations that are no errors.
     pub(super) notes: Vec<String>,
 }
 
-/// Opens everything as a worker would, looks at every tool, and ends. The broker, stores and servers are not asked.
+/// Opens everything as a worker would, prepares every tool, and stops. Broker, stores and servers
+/// are not contacted.
 pub(super) async fn check(
     config: &Config,
     settings: &WorkerSettings,
@@ -109,7 +110,7 @@ fn on_one_line(failure: &Failure) -> String {
     format!("{}; {}", failure.message, failure.hint)
 }
 
-/// Waits until every tool is prepared, or cannot be.
+/// Waits until every tool is prepared or has failed.
 async fn prepare_tools(
     catalog_settings: tools::CatalogSettings,
     caller: &CallRunner,
@@ -154,7 +155,7 @@ async fn prepare_tools(
     catalog.borrow().clone()
 }
 
-/// Serves until it is told to end, or the broker is lost for good.
+/// Serves until a signal, or until the broker is lost permanently.
 pub(super) async fn serve(
     config: &Config,
     settings: WorkerSettings,
@@ -175,7 +176,7 @@ pub(super) async fn serve(
     ledger_rotation::start(config, engine.clone(), log.clone());
     let caller = open_caller(config, &settings, &engine)?;
     let mut stopped = stop.clone();
-    // Nobody's call is under way yet.
+    // No call can be running yet.
     let worker = tokio::select! {
         worker = start(config, &settings, &engine, &caller, &log, &stop) => Some(worker?),
         Ok(_) = stopped.wait_for(|stop| *stop != Shutdown::No) => None,
@@ -196,7 +197,7 @@ pub(super) async fn serve(
     Ok(ended)
 }
 
-/// Everything up to the link to the broker. It takes as long as tools take to come and to be prepared.
+/// Starts everything up to the broker link. This takes as long as fetching and preparing the tools.
 async fn start(
     config: &Config,
     settings: &WorkerSettings,
@@ -230,7 +231,7 @@ async fn start(
     let (mut catalog, reports) = tools::watch(catalog_settings, Arc::new(caller.clone()));
     let hidden_paths = Arc::new(hidden_paths(config, settings));
     let undiscovered = log_reports(reports, log.clone(), hidden_paths.clone());
-    // It is told of in any case, if only as empty.
+    // The catalog changes once in any case, even if it is empty.
     _ = catalog.changed().await;
     publish_tools_state(sync_state, known);
     count_tools(catalog.clone(), metrics.clone());
@@ -251,7 +252,7 @@ async fn start(
     Ok(worker)
 }
 
-/// What stands between tools and this machine, where the manifest says nothing else.
+/// The barriers of the default profile, which the log lists.
 async fn check_containment(
     caller: &CallRunner,
     settings: &WorkerSettings,
@@ -266,7 +267,7 @@ async fn check_containment(
         })
 }
 
-/// Why no question of a tool to a model can be answered, where one is configured.
+/// Why tools cannot call the configured model, if they cannot.
 fn model_problem(config: &Config, settings: &WorkerSettings) -> Option<String> {
     let model = settings.calls.model.as_ref()?;
     ipc::unusable_model(
@@ -397,7 +398,8 @@ fn open_sync(settings: &WorkerSettings) -> Result<Option<ToolSync>, Failure> {
         })
 }
 
-/// Tools from object storage: they are waited for, but not for ever, and are brought again and again.
+/// Starts syncing tools from object storage. The first sync is awaited with a timeout, later ones
+/// run in the background.
 async fn sync_tools(
     settings: &WorkerSettings,
     log: &Log,
@@ -436,7 +438,7 @@ fn line(sync_state: &sync::SyncState) -> LogEntry {
     }
 }
 
-/// From when on tools were read: what was brought before is not served yet.
+/// Reports the tools as ready once the first sync has finished.
 fn publish_tools_state(
     sync_state: Option<watch::Receiver<sync::SyncState>>,
     known: watch::Sender<health::ToolsState>,
@@ -460,8 +462,7 @@ fn publish_tools_state(
     });
 }
 
-/// Logs what is reported of tools; what the mesh should know of comes out again, without paths of this machine, which the engine
-/// may name.
+/// Logs tool reports, and forwards failures to the mesh without paths of this machine.
 fn log_reports(
     mut reports: mpsc::Receiver<ToolReport>,
     log: Log,
@@ -490,7 +491,7 @@ fn log_reports(
                             .message(problem.to_string()),
                     );
                     let why = log::hide(problem.message, &hidden_paths);
-                    // While there is no broker, the log alone has the rest.
+                    // A full queue drops the failure: the log has it.
                     _ = failures.try_send(UndiscoveredTool { tool, why });
                 }
             }
@@ -499,7 +500,7 @@ fn log_reports(
     undiscovered
 }
 
-/// Only tools that there are have numbers of their own.
+/// Only existing tools have metrics of their own.
 fn count_tools(mut catalog: watch::Receiver<Catalog>, metrics: Arc<Metrics>) {
     tokio::spawn(async move {
         loop {
@@ -539,18 +540,18 @@ fn forward_link_state(mut from: watch::Receiver<LinkState>, to: watch::Sender<Li
 }
 
 fn drain_flag(mut stop: watch::Receiver<Shutdown>) -> watch::Receiver<bool> {
-    let (told, is_draining) = watch::channel(false);
+    let (drain, is_draining) = watch::channel(false);
     tokio::spawn(async move {
-        // Whoever can no longer stop it has not stopped it.
+        // A dropped sender is not a shutdown.
         if stop.wait_for(|stop| *stop != Shutdown::No).await.is_ok() {
-            told.send_replace(true);
+            drain.send_replace(true);
         }
-        told.closed().await;
+        drain.closed().await;
     });
     is_draining
 }
 
-/// The first lets calls finish, the second does not.
+/// The first signal drains calls, the second ends them.
 fn shutdown_signals() -> Result<watch::Receiver<Shutdown>, Failure> {
     let (mut terminate, mut interrupt) = (
         signal_stream(SignalKind::terminate())?,
@@ -565,7 +566,7 @@ fn shutdown_signals() -> Result<watch::Receiver<Shutdown>, Failure> {
             }
             stops.send_replace(shutdown);
         }
-        // As long as anybody listens: one that is gone would be taken for another wish.
+        // The sender lives as long as the receivers: a dropped one would read as a change.
         stops.closed().await;
     });
     Ok(stop)
@@ -580,7 +581,7 @@ mod tests {
     async fn the_mesh_is_told_of_no_path_of_this_machine() {
         let log = Log::new(spec::LogFormat::Json, std::io::sink()).unwrap();
         let (reports, reported) = mpsc::channel(2);
-        let mut told = log_reports(reported, log, Arc::new(vec!["/home/ana/state".into()]));
+        let mut failures = log_reports(reported, log, Arc::new(vec!["/home/ana/state".into()]));
         for why in [
             "cannot make `/home/ana/state/runs/1`: no room",
             "it is no `/tools/python/x.py`",
@@ -592,11 +593,11 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(
-            told.recv().await.unwrap().why,
+            failures.recv().await.unwrap().why,
             "cannot make `…/runs/1`: no room"
         );
         assert_eq!(
-            told.recv().await.unwrap().why,
+            failures.recv().await.unwrap().why,
             "it is no `/tools/python/x.py`",
             "the control"
         );

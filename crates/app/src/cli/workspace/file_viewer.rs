@@ -1,13 +1,13 @@
-//! A file that a program wrote, on its way to standard output.
+//! Writes a program's file to standard output, escaped on a terminal.
 
 use super::escaped;
 use crate::cli::Failure;
 use std::io::{self, IsTerminal, Write};
 
-/// What is held of a line that has not ended.
+/// The maximum of an incomplete line that is buffered.
 const MAX_LINE_BYTES: usize = 64 << 10;
 
-/// Standard output: bytes as they are or, on a terminal, what can steer none.
+/// Standard output: unchanged bytes or, on a terminal, escaped lines.
 pub(super) struct FileViewer {
     is_terminal: bool,
     pending: Vec<u8>,
@@ -21,7 +21,7 @@ impl FileViewer {
         }
     }
 
-    /// Whether anybody still reads it.
+    /// Writes bytes; `false` if the reader has closed the pipe.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<bool, Failure> {
         if !self.is_terminal {
             return write_stdout(bytes);
@@ -37,7 +37,7 @@ impl FileViewer {
         write_stdout(printable_lines(&whole).as_bytes())
     }
 
-    /// With an end of its last line on a terminal.
+    /// Writes the rest, with a final newline on a terminal.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         let rest = std::mem::take(&mut self.pending);
         if !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Asks about one change after the other which are taken over.
+//! `--interactive`: asks for each change whether to commit it.
 
 use super::{line, name, patch};
 use crate::{
@@ -20,7 +20,7 @@ d - show it as a patch
 ? - show this
 ";
 
-/// Refused where nobody could answer.
+/// Refuses interaction without a terminal.
 pub(super) fn require_terminal(what: &str, instead: &str) -> Result<(), Failure> {
     if io::stdin().is_terminal() && io::stderr().is_terminal() {
         return Ok(());
@@ -29,8 +29,8 @@ pub(super) fn require_terminal(what: &str, instead: &str) -> Result<(), Failure>
     Err(Failure::invalid(words, instead))
 }
 
-/// Which of the changes whoever sits there wants: these very paths. Those that could not be taken over are named and not
-/// asked about.
+/// Asks about each change and returns the chosen paths. Changes that cannot be committed are listed
+/// without a question.
 pub(super) async fn choose(
     changes: &[LayerChange],
     force: bool,
@@ -42,7 +42,7 @@ pub(super) async fn choose(
     for (number, change) in changes.iter().enumerate() {
         let next = changes.get(number + 1);
         let has_below = next.is_some_and(|it| it.path.starts_with(&change.path));
-        // It comes with the first of what is in it.
+        // A new folder is created with the first change inside it.
         let is_implied = change.kind == FileKind::Folder
             && matches!(change.what, ChangeKind::Added | ChangeKind::Replaced);
         if has_below && is_implied {
@@ -53,7 +53,7 @@ pub(super) async fn choose(
             message::print_plain(&format!("not taken over: {}", line(change)));
             continue;
         }
-        // What is held back is taken only one by one.
+        // A held-back change is taken only by its own answer.
         if all && change.left_out.is_none() {
             chosen.push(change.path.clone());
             continue;
@@ -95,7 +95,7 @@ async fn ask_decision(
             Some("y") => Decision::Take,
             Some("n") => Decision::Leave,
             Some("a") => Decision::TakeAll,
-            // Nobody is there any more.
+            // The terminal was closed.
             Some("q") | None => Decision::LeaveAll,
             Some("d") => {
                 patch::print_to_stderr(&patch_of(&change.path).await?, env);
@@ -109,14 +109,14 @@ async fn ask_decision(
     }
 }
 
-/// Whether whoever sits there says yes.
+/// Asks for a confirmation.
 pub(super) fn confirm(question: &str) -> Result<bool, Failure> {
     message::print_plain(&format!("{question} [y,N] "));
     let answer = read_line()?;
     Ok(matches!(answer.as_deref(), Some("y" | "yes")))
 }
 
-/// What was typed; none at the end.
+/// Reads an answer; `None` at the end of input.
 fn read_line() -> Result<Option<String>, Failure> {
     let mut line = String::new();
     match io::stdin().lock().read_line(&mut line) {

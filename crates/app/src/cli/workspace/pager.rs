@@ -1,4 +1,4 @@
-//! Shows what is long on a terminal, through the caller's pager.
+//! Shows long text through the caller's pager.
 
 use crate::{
     cli::{Failure, print},
@@ -11,19 +11,19 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A shell's way of saying that there is no such command, or that it cannot be started.
+/// The shell's exit statuses for a command that is not executable or not found.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
-/// Shows text that can steer no terminal, but in colour. Waits until whoever reads it has enough. To be called where signals
-/// can be waited for: Ctrl-C is the pager's.
+/// Shows escaped text in the pager and waits for its end. Must run in the event loop, because
+/// Ctrl-C belongs to the pager meanwhile.
 pub(super) fn page(text: &str, env: &ProcessEnv) -> Result<(), Failure> {
-    // Nothing is begun after this that somebody could want to stop.
+    // Ctrl-C stays ignored afterwards: nothing long follows.
     let _ours = signal(SignalKind::interrupt());
     let Some(mut pager) = start(env) else {
         return print(text);
     };
     if let Some(mut stdin) = pager.stdin.take() {
-        // He need not read it to the end.
+        // The pager may quit early, which is no error.
         _ = stdin.write_all(text.as_bytes());
     }
     let ended = pager.wait();
@@ -41,7 +41,7 @@ fn start(env: &ProcessEnv) -> Option<Child> {
         .iter()
         .find_map(|name| variables.get(OsStr::new(name)));
     let mut command = match given {
-        // Said so: none.
+        // An empty variable or `cat` disables the pager.
         Some(none) if none.is_empty() || none == "cat" => return None,
         Some(own) => {
             let mut shell = Command::new("/bin/sh");
@@ -54,9 +54,10 @@ fn start(env: &ProcessEnv) -> Option<Child> {
             less
         }
     };
-    // Without our keys.
+    // The environment without Airlock's keys.
     command.env_clear().envs(variables);
-    // It ends at once if all fits, passes colours on and nothing else, and leaves the text on the screen.
+    // `less` quits if the text fits on the screen, passes colours only, and leaves the text on the
+    // screen.
     if env.variable("LESS").is_none() {
         command.env("LESS", "FRX");
     }

@@ -1,5 +1,4 @@
-//! A patch on its way to standard output: as it is for other programs; on a terminal in colour, and with nothing left in it
-//! that could steer one.
+//! Prints patches: unchanged for other programs; coloured and escaped on a terminal.
 
 use super::{escaped, pager};
 use crate::{
@@ -15,10 +14,10 @@ use std::{
 };
 
 const RESET: &str = "\x1b[0m";
-/// What is named on stderr of all that is not in it.
+/// The maximum of notes about changes that are not in the patch.
 const MAX_NOTES: usize = 20;
 
-/// Writes a patch. Its status: 1 if it is not whole.
+/// Writes a patch. The exit status is 1 if it is incomplete.
 pub(super) fn write(patch: &Patch, env: &ProcessEnv) -> Result<u8, Failure> {
     if io::stdout().is_terminal() {
         let terminal_text = terminal_text(&patch.text, has_colour(env));
@@ -55,7 +54,7 @@ fn omitted_notes(some: &[(PathBuf, String)], total: usize, how: &str) -> Vec<Mes
     lines
 }
 
-/// The same as a part of what `--json` prints.
+/// The patch as JSON.
 pub(super) fn value(patch: &Patch) -> Value {
     let omitted = patch
         .omitted
@@ -77,12 +76,12 @@ pub(super) fn value(patch: &Patch) -> Value {
     })
 }
 
-/// Whether whoever looks wants colours, as `NO_COLOR` says.
+/// Whether colours are wanted (`NO_COLOR`, `TERM=dumb`).
 pub(super) fn has_colour(env: &ProcessEnv) -> bool {
     env.variable("NO_COLOR").is_none() && env.variable("TERM") != Some(OsStr::new("dumb"))
 }
 
-/// A patch for a terminal.
+/// Colours and escapes a patch for a terminal.
 pub(super) fn terminal_text(text: &[u8], has_colour: bool) -> String {
     let mut terminal_text = String::with_capacity(text.len() + text.len() / 4);
     let mut hunk = Hunk::default();
@@ -102,7 +101,8 @@ pub(super) fn terminal_text(text: &[u8], has_colour: bool) -> String {
     terminal_text
 }
 
-/// How many lines of a hunk are still to come: within it a program chose what stands behind the first character.
+/// The remaining lines of a hunk. Inside a hunk, the program chose everything after the first
+/// character.
 #[derive(Default)]
 struct Hunk {
     old: usize,
@@ -145,7 +145,7 @@ impl Hunk {
         }
     }
 
-    /// From `@@ -1,2 +3 @@`.
+    /// Parses `@@ -1,2 +3 @@`.
     fn parse_header(line: &[u8]) -> Option<Hunk> {
         let line = std::str::from_utf8(line).ok()?.strip_prefix("@@ -")?;
         let (old, new) = line.strip_suffix(" @@")?.split_once(" +")?;
@@ -160,12 +160,12 @@ impl Hunk {
     }
 }
 
-/// A patch on stderr, for whoever is asked about it.
+/// Prints a patch on stderr, beside a question about it.
 pub(super) fn print_to_stderr(text: &[u8], env: &ProcessEnv) {
     message::print_plain(&terminal_text(text, has_colour(env)));
 }
 
-/// Paths as they are given on the command line.
+/// Normalises paths from the command line.
 pub(super) fn clean_paths(given: &[PathBuf]) -> Vec<PathBuf> {
     // `src/` and `./src` are `src`.
     let clean = |path: &PathBuf| {

@@ -1,4 +1,5 @@
-//! Workspaces of a server: listed, compared, taken over, dropped. Its answers are the objects that `--json` prints.
+//! Workspaces at a server: listed, compared, committed, discarded. The responses are the objects
+//! that `--json` prints.
 
 use super::{
     Action, CommitArgs, FileViewer, commits, counts, discarded, interactive, line, lines, name,
@@ -41,7 +42,7 @@ struct WorkspaceList {
     workspaces: Vec<WorkspaceEntry>,
 }
 
-/// A name is text or, where it is none, base64.
+/// A change. Paths that are not UTF-8 are base64.
 #[derive(Deserialize)]
 struct WireChange {
     path: Option<String>,
@@ -70,7 +71,7 @@ struct DiffResponse {
     #[serde(default)]
     commits: Vec<String>,
     patch: Option<WirePatch>,
-    /// Servers before this field tell all.
+    /// Absent in responses of older servers, which never truncate.
     #[serde(default)]
     truncated: bool,
 }
@@ -144,7 +145,7 @@ pub(super) async fn execute(
     }
 }
 
-/// The workspace that was named, or the newest of those that the key sees.
+/// The workspace with this id, or the newest that the key may see.
 async fn workspace_id(client: &Client, id: Option<String>) -> Result<String, Failure> {
     if let Some(id) = id {
         return Ok(id);
@@ -184,7 +185,7 @@ async fn commit(
         .map(|path| text(path))
         .collect::<Result<_, _>>()?;
     let mut how = json!({ "force": args.force, "partial": args.partial, "keep": args.keep });
-    // Older servers know neither.
+    // Older servers know neither field.
     if !only.is_empty() {
         how["only"] = json!(only);
         how["exactly"] = json!(args.interactive);
@@ -196,7 +197,7 @@ async fn commit(
     print_commit(client, &answer, json)
 }
 
-/// A name as a server can be told it.
+/// A path as text, because JSON has no other bytes.
 fn text(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         let words = format!(
@@ -311,7 +312,7 @@ fn show_patch(
     Ok(status)
 }
 
-/// The patch that a server told, with what of its changes stands behind `# `.
+/// The patch of a response, with the changes that a commit would omit.
 fn parse_patch(client: &Client, answer: DiffResponse) -> Result<Patch, Failure> {
     let Some(patch) = answer.patch else {
         return Err(client.not_airlock("it gives no patch").into());
@@ -398,7 +399,7 @@ fn change(answer: WireChange) -> Option<LayerChange> {
         path: bytes(answer.path, answer.path_base64)?.into(),
         what,
         kind: answer.kind,
-        // Neither is shown.
+        // Mode and size are not shown.
         mode: 0,
         size_bytes: 0,
         target: bytes(answer.target, answer.target_base64),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 fn read(text: &str) -> Result<DoorsConfig, ConfigError> {
     let (file, path) = (text.parse::<Table>().unwrap(), Path::new("/c.toml"));
-    super::super::operator_file::read(&file, path).map(|said| said.doors)
+    super::super::operator_file::read(&file, path).map(|settings| settings.doors)
 }
 
 #[test]

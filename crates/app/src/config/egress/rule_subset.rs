@@ -1,12 +1,14 @@
-//! Whether the rules of one profile let out more than those of another, as far as can be told without trying every host.
+//! Whether one profile's egress rules allow more than another's, decided without trying every host.
 
 use spec::{EgressMode, EgressRule, HostPattern, Network, Ports, Profile};
 
-/// Whether a profile's rules may let something out that those of another do not. When in doubt they may.
+/// Whether a profile's rules may allow something that the other's do not. Undecided cases count as
+/// wider.
 pub(in super::super) fn is_wider(profile: &Profile, than: &Profile) -> bool {
     let (rules, others) = (all_rules(profile), all_rules(than));
     let mut allowing = rules.iter().filter(|rule| rule.mode != EgressMode::Deny);
-    // Whoever asks for more hosts, in the command, asks for them within these.
+    // Rules that deny or inspect must be kept: hosts granted on the command line are subject to
+    // them.
     let mut narrowing = others
         .iter()
         .filter(|rule| rule.mode == EgressMode::Deny || rule.looks_inside());
@@ -25,8 +27,9 @@ fn all_rules(profile: &Profile) -> Vec<EgressRule> {
         .collect()
 }
 
-/// Whether a rule lets out nothing that the others would not. Of several rules the closest one counts, so leaving one
-/// away can widen: what the others say of the same hosts must be said here, too, unless it is one plain tunnel.
+/// Whether the others allow everything that a rule allows. The most specific rule decides, so that
+/// removing a rule can widen: the other profile's rules for the same hosts must exist here, too,
+/// unless there is only one plain tunnel.
 fn is_covered(rule: &EgressRule, own: &[EgressRule], others: &[EgressRule]) -> bool {
     let (denying, allowing): (Vec<_>, Vec<_>) = others
         .iter()
@@ -38,7 +41,7 @@ fn is_covered(rule: &EgressRule, own: &[EgressRule], others: &[EgressRule]) -> b
         && (said_as_well || matches!(&allowing[..], [only] if is_narrower_tunnel(rule, only)))
 }
 
-/// Whatever it is called there.
+/// Compares rules regardless of their names.
 fn contains(rule: &EgressRule, rules: &[EgressRule]) -> bool {
     rules.iter().any(|other| {
         EgressRule {
@@ -52,7 +55,8 @@ fn overlap(one: &HostPattern, other: &HostPattern) -> bool {
     one.is_within(other) || other.is_within(one)
 }
 
-/// Whether a tunnel is a part of another, which has no limits that several parts could use several times.
+/// Whether a tunnel is narrower than another one without limits. Several narrower tunnels could use
+/// such a limit several times.
 fn is_narrower_tunnel(rule: &EgressRule, whole: &EgressRule) -> bool {
     let ports = match (&rule.ports, &whole.ports) {
         (_, Ports::Any) => true,

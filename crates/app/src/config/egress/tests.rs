@@ -6,7 +6,7 @@ const CREDENTIAL: &str = "[credential.c]\nkey = { secret = \"c\" }\ninject = \"b
 
 fn read(text: &str) -> Result<Policy, ConfigError> {
     super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
-        .map(|said| said.policy)
+        .map(|settings| settings.policy)
 }
 
 /// The only rule of a profile that has these keys.
@@ -65,8 +65,8 @@ fn a_rule_says_which_host_how_and_how_much() {
         credential: None,
         allow_upgrade: true,
     };
-    let said = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
-    assert_eq!(one(said).unwrap(), rule(upgrade, &[443]));
+    let section = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
+    assert_eq!(one(section).unwrap(), rule(upgrade, &[443]));
     let limits = EgressLimits {
         per_minute: Some(3),
         sent: "1M".parse().ok(),

@@ -127,8 +127,8 @@ fn the_key_of_a_known_provider_goes_to_its_own_address_only() {
         Some(KeySource::Stored("openai".into()))
     );
     assert_eq!(key("[openai]\nbase = \"https://other.example\""), None);
-    let said = "[openai]\nbase = \"https://other.example\"\nkey = { secret = \"other\" }";
-    assert_eq!(key(said), Some(KeySource::Stored("other".into())));
+    let section = "[openai]\nbase = \"https://other.example\"\nkey = { secret = \"other\" }";
+    assert_eq!(key(section), Some(KeySource::Stored("other".into())));
 }
 
 #[test]
@@ -357,12 +357,16 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         (usual.server.base.to_string().as_str(), usual.server.dialect),
         ("http://127.0.0.1:11434/", Dialect::Ollama)
     );
-    let said = read(
+    let section = read(
         "base = \"http://10.0.0.5:11434\"\nallow_plain_http = true\nmodels = [\"llama*\"]\ntime = \"5m\"\n",
     )
     .unwrap();
     assert_eq!(
-        (said.server.base.host(), said.models.len(), said.time),
+        (
+            section.server.base.host(),
+            section.models.len(),
+            section.time
+        ),
         (Some("10.0.0.5"), 1, "5m".parse().ok())
     );
     assert!(
