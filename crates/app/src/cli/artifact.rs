@@ -135,12 +135,14 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             runtime.block_on(list(&engine, name.as_deref(), run.as_deref(), json))?;
         }
         Action::OutputMode { which } => {
-            let (which, engine) = (parse_name(&which)?, open()?);
+            let which = parse_name(&which)?;
+            let engine = open()?;
             let reading = runtime.block_on(open_version(&engine, &which))?;
             show(row(reading.kept().clone()), json)?;
         }
         Action::Get { which, output } => {
-            let (which, engine) = (parse_name(&which)?, open()?);
+            let which = parse_name(&which)?;
+            let engine = open()?;
             runtime.block_on(get(&engine, &which, output.as_deref(), json))?;
         }
         Action::Put {
@@ -153,7 +155,8 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             show_kept(row(runtime.block_on(put(&engine, new, source))?), json)?;
         }
         Action::Rm { which } => {
-            let (which, engine) = (parse_name(&which)?, open()?);
+            let which = parse_name(&which)?;
+            let engine = open()?;
             let owner = Owner::local();
             let removing = engine
                 .artifacts()
@@ -274,9 +277,10 @@ fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure
 }
 
 fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
-    match json {
-        true => print_json(&serde_json::json!({ "removed": removed })),
-        false => print(&format!("{removed} removed\n")),
+    if json {
+        print_json(&serde_json::json!({ "removed": removed }))
+    } else {
+        print(&format!("{removed} removed\n"))
     }
 }
 
@@ -323,15 +327,12 @@ async fn get(
             .map_err(|error| failed(which, &error))?;
         size += bytes.len();
     }
-    match json {
-        true => {
-            print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size }))
-        }
-        false => {
-            let note = format!("wrote `{}` ({size} bytes)", path.display());
-            message::print(&[Message::Note(note)]);
-            Ok(())
-        }
+    if json {
+        print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size }))
+    } else {
+        let note = format!("wrote `{}` ({size} bytes)", path.display());
+        message::print(&[Message::Note(note)]);
+        Ok(())
     }
 }
 
@@ -415,12 +416,13 @@ async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Res
 }
 
 fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
-    match json {
-        true => print_json(&row),
-        false => print_lines([format!(
+    if json {
+        print_json(&row)
+    } else {
+        print_lines([format!(
             "{}@{}  {}  {}",
             row.name, row.version, row.size_bytes, row.sha256
-        )]),
+        )])
     }
 }
 

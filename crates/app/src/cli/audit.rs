@@ -168,18 +168,19 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
 
 /// Refuses a folder without Airlock's state, which would verify as empty.
 fn check_state_folder(state: &Path) -> Result<(), Failure> {
-    match ["airlock.db", "audit", "ledger"]
+    if ["airlock.db", "audit", "ledger"]
         .iter()
         .any(|name| state.join(name).symlink_metadata().is_ok())
     {
-        true => Ok(()),
-        false => Err(Failure::invalid(
+        Ok(())
+    } else {
+        Err(Failure::invalid(
             format!(
                 "there is no state of Airlock in `{}`",
                 printable(&state.display().to_string())
             ),
             "name the folder of the server with --state DIR",
-        )),
+        ))
     }
 }
 
@@ -206,21 +207,18 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
         }
     };
     // Without the database the ledger cannot be compared, and a verification must not create one.
-    let ledgers = match state.join("airlock.db").symlink_metadata().is_ok() {
-        true => {
-            let books = UsageProjection::open(state)?;
-            problems.extend(books.verify()?);
-            books.segments()?
-        }
-        false => {
-            let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
-            problems.push(Problem {
-                file: state.join("airlock.db"),
-                line: 0,
-                what,
-            });
-            0
-        }
+    let ledgers = if state.join("airlock.db").symlink_metadata().is_ok() {
+        let books = UsageProjection::open(state)?;
+        problems.extend(books.verify()?);
+        books.segments()?
+    } else {
+        let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
+        problems.push(Problem {
+            file: state.join("airlock.db"),
+            line: 0,
+            what,
+        });
+        0
     };
     match json {
         true => print_json(&json!({
@@ -384,11 +382,9 @@ fn text_line(row: &Row) -> String {
     } else {
         format!("  {}", printable(&row.about))
     };
-    let (at, what, decision) = (
-        Timestamp(row.at_ms),
-        printable(&row.what),
-        printable(&row.decision),
-    );
+    let at = Timestamp(row.at_ms);
+    let what = printable(&row.what);
+    let decision = printable(&row.decision);
     format!("{at}  {what:<18} {decision:<8}{fields}{about}\n")
 }
 

@@ -69,12 +69,11 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         now_ms: engine::now().0,
         artifacts: local,
     };
-    let report = match to_stdout {
-        true => write(&of, io::stdout().lock())?,
-        false => {
-            let path = env.current_folder.join(&options.file);
-            write_file(&of, &path)?
-        }
+    let report = if to_stdout {
+        write(&of, io::stdout().lock())?
+    } else {
+        let path = env.current_folder.join(&options.file);
+        write_file(&of, &path)?
     };
     print_report(options, &report, to_stdout, local)?;
     Ok(u8::from(!report.problems.is_empty()))

@@ -83,9 +83,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let can_run = checks
         .iter()
         .all(|check| check.state != CheckState::Missing);
-    match options.json {
-        true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,
-        false => print(&text(&checks, can_run))?,
+    if options.json {
+        print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?
+    } else {
+        print(&text(&checks, can_run))?
     }
     Ok(if can_run { 0 } else { CANNOT_RUN })
 }
@@ -108,7 +109,8 @@ fn text(checks: &[Check], can_run: bool) -> String {
             CheckState::Weaker => "weaker",
             CheckState::Missing => "MISSING",
         };
-        let (name, detail) = (printable(&check.name), printable(&check.detail));
+        let name = printable(&check.name);
+        let detail = printable(&check.detail);
         let line = format!(
             "{state:<7}  {name:<names$}  {detail:<details$}  {}",
             check.barriers.join(", ")
@@ -119,9 +121,10 @@ fn text(checks: &[Check], can_run: bool) -> String {
             text.push_str(&format!("         mend with: {}\n", printable(remedy)));
         }
     }
-    text.push_str(match can_run {
-        true => "\nRuns can be made on this host.\n",
-        false => "\nNo run can be made on this host until what is MISSING is mended.\n",
+    text.push_str(if can_run {
+        "\nRuns can be made on this host.\n"
+    } else {
+        "\nNo run can be made on this host until what is MISSING is mended.\n"
     });
     text
 }

@@ -97,14 +97,13 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     progress("");
     let holds = rows.iter().all(Row::holds);
     let backend = options.backend.as_deref().unwrap_or("native");
-    match options.json {
-        true => {
-            print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?
-        }
-        false => print(&table(
+    if options.json {
+        print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?
+    } else {
+        print(&table(
             &rows,
             options.backend.as_deref().unwrap_or("airlock"),
-        ))?,
+        ))?
     }
     Ok(if holds { 0 } else { NOT_CONTAINED })
 }

@@ -67,9 +67,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         .map_err(|bad| Failure::invalid(bad.to_string(), "name a run by its identifier"))?;
     let config = global.configure(env)?;
     let rules = control::send_request(&config.state, &run, &request)?;
-    match options.json {
-        true => print_json(&json!({ "run_id": run, "rules": rules }))?,
-        false => print(&text(&rules))?,
+    if options.json {
+        print_json(&json!({ "run_id": run, "rules": rules }))?
+    } else {
+        print(&text(&rules))?
     }
     Ok(0)
 }
@@ -112,7 +113,9 @@ fn text(rules: &[RuleInfo]) -> String {
             .max()
             .unwrap_or(0)
     };
-    let (mode, host, time) = (width(0), width(1), width(2));
+    let mode = width(0);
+    let host = width(1);
+    let time = width(2);
     let row = |row: &[String; 4]| {
         format!(
             "{:<mode$}  {:<host$}  {:<time$}  {}\n",

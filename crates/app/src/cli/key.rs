@@ -91,18 +91,20 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
                 expires_in.map(|time| time.0),
             );
             let (key, token) = made.map_err(|error| key_failure(&error))?;
-            match options.json {
-                true => print_json(
+            if options.json {
+                print_json(
                     &json!({ "id": key.id, "token": token.expose(), "expires_at": key.expires_at }),
-                )?,
-                false => print_lines([token.expose().to_owned()])?,
+                )?
+            } else {
+                print_lines([token.expose().to_owned()])?
             }
         }
         Action::List => {
             let all = keys.list().map_err(|error| key_failure(&error.into()))?;
-            match options.json {
-                true => print_json(&json!({ "keys": all }))?,
-                false => print_lines(all.iter().map(list_line))?,
+            if options.json {
+                print_json(&json!({ "keys": all }))?
+            } else {
+                print_lines(all.iter().map(list_line))?
             }
         }
         Action::Revoke { id } => {
@@ -134,16 +136,18 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             let made: NewKeyResponse = client
                 .json(ClientRequest::new(Method::POST, "/v1/keys").json(&body))
                 .await?;
-            match options.json {
-                true => print_json(&made)?,
-                false => print_lines([made.token])?,
+            if options.json {
+                print_json(&made)?
+            } else {
+                print_lines([made.token])?
             }
         }
         Action::List => {
             let KeyList { keys } = client.json(ClientRequest::get("/v1/keys")).await?;
-            match options.json {
-                true => print_json(&json!({ "keys": keys }))?,
-                false => print_lines(keys.iter().map(list_line))?,
+            if options.json {
+                print_json(&json!({ "keys": keys }))?
+            } else {
+                print_lines(keys.iter().map(list_line))?
             }
         }
         Action::Revoke { id } => {
@@ -179,7 +183,8 @@ fn list_line(key: &ApiKey) -> String {
         (None, Some(when)) => format!("until {when}"),
         (None, None) => "until revoked".to_owned(),
     };
-    let (name, tenant) = (printable(&key.name), printable(&key.tenant));
+    let name = printable(&key.name);
+    let tenant = printable(&key.tenant);
     format!(
         "{}  {name:<20}  {tenant:<16}  {:<24}  {state}",
         key.id,

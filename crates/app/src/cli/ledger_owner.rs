@@ -23,7 +23,8 @@ pub(super) fn open_budgets(config: &Config) -> Result<BudgetManager, Failure> {
 /// Opens the ledger with what was spent today. Reservations that a dead owner left open count in
 /// full.
 pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
-    let (folder, today) = (config.state.join(LEDGER), Day::of(engine::now()));
+    let folder = config.state.join(LEDGER);
+    let today = Day::of(engine::now());
     let usage = UsageProjection::open(&config.state)?;
     check_complete(&usage, today)?;
     let opened = Ledger::open(&folder, OWNER_SEGMENT, config.doors.durability);
@@ -41,10 +42,8 @@ pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
         .iter()
         .map(|problem| Message::Note(problem.to_string()))
         .collect();
-    let (own, lost) = (
-        ledger.recovered_usage(),
-        ledger.recovered_usage().lost + recovered.lost,
-    );
+    let own = ledger.recovered_usage();
+    let lost = ledger.recovered_usage().lost + recovered.lost;
     if lost > 0 {
         let money = own.lost_money.plus(recovered.lost_money);
         notes.push(Message::Note(format!(
@@ -84,10 +83,14 @@ fn check_complete(usage: &UsageProjection, today: Day) -> Result<(), Failure> {
 }
 
 fn owner_hint(error: &io::Error) -> String {
-    match error.get_ref().is_some_and(|cause| cause.is::<ledger::Problem>()) {
-        true => "`airlock usage --verify` names the damaged lines; once `airlock usage --set-aside` has set the ledger aside it starts, and counts what tenants spent today from nothing again"
-            .into(),
-        false => "one process owns it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or give this one its own with --state"
-            .into(),
+    if error
+        .get_ref()
+        .is_some_and(|cause| cause.is::<ledger::Problem>())
+    {
+        "`airlock usage --verify` names the damaged lines; once `airlock usage --set-aside` has set the ledger aside it starts, and counts what tenants spent today from nothing again"
+            .into()
+    } else {
+        "one process owns it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or give this one its own with --state"
+            .into()
     }
 }

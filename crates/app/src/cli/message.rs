@@ -137,9 +137,10 @@ pub(super) fn render(lines: &[Message]) -> String {
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        match character.is_control() || changes_order(character) {
-            true => shown.extend(character.escape_default()),
-            false => shown.push(character),
+        if character.is_control() || changes_order(character) {
+            shown.extend(character.escape_default())
+        } else {
+            shown.push(character)
         }
     }
     shown

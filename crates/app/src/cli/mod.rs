@@ -204,7 +204,8 @@ fn settings(config: &Config) -> Result<engine::Settings, Failure> {
         docker: config.docker.clone(),
         podman: config.podman.clone(),
     };
-    let (doors, guarded) = (door_settings(config), config.guarded());
+    let doors = door_settings(config);
+    let guarded = config.guarded();
     let artifacts = artifact_store::settings(&config.artifacts, &config.state, &config.secrets)?;
     Ok(engine::Settings {
         artifacts,
@@ -284,15 +285,17 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 /// Escapes U+007F to U+009F: JSON allows them unescaped, and terminals obey them.
 fn without_controls(json: &str) -> Cow<'_, str> {
     let obeyed = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
-    match json.contains(obeyed) {
-        false => Cow::Borrowed(json),
-        true => {
-            let escaped = |character| match obeyed(character) {
-                true => format!("\\u{:04x}", u32::from(character)),
-                false => character.to_string(),
-            };
-            Cow::Owned(json.chars().map(escaped).collect())
-        }
+    if json.contains(obeyed) {
+        let escaped = |character| {
+            if obeyed(character) {
+                format!("\\u{:04x}", u32::from(character))
+            } else {
+                character.to_string()
+            }
+        };
+        Cow::Owned(json.chars().map(escaped).collect())
+    } else {
+        Cow::Borrowed(json)
     }
 }
 

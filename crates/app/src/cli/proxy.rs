@@ -115,7 +115,8 @@ fn registry(
     global: &Global,
     env: &ProcessEnv,
 ) -> Result<Arc<Registry>, Failure> {
-    let (global, env) = (global.clone(), env.clone());
+    let global = global.clone();
+    let env = env.clone();
     let reload = move |before: &Arc<Doors>| {
         let config = global.configure(&env).map_err(|failure| failure.message)?;
         let doors = Doors::new(
@@ -163,10 +164,8 @@ async fn serve(
     registry: &Arc<Registry>,
     admin_token: Option<Secret>,
 ) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) = (
-        signal_stream(SignalKind::terminate())?,
-        signal_stream(SignalKind::interrupt())?,
-    );
+    let mut terminate = signal_stream(SignalKind::terminate())?;
+    let mut interrupt = signal_stream(SignalKind::interrupt())?;
     let (listen, front) = tcp(options.listen, |listener| {
         registry.serve(DoorListener::Tcp(listener))
     })?;

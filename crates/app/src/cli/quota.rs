@@ -37,9 +37,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let client = global.require_server(env)?;
     let path = format!("/v1/quota{}", query(&[("tenant", options.tenant.clone())]));
     let quota: Value = super::runtime()?.block_on(client.json(ClientRequest::get(path)))?;
-    match options.json {
-        true => print_json(&quota)?,
-        false => print_lines(lines(&quota))?,
+    if options.json {
+        print_json(&quota)?
+    } else {
+        print_lines(lines(&quota))?
     }
     Ok(0)
 }

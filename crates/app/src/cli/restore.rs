@@ -61,20 +61,20 @@ pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u
 
 fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let config = global.configure(env)?;
-    let input = match options.file == Path::new("-") {
-        true => BackupReader::new(Box::new(io::stdin().lock())),
-        false => BackupReader::new(Box::new(open(&env.current_folder.join(&options.file))?)),
+    let input = if options.file == Path::new("-") {
+        BackupReader::new(Box::new(io::stdin().lock()))
+    } else {
+        BackupReader::new(Box::new(open(&env.current_folder.join(&options.file))?))
     };
-    let done = match options.check {
-        true => engine::backup::examine(input, &scratch_folder(env)),
-        false => {
-            let waiting = if options.resume {
-                PendingWork::Resumed
-            } else {
-                PendingWork::Held
-            };
-            engine::backup::restore(input, &config.state, waiting, engine::now().0)
-        }
+    let done = if options.check {
+        engine::backup::examine(input, &scratch_folder(env))
+    } else {
+        let waiting = if options.resume {
+            PendingWork::Resumed
+        } else {
+            PendingWork::Held
+        };
+        engine::backup::restore(input, &config.state, waiting, engine::now().0)
     };
     let report = done.map_err(|error| failure(&error))?;
     print_report(options, &report, &config.state)?;

@@ -88,9 +88,10 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         Action::Set { name } => set(&secrets, &name, options.json)?,
         Action::List => {
             let stored = secrets.list()?;
-            match options.json {
-                true => print_json(&serde_json::json!({ "secrets": rows(&stored) }))?,
-                false => print(&text(&stored))?,
+            if options.json {
+                print_json(&serde_json::json!({ "secrets": rows(&stored) }))?
+            } else {
+                print(&text(&stored))?
             }
         }
         Action::Rm { name } => {
@@ -115,17 +116,19 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
         .map_err(|bad| Failure::invalid(bad.to_string(), "give the secret another name"))?;
     super::leave_no_dump()?;
     let stdin = io::stdin();
-    let bytes = match stdin.is_terminal() {
-        true => prompt_secret(&stdin, id.as_str())?,
-        false => read(&stdin)?,
+    let bytes = if stdin.is_terminal() {
+        prompt_secret(&stdin, id.as_str())?
+    } else {
+        read(&stdin)?
     };
     let hint = format!("write it to standard input: airlock secrets set {id} < FILE");
     let value = Secret::new(bytes).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     secrets.set(name, &value)?;
     message::print(&storage_notes(secrets, &value));
-    match json {
-        true => print_json(&serde_json::json!({ "set": name })),
-        false => Ok(()),
+    if json {
+        print_json(&serde_json::json!({ "set": name }))
+    } else {
+        Ok(())
     }
 }
 

@@ -265,11 +265,9 @@ fn open(
         maximum,
         ..
     } = config.serve.clone();
-    let (mut policy, state, jobs) = (
-        config.policy.clone(),
-        config.state.clone(),
-        config.jobs.clone(),
-    );
+    let mut policy = config.policy.clone();
+    let state = config.state.clone();
+    let jobs = config.jobs.clone();
     let mut tenants = config.doors.quotas.clone();
     let machine = machine_limits::MachineSize::read();
     policy.key_maximum = maximum.or(&policy.maximum).or(&machine.maximum());
@@ -519,9 +517,10 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 /// Removes a socket without a listener.
 fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
-        true => fs::remove_file(path),
-        false => Ok(()),
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        fs::remove_file(path)
+    } else {
+        Ok(())
     }
 }
 
@@ -558,13 +557,14 @@ impl Options {
     }
 
     fn pool(&self, config: &Config) -> Pool {
-        let configured = match config.pool == Pool::OFF {
-            true => Pool {
+        let configured = if config.pool == Pool::OFF {
+            Pool {
                 parked: 4,
                 berths: 4,
                 ..Pool::OFF
-            },
-            false => config.pool,
+            }
+        } else {
+            config.pool
         };
         match self.pool {
             Some(0) => Pool::OFF,

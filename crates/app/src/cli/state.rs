@@ -36,9 +36,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         hint: "nothing may have been run yet; or choose another state folder with --state DIR"
             .to_owned(),
     })?;
-    match options.json {
-        true => print_json(&weight)?,
-        false => print_lines(lines(&weight))?,
+    if options.json {
+        print_json(&weight)?
+    } else {
+        print_lines(lines(&weight))?
     }
     Ok(u8::from(weight.nearly_full))
 }

@@ -45,19 +45,19 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         .problems
         .extend(runtime.block_on(engine.artifacts().tidy()).1);
     swept.problems.extend(retire_ledgers(&config));
-    let (swept, kept) = (&swept, engine.kept_commits());
-    match options.json {
-        true => print_json(&SweepOutput {
+    let swept = &swept;
+    let kept = engine.kept_commits();
+    if options.json {
+        print_json(&SweepOutput {
             swept,
             commits_not_brought: kept.iter().map(|kept| kept.run.as_str()).collect(),
-        })?,
-        false => {
-            print(&text(swept))?;
-            let notes = swept.notes.iter().cloned().map(Message::Note);
-            let problems = swept.problems.iter().cloned().map(Message::Error);
-            let kept = kept.iter().map(kept_note).map(Message::Note);
-            message::print(&notes.chain(problems).chain(kept).collect::<Vec<_>>());
-        }
+        })?
+    } else {
+        print(&text(swept))?;
+        let notes = swept.notes.iter().cloned().map(Message::Note);
+        let problems = swept.problems.iter().cloned().map(Message::Error);
+        let kept = kept.iter().map(kept_note).map(Message::Note);
+        message::print(&notes.chain(problems).chain(kept).collect::<Vec<_>>());
     }
     Ok(u8::from(!swept.problems.is_empty()))
 }
@@ -83,7 +83,8 @@ fn kept_note(kept: &KeptCommits) -> String {
 
 /// Removes ledgers older than `keep_for`.
 fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
-    let (keep_for, now) = (config.doors.keep_ledger?, engine::now().0);
+    let keep_for = config.doors.keep_ledger?;
+    let now = engine::now().0;
     let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
     let usage = engine::usage::UsageProjection::open(&config.state);
     let retired = usage.and_then(|usage| {
@@ -96,12 +97,13 @@ fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
 /// Removes leftovers of killed loads and pulls. Done here only: a run should not scan every image.
 fn sweep_images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
-    match folder.is_dir() {
-        true => image::Images::open(folder).map_or_else(
+    if folder.is_dir() {
+        image::Images::open(folder).map_or_else(
             |error| vec![error.to_string()],
             |sweep_images| sweep_images.sweep(),
-        ),
-        false => Vec::new(),
+        )
+    } else {
+        Vec::new()
     }
 }
 

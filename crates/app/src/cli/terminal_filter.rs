@@ -305,9 +305,10 @@ impl TerminalFilter {
                 self.state = ParserState::ControlString;
             }
             (ParserState::Escape, b' '..=b'/') | (ParserState::Control, b' '..=b'?') => {
-                match self.pending.len() < MAX_SEQUENCE_BYTES {
-                    true => self.pending.push(byte),
-                    false => self.state = ParserState::Skip,
+                if self.pending.len() < MAX_SEQUENCE_BYTES {
+                    self.pending.push(byte)
+                } else {
+                    self.state = ParserState::Skip
                 }
             }
             _ => {
@@ -327,7 +328,8 @@ impl TerminalFilter {
                 self.begin(byte, out);
             }
             _ => {
-                let (state, held) = (self.state, std::mem::take(&mut self.pending));
+                let state = self.state;
+                let held = std::mem::take(&mut self.pending);
                 self.begin(byte, out);
                 (self.state, self.pending) = (state, held);
             }
@@ -339,13 +341,12 @@ impl TerminalFilter {
             ParserState::Control => self.control(),
             _ => self.escape(),
         };
-        match allowed {
-            true => {
-                self.queried |= self.state == ParserState::Control
-                    && matches!(self.pending.last(), Some(b'n' | b'c'));
-                self.pass(out);
-            }
-            false => self.give_up(out),
+        if allowed {
+            self.queried |= self.state == ParserState::Control
+                && matches!(self.pending.last(), Some(b'n' | b'c'));
+            self.pass(out);
+        } else {
+            self.give_up(out)
         }
     }
 
@@ -445,9 +446,10 @@ impl TerminalFilter {
         }
         for place in numbers.iter().filter_map(known) {
             let bit = 1 << place;
-            match MODES[place].1 == on {
-                true => self.changes.modes &= !bit,
-                false => self.changes.modes |= bit,
+            if MODES[place].1 == on {
+                self.changes.modes &= !bit
+            } else {
+                self.changes.modes |= bit
             }
         }
         true
@@ -460,16 +462,16 @@ fn parameters(text: &[u8]) -> Option<Vec<u16>> {
     if text.is_empty() {
         return Some(Vec::new());
     }
-    let number =
-        |digits: &[u8]| match digits.len() <= MAX_DIGITS && digits.iter().all(u8::is_ascii_digit) {
-            true => {
-                let value = digits
-                    .iter()
-                    .fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
-                u16::try_from(value).ok()
-            }
-            false => None,
-        };
+    let number = |digits: &[u8]| {
+        if digits.len() <= MAX_DIGITS && digits.iter().all(u8::is_ascii_digit) {
+            let value = digits
+                .iter()
+                .fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
+            u16::try_from(value).ok()
+        } else {
+            None
+        }
+    };
     text.split(|byte| matches!(byte, b';' | b':'))
         .map(number)
         .collect()

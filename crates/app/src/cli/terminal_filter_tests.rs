@@ -23,7 +23,8 @@ enum Part {
 }
 
 fn parts(text: &str) -> Vec<Part> {
-    let (mut parts, mut rest) = (Vec::new(), text.chars());
+    let mut parts = Vec::new();
+    let mut rest = text.chars();
     while let Some(first) = rest.next() {
         parts.push(match first {
             '\x1b' => sequence(&mut rest),
@@ -37,9 +38,10 @@ fn sequence(rest: &mut std::str::Chars<'_>) -> Part {
     let mut body = String::new();
     for character in rest {
         let control = body.starts_with('[');
-        let last = match control {
-            true => ('@'..='~').contains(&character),
-            false => character != '[' && ('0'..='~').contains(&character),
+        let last = if control {
+            ('@'..='~').contains(&character)
+        } else {
+            character != '[' && ('0'..='~').contains(&character)
         };
         match (last, control) {
             (true, true) => return Part::Control(body[1..].to_owned(), character),

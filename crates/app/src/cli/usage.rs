@@ -220,7 +220,8 @@ impl UsageRow {
 }
 
 fn verify(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
-    let (segments, problems) = (usage.segments()?, usage.verify()?);
+    let segments = usage.segments()?;
+    let problems = usage.verify()?;
     match json {
         true => print_json(&json!({ "segments": segments, "problems": problems_json(&problems) }))?,
         false if problems.is_empty() => {

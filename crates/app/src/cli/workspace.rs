@@ -176,9 +176,10 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         Action::List => {
             let layers = workspaces::list(state).map_err(failure)?;
             let kept = engine.kept_commits();
-            match json {
-                true => print_json(&listed(&layers, &kept))?,
-                false => print(&(list(&layers) + &list_commits(&kept)))?,
+            if json {
+                print_json(&listed(&layers, &kept))?
+            } else {
+                print(&(list(&layers) + &list_commits(&kept)))?
             }
             Ok(0)
         }
@@ -192,13 +193,15 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             show(&diff.only(&patch::clean_paths(&only)), stat, json)
         }
         Action::Diff { id, only, .. } => {
-            let (id, only) = (workspace_id(state, id)?, patch::clean_paths(&only));
+            let id = workspace_id(state, id)?;
+            let only = patch::clean_paths(&only);
             let (diff, patch) =
                 workspaces::patch(state, &id, &only, MAX_PATCH_BYTES).map_err(failure)?;
             show_patch(&diff, patch, json, env)
         }
         Action::Show { id, file } => {
-            let (path, id) = (workspace_path(file)?, workspace_id(state, id)?);
+            let path = workspace_path(file)?;
+            let id = workspace_id(state, id)?;
             show_file(workspaces::open_file(state, &id, &path).map_err(failure)?)
         }
         Action::Commit { id, args } => {
@@ -222,9 +225,10 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
                 committed => committed.map_err(failure)?,
             };
             let left = workspaces::find(state, &id).is_ok();
-            let brought = match brings {
-                true => runtime.block_on(engine.bring_commits(&id, left)),
-                false => Ok(None),
+            let brought = if brings {
+                runtime.block_on(engine.bring_commits(&id, left))
+            } else {
+                Ok(None)
             };
             runtime.block_on(engine.close());
             report(&committed, brought, json)
@@ -266,9 +270,10 @@ fn require_id_or_terminal() -> Result<(), Failure> {
 }
 
 fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&serde_json::json!({ "discarded": id }))?,
-        false => print("discarded\n")?,
+    if json {
+        print_json(&serde_json::json!({ "discarded": id }))?
+    } else {
+        print("discarded\n")?
     }
     Ok(0)
 }
@@ -386,9 +391,10 @@ fn held(
             return show_held(&held, json);
         }
     }
-    match json {
-        true => print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?,
-        false => print(if drop { "dropped\n" } else { "taken back\n" })?,
+    if json {
+        print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?
+    } else {
+        print(if drop { "dropped\n" } else { "taken back\n" })?
     }
     Ok(0)
 }
@@ -407,7 +413,8 @@ fn show_held(held: &[HeldEntry], json: bool) -> Result<u8, Failure> {
     }
     let line = |held: &HeldEntry| {
         let kept = held.kept.as_deref().map_or("not kept".to_owned(), name);
-        let (path, why) = (name(&held.path), held.why.words());
+        let path = name(&held.path);
+        let why = held.why.words();
         format!(
             "{}  {}/{path}: {why}  ({kept})\n",
             held.run,
@@ -454,9 +461,10 @@ fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
         print_json(&value(diff, &unknown))?;
         return Ok(0);
     }
-    match stat {
-        true => print(&counts(&diff.changes))?,
-        false => print(&lines(&diff.changes, &diff.commits))?,
+    if stat {
+        print(&counts(&diff.changes))?
+    } else {
+        print(&lines(&diff.changes, &diff.commits))?
     }
     note_unknown(&unknown, diff.compared);
     Ok(0)

@@ -194,13 +194,14 @@ fn positive(section: &Section<'_>, key: &str, value: &Value) -> Result<u64, Conf
 fn bucket_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
     let name = section.text(key, value)?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-    match (3..=222).contains(&name.len()) && name.bytes().all(plain) {
-        true => Ok(name.to_owned()),
-        false => Err(section.error(
+    if (3..=222).contains(&name.len()) && name.bytes().all(plain) {
+        Ok(name.to_owned())
+    } else {
+        Err(section.error(
             key,
             "is no name of a bucket",
             "use 3 to 222 of A-Z a-z 0-9 . - _",
-        )),
+        ))
     }
 }
 
@@ -208,13 +209,14 @@ fn prefix(section: &Section<'_>, key: &str, value: &Value) -> Result<String, Con
     let text = section.text(key, value)?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.bytes().all(plain);
-    match text.len() <= 200 && text.split('/').all(part) {
-        true => Ok(text.to_owned()),
-        false => Err(section.error(
+    if text.len() <= 200 && text.split('/').all(part) {
+        Ok(text.to_owned())
+    } else {
+        Err(section.error(
             key,
             "is no prefix",
             "such as airlock/production, without a slash at its ends",
-        )),
+        ))
     }
 }
 
@@ -253,7 +255,9 @@ mod tests {
             ),
             ("box", "a/b", true)
         );
-        let (total_bytes, owner_bytes, owner_names) = (2 << 30, Some(1 << 30), Some(4));
+        let total_bytes = 2 << 30;
+        let owner_bytes = Some(1 << 30);
+        let owner_names = Some(4);
         assert_eq!(
             config.limits,
             ArtifactLimits {

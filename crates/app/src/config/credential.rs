@@ -111,15 +111,16 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMe
         Some(("basic", user)) => {
             let good = (1..=MAX_USER_BYTES).contains(&user.len())
                 && !user.contains(|character: char| character == ':' || character.is_control());
-            match good {
-                true => Ok(InjectionMethod::Basic {
+            if good {
+                Ok(InjectionMethod::Basic {
                     user: user.to_owned(),
-                }),
-                false => Err(section.error(
+                })
+            } else {
+                Err(section.error(
                     key,
                     "has a bad user",
                     "write 1 to 128 characters without colons",
-                )),
+                ))
             }
         }
         Some(("header", name)) => header(section, key, name),
@@ -135,12 +136,11 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMetho
             "name a header",
         )
     })?;
-    match FORBIDDEN_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
-        true => {
-            let hint = "use a header that is the credential's own, such as header:x-api-key";
-            Err(section.error(key, format_args!("cannot be `{name}`"), hint))
-        }
-        false => Ok(InjectionMethod::Header { name }),
+    if FORBIDDEN_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
+        let hint = "use a header that is the credential's own, such as header:x-api-key";
+        Err(section.error(key, format_args!("cannot be `{name}`"), hint))
+    } else {
+        Ok(InjectionMethod::Header { name })
     }
 }
 
@@ -156,27 +156,25 @@ pub(super) fn check(
             "names a credential that does not exist: `{}`",
             named.escape_debug()
         );
-        let hint = match credentials.is_empty() {
-            true => format!(
+        let hint = if credentials.is_empty() {
+            format!(
                 "add [credential.{}] with key, inject and hosts",
                 named.escape_debug()
-            ),
-            false => {
-                let names: Vec<_> = credentials.keys().map(String::as_str).collect();
-                format!("the credentials are {}", names.join(", "))
-            }
+            )
+        } else {
+            let names: Vec<_> = credentials.keys().map(String::as_str).collect();
+            format!("the credentials are {}", names.join(", "))
         };
         return Err(section.error("credential", what, hint));
     };
-    match credential.hosts.iter().any(|own| rule.host.is_within(own)) {
-        true => Ok(()),
-        false => {
-            let what = format!("names `{named}`, which may not be sent to {}", rule.host);
-            let hint = format!(
-                "add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule"
-            );
-            Err(section.error("credential", what, hint))
-        }
+    if credential.hosts.iter().any(|own| rule.host.is_within(own)) {
+        Ok(())
+    } else {
+        let what = format!("names `{named}`, which may not be sent to {}", rule.host);
+        let hint = format!(
+            "add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule"
+        );
+        Err(section.error("credential", what, hint))
     }
 }
 

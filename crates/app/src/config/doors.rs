@@ -223,7 +223,8 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
         path,
         name: "ledger",
     };
-    let (mut durability, mut keep_for) = (Durability::default(), None);
+    let mut durability = Durability::default();
+    let mut keep_for = None;
     for (key, value) in table {
         match key.as_str() {
             "durability" => {
@@ -297,7 +298,8 @@ fn tenants(
         path,
         name: "tenant",
     };
-    let (mut terms, mut quotas) = (BTreeMap::new(), Tenants::default());
+    let mut terms = BTreeMap::new();
+    let mut quotas = Tenants::default();
     for (name, value) in table {
         if name != DEFAULT_TENANT && Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
@@ -318,9 +320,10 @@ fn tenants(
             tenant_key(&section, key, value, &mut own, &mut quota)?;
         }
         terms.insert(name.clone(), own);
-        match name == DEFAULT_TENANT {
-            true => quotas.other = quota,
-            false => _ = quotas.named.insert(name.clone(), quota),
+        if name == DEFAULT_TENANT {
+            quotas.other = quota
+        } else {
+            _ = quotas.named.insert(name.clone(), quota)
         }
     }
     Ok((terms, quotas))

@@ -331,13 +331,14 @@ pub(super) fn hosts(
         )
     };
     let list = value.as_array().ok_or_else(bad)?;
-    match list.len() > MAX_ENTRIES {
-        true => Err(section.error(
+    if list.len() > MAX_ENTRIES {
+        Err(section.error(
             key,
             "has more than 256 entries",
             "use patterns: *.example.com",
-        )),
-        false => list.iter().map(|value| host(section, key, value)).collect(),
+        ))
+    } else {
+        list.iter().map(|value| host(section, key, value)).collect()
     }
 }
 
@@ -484,11 +485,9 @@ fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, Config
         Some(value) => list(section, "push", value, "such as \"refs/heads/agent/*\"")?,
         None => Vec::new(),
     };
-    let (fetch, update, delete) = (
-        flag("fetch", true)?,
-        flag("update", true)?,
-        flag("delete", false)?,
-    );
+    let fetch = flag("fetch", true)?;
+    let update = flag("update", true)?;
+    let delete = flag("delete", false)?;
     if push.is_empty()
         && let Some(key) = ["update", "delete"]
             .into_iter()
@@ -545,13 +544,14 @@ fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErro
             "remove the rule",
         ));
     }
-    match private && !rule.allow_private {
-        true => Err(section.error(
+    if private && !rule.allow_private {
+        Err(section.error(
             "host",
             "is a private address",
             "say allow_private = true if that is meant",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

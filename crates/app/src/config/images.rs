@@ -112,9 +112,10 @@ fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Str
             .ok_or_else(bad)?;
         let name: ImageRef = format!("{host}/name").parse().map_err(|_| bad())?;
         // A word that is no host would be parsed as a path.
-        match name.repository() == "name" || name.repository() == "library/name" {
-            true => Ok(name.registry().to_owned()),
-            false => Err(bad()),
+        if name.repository() == "name" || name.repository() == "library/name" {
+            Ok(name.registry().to_owned())
+        } else {
+            Err(bad())
         }
     };
     value
@@ -251,13 +252,11 @@ mod tests {
 
     #[test]
     fn a_local_file_switches_the_list_on_and_nothing_else() {
-        let (open, on) = (
-            ImagePolicy::default(),
-            ImagePolicy {
-                rule: ImageRule::Allowed,
-                ..ImagePolicy::default()
-            },
-        );
+        let open = ImagePolicy::default();
+        let on = ImagePolicy {
+            rule: ImageRule::Allowed,
+            ..ImagePolicy::default()
+        };
         assert_eq!(narrowed(&open, "policy = \"allowed\""), Ok(on.clone()));
         assert_eq!(
             narrowed(&open, "policy = \"open\""),

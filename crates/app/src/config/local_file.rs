@@ -43,7 +43,8 @@ pub(super) fn narrow(
     path: &Path,
 ) -> Result<(), ConfigError> {
     let section = Section { path, name: "" };
-    let (mut local, mut choice) = (LocalSettings::default(), None);
+    let mut local = LocalSettings::default();
+    let mut choice = None;
     for (key, value) in file {
         match key.as_str() {
             "profile" => choice = Some(section.text(key, value)?),
@@ -158,7 +159,8 @@ fn first_wider_value(profile: &Profile, than: &Profile) -> Option<&'static str> 
         return Some("egress_limits");
     }
     let unlimited = |is: bool, was: bool, name| (is && !was).then_some(name);
-    let (limits, most) = (&profile.limits, &than.limits);
+    let limits = &profile.limits;
+    let most = &than.limits;
     unlimited(
         limits.cpu_time.is_none(),
         most.cpu_time.is_none(),
@@ -203,7 +205,8 @@ fn apply(
     }
     if let Some(requested) = requested {
         if rank(requested) > rank(profile.network) {
-            let (wide, strict) = (requested.name(), profile.network.name());
+            let wide = requested.name();
+            let strict = profile.network.name();
             let what = format!(
                 "would widen: `{wide}` allows more than the `{strict}` of profile `{name}`"
             );
@@ -433,10 +436,8 @@ mod tests {
         agent.allow_models = vec!["claude-*".parse().unwrap()];
         let text = "allow_models = [\"*\"]\nbudget = { run_usd = 1.5, run_tokens = 9 }";
         let narrow = narrowed(&policy, Some("agent"), text).unwrap();
-        let (was, is) = (
-            policy.profile("agent").unwrap(),
-            narrow.profile("agent").unwrap(),
-        );
+        let was = policy.profile("agent").unwrap();
+        let is = narrow.profile("agent").unwrap();
         let budget = Budget {
             money: Some(spec::Money(1_500_000_000)),
             tokens: Some(9),

@@ -202,10 +202,8 @@ impl ProcessEnv {
 
     /// A user's own Podman comes first, because it runs with that user's rights.
     fn podman(&self) -> Vec<String> {
-        let (own, systems) = (
-            (Some("XDG_RUNTIME_DIR"), "podman/podman.sock"),
-            (None, "/run/podman/podman.sock"),
-        );
+        let own = (Some("XDG_RUNTIME_DIR"), "podman/podman.sock");
+        let systems = (None, "/run/podman/podman.sock");
         let all = [own, systems];
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }
@@ -239,7 +237,8 @@ pub(crate) fn load(flags: &Flags, env: &ProcessEnv) -> Result<Config, ConfigErro
         audit,
         telemetry,
     } = settings;
-    let (docker, podman) = (env.docker(), env.podman());
+    let docker = env.docker();
+    let podman = env.podman();
     let state = state_folder(flags, env)?;
     let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
     let secrets = secrets::assemble(secrets, keys, &state, env)?;

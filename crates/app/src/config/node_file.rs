@@ -445,13 +445,14 @@ fn network(at: &NodeSection<'_>, key: &str, value: &Value) -> Result<(), ConfigE
 }
 
 fn no_egress_domains(at: &NodeSection<'_>, key: &str, value: &Value) -> Result<(), ConfigError> {
-    match at.texts(key, value)?.is_empty() {
-        true => Ok(()),
-        false => Err(at.error(
+    if at.texts(key, value)?.is_empty() {
+        Ok(())
+    } else {
+        Err(at.error(
             key,
             "cannot be honoured: jobs of the worker API reach nothing",
             "write rules of the egress door as [[profile.NAME.egress]] in the configuration file, for /v1/runs",
-        )),
+        ))
     }
 }
 
@@ -669,9 +670,10 @@ impl<'a> NodeSection<'a> {
 
     fn key(&self, key: &str) -> String {
         let key: String = key.chars().take(64).collect();
-        match self.name.is_empty() {
-            true => key,
-            false => format!("{}.{key}", self.name),
+        if self.name.is_empty() {
+            key
+        } else {
+            format!("{}.{key}", self.name)
         }
     }
 
@@ -743,18 +745,20 @@ impl<'a> NodeSection<'a> {
 
     fn word(&self, key: &str, value: &Value) -> Result<String, ConfigError> {
         let text = self.text(key, value)?;
-        match (1..=MAX_TEXT_BYTES).contains(&text.len()) && !text.contains(char::is_control) {
-            true => Ok(text.to_owned()),
-            false => Err(self.error(
+        if (1..=MAX_TEXT_BYTES).contains(&text.len()) && !text.contains(char::is_control) {
+            Ok(text.to_owned())
+        } else {
+            Err(self.error(
                 key,
                 "is empty or too long",
                 "write 1 to 256 bytes on one line",
-            )),
+            ))
         }
     }
 
     fn words(&self, key: &str, value: &Value) -> Result<BTreeMap<String, String>, ConfigError> {
-        let (table, nested) = (self.table(key, value)?, self.nested(key));
+        let table = self.table(key, value)?;
+        let nested = self.nested(key);
         if table.len() > MAX_ENTRIES {
             return Err(self.error(key, "has too many entries", "write at most 64"));
         }
@@ -804,9 +808,10 @@ impl<'a> NodeSection<'a> {
 
     fn absolute_path(&self, key: &str, value: &Value) -> Result<PathBuf, ConfigError> {
         let path = PathBuf::from(self.text(key, value)?);
-        match path.is_absolute() && !path.as_os_str().as_encoded_bytes().contains(&0) {
-            true => Ok(path),
-            false => Err(self.error(key, "must be an absolute path", "begin it with /")),
+        if path.is_absolute() && !path.as_os_str().as_encoded_bytes().contains(&0) {
+            Ok(path)
+        } else {
+            Err(self.error(key, "must be an absolute path", "begin it with /"))
         }
     }
 
@@ -817,12 +822,11 @@ impl<'a> NodeSection<'a> {
     }
 
     fn must_be_false(&self, key: &str, value: &Value, why: &str) -> Result<(), ConfigError> {
-        match self.flag(key, value)? {
-            false => Ok(()),
-            true => {
-                let what = format!("cannot be `true`: {why}");
-                Err(self.error(key, what, "write `false`, or remove it"))
-            }
+        if self.flag(key, value)? {
+            let what = format!("cannot be `true`: {why}");
+            Err(self.error(key, what, "write `false`, or remove it"))
+        } else {
+            Ok(())
         }
     }
 

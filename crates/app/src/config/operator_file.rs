@@ -39,11 +39,10 @@ pub(super) struct OperatorSettings {
 
 impl Default for OperatorSettings {
     fn default() -> Self {
-        let (policy, doors) = (Policy::default(), DoorsConfig::default());
-        let (secrets, artifacts) = (
-            secrets::SecretSettings::default(),
-            ArtifactsConfig::default(),
-        );
+        let policy = Policy::default();
+        let doors = DoorsConfig::default();
+        let secrets = secrets::SecretSettings::default();
+        let artifacts = ArtifactsConfig::default();
         OperatorSettings {
             policy,
             pool: Pool::OFF,
@@ -84,11 +83,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<OperatorSettings, Config
         mut audit,
         ..
     } = OperatorSettings::default();
-    let (mut pool, mut serve, mut jobs) = (Pool::OFF, ServeConfig::default(), JobBounds::default());
-    let (mut telemetry, mut webhooks) = (
-        TelemetryConfig::default(),
-        webhooks::WebhooksConfig::default(),
-    );
+    let mut pool = Pool::OFF;
+    let mut serve = ServeConfig::default();
+    let mut jobs = JobBounds::default();
+    let mut telemetry = TelemetryConfig::default();
+    let mut webhooks = webhooks::WebhooksConfig::default();
     let mut sections = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {

@@ -329,12 +329,11 @@ fn headers(
         let begins = NEVER_FORWARDED_PREFIXES
             .iter()
             .any(|start| name.as_str().starts_with(start));
-        match begins || NEVER_FORWARDED.contains(&name.as_str()) {
-            true => {
-                let hint = "a program says neither who pays or asks nor where a message ends";
-                Err(section.error(key, format_args!("cannot name `{name}`"), hint))
-            }
-            false => Ok(name),
+        if begins || NEVER_FORWARDED.contains(&name.as_str()) {
+            let hint = "a program says neither who pays or asks nor where a message ends";
+            Err(section.error(key, format_args!("cannot name `{name}`"), hint))
+        } else {
+            Ok(name)
         }
     };
     section.texts(key, value)?.into_iter().map(header).collect()
@@ -410,9 +409,10 @@ fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
             "name the variable that holds the provider's key",
         ));
     }
-    match !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
-        true => Ok(name.to_owned()),
-        false => Err(section.error(key, "is no name of a variable", "such as OPENAI_API_KEY")),
+    if !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
+        Ok(name.to_owned())
+    } else {
+        Err(section.error(key, "is no name of a variable", "such as OPENAI_API_KEY"))
     }
 }
 
@@ -430,13 +430,14 @@ pub(super) fn vault_path(
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
-    match path.len() <= 256 && path.split('/').all(plain) {
-        true => Ok(path.to_owned()),
-        false => Err(section.error(
+    if path.len() <= 256 && path.split('/').all(plain) {
+        Ok(path.to_owned())
+    } else {
+        Err(section.error(
             key,
             "is no path in a Vault",
             "such as team/openai, of A-Z a-z 0-9 . _ - and /",
-        )),
+        ))
     }
 }
 
@@ -451,13 +452,14 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
     }
     let host = address.host().unwrap_or_default();
     let public = address::literal(host).map_or(!is_local_name(host), address::is_public);
-    match public || provider.allow_private {
-        true => Ok(address),
-        false => Err(section.error(
+    if public || provider.allow_private {
+        Ok(address)
+    } else {
+        Err(section.error(
             "base",
             "is a private address",
             "say allow_private = true if that is meant",
-        )),
+        ))
     }
 }
 
@@ -495,12 +497,13 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
     }
     let metadata =
         address::literal(host).is_some_and(address::is_metadata) || address::is_metadata_name(host);
-    match metadata {
-        true => Err((
+    if metadata {
+        Err((
             "is an address of a metadata service or of the local link, where no model is",
             form,
-        )),
-        false => Ok(uri),
+        ))
+    } else {
+        Ok(uri)
     }
 }
 

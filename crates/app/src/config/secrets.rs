@@ -38,13 +38,14 @@ impl SecretSettings {
                 other => return Err(section.unknown(other, &["key_file", "keyring"])),
             }
         }
-        match self.keyring && self.key_file.is_some() {
-            true => Err(section.error(
+        if self.keyring && self.key_file.is_some() {
+            Err(section.error(
                 "keyring",
                 "and `key_file` name two master keys",
                 "keep one of them",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -137,7 +138,8 @@ pub(super) fn assemble<'k>(
         Secret::new(bytes).ok().map(|secret| (name, secret))
     };
     let variables = named.filter_map(value).collect();
-    let (folder, master) = (state.join("secrets"), master_key(&settings, env)?);
+    let folder = state.join("secrets");
+    let master = master_key(&settings, env)?;
     Ok(Secrets {
         folder,
         master,

@@ -143,9 +143,10 @@ fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBu
         .into_iter()
         .map(PathBuf::from)
         .collect();
-    match folders.iter().all(|folder| folder.is_absolute()) {
-        true => Ok(folders),
-        false => Err(section.error(key, "must be absolute paths", "begin each with /")),
+    if folders.iter().all(|folder| folder.is_absolute()) {
+        Ok(folders)
+    } else {
+        Err(section.error(key, "must be absolute paths", "begin each with /"))
     }
 }
 
@@ -177,11 +178,9 @@ mod tests {
             grace: seconds(8),
         };
         let listen = "127.0.0.1:1".parse().ok();
-        let (hosts, folders, profiles) = (
-            vec!["a".into()],
-            vec!["/srv".into()],
-            Some(vec!["agent".into()]),
-        );
+        let hosts = vec!["a".into()];
+        let folders = vec!["/srv".into()];
+        let profiles = Some(vec!["agent".into()]);
         let wanted = ServeConfig {
             listen,
             hosts,

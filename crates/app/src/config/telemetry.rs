@@ -71,7 +71,8 @@ pub(crate) fn log_file(path: PathBuf) -> LogFile {
 fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError> {
     let mut log = LogSettings::default();
     let mut file: Option<PathBuf> = None;
-    let (mut size, mut keep) = (DEFAULT_LOG_BYTES, DEFAULT_LOG_FILES);
+    let mut size = DEFAULT_LOG_BYTES;
+    let mut keep = DEFAULT_LOG_FILES;
     for (key, value) in table {
         match key.as_str() {
             "level" => {
@@ -172,9 +173,12 @@ fn headers(
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         (1..=64).contains(&name.len()) && name.bytes().all(known)
     };
-    let one = |(name, value): (&String, &Value)| match plain(name) {
-        true => Ok((name.clone(), provider::key(&inner, name, value)?)),
-        false => Err(inner.error(name, "is no name of a header", "such as authorization")),
+    let one = |(name, value): (&String, &Value)| {
+        if plain(name) {
+            Ok((name.clone(), provider::key(&inner, name, value)?))
+        } else {
+            Err(inner.error(name, "is no name of a header", "such as authorization"))
+        }
     };
     table.iter().map(one).collect()
 }

@@ -237,9 +237,10 @@ impl Section<'_> {
     /// A value as an absolute path.
     pub(super) fn absolute(&self, key: &str, value: &Value) -> Result<PathBuf, ConfigError> {
         let path = Path::new(self.text(key, value)?);
-        match path.is_absolute() {
-            true => Ok(path.to_owned()),
-            false => Err(self.error(key, "must be an absolute path", "begin it with /")),
+        if path.is_absolute() {
+            Ok(path.to_owned())
+        } else {
+            Err(self.error(key, "must be an absolute path", "begin it with /"))
         }
     }
 

@@ -33,9 +33,10 @@ impl ServerAddress {
     pub(crate) fn parse(text: &str) -> Result<ServerAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            return match path.starts_with('/') {
-                true => Ok(ServerAddress::Unix(path.into())),
-                false => Err("the path of a unix socket begins with a slash".to_owned()),
+            return if path.starts_with('/') {
+                Ok(ServerAddress::Unix(path.into()))
+            } else {
+                Err("the path of a unix socket begins with a slash".to_owned())
             };
         }
         let uri: Uri = text.parse().map_err(|_| "it is no URL".to_owned())?;
@@ -80,13 +81,14 @@ impl ServerHost {
             _ => default,
         };
         let name = authority.host().trim_matches(['[', ']']).to_owned();
-        match name.is_empty() || port == 0 {
-            true => Err("it names no host, or no port".to_owned()),
-            false => Ok(ServerHost {
+        if name.is_empty() || port == 0 {
+            Err("it names no host, or no port".to_owned())
+        } else {
+            Ok(ServerHost {
                 name,
                 port,
                 authority: format!("{}:{port}", authority.host()),
-            }),
+            })
         }
     }
 
@@ -190,10 +192,8 @@ mod tests {
             ServerAddress::Plain(host) => host,
             other => panic!("{other}"),
         };
-        let (here, there) = (
-            "127.0.0.1:1".parse().unwrap(),
-            "10.0.0.1:1".parse().unwrap(),
-        );
+        let here = "127.0.0.1:1".parse().unwrap();
+        let there = "10.0.0.1:1".parse().unwrap();
         assert!(
             host("http://localhost:1").may_dial(&here)
                 && !host("http://localhost:1").may_dial(&there)

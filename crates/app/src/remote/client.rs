@@ -220,9 +220,10 @@ pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
     let written: Vec<_> = given
         .map(|(name, value)| format!("{name}={}", segment(value.as_bytes())))
         .collect();
-    match written.is_empty() {
-        true => String::new(),
-        false => format!("?{}", written.join("&")),
+    if written.is_empty() {
+        String::new()
+    } else {
+        format!("?{}", written.join("&"))
     }
 }
 

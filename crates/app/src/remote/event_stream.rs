@@ -60,7 +60,9 @@ impl<A: Fn(Option<&str>) -> ClientRequest + Send + Sync + 'static> EventSource<A
         client: &Client,
         to: &mpsc::Sender<Result<ServerEvent, RemoteError>>,
     ) -> Result<(), RemoteError> {
-        let (mut last_id, mut delays, mut known) = (None, VecDeque::from(RETRY_DELAYS_MS), false);
+        let mut last_id = None;
+        let mut delays = VecDeque::from(RETRY_DELAYS_MS);
+        let mut known = false;
         loop {
             let before = last_id.clone();
             match self.forward_connection(client, &mut last_id, to).await {

@@ -59,10 +59,8 @@ impl EventParser {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let line = std::str::from_utf8(line).map_err(|_| EventError::NotText)?;
         if line.is_empty() {
-            let (event, has_data) = (
-                std::mem::take(&mut self.event),
-                std::mem::take(&mut self.has_data),
-            );
+            let event = std::mem::take(&mut self.event);
+            let has_data = std::mem::take(&mut self.has_data);
             self.size = 0;
             return Ok(has_data.then_some(event));
         }
@@ -147,7 +145,9 @@ mod tests {
             cuts in proptest::collection::vec(1usize..20, 1..40),
         ) {
             let text: String = told.iter().map(|(id, name, data)| format!("id: {id}\nevent: {name}\ndata: {data}\n\n:\n\n")).collect();
-            let (mut parser, mut read, mut rest) = (EventParser::default(), Vec::new(), text.as_bytes());
+            let mut parser = EventParser::default();
+            let mut read = Vec::new();
+            let mut rest = text.as_bytes();
             for cut in cuts.iter().cycle() {
                 if rest.is_empty() { break; }
                 let (piece, behind) = rest.split_at((*cut).min(rest.len()));

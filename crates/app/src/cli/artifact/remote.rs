@@ -59,8 +59,11 @@ pub(super) async fn list(
     name: Option<&str>,
     run: Option<&str>,
 ) -> Result<(Vec<Row>, Vec<String>), Failure> {
-    let (mut all, mut notes, mut after) = (Vec::new(), Vec::new(), None);
-    let (mut seen, mut bytes) = (HashSet::new(), 0);
+    let mut all = Vec::new();
+    let mut notes = Vec::new();
+    let mut after = None;
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
     while seen.len() < MAX_PAGES && bytes <= MAX_LIST_BYTES {
         let parameters = [
             ("name", name.map(str::to_owned)),
@@ -140,15 +143,14 @@ pub(super) async fn get(
             )
         })?;
     let size = copy_body(answer, &mut OutputTarget::File(file)).await?;
-    match json {
-        true => print_json(&json!({ "name": which.name.as_path(), "size_bytes": size })),
-        false => {
-            message::print(&[Message::Note(format!(
-                "wrote `{}` ({size} bytes)",
-                path.display()
-            ))]);
-            Ok(())
-        }
+    if json {
+        print_json(&json!({ "name": which.name.as_path(), "size_bytes": size }))
+    } else {
+        message::print(&[Message::Note(format!(
+            "wrote `{}` ({size} bytes)",
+            path.display()
+        ))]);
+        Ok(())
     }
 }
 
@@ -163,9 +165,10 @@ pub(in crate::cli) enum OutputTarget {
 impl OutputTarget {
     /// Standard output, filtered if it is a terminal.
     pub(in crate::cli) fn stdout() -> OutputTarget {
-        match io::stdout().is_terminal() {
-            true => OutputTarget::Terminal(Box::new(TerminalFilter::new(FilterLevel::Lines))),
-            false => OutputTarget::Stdout,
+        if io::stdout().is_terminal() {
+            OutputTarget::Terminal(Box::new(TerminalFilter::new(FilterLevel::Lines)))
+        } else {
+            OutputTarget::Stdout
         }
     }
 

@@ -83,9 +83,10 @@ fn decision(
     use_: ImageUse,
 ) -> Result<Result<Admitted, Refused>, Failure> {
     let policy = &config.policy.images;
-    match allowed_entry::is_policy_open(config) {
-        true => Ok(spec::decide(policy, &[], facts, use_, &[])),
-        false => Ok(allowed_entry::open(config)?.admit(policy, facts, use_, &[])),
+    if allowed_entry::is_policy_open(config) {
+        Ok(spec::decide(policy, &[], facts, use_, &[]))
+    } else {
+        Ok(allowed_entry::open(config)?.admit(policy, facts, use_, &[]))
     }
 }
 
@@ -103,15 +104,12 @@ fn tell(decision: Result<Admitted, Refused>, json: bool) -> Result<u8, Failure> 
         }
         Err(refused) => (false, None, refused.message, Some(refused.hint)),
     };
-    match json {
-        true => {
-            print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?
-        }
-        false => {
-            let word = if allowed { "allowed" } else { "refused" };
-            print(&format!("{word}: {}\n", printable(&reason)))?;
-            message::print(&hint.into_iter().map(Message::Hint).collect::<Vec<_>>());
-        }
+    if json {
+        print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?
+    } else {
+        let word = if allowed { "allowed" } else { "refused" };
+        print(&format!("{word}: {}\n", printable(&reason)))?;
+        message::print(&hint.into_iter().map(Message::Hint).collect::<Vec<_>>());
     }
     Ok(if allowed { 0 } else { NOT_ADMITTED })
 }

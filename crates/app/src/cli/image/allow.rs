@@ -72,9 +72,10 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         &allowed_entry::current_user(),
     )?;
     let name = allowed_entry::entry_name(&new.pattern, new.pin.as_ref());
-    match options.json {
-        true => print_json(&serde_json::json!({ "allowed": name }))?,
-        false => print(&format!("{name}\n"))?,
+    if options.json {
+        print_json(&serde_json::json!({ "allowed": name }))?
+    } else {
+        print(&format!("{name}\n"))?
     }
     if allowed_entry::is_policy_open(&config) {
         message::print(&[Message::Note(allowed_entry::POLICY_IS_OPEN.to_owned())]);

@@ -91,7 +91,8 @@ fn passwd() -> io::Result<String> {
 fn user_name(passwd: &str, uid: u32) -> Option<String> {
     let of_line = |line: &str| {
         let mut fields = line.split(':');
-        let (name, number) = (fields.next()?, fields.nth(1)?);
+        let name = fields.next()?;
+        let number = fields.nth(1)?;
         (!name.is_empty() && number.parse() == Ok(uid)).then(|| name.to_owned())
     };
     passwd.lines().find_map(of_line)

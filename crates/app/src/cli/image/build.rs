@@ -299,9 +299,10 @@ fn load_and_check(
         &subject,
         &ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
     )?;
-    match options.json {
-        true => print_json(&answer)?,
-        false => print(&answer.text())?,
+    if options.json {
+        print_json(&answer)?
+    } else {
+        print(&answer.text())?
     }
     Ok(answer.status())
 }

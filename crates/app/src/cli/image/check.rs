@@ -98,9 +98,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         None => ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
     };
     let report = check(&config, &subject, &profiles)?;
-    match options.json {
-        true => print_json(&report)?,
-        false => print(&report.text())?,
+    if options.json {
+        print_json(&report)?
+    } else {
+        print(&report.text())?
     }
     Ok(report.status())
 }
@@ -125,11 +126,9 @@ impl Subject {
 
     /// An image of the store, kept while it is checked.
     pub(super) fn of(name: String, stored: Stored) -> Subject {
-        let (root, config, user) = (
-            stored.root().to_owned(),
-            stored.config().clone(),
-            stored.user(),
-        );
+        let root = stored.root().to_owned();
+        let config = stored.config().clone();
+        let user = stored.user();
         Subject {
             name,
             root,
@@ -275,9 +274,10 @@ impl ContractReport {
         }
         let name = printable(&self.image);
         let profiles = self.profiles.join(", ");
-        text.push_str(&match self.passed {
-            true => format!("\n{name} keeps the contract of {profiles}.\n"),
-            false => format!("\n{name} does not keep the contract of {profiles}.\n"),
+        text.push_str(&if self.passed {
+            format!("\n{name} keeps the contract of {profiles}.\n")
+        } else {
+            format!("\n{name} does not keep the contract of {profiles}.\n")
         });
         text.push_str(match self.agent_compatible {
             Some(true) => "It is marked for work of agents.\n",

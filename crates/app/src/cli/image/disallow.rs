@@ -34,11 +34,13 @@ pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u
 fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let config = global.configure(env)?;
     let (pattern, pin) = allowed_entry::parse(&options.reference, None)?;
-    let (policy, who) = (&config.policy.images, allowed_entry::current_user());
+    let policy = &config.policy.images;
+    let who = allowed_entry::current_user();
     let removed = allowed_entry::open(&config)?.disallow(policy, &pattern, pin.as_ref(), &who)?;
-    match options.json {
-        true => print_json(&serde_json::json!({ "removed": removed }))?,
-        false => print(&format!("{removed} removed\n"))?,
+    if options.json {
+        print_json(&serde_json::json!({ "removed": removed }))?
+    } else {
+        print(&format!("{removed} removed\n"))?
     }
     Ok(0)
 }

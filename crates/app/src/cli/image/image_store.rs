@@ -44,7 +44,8 @@ impl From<ImageError> for Failure {
             | ImageError::Entry { .. }
             | ImageError::User { .. } => ErrorCode::ImageRefused,
         };
-        let (mut message, mut cause) = (error.to_string(), error.source());
+        let mut message = error.to_string();
+        let mut cause = error.source();
         while let Some(next) = cause {
             message.push_str(&format!(": {next}"));
             cause = next.source();

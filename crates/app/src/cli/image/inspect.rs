@@ -45,9 +45,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         ));
     }
     let image = image_store::open(global, env)?.get(&name)?;
-    match options.json {
-        true => print_json(&object(&image))?,
-        false => print(&text(&image))?,
+    if options.json {
+        print_json(&object(&image))?
+    } else {
+        print(&text(&image))?
     }
     Ok(0)
 }

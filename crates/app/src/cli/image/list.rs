@@ -37,21 +37,18 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         return crate::cli::runtime()?.block_on(remote::list(&client, options.json));
     }
     let listing = image_store::open(global, env)?.list()?;
-    match options.json {
-        true => {
-            let images: Vec<_> = listing.images.iter().map(object).collect();
-            print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
-        }
-        false => {
-            print(&table(listing.images.iter().map(row).collect()))?;
-            message::print(
-                &listing
-                    .problems
-                    .into_iter()
-                    .map(Message::Note)
-                    .collect::<Vec<_>>(),
-            );
-        }
+    if options.json {
+        let images: Vec<_> = listing.images.iter().map(object).collect();
+        print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
+    } else {
+        print(&table(listing.images.iter().map(row).collect()))?;
+        message::print(
+            &listing
+                .problems
+                .into_iter()
+                .map(Message::Note)
+                .collect::<Vec<_>>(),
+        );
     }
     Ok(0)
 }
@@ -86,7 +83,8 @@ pub(super) fn table(images: Vec<[String; 5]>) -> String {
 
 fn row(listed: &Listed) -> [String; 5] {
     let created = listed.created.as_deref().unwrap_or_default();
-    let (name, platform) = (listed.name.familiar(), listed.platform.to_string());
+    let name = listed.name.familiar();
+    let platform = listed.platform.to_string();
     cells(
         &name,
         listed.digest.hex(),

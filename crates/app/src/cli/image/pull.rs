@@ -90,9 +90,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let began = Instant::now();
     let pulled = cancellable(options, &name, &config, env)?;
     let report = report(&name, pulled, began.elapsed());
-    match options.json {
-        true => print_json(&report)?,
-        false => print(&text(&report))?,
+    if options.json {
+        print_json(&report)?
+    } else {
+        print(&text(&report))?
     }
     Ok(0)
 }
@@ -112,11 +113,9 @@ fn cancellable(
             .map(Message::Note)
             .collect::<Vec<_>>(),
     );
-    let (runtime, scratch, meter) = (
-        crate::cli::runtime()?,
-        images.scratch()?,
-        Arc::new(PullProgress::new()),
-    );
+    let runtime = crate::cli::runtime()?;
+    let scratch = images.scratch()?;
+    let meter = Arc::new(PullProgress::new());
     let pulled = runtime.block_on(async {
         let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
         let mut signals = Signals::listen().map_err(unheard)?;
@@ -168,10 +167,8 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
 }
 
 fn cancelled() -> Failure {
-    let (message, hint) = (
-        "the pull was cancelled".to_owned(),
-        "nothing of it was kept".to_owned(),
-    );
+    let message = "the pull was cancelled".to_owned();
+    let hint = "nothing of it was kept".to_owned();
     Failure {
         code: ErrorCode::Cancelled,
         message,
@@ -200,7 +197,8 @@ async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result
 
 /// Unpacks the layout in a blocking task, so that signals are handled meanwhile.
 async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
-    let (images, name) = (images.clone(), name.clone());
+    let images = images.clone();
+    let name = name.clone();
     let loading = tokio::task::spawn_blocking(move || {
         images
             .load(
@@ -290,7 +288,8 @@ impl From<PullError> for Failure {
             Kind::Unavailable => ErrorCode::BackendUnavailable,
             Kind::Local => ErrorCode::Internal,
         };
-        let (mut message, mut cause) = (error.to_string(), std::error::Error::source(&error));
+        let mut message = error.to_string();
+        let mut cause = std::error::Error::source(&error);
         while let Some(next) = cause {
             message.push_str(&format!(": {next}"));
             cause = next.source();

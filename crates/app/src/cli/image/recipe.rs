@@ -154,12 +154,13 @@ fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>
         Failure::invalid(format!("cannot read `{}`: {error}", path.display()), hint)
     })?;
     // The machine field of an ELF file: 183 is AArch64.
-    match bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
-        true => Ok(bytes),
-        false => Err(Failure::invalid(
+    if bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
+        Ok(bytes)
+    } else {
+        Err(Failure::invalid(
             format!("`{}` is no program for linux/arm64", path.display()),
             hint,
-        )),
+        ))
     }
 }
 

@@ -31,9 +31,10 @@ struct ImageList {
 /// Lists the server's images.
 pub(super) async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
     let ImageList { images } = client.json(ClientRequest::get("/v1/images")).await?;
-    match json {
-        true => print_json(&json!({ "images": images, "notes": [] }))?,
-        false => print(&list::table(images.iter().map(row).collect()))?,
+    if json {
+        print_json(&json!({ "images": images, "notes": [] }))?
+    } else {
+        print(&list::table(images.iter().map(row).collect()))?
     }
     Ok(0)
 }
@@ -100,18 +101,20 @@ fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure
         |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
     let file = File::open(source).map_err(|error| failed(error.to_string()))?;
     let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
-    match metadata.is_dir() {
-        true => Err(failed("it is a folder".to_owned())),
-        false => Ok((Box::new(file), metadata.is_file().then_some(metadata.len()))),
+    if metadata.is_dir() {
+        Err(failed("it is a folder".to_owned()))
+    } else {
+        Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
     }
 }
 
 /// Shows one image.
 pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u8, Failure> {
     let image: Value = client.json(ClientRequest::get(path(name)?)).await?;
-    match json {
-        true => print_json(&image)?,
-        false => print(&lines(&image))?,
+    if json {
+        print_json(&image)?
+    } else {
+        print(&lines(&image))?
     }
     Ok(0)
 }
@@ -140,15 +143,18 @@ fn lines(image: &Value) -> String {
 
 /// Removes names.
 pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Result<u8, Failure> {
-    let (mut gone, mut images, mut freed) = (Vec::new(), Vec::new(), 0);
+    let mut gone = Vec::new();
+    let mut images = Vec::new();
+    let mut freed = 0;
     for name in names {
         let removed: RemoveResponse = client
             .json(ClientRequest::new(Method::DELETE, path(name)?))
             .await?;
         if !json {
-            let what = match removed.images.is_empty() {
-                true => "the image has other names".to_owned(),
-                false => format!("{} freed", human_size(removed.freed_bytes)),
+            let what = if removed.images.is_empty() {
+                "the image has other names".to_owned()
+            } else {
+                format!("{} freed", human_size(removed.freed_bytes))
             };
             let text = removed
                 .names

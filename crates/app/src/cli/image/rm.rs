@@ -72,9 +72,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
 }
 
 fn text(removed: &Removed) -> String {
-    let freed = match removed.images.is_empty() {
-        true => "the image has other names".to_owned(),
-        false => format!("{} freed", human_size(removed.freed_bytes)),
+    let freed = if removed.images.is_empty() {
+        "the image has other names".to_owned()
+    } else {
+        format!("{} freed", human_size(removed.freed_bytes))
     };
     removed
         .names

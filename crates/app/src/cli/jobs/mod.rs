@@ -179,7 +179,8 @@ async fn change(
     method: Method,
     what: &str,
 ) -> Result<u8, Failure> {
-    let (mut jobs, mut errors) = (Vec::new(), Vec::new());
+    let mut jobs = Vec::new();
+    let mut errors = Vec::new();
     for id in &args.ids {
         match client
             .json::<Value>(ClientRequest::new(
@@ -238,7 +239,8 @@ struct JobPage {
 
 impl ListOptions {
     async fn show(self, client: &Client) -> Result<u8, Failure> {
-        let (mut jobs, mut before) = (Vec::new(), self.before);
+        let mut jobs = Vec::new();
+        let mut before = self.before;
         let most = self.limit.unwrap_or(DEFAULT_LIST_LIMIT);
         // A server scans a bounded number of jobs: a short page is not always the last.
         loop {
@@ -264,9 +266,10 @@ impl ListOptions {
                 break;
             }
         }
-        match self.json {
-            true => print_json(&json!({ "jobs": jobs, "before": before }))?,
-            false => print_lines(jobs.iter().map(list_line))?,
+        if self.json {
+            print_json(&json!({ "jobs": jobs, "before": before }))?
+        } else {
+            print_lines(jobs.iter().map(list_line))?
         }
         Ok(0)
     }
@@ -286,7 +289,8 @@ fn list_line(job: &Value) -> String {
     let labels: Vec<_> = labels
         .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()))
         .collect();
-    let (id, since) = (text(job, "job_id"), text(job, "accepted_at"));
+    let id = text(job, "job_id");
+    let since = text(job, "accepted_at");
     format!(
         "{id}  {state:<14}  {since}  {} {}",
         text(job, "name"),
@@ -296,9 +300,10 @@ fn list_line(job: &Value) -> String {
 
 async fn show(client: &Client, args: &JobArgs) -> Result<u8, Failure> {
     let job: Value = client.json(ClientRequest::get(path(&args.id))).await?;
-    match args.json {
-        true => print_json(&job)?,
-        false => print_lines(description_lines(&job))?,
+    if args.json {
+        print_json(&job)?
+    } else {
+        print_lines(description_lines(&job))?
     }
     Ok(0)
 }
@@ -372,9 +377,10 @@ fn description_lines(job: &Value) -> Vec<String> {
 
 /// Prints a new job: its identifier, or all data with `--json`.
 fn print_submitted(job: &Value, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(job)?,
-        false => print(&format!("{}\n", printable(text(job, "job_id"))))?,
+    if json {
+        print_json(job)?
+    } else {
+        print(&format!("{}\n", printable(text(job, "job_id"))))?
     }
     Ok(0)
 }

@@ -106,9 +106,10 @@ pub(super) struct Options {
 
 /// Hides options of a run that do not apply to a job.
 pub(super) fn hide_run_options(argument: clap::Arg) -> clap::Arg {
-    match ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+    if ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
@@ -215,13 +216,14 @@ fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
         )
     };
     let mut bytes = Vec::new();
-    let read = match file == Path::new("-") {
-        true => io::stdin()
+    let read = if file == Path::new("-") {
+        io::stdin()
             .lock()
             .take(MAX_FILE_BYTES + 1)
-            .read_to_end(&mut bytes),
-        false => File::open(folder.join(file))
-            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)),
+            .read_to_end(&mut bytes)
+    } else {
+        File::open(folder.join(file))
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
     };
     read.map_err(|error| bad(error.to_string()))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
@@ -239,7 +241,8 @@ pub(super) async fn execute(
     client: Client,
     env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let (json, waits) = (options.json(), options.wait);
+    let json = options.json();
+    let waits = options.wait;
     let request_body = options.request_body(env)?;
     let job = submit(&client, &request_body).await?;
     if !waits {

@@ -52,12 +52,13 @@ fn read(path: &Path, file: File) -> Result<Secret, Failure> {
 fn check_token(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
     let token = Secret::new(token).map_err(|error| bad(path, &error.to_string()))?;
     let bytes = token.expose();
-    match bytes.len() >= MIN_TOKEN_BYTES && bytes.iter().all(u8::is_ascii_graphic) {
-        true => Ok(token),
-        false => Err(bad(
+    if bytes.len() >= MIN_TOKEN_BYTES && bytes.iter().all(u8::is_ascii_graphic) {
+        Ok(token)
+    } else {
+        Err(bad(
             path,
             "it holds no token of 32 or more visible characters",
-        )),
+        ))
     }
 }
 

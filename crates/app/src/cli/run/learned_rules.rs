@@ -29,11 +29,13 @@ pub(super) fn lines(result: &RunResult) -> Vec<Message> {
 /// normalised and contain no control characters.
 pub(super) fn toml(result: &RunResult) -> String {
     let rule = |rule: &LearnedRule| {
-        let ports = match is_web(rule) {
-            true => String::new(),
-            false => format!("ports = {:?}\n", rule.ports.iter().collect::<Vec<_>>()),
+        let ports = if is_web(rule) {
+            String::new()
+        } else {
+            format!("ports = {:?}\n", rule.ports.iter().collect::<Vec<_>>())
         };
-        let (profile, host) = (&result.profile, &rule.host);
+        let profile = &result.profile;
+        let host = &rule.host;
         format!(
             "[[profile.{}.egress]]\nhost = \"{host}\"\nmode = \"tunnel\"\n{ports}",
             toml_key(profile)
@@ -46,12 +48,13 @@ pub(super) fn toml(result: &RunResult) -> String {
 /// contain anything.
 fn toml_key(profile: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    match !profile.is_empty() && profile.bytes().all(plain) {
-        true => profile.to_owned(),
-        false => format!(
+    if !profile.is_empty() && profile.bytes().all(plain) {
+        profile.to_owned()
+    } else {
+        format!(
             "\"{}\"",
             profile.chars().map(toml_character).collect::<String>()
-        ),
+        )
     }
 }
 

@@ -40,7 +40,8 @@ const EMPTY_INPUT_NOTE: &str =
 
 /// Carries out the command, and reports failures before the program's start.
 pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
-    let (identity, json) = (options.identity(), options.json);
+    let identity = options.identity();
+    let json = options.json;
     attempt(options, global, env).unwrap_or_else(|failure| {
         message::print(&failure.lines());
         if json {
@@ -60,8 +61,11 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     let launcher = (!options.explain && is_native).then(engine::HeadStart::give);
     let mut config = global.configure(env)?;
     config::narrow(&mut config, options.profile(), env)?;
-    let (json, explain, tty) = (options.json, options.explain, options.tty);
-    let (follow_links, confirmed) = (options.follow_links, options.confirm_workspace);
+    let json = options.json;
+    let explain = options.explain;
+    let tty = options.tty;
+    let follow_links = options.follow_links;
+    let confirmed = options.confirm_workspace;
     let staged = options.staged_by_default();
     let has_stdin = options.reads_stdin();
     let mut request = options.into_request(env)?;
@@ -87,21 +91,20 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         let signals = Signals::listen()
             .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
         let engine = super::open_engine(&config, launcher)?;
-        match explain {
-            true => print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json),
-            false => {
-                if let Some(folder) = staged.filter(|_| !json && engine.applies_changes(&spec)) {
-                    staging_note::explain_once(engine.state_folder(), &folder);
-                }
-                let idle = output_mode(json, tty) == OutputMode::Streams
-                    && !has_stdin
-                    && terminal::reads_terminal(&spec.command);
-                let status = run_here(&engine, spec, signals, output_mode(json, tty)).await;
-                if idle {
-                    message::print(&[Message::Note(EMPTY_INPUT_NOTE.to_owned())]);
-                }
-                status
+        if explain {
+            print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json)
+        } else {
+            if let Some(folder) = staged.filter(|_| !json && engine.applies_changes(&spec)) {
+                staging_note::explain_once(engine.state_folder(), &folder);
             }
+            let idle = output_mode(json, tty) == OutputMode::Streams
+                && !has_stdin
+                && terminal::reads_terminal(&spec.command);
+            let status = run_here(&engine, spec, signals, output_mode(json, tty)).await;
+            if idle {
+                message::print(&[Message::Note(EMPTY_INPUT_NOTE.to_owned())]);
+            }
+            status
         }
     });
     // A pending read of standard input must not delay the exit.
@@ -175,9 +178,10 @@ async fn run_here(
 
 /// Prints the messages after the program's output, and returns the exit status.
 fn conclude(ending: &FinishedRun, above: &[u8], learns: bool) -> u8 {
-    let learned = match learns && ending.result.status != Status::NotStarted {
-        true => learned_rules::lines(&ending.result),
-        false => Vec::new(),
+    let learned = if learns && ending.result.status != Status::NotStarted {
+        learned_rules::lines(&ending.result)
+    } else {
+        Vec::new()
     };
     match &ending.delivery {
         Delivery::Complete => {
@@ -199,9 +203,10 @@ fn conclude(ending: &FinishedRun, above: &[u8], learns: bool) -> u8 {
 }
 
 fn print_plan(plan: &[engine::PlanLine], json: bool) -> Result<u8, Failure> {
-    match json {
-        true => super::print_json(&serde_json::json!({ "plan": plan }))?,
-        false => super::print(&plan_text(plan))?,
+    if json {
+        super::print_json(&serde_json::json!({ "plan": plan }))?
+    } else {
+        super::print(&plan_text(plan))?
     }
     Ok(0)
 }

@@ -207,12 +207,13 @@ pub(crate) struct Options {
 impl Options {
     /// Refuses contradictory options.
     pub(super) fn refuse_impossible(&self) -> Result<(), Failure> {
-        match self.tty && self.json && !self.explain {
-            true => Err(Failure::invalid(
+        if self.tty && self.json && !self.explain {
+            Err(Failure::invalid(
                 "--tty and --json exclude each other",
                 "leave one of them away: with --json the output is in the result, and nobody types",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 

@@ -106,13 +106,10 @@ pub(super) async fn follow(
                 }
                 Step::Over => break,
             },
-            () = signals.next() => match cancelled {
-                true => exit_now(),
-                false => {
+            () = signals.next() => if cancelled {exit_now()} else {
                     cancelled = true;
                     run.cancel();
-                }
-            },
+                },
         }
     }
     drop(outlet);
@@ -290,7 +287,8 @@ mod tests {
             sender.try_send((stream, data.to_vec())).unwrap();
         }
         drop(sender);
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut stdout = Vec::new();
+        let mut stderr = Vec::new();
         block_on(write_chunks(
             receiver,
             plain(&mut stdout),

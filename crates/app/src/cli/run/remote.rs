@@ -41,7 +41,8 @@ pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Res
         let note = "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
         message::print(&[Message::Note(note.to_owned())]);
     }
-    let (json, learns) = (options.json, options.learn);
+    let json = options.json;
+    let learns = options.learn;
     let follow_links = options.follow_links;
     let request = options.into_request(env)?;
     let idempotency_key = engine::fresh_id().to_string();
@@ -58,9 +59,10 @@ pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Res
                     order,
                     idempotency_key,
                 };
-                match json {
-                    true => asked.print_result(signals).await,
-                    false => asked.show(signals, learns).await,
+                if json {
+                    asked.print_result(signals).await
+                } else {
+                    asked.show(signals, learns).await
                 }
             }
             Err(refused) => Err(refused),
@@ -211,13 +213,10 @@ impl RemoteRun {
         let text = loop {
             tokio::select! {
                 text = &mut waiting => break text?,
-                () = signals.next() => match cancelled {
-                    true => output::exit_now(),
-                    false => {
+                () = signals.next() => if cancelled {output::exit_now()} else {
                         cancelled = true;
                         self.cancel();
-                    }
-                },
+                    },
             }
         };
         let result = self.read(&text)?;
@@ -228,7 +227,8 @@ impl RemoteRun {
 
     /// Requests the complete result.
     async fn result(&self) -> Result<String, RemoteError> {
-        let (mut delays, mut known) = (RETRY_DELAYS_MS.iter(), false);
+        let mut delays = RETRY_DELAYS_MS.iter();
+        let mut known = false;
         loop {
             let answer = match self
                 .client
@@ -344,13 +344,10 @@ impl RemoteRun {
                     }
                     Step::Over => break,
                 },
-                () = signals.next() => match cancelled {
-                    true => output::exit_now(),
-                    false => {
+                () = signals.next() => if cancelled {output::exit_now()} else {
                         cancelled = true;
                         progress.asked.cancel();
-                    }
-                },
+                    },
             }
         }
         drop(outlet);

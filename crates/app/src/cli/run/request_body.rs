@@ -90,12 +90,13 @@ fn stdin(room: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let read = io::stdin().lock().take(room + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::internal(format!("cannot read standard input: {error}")))?;
-    match bytes.len() as u64 <= room {
-        true => Ok(bytes),
-        false => Err(Failure::invalid(
+    if bytes.len() as u64 <= room {
+        Ok(bytes)
+    } else {
+        Err(Failure::invalid(
             format!("a server takes up to {MAX_INLINE_BYTES} bytes of standard input"),
             "put it into a file, and give that with --input NAME=FILE",
-        )),
+        ))
     }
 }
 

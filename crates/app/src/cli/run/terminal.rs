@@ -108,12 +108,13 @@ pub(super) fn reads_terminal(command: &[OsString]) -> bool {
 fn require_terminal() -> Result<(), Failure> {
     let hint =
         "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
-    match io::stdin().is_terminal() {
-        true => Ok(()),
-        false => Err(Failure::invalid(
+    if io::stdin().is_terminal() {
+        Ok(())
+    } else {
+        Err(Failure::invalid(
             "--tty needs a terminal on standard input",
             hint,
-        )),
+        ))
     }
 }
 

@@ -163,7 +163,8 @@ impl RemoteExec {
 
     /// Cancels the program in a background task.
     pub(super) fn cancel(&self) {
-        let (client, path) = (self.client.clone(), self.path());
+        let client = self.client.clone();
+        let path = self.path();
         tokio::spawn(async move {
             client
                 .send(ClientRequest::new(Method::DELETE, path))
@@ -198,9 +199,10 @@ pub(super) async fn execute(
     if options.stdin {
         stdin_upload::start(&exec);
     }
-    match options.json {
-        true => exec.print_result(signals).await,
-        false => exec.show(signals).await,
+    if options.json {
+        exec.print_result(signals).await
+    } else {
+        exec.show(signals).await
     }
 }
 
@@ -216,9 +218,10 @@ pub(super) async fn start(
 }
 
 fn detached(state: &ExecState, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&json!({ "exec_id": state.exec_id }))?,
-        false => crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?,
+    if json {
+        print_json(&json!({ "exec_id": state.exec_id }))?
+    } else {
+        crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?
     }
     Ok(0)
 }
@@ -239,7 +242,8 @@ impl RemoteExec {
     }
 
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
-        let (mut events, mut cancelled) = (self.follow(), false);
+        let mut events = self.follow();
+        let mut cancelled = false;
         loop {
             tokio::select! {
                 event = events.next() => match event {
@@ -248,10 +252,7 @@ impl RemoteExec {
                     Some(Err(error)) => return Err(error.into()),
                     None => break,
                 },
-                () = signals.next() => match cancelled {
-                    true => run::exit_now(),
-                    false => { cancelled = true; self.cancel(); }
-                },
+                () = signals.next() => if cancelled {run::exit_now()} else { cancelled = true; self.cancel(); },
             }
         }
         let whole: Value = self.client.json(ClientRequest::get(self.path())).await?;
@@ -263,14 +264,14 @@ impl RemoteExec {
 
     async fn show(self, mut signals: Signals) -> Result<u8, Failure> {
         let (mut outlet, writer) = run::open_outlet(OutputMode::Streams).unzip();
-        let (mut events, mut cancelled, mut shown, mut lost) = (self.follow(), false, [0u64; 2], 0);
+        let mut events = self.follow();
+        let mut cancelled = false;
+        let mut shown = [0u64; 2];
+        let mut lost = 0;
         let state = loop {
             let event = tokio::select! {
                 event = events.next() => event,
-                () = signals.next() => match cancelled {
-                    true => run::exit_now(),
-                    false => { cancelled = true; self.cancel(); continue; }
-                },
+                () = signals.next() => if cancelled {run::exit_now()} else { cancelled = true; self.cancel(); continue; },
             };
             let event = match event {
                 Some(Ok(event)) => event,

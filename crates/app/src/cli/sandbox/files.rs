@@ -65,16 +65,15 @@ pub(super) async fn put(options: &PutOptions, client: &Client) -> Result<u8, Fai
             "give a file of this machine",
         )
     };
-    let (from, length): (Box<dyn Read + Send>, _) = match is_stdin {
-        true => (Box::new(io::stdin()), None),
-        false => {
-            let file = File::open(&options.file).map_err(failed)?;
-            let metadata = file.metadata().map_err(failed)?;
-            if metadata.is_dir() {
-                return Err(failed(io::ErrorKind::IsADirectory.into()));
-            }
-            (Box::new(file), metadata.is_file().then_some(metadata.len()))
+    let (from, length): (Box<dyn Read + Send>, _) = if is_stdin {
+        (Box::new(io::stdin()), None)
+    } else {
+        let file = File::open(&options.file).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
+        (Box::new(file), metadata.is_file().then_some(metadata.len()))
     };
     let ask = ClientRequest::new(Method::PUT, file_path(&options.id, &name)?);
     client

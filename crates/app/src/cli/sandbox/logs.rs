@@ -72,9 +72,10 @@ impl Options {
 
 /// Carries out the command.
 pub(super) async fn show(options: Options, client: Client) -> Result<u8, Failure> {
-    match options.follow {
-        true => follow(options, client).await,
-        false => print_kept(options, client).await,
+    if options.follow {
+        follow(options, client).await
+    } else {
+        print_kept(options, client).await
     }
 }
 
@@ -83,10 +84,8 @@ async fn print_kept(options: Options, client: Client) -> Result<u8, Failure> {
     let mut answer = options
         .fetch(&client, options.exec.clone(), ("offset", 0))
         .await?;
-    let (exec, total) = (
-        exec_id(&client, &answer)?,
-        answer.number("airlock-total").unwrap_or(0),
-    );
+    let exec = exec_id(&client, &answer)?;
+    let total = answer.number("airlock-total").unwrap_or(0);
     let mut out = OutputTarget::stdout();
     loop {
         let from = answer.number("airlock-offset").unwrap_or(0);
@@ -125,7 +124,10 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
         exec,
     };
     let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
-    let (mut events, mut out, mut at, mut lost) = (exec.follow(), OutputTarget::stdout(), 0, 0);
+    let mut events = exec.follow();
+    let mut out = OutputTarget::stdout();
+    let mut at = 0;
+    let mut lost = 0;
     while let Some(event) = events.next().await {
         let event = event?;
         if event.name != "output" {

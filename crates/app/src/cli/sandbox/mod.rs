@@ -99,9 +99,10 @@ fn hide_command_options(argument: clap::Arg) -> clap::Arg {
         "run_id",
         "artifact",
     ];
-    match hidden.contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+    if hidden.contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
@@ -220,12 +221,13 @@ fn request_body(create: CreateOptions, env: &ProcessEnv) -> Result<Value, Failur
 
 /// Prints a new sandbox: its identifier, or all data with `--json`.
 fn print_created(sandbox: Value, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&sandbox)?,
-        false => print(&format!(
+    if json {
+        print_json(&sandbox)?
+    } else {
+        print(&format!(
             "{}\n",
             printable(sandbox["sandbox_id"].as_str().unwrap_or_default())
-        ))?,
+        ))?
     }
     Ok(0)
 }
@@ -237,9 +239,10 @@ struct SandboxList {
 
 async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
     let SandboxList { sandboxes } = client.json(ClientRequest::get("/v1/sandboxes")).await?;
-    match json {
-        true => print_json(&json!({ "sandboxes": sandboxes }))?,
-        false => print(&sandboxes.iter().map(list_line).collect::<String>())?,
+    if json {
+        print_json(&json!({ "sandboxes": sandboxes }))?
+    } else {
+        print(&sandboxes.iter().map(list_line).collect::<String>())?
     }
     Ok(0)
 }

@@ -99,7 +99,8 @@ impl PtySession<'_> {
         mut self,
         outlet: Option<&mpsc::Sender<OutputChunk>>,
     ) -> Result<ExecState, Failure> {
-        let (mut terminal_input, mut delays) = (terminal_input(), RETRY_DELAYS_MS.iter());
+        let mut terminal_input = terminal_input();
+        let mut delays = RETRY_DELAYS_MS.iter();
         loop {
             let before = self.bytes_shown;
             let broken = match self.run_connection(&mut terminal_input, outlet).await {
@@ -231,7 +232,8 @@ fn terminal_input() -> mpsc::Receiver<TerminalInput> {
     let (sender, input) = mpsc::channel(4);
     let sizes = sender.clone();
     tokio::spawn(async move {
-        let (mut stdin, mut buffer) = (tokio::io::stdin(), vec![0; 4096]);
+        let mut stdin = tokio::io::stdin();
+        let mut buffer = vec![0; 4096];
         while let Ok(count @ 1..) = stdin.read(&mut buffer).await {
             if sender
                 .send(TerminalInput::Keys(buffer[..count].to_vec()))

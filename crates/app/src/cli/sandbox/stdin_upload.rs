@@ -21,7 +21,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Starts the upload. A failure is reported and cancels the program: with half of its input it
 /// would compute something else.
 pub(super) fn start(started: &RemoteExec) {
-    let (started, chunks) = (started.clone(), read_ahead(io::stdin()));
+    let started = started.clone();
+    let chunks = read_ahead(io::stdin());
     tokio::spawn(async move {
         if let Err(error) = upload(&started, chunks).await {
             message::print(&[Message::Error(format!(

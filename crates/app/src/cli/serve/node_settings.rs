@@ -23,7 +23,8 @@ impl NodeSettings {
 
     /// The node settings of the gateway.
     pub(super) fn gateway_settings(&self) -> gateway::NodeSettings {
-        let (node, usual) = (self.0.clone(), gateway::NodeSettings::default());
+        let node = self.0.clone();
+        let usual = gateway::NodeSettings::default();
         let max_timeout = node.max_timeout.unwrap_or(usual.max_timeout);
         gateway::NodeSettings {
             name: node.name,
@@ -62,7 +63,8 @@ impl NodeSettings {
                 (most, node) => most.or(node),
             };
         }
-        let (node, serve) = (&self.0, &mut config.serve);
+        let node = &self.0;
+        let serve = &mut config.serve;
         serve.listen = Some(ListenAddress::Tcp(node.listen()));
         serve.hosts.extend(node.public_name());
         serve.folders.extend(node.folders.iter().cloned());
@@ -84,7 +86,8 @@ impl NodeSettings {
 
     /// Applies the log settings and the node's name.
     fn apply_log(&self, telemetry: &mut TelemetryConfig) {
-        let (node, log) = (&self.0.logging, &mut telemetry.log);
+        let node = &self.0.logging;
+        let log = &mut telemetry.log;
         // Airlock's most detailed level is `debug`.
         let level = node
             .level

@@ -153,17 +153,18 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
 /// Checks the service name, which becomes a part of paths and of the unit.
 fn check_name(name: &str) -> Result<(), Failure> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    match !name.is_empty()
+    if !name.is_empty()
         && name.len() <= 64
         && name.bytes().all(allowed)
         && Id::new(name).is_ok()
         && !name.starts_with('-')
     {
-        true => Ok(()),
-        false => Err(Failure::invalid(
+        Ok(())
+    } else {
+        Err(Failure::invalid(
             format!("`{}` is no name for a service", name.escape_debug()),
             "use 1 to 64 of A-Z a-z 0-9 _ and -",
-        )),
+        ))
     }
 }
 
@@ -180,20 +181,17 @@ impl UnitFile {
             .root
             .as_ref()
             .map(|root| env.current_folder.join(root));
-        let folder = match options.user {
-            false => PathBuf::from("/etc/systemd/system"),
-            true => {
-                let own = env
-                    .variable("XDG_CONFIG_HOME")
-                    .map(PathBuf::from)
-                    .filter(|path| path.is_absolute());
-                let own = own.or_else(|| env.home().map(|home| home.join(".config")));
-                let hint = "set HOME, or leave --user away and be root";
-                own.ok_or_else(|| {
-                    Failure::invalid("there is no home for a service of your own", hint)
-                })?
+        let folder = if options.user {
+            let own = env
+                .variable("XDG_CONFIG_HOME")
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute());
+            let own = own.or_else(|| env.home().map(|home| home.join(".config")));
+            let hint = "set HOME, or leave --user away and be root";
+            own.ok_or_else(|| Failure::invalid("there is no home for a service of your own", hint))?
                 .join("systemd/user")
-            }
+        } else {
+            PathBuf::from("/etc/systemd/system")
         };
         let mut place = UnitFile {
             root,
@@ -272,15 +270,17 @@ fn read(path: &Path) -> io::Result<Option<String>> {
 
 /// The configuration file of the service.
 fn configuration(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
-    let usual = || match options.user {
-        false => Some(
-            PathBuf::from("/etc")
-                .join(&options.name)
-                .join("config.toml"),
-        ),
-        true => env
-            .home()
-            .map(|home| home.join(".config").join(&options.name).join("config.toml")),
+    let usual = || {
+        if options.user {
+            env.home()
+                .map(|home| home.join(".config").join(&options.name).join("config.toml"))
+        } else {
+            Some(
+                PathBuf::from("/etc")
+                    .join(&options.name)
+                    .join("config.toml"),
+            )
+        }
     };
     let named = global
         .config
@@ -292,11 +292,13 @@ fn configuration(options: &Options, global: &Global, env: &ProcessEnv) -> Result
 }
 
 fn state(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
-    let usual = || match options.user {
-        false => Some(PathBuf::from("/var/lib").join(&options.name)),
-        true => env
-            .home()
-            .map(|home| home.join(".local/state").join(&options.name)),
+    let usual = || {
+        if options.user {
+            env.home()
+                .map(|home| home.join(".local/state").join(&options.name))
+        } else {
+            Some(PathBuf::from("/var/lib").join(&options.name))
+        }
     };
     let named = global
         .state
@@ -392,10 +394,8 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    let (name, mode) = (
-        path.file_name().unwrap_or_default(),
-        Mode::from_raw_mode(mode),
-    );
+    let name = path.file_name().unwrap_or_default();
+    let mode = Mode::from_raw_mode(mode);
     Dir::open(folder)?.replace(name, mode, |file| {
         // The mode is set regardless of the umask: systemd and its users read units.
         rustix::fs::fchmod(&*file, mode)?;
@@ -444,9 +444,12 @@ struct Status {
 
 fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let found = place.found()?;
-    let query = |word| match options.root.is_none() && systemctl::is_running(options.user) {
-        true => systemctl::query(options.user, word, &options.name),
-        false => None,
+    let query = |word| {
+        if options.root.is_none() && systemctl::is_running(options.user) {
+            systemctl::query(options.user, word, &options.name)
+        } else {
+            None
+        }
     };
     let status = Status {
         unit: place.file.clone(),
@@ -458,32 +461,32 @@ fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
         active: query("is-active"),
     };
     let installed = status.installed;
-    match options.json {
-        true => print_json(&status)?,
-        false => {
-            let unknown = || "no systemd runs here".to_owned();
-            let unit = match (status.installed, status.ours) {
-                (false, _) => "not installed".to_owned(),
-                (true, true) => format!("{}", status.unit.display()),
-                (true, false) => format!("{} (not written by airlock)", status.unit.display()),
-            };
-            print_lines([
-                format!("unit     {unit}"),
-                format!("enabled  {}", status.enabled.unwrap_or_else(unknown)),
-                format!("active   {}", status.active.unwrap_or_else(unknown)),
-            ])?;
-        }
+    if options.json {
+        print_json(&status)?
+    } else {
+        let unknown = || "no systemd runs here".to_owned();
+        let unit = match (status.installed, status.ours) {
+            (false, _) => "not installed".to_owned(),
+            (true, true) => format!("{}", status.unit.display()),
+            (true, false) => format!("{} (not written by airlock)", status.unit.display()),
+        };
+        print_lines([
+            format!("unit     {unit}"),
+            format!("enabled  {}", status.enabled.unwrap_or_else(unknown)),
+            format!("active   {}", status.active.unwrap_or_else(unknown)),
+        ])?;
     }
     Ok(u8::from(!installed))
 }
 
 fn print_steps(options: &Options, steps: &[ServiceChange]) -> Result<(), Failure> {
-    match options.json {
-        true => print_json(&serde_json::json!({ "steps": steps })),
-        false => print_lines(
+    if options.json {
+        print_json(&serde_json::json!({ "steps": steps }))
+    } else {
+        print_lines(
             steps
                 .iter()
                 .map(|step| format!("{:<11}  {}", step.what, step.about)),
-        ),
+        )
     }
 }

@@ -6,12 +6,11 @@ use std::{path::Path, process::Command};
 
 /// Whether systemd runs here, by the folder that systemd documents for this check.
 pub(super) fn is_running(user: bool) -> bool {
-    match user {
-        false => Path::new("/run/systemd/system").is_dir(),
-        true => {
-            let folder = std::env::var_os("XDG_RUNTIME_DIR");
-            folder.is_some_and(|folder| Path::new(&folder).join("systemd").is_dir())
-        }
+    if user {
+        let folder = std::env::var_os("XDG_RUNTIME_DIR");
+        folder.is_some_and(|folder| Path::new(&folder).join("systemd").is_dir())
+    } else {
+        Path::new("/run/systemd/system").is_dir()
     }
 }
 
@@ -107,10 +106,11 @@ fn run_systemctl(user: bool, words: &[&str]) -> Result<(), Failure> {
         .args(words)
         .output()
         .map_err(|error| failed(error.to_string()))?;
-    match answer.status.success() {
-        true => Ok(()),
-        false => Err(failed(
+    if answer.status.success() {
+        Ok(())
+    } else {
+        Err(failed(
             String::from_utf8_lossy(&answer.stderr).trim().to_owned(),
-        )),
+        ))
     }
 }

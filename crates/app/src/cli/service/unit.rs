@@ -41,7 +41,8 @@ impl Unit {
     /// The unit's text, or why it cannot be written.
     pub(super) fn text(&self) -> Result<String, String> {
         let stop = (self.grace + SHUTDOWN_MARGIN).as_secs();
-        let (start, folders) = (self.start()?, self.folders());
+        let start = self.start()?;
+        let folders = self.folders();
         let (hardening, wanted) = match self.user {
             // A user's service manager cannot restrict anything without a user namespace around the
             // service.
@@ -51,9 +52,10 @@ impl Unit {
                 "multi-user.target",
             ),
         };
-        let network = match self.user {
-            true => "",
-            false => "Wants=network-online.target\nAfter=network-online.target\n",
+        let network = if self.user {
+            ""
+        } else {
+            "Wants=network-online.target\nAfter=network-online.target\n"
         };
         Ok(format!(
             "{MARK}\n\

@@ -21,9 +21,10 @@ fn read_bounded(from: impl Read) -> io::Result<Vec<u8>> {
 
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
-    match file.metadata()?.is_dir() {
-        true => Err(io::Error::other("it is a folder")),
-        false => read_bounded(file),
+    if file.metadata()?.is_dir() {
+        Err(io::Error::other("it is a folder"))
+    } else {
+        read_bounded(file)
     }
 }
 

@@ -62,9 +62,10 @@ pub(super) struct Options {
 /// Hides options that apply to a single command.
 pub(super) fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = ["entrypoint", "tty", "explain", "contract", "artifact"];
-    match hidden.contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+    if hidden.contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
@@ -146,7 +147,8 @@ impl StepsRequest {
         let callback = address
             .map(|url| Callback::to(&url, global, env))
             .transpose()?;
-        let (result, json) = (path(result, "SBA_RESULT_PATH"), run.json);
+        let result = path(result, "SBA_RESULT_PATH");
+        let json = run.json;
         Ok((
             StepsRequest {
                 job,
@@ -210,7 +212,8 @@ impl StepsRequest {
         let begun = engine::HeadStart::give();
         let mut config = global.configure(env)?;
         config::narrow(&mut config, run.profile(), env)?;
-        let (follow_links, confirmed) = (run.follow_links, run.confirm_workspace);
+        let follow_links = run.follow_links;
+        let confirmed = run.confirm_workspace;
         let mut request = run.into_request(env)?;
         let command = std::mem::take(&mut request.command);
         request.stdin = false;
@@ -332,13 +335,10 @@ async fn until_signal<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = signals.next() => match cancelled {
-                true => run::exit_now(),
-                false => {
+            () = signals.next() => if cancelled {run::exit_now()} else {
                     cancelled = true;
                     cancel.send_replace(true);
-                }
-            },
+                },
         }
     }
 }

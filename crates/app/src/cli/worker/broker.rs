@@ -45,10 +45,8 @@ pub(super) fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> R
 }
 
 async fn serve(options: &Options) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) = (
-        signal_stream(SignalKind::terminate())?,
-        signal_stream(SignalKind::interrupt())?,
-    );
+    let mut terminate = signal_stream(SignalKind::terminate())?;
+    let mut interrupt = signal_stream(SignalKind::interrupt())?;
     let listening = TcpListener::bind(options.listen)
         .await
         .and_then(|listener| {
@@ -70,16 +68,18 @@ async fn serve(options: &Options) -> Result<(), Failure> {
 }
 
 fn print_address(address: SocketAddr, json: bool) -> Result<(), Failure> {
-    let (host, port) = (address.ip(), address.port());
-    match json {
-        true => print_json(&serde_json::json!({
+    let host = address.ip();
+    let port = address.port();
+    if json {
+        print_json(&serde_json::json!({
             "listen": format!("tcp://{address}"),
             "pid": std::process::id(),
-        })),
-        false => print(&format!(
+        }))
+    } else {
+        print(&format!(
             "listen  tcp://{address}\nworker  SAM_TRANSPORT=tcp://{address} airlock worker sam\n\
              agent   DEV_BROKER_HOST={host} DEV_BROKER_PORT={port}\n"
-        )),
+        ))
     }
 }
 
@@ -91,14 +91,15 @@ pub(super) fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
 impl Options {
     fn check_address(&self) -> Result<(), Failure> {
         let address = self.listen;
-        match address.ip().is_loopback() || self.dangerously_listen_publicly {
-            true => Ok(()),
-            false => Err(Failure::invalid(
+        if address.ip().is_loopback() || self.dangerously_listen_publicly {
+            Ok(())
+        } else {
+            Err(Failure::invalid(
                 format!(
                     "`--listen {address}` can be reached by other machines, and this broker asks nobody who they are"
                 ),
                 "listen on 127.0.0.1, use a real broker, or say --dangerously-listen-publicly",
-            )),
+            ))
         }
     }
 }

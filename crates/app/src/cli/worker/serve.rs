@@ -307,7 +307,8 @@ fn worker(
         .transport()
         .link(subscribed.clone(), settings.broker.reconnect, max_calls);
     let link = link.map_err(connection_failure)?;
-    let (state, disk) = (config.state.clone(), engine.clone());
+    let state = config.state.clone();
+    let disk = engine.clone();
     Ok(Worker {
         base: settings.base.clone(),
         redelivers: link.redelivers,
@@ -407,7 +408,8 @@ async fn sync_tools(
     let Some(sync) = open_sync(settings)? else {
         return Ok(None);
     };
-    let (mut first, mut state) = (sync.state(), sync.state());
+    let mut first = sync.state();
+    let mut state = sync.state();
     tokio::spawn(sync.run());
     let to = log.clone();
     tokio::spawn(async move {
@@ -553,10 +555,8 @@ fn drain_flag(mut stop: watch::Receiver<Shutdown>) -> watch::Receiver<bool> {
 
 /// The first signal drains calls, the second ends them.
 fn shutdown_signals() -> Result<watch::Receiver<Shutdown>, Failure> {
-    let (mut terminate, mut interrupt) = (
-        signal_stream(SignalKind::terminate())?,
-        signal_stream(SignalKind::interrupt())?,
-    );
+    let mut terminate = signal_stream(SignalKind::terminate())?;
+    let mut interrupt = signal_stream(SignalKind::interrupt())?;
     let (stops, stop) = watch::channel(Shutdown::No);
     tokio::spawn(async move {
         for shutdown in [Shutdown::Drain, Shutdown::Now] {
@@ -586,7 +586,8 @@ mod tests {
             "cannot make `/home/ana/state/runs/1`: no room",
             "it is no `/tools/python/x.py`",
         ] {
-            let (tool, problem) = ("t".to_owned(), ToolProblem::new(why, ""));
+            let tool = "t".to_owned();
+            let problem = ToolProblem::new(why, "");
             reports
                 .send(ToolReport::Failed { tool, problem })
                 .await

@@ -110,13 +110,15 @@ pub(super) async fn execute(
         } => {
             let id = workspace_id(client, id).await?;
             let answer = fetch_diff(client, &id, patch, &patch::clean_paths(&only)).await?;
-            match patch {
-                true => show_patch(client, &answer, json, env),
-                false => show(client, &answer, stat, json),
+            if patch {
+                show_patch(client, &answer, json, env)
+            } else {
+                show(client, &answer, stat, json)
             }
         }
         Action::Show { id, file } => {
-            let (file, id) = (workspace_path(file)?, workspace_id(client, id).await?);
+            let file = workspace_path(file)?;
+            let id = workspace_id(client, id).await?;
             show_file(client, &id, &file).await
         }
         Action::Commit { id, args } => commit(client, id, args, json, env).await,
@@ -257,9 +259,10 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
             printable(&one.made_at)
         )
     };
-    match json {
-        true => print_json(&answer)?,
-        false => print(&workspaces.iter().map(line).collect::<String>())?,
+    if json {
+        print_json(&answer)?
+    } else {
+        print(&workspaces.iter().map(line).collect::<String>())?
     }
     Ok(0)
 }
@@ -278,9 +281,10 @@ fn show(client: &Client, answer: &Value, stat: bool, json: bool) -> Result<u8, F
         return Ok(0);
     }
     let changes = all(client, changes, change)?;
-    match stat {
-        true => print(&counts(&changes))?,
-        false => print(&lines(&changes, &commits))?,
+    if stat {
+        print(&counts(&changes))?
+    } else {
+        print(&lines(&changes, &commits))?
     }
     note_unknown(&all(client, not_looked_into, left)?, compared);
     note_truncated(truncated);
@@ -295,7 +299,8 @@ fn show_patch(
 ) -> Result<u8, Failure> {
     let compared: DiffResponse = read(client, answer)?;
     let made = commits(&compared.commits, "# * ");
-    let (is_compared, unknown) = (compared.compared, compared.not_looked_into.len());
+    let is_compared = compared.compared;
+    let unknown = compared.not_looked_into.len();
     let mut patch = parse_patch(client, compared)?;
     if json {
         print_json(answer)?;
@@ -339,14 +344,14 @@ fn print_commit(client: &Client, answer: &Value, json: bool) -> Result<u8, Failu
         left_out,
         truncated,
     } = read(client, answer)?;
-    let (applied, remaining) = (all(client, applied, change)?, all(client, left_out, left)?);
-    match json {
-        true => print_json(answer)?,
-        false => {
-            print(&applied.iter().map(line).collect::<String>())?;
-            message::print(&notes(&remaining));
-            note_truncated(truncated);
-        }
+    let applied = all(client, applied, change)?;
+    let remaining = all(client, left_out, left)?;
+    if json {
+        print_json(answer)?
+    } else {
+        print(&applied.iter().map(line).collect::<String>())?;
+        message::print(&notes(&remaining));
+        note_truncated(truncated);
     }
     Ok(u8::from(!remaining.is_empty()))
 }

@@ -3,7 +3,8 @@ use ::doors::price::Price;
 use std::time::Duration;
 
 fn read(text: &str) -> Result<DoorsConfig, ConfigError> {
-    let (file, path) = (text.parse::<Table>().unwrap(), Path::new("/c.toml"));
+    let file = text.parse::<Table>().unwrap();
+    let path = Path::new("/c.toml");
     super::super::operator_file::read(&file, path).map(|settings| settings.doors)
 }
 

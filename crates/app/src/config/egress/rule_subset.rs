@@ -5,7 +5,8 @@ use spec::{EgressMode, EgressRule, HostPattern, Network, Ports, Profile};
 /// Whether a profile's rules may allow something that the other's do not. Undecided cases count as
 /// wider.
 pub(in super::super) fn is_wider(profile: &Profile, than: &Profile) -> bool {
-    let (rules, others) = (all_rules(profile), all_rules(than));
+    let rules = all_rules(profile);
+    let others = all_rules(than);
     let mut allowing = rules.iter().filter(|rule| rule.mode != EgressMode::Deny);
     // Rules that deny or inspect must be kept: hosts granted on the command line are subject to
     // them.

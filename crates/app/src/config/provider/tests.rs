@@ -172,7 +172,8 @@ fn no_spelling_of_a_metadata_service_is_a_provider_whatever_is_allowed() {
 
 #[test]
 fn a_private_or_unencrypted_address_must_be_said() {
-    let (private, plain) = ("allow_private = true", "allow_plain_http = true");
+    let private = "allow_private = true";
+    let plain = "allow_plain_http = true";
     for host in [
         "127.0.0.1",
         "127.1",
