@@ -51,44 +51,44 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List every version of everything kept
+    /// List all versions of all artifacts
     List {
-        /// Only these names; `*` stands for any characters
+        /// Only these names; `*` matches any characters
         #[arg(long, value_name = "GLOB")]
         name: Option<String>,
-        /// Only what this run made
+        /// Only artifacts of this run
         #[arg(long, value_name = "ID")]
         run: Option<String>,
     },
-    /// Say where an artifact comes from
-    OutputMode {
+    /// Show where an artifact comes from
+    Show {
         /// The newest version, unless @VERSION says another
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
     },
-    /// Write an artifact to standard output, or to a new file
+    /// Write an artifact to standard output or to a new file
     Get {
         /// The newest version, unless @VERSION says another
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
-        /// The file to make; one that exists is not overwritten
+        /// The file to create; an existing one is not overwritten
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Keep a file as the next version of an artifact
+    /// Store a file as the next version of an artifact
     Put {
         /// The file; `-` is standard input, which needs --name
         file: PathBuf,
-        /// What to call it [default: the name of the file]
+        /// The artifact's name [default: the name of the file]
         #[arg(long, value_name = "NAME")]
         name: Option<PathBuf>,
-        /// What its bytes are [default: guessed from the name]
+        /// Its content type [default: guessed from the name]
         #[arg(long, value_name = "TYPE")]
         content_type: Option<String>,
     },
-    /// Remove an artifact: all versions, unless @VERSION names one
+    /// Remove an artifact: all versions, unless @VERSION selects one
     Rm {
-        /// What to remove
+        /// The artifact to remove
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
     },
@@ -134,7 +134,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             let engine = open()?;
             runtime.block_on(list(&engine, name.as_deref(), run.as_deref(), json))?;
         }
-        Action::OutputMode { which } => {
+        Action::Show { which } => {
             let which = parse_name(&which)?;
             let engine = open()?;
             let reading = runtime.block_on(open_version(&engine, &which))?;
@@ -194,9 +194,7 @@ async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
             });
             show_list(&rows, notes, json)?;
         }
-        Action::OutputMode { which } => {
-            show(remote::find(client, &parse_name(&which)?).await?, json)?
-        }
+        Action::Show { which } => show(remote::find(client, &parse_name(&which)?).await?, json)?,
         Action::Put {
             file,
             name,
@@ -254,7 +252,7 @@ async fn list(
     let listing = engine.artifacts().list(wanted).await;
     let mut notes = listing.problems;
     if listing.cut {
-        notes.push("there is more than this list shows".to_owned());
+        notes.push("the list is incomplete".to_owned());
     }
     let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
     show_list(&rows, notes, json)
@@ -264,7 +262,8 @@ fn pattern(glob: Option<&str>) -> Result<Option<spec::ModelPattern>, Failure> {
     let pattern = glob
         .map(|glob| glob.parse::<spec::ModelPattern>())
         .transpose();
-    pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))
+    pattern
+        .map_err(|_| Failure::invalid("--name is not a valid pattern", "write a name, or '*.txt'"))
 }
 
 fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure> {
@@ -314,7 +313,7 @@ async fn get(
         .create_new(true)
         .open(path)
         .map_err(|error| {
-            let message = format!("cannot make `{}`: {error}", path.display());
+            let message = format!("cannot create `{}`: {error}", path.display());
             Failure {
                 code: ErrorCode::InvalidSpec,
                 message,
@@ -372,7 +371,7 @@ fn open_source(
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
     let named =
-        named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
+        named.ok_or_else(|| Failure::invalid("the artifact needs a name", "add --name NAME"))?;
     let bad = |bad: spec::BadPath| {
         Failure::invalid(bad.to_string(), "give --name a relative name without `..`")
     };
@@ -483,7 +482,7 @@ fn failure(error: StoreError) -> Failure {
         StoreError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
         _ => (
             ErrorCode::InvalidSpec,
-            "`airlock artifact list` shows what is kept",
+            "`airlock artifact list` shows the artifacts",
         ),
     };
     Failure {

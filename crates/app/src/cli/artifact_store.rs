@@ -51,7 +51,7 @@ fn secret_value(source: Option<&KeySource>, secrets: &Secrets) -> Result<String,
     };
     let broken = |why: String| {
         ConfigError::new(
-            format!("the key of the artifact store cannot be had: {why}"),
+            format!("the key of the artifact store cannot be read: {why}"),
             "try again",
         )
     };

@@ -26,9 +26,9 @@ Examples:
   airlock audit show --what run.deny --limit 20
   airlock audit export --since 2026-01-01 --tenant acme --format csv
 
-`verify` reads every line of the audit and of the ledger and names the first thing that is wrong; exit status 1 then.
-Whoever can write to the state folder could rewrite files and database together: note what `head` says elsewhere from
-time to time, and give it to `verify --head`.";
+`verify` checks every line of the audit log and the ledger, and names what is damaged; exit status 1 then.
+Anyone who can write to the state folder could rewrite files and database together: store the output of `head`
+elsewhere from time to time, and give it to `verify --head`.";
 
 /// Lines in one page.
 const PAGE_LINES: usize = 500;
@@ -46,19 +46,19 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Read every line of audit and ledger, and say what was changed or taken away; exits with 1 if anything was
+    /// Verify every line of audit log and ledger; exits with 1 if anything was changed or removed
     Verify {
-        /// The hash of a line that must be there: what `airlock audit head` said before
+        /// The hash of a line that must exist: earlier output of `airlock audit head`
         #[arg(long, value_name = "HASH", value_parser = hash)]
         head: Option<[u8; 32]>,
     },
-    /// Show the number and the hash of the last line that is surely on the disk
+    /// Show number and hash of the last line that is safely on disk
     Head,
     /// Show the newest lines
     Show {
         #[command(flatten)]
         filter: LineFilter,
-        /// At most so many lines
+        /// The maximum of lines
         #[arg(long, value_name = "NUMBER", default_value_t = 50)]
         limit: usize,
     },
@@ -70,7 +70,7 @@ enum Action {
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = ExportFormat::Jsonl)]
         format: ExportFormat,
     },
-    /// Put an audit aside that cannot be believed, so that the server can begin another
+    /// Move a damaged audit log away, so that the server can begin a new one
     SetAside,
 }
 
@@ -82,13 +82,13 @@ struct LineFilter {
     /// Only lines of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Only lines of this kind, such as run.end; `run.` is all that begin so
+    /// Only lines of this kind, such as run.end; `run.` selects all with this prefix
     #[arg(long, value_name = "KIND")]
     what: Option<String>,
-    /// Only from this day on, such as 2026-01-31 (UTC)
+    /// Only since this day, such as 2026-01-31 (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     since: Option<u64>,
-    /// Only up to the beginning of this day (UTC)
+    /// Only before this day (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     until: Option<u64>,
 }
@@ -124,7 +124,7 @@ impl LineFilter {
 fn hash(text: &str) -> Result<[u8; 32], String> {
     audit::hash(text).ok_or_else(|| {
         format!(
-            "`{}` is no hash of 64 digits, as `airlock audit head` prints it",
+            "`{}` is not a hash of 64 digits, as `airlock audit head` prints it",
             printable(text)
         )
     })
@@ -176,7 +176,7 @@ fn check_state_folder(state: &Path) -> Result<(), Failure> {
     } else {
         Err(Failure::invalid(
             format!(
-                "there is no state of Airlock in `{}`",
+                "`{}` holds no state of Airlock",
                 printable(&state.display().to_string())
             ),
             "name the folder of the server with --state DIR",
@@ -185,7 +185,7 @@ fn check_state_folder(state: &Path) -> Result<(), Failure> {
 }
 
 fn unreadable(error: &io::Error) -> Failure {
-    let hint = "look whether the state folder is yours; choose another with --state DIR".to_owned();
+    let hint = "check that you own the state folder, or choose another with --state DIR".to_owned();
     Failure {
         code: ErrorCode::Internal,
         message: format!("cannot read the audit: {error}"),
@@ -212,7 +212,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
         problems.extend(books.verify()?);
         books.segments()?
     } else {
-        let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
+        let what = "it is missing, and with it the record of audit and ledger".to_owned();
         problems.push(Problem {
             file: state.join("airlock.db"),
             line: 0,
@@ -273,8 +273,9 @@ fn head(state: &Path, json: bool) -> Result<u8, Failure> {
 fn set_aside(state: &Path, json: bool) -> Result<u8, Failure> {
     let place = audit::set_aside(state).map_err(|error| Failure {
         code: ErrorCode::Conflict,
-        message: format!("cannot put the audit aside: {error}"),
-        hint: "end the server of this state folder first, and let a backup of it finish".to_owned(),
+        message: format!("cannot move the audit log away: {error}"),
+        hint: "stop the server of this state folder first, and wait for a running backup"
+            .to_owned(),
     })?;
     let shown = place.as_ref().map(|place| place.display().to_string());
     match (&shown, json) {
@@ -405,7 +406,7 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         ),
         Action::Verify { .. } | Action::Head | Action::SetAside => {
             return Err(Failure::invalid(
-                "this reads the audit's own files, and cannot be asked of a server",
+                "this command reads the audit's files, and cannot run through a server",
                 "run it on the server's machine, without --server",
             ));
         }

@@ -26,12 +26,12 @@ Examples:
   airlock backup - | ssh elsewhere 'cat > node.tar'
   airlock restore --check node.tar
 
-In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artifacts of the state
-folder, secrets as they are encrypted. Not in it: the master key of the secrets, images, layers of
-workspaces, and artifacts in a bucket. The file appears once it is whole, with mode 0600; one that
-is there is not replaced.
-Exit status: 0; 1 if ledger or audit were damaged before, or a file
-could not be taken, which is then named; 125 if there is no backup.";
+The backup contains: hashes of keys, runs, jobs, usage, ledger, audit log, artifacts of the state
+folder, encrypted secrets. It does not contain: the master key of the secrets, images, layers of
+workspaces, artifacts in a bucket. The file appears when it is complete, with mode 0600; an existing
+one is not overwritten.
+Exit status: 0; 1 if ledger or audit log are damaged, or a file could
+not be read, which is then named; 125 if no backup was written.";
 
 const BUFFER_BYTES: usize = 1 << 20;
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,8 +58,8 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let to_stdout = options.file == Path::new("-");
     if to_stdout && (options.json || io::stdout().is_terminal()) {
         return Err(Failure::invalid(
-            "standard output cannot take the backup",
-            "send it to a file or a program, and leave --json away",
+            "standard output cannot receive the backup",
+            "redirect it to a file or a program, and omit --json",
         ));
     }
     let local = matches!(config.artifacts.store, ArtifactBackend::Files);
@@ -113,11 +113,11 @@ fn print_report(
         .collect();
     if !local {
         lines.push(Message::Note(
-            "artifacts lie in a bucket, and are not in the backup".to_owned(),
+            "artifacts are in a bucket, and not in the backup".to_owned(),
         ));
     }
     lines.push(Message::Note(
-        "the master key of the secrets is not in the backup: keep it elsewhere".to_owned(),
+        "the master key of the secrets is not in the backup: store it elsewhere".to_owned(),
     ));
     match (options.json, to_stdout) {
         (true, _) => print_json(report)?,
@@ -191,15 +191,15 @@ fn remove_partial_files(folder: &Dir, name: &OsStr) -> io::Result<()> {
 }
 
 fn already_exists(path: &Path) -> Failure {
-    let message = format!("`{}` is there already", path.display());
-    Failure::invalid(message, "choose another name; backups are not replaced")
+    let message = format!("`{}` exists already", path.display());
+    Failure::invalid(message, "choose another name; backups are not overwritten")
 }
 
 fn cannot_write(path: &Path, error: io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot write `{}`: {error}", path.display()),
-        hint: "choose a folder that you may write, with room for all of the state folder"
+        hint: "choose a folder that you may write to, with space for the whole state folder"
             .to_owned(),
     }
 }

@@ -24,8 +24,8 @@ Examples:
 
 All rows are measured in one process, in rounds of random order: first back to back, then each after
 idle time. A peer that is not installed is listed as not run; `bench/run` of the repository installs
-and starts them all. Numbers of one run can be compared with each other, not with another machine's.
-The targets decide nothing: the exit status is 0 whatever was measured.";
+and starts all of them. Compare numbers of one run only, not those of different machines.
+Targets are informative: the exit status is 0 whatever was measured.";
 
 /// Sandboxes made ahead in the measurements of the pool, unless the configuration has a pool.
 const DEFAULT_POOL: usize = 8;
@@ -36,38 +36,38 @@ const NO_IDLE: &str = "none";
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// How often each row is visited in each phase
+    /// How often each row is measured in each phase
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// Idle time before each sample of the second phase; `none` leaves that phase out
+    /// Idle time before each sample of the second phase; `none` omits that phase
     #[arg(long, value_name = "TIME|none", default_value = "200ms", value_parser = idle)]
     idle: IdleTime,
-    /// Only these rows and measurements, separated by commas; a wrong name lists them all
+    /// Only these rows and measurements, comma-separated; a wrong name lists them all
     #[arg(long, value_name = "ROW,…", value_delimiter = ',')]
     only: Vec<String>,
-    /// Decides the order of measuring [default: the clock's]
+    /// The seed of the measuring order [default: from the clock]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How large an image `image-load` makes and loads, with three times that on the disk; without this
-    /// option that is measured only if --only names it [default: 1GiB]
+    /// The size of the image that `image-load` creates and loads, using three times that on disk;
+    /// without this option it is measured only if --only names it [default: 1GiB]
     #[arg(long, value_name = "SIZE", overrides_with = "image_size")]
     image_size: Option<Size>,
-    /// Write everything, with every sample, as JSON
+    /// Write all results with every sample as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write a plot
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write what is printed to a file, too
+    /// Write the printed output to a file, too
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Park this many sandboxes until standard input ends: what the measurement of memory starts
+    /// Park this many sandboxes until standard input ends, for measuring memory
     #[arg(long, value_name = "N", hide = true)]
     park: Option<usize>,
-    /// The same with so many live runs of an image
+    /// The same with this many live runs of an image
     #[arg(long, value_name = "N", hide = true)]
     hold: Option<usize>,
-    /// What to run instead of /bin/true and Python
+    /// The command to run instead of /bin/true and Python
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -115,7 +115,7 @@ fn check_names(only: &[String]) -> Result<(), Failure> {
     let names = bench::names();
     match only.iter().find(|name| !names.contains(name)) {
         Some(wrong) => Err(Failure::invalid(
-            format!("no row is called `{wrong}`"),
+            format!("there is no row `{wrong}`"),
             format!("the rows are {}", names.join(", ")),
         )),
         None => Ok(()),

@@ -16,8 +16,8 @@ Examples:
   airlock doctor --json | jq '.checks[] | select(.state != \"good\")'
   airlock doctor --capability-report | jq .sandbox.features
 
-ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
-Exit status: 0 if runs can be made on this host, 1 if not, 125 if it could not be asked.";
+ok: fully supported.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run is possible.
+Exit status: 0 if runs are possible on this host, 1 if not, 125 if the options are invalid.";
 
 /// Exit status on a host that cannot run anything.
 const CANNOT_RUN: u8 = 1;
@@ -29,7 +29,7 @@ pub(super) struct Options {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print what this machine can do as a node, as JSON: its capability report
+    /// Print this machine's capability report as a node, as JSON
     #[arg(long)]
     capability_report: bool,
 }
@@ -118,13 +118,13 @@ fn text(checks: &[Check], can_run: bool) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
         if let Some(remedy) = &check.remedy {
-            text.push_str(&format!("         mend with: {}\n", printable(remedy)));
+            text.push_str(&format!("         fix with: {}\n", printable(remedy)));
         }
     }
     text.push_str(if can_run {
         "\nRuns can be made on this host.\n"
     } else {
-        "\nNo run can be made on this host until what is MISSING is mended.\n"
+        "\nNo run can be made on this host until what is MISSING is fixed.\n"
     });
     text
 }
@@ -165,10 +165,10 @@ mod tests {
         let wanted = "\
 ok       user namespaces  allowed   own_user
 weaker   cgroups          not ours  memory_limit, cpu_limit
-         mend with: sudo x
+         fix with: sudo x
 MISSING  kernel           4.9
 
-No run can be made on this host until what is MISSING is mended.
+No run can be made on this host until what is MISSING is fixed.
 ";
         assert_eq!(text(&checks, false), wanted);
     }

@@ -19,13 +19,13 @@ Examples:
   airlock escape-test --list
   airlock escape-test --only B34 --no-peer --json | jq '.cases[].airlock.verdict'
 
-Every case is an attack from inside, judged by what the host sees of it.
-  airlock  what became of it in a sandbox of ours
-  docker   or podman, instead of that: in a container (--backend), of an image with a C library
-  control  the same attack with the protection off: it must get out, or the case proves nothing
-  bwrap    the same attack on bubblewrap, if that is installed
-blocked: nothing came of it.  detected: not stopped, and the result of the run says so.
-ESCAPED: it got out.  n.a.: not tried, and why.
+Every case is an attack from inside, judged by what the host observes.
+  airlock  the attack in an Airlock sandbox
+  docker   or podman, instead of airlock: in a container (--backend), of an image with a C library
+  control  the same attack with the protection off: it must escape, or the case proves nothing
+  bwrap    the same attack on bubblewrap, if it is installed
+blocked: the attack had no effect.  detected: not stopped, but reported in the run's result.
+ESCAPED: the attack escaped.  n.a.: not tried, with the reason.
 Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
 /// Exit status if an attack escaped or a control failed.
@@ -48,7 +48,7 @@ pub(super) struct Options {
     /// Attack containers of this engine instead: docker, podman or container
     #[arg(long, value_name = "NAME", requires = "image")]
     backend: Option<String>,
-    /// The image of these containers, which the engine must have
+    /// The image of these containers, which the engine must have already
     #[arg(long, value_name = "REF", requires = "backend")]
     image: Option<PathBuf>,
     /// Do not attack bwrap for comparison
@@ -78,8 +78,8 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         return Ok(0);
     }
     let prepared = World::prepare(settings(options, global, env)?);
-    let world =
-        prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
+    let world = prepared
+        .map_err(|error| Failure::internal(format!("cannot prepare the attacks: {error}")))?;
     let rows: Vec<_> = selected_cases
         .iter()
         .enumerate()
@@ -118,7 +118,7 @@ fn containers(
         return Ok(None);
     };
     if !CONTAINERS.contains(&backend.as_str()) {
-        let message = format!("`{}` makes no containers", backend.escape_debug());
+        let message = format!("`{}` is not a container backend", backend.escape_debug());
         return Err(Failure::invalid(
             message,
             "--backend is docker, podman or container here",
@@ -134,7 +134,7 @@ fn containers(
 
 fn settings(options: &Options, global: &Global, env: &ProcessEnv) -> Result<Settings, Failure> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
+        .map_err(|error| Failure::internal(format!("cannot find this program's file: {error}")))?;
     Ok(Settings {
         program,
         folder: env
@@ -158,7 +158,7 @@ fn selected_cases(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
         .iter()
         .find(|word| !escape::cases().any(|case| names(case, word)))
     {
-        let message = format!("no case or group is called `{}`", unknown.escape_debug());
+        let message = format!("there is no case or group `{}`", unknown.escape_debug());
         return Err(Failure::invalid(
             message,
             "`airlock escape-test --list` shows them",
@@ -335,7 +335,7 @@ bwrap: 0 escaped
         );
         assert_eq!(
             ids(&["Q"]).unwrap_err().message,
-            "no case or group is called `Q`"
+            "there is no case or group `Q`"
         );
     }
 }

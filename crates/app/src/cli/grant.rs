@@ -21,15 +21,15 @@ Examples:
   airlock grant job-1 tracker.example.com --deny
   airlock grant job-1 pypi.org --revoke
 
-RUN is what --run-id gave, or `run_id` of its result. It needs an egress door: start it with --allow-host,
---learn or --profile agent. What `allow_hosts` of the configuration or of airlock.toml excludes cannot be granted.
-The result of the run tells of changes (64 at most), the ledger of each.";
+RUN is the value of --run-id, or `run_id` of its result. It needs an egress door: start it with --allow-host,
+--learn or --profile agent. Hosts outside of `allow_hosts` of the configuration or of airlock.toml cannot be granted.
+The result of the run lists changes (64 at most), the ledger has all of them.";
 
 /// The options of `airlock grant`.
 #[derive(Args, Debug)]
 #[command(override_usage = "airlock grant RUN HOST[:PORT] [OPTIONS]\n       airlock grant RUN --list", after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// The run, which must be going on
+    /// The running run
     #[arg(value_name = "RUN")]
     run: String,
     /// A host as for --allow-host; ports 80 and 443 unless one is named
@@ -39,16 +39,16 @@ pub(super) struct Options {
         conflicts_with = "list"
     )]
     host: Option<String>,
-    /// How long the host may be reached, 24h at most
+    /// How long the host is allowed, at most 24h
     #[arg(long = "for", value_name = "TIME", default_value = "15m", conflicts_with_all = ["deny", "revoke", "list"])]
     time: Time,
-    /// Deny the host instead, whatever else is said of it, from now on
+    /// Deny the host from now on, whatever other rules allow
     #[arg(long, conflicts_with_all = ["revoke", "list"])]
     deny: bool,
-    /// Take away all rules for the host, those that deny it, too; name it as in the rule
+    /// Remove all rules for the host, including denials; name it as in the rule
     #[arg(long, conflicts_with = "list")]
     revoke: bool,
-    /// Change nothing
+    /// List the rules, change nothing
     #[arg(long)]
     list: bool,
     /// Print one JSON object
@@ -87,10 +87,10 @@ fn control_request(options: &Options) -> Result<ControlRequest, Failure> {
     }
     match options.time.0 {
         time if time < Duration::from_secs(1) || time > MAX_GRANT => {
-            let message = format!("a grant cannot last {}", options.time);
+            let message = format!("a grant cannot have a duration of {}", options.time);
             Err(Failure::invalid(
                 message,
-                "give --for a time from 1s to 24h",
+                "give --for a duration from 1s to 24h",
             ))
         }
         time => Ok(ControlRequest::Grant {
@@ -103,7 +103,7 @@ fn control_request(options: &Options) -> Result<ControlRequest, Failure> {
 /// The rules as a table: mode, host, remaining time, origin.
 fn text(rules: &[RuleInfo]) -> String {
     if rules.is_empty() {
-        return "no rule: nothing is let out\n".to_owned();
+        return "no rules: no connection is allowed\n".to_owned();
     }
     let cells: Vec<[String; 4]> = rules.iter().map(cells).collect();
     let width = |column: usize| {
@@ -152,12 +152,11 @@ impl From<ControlError> for Failure {
         match error {
             ControlError::NoSuchRun { others, .. } => {
                 let hint = match &others[..] {
-                    [] => "no run with an egress door goes on here; --state names another folder"
-                        .to_owned(),
-                    others => format!(
-                        "the runs that can be granted something are {}",
-                        others.join(", ")
-                    ),
+                    [] => {
+                        "no run with an egress door is running here; --state selects another folder"
+                            .to_owned()
+                    }
+                    others => format!("the runs that accept grants are {}", others.join(", ")),
                 };
                 Failure::invalid(message, hint)
             }
@@ -168,7 +167,8 @@ impl From<ControlError> for Failure {
             ControlError::Refused(info) => Failure::from(info),
             ControlError::Unreached { .. } => {
                 let hint =
-                    "try again; whoever started the run, or root, may change its rules".to_owned();
+                    "try again; only the user who started the run, or root, may change its rules"
+                        .to_owned();
                 Failure {
                     code: ErrorCode::Internal,
                     message,
@@ -273,6 +273,6 @@ deny    evil.com:*       always   airlock grant --deny \\u{1b}[2J
 tunnel  a.com:22         for 61s  airlock grant a.com
 ";
         assert_eq!(text(&rules), table);
-        assert_eq!(text(&[]), "no rule: nothing is let out\n");
+        assert_eq!(text(&[]), "no rules: no connection is allowed\n");
     }
 }

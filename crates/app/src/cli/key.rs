@@ -22,7 +22,7 @@ Examples:
   airlock key list
   airlock key revoke 0123456789abcdef
 
-A server that is running sees it at once.";
+A running server applies changes at once.";
 
 /// The options of `airlock key`.
 #[derive(Args, Debug)]
@@ -37,26 +37,26 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a key, and print its token this once
+    /// Create a key, and print its token, which is shown only once
     Create {
-        /// What it is for
+        /// What the key is for
         #[arg(long, value_name = "NAME")]
         name: String,
-        /// Whose it is: all keys of a tenant see the same things [default: a tenant of its own]
+        /// The key's tenant; all keys of a tenant see the same things [default: a new tenant]
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,
-        /// What it may do: admin, runs, sandboxes, artifacts, images, usage; repeatable
+        /// Scope: admin, runs, sandboxes, artifacts, images, usage; repeatable
         #[arg(long, value_name = "SCOPE", required = true)]
         scope: Vec<Scope>,
-        /// How long it is good, such as 720h [default: until it is revoked]
+        /// How long the key is valid, such as 720h [default: until revoked]
         #[arg(long, value_name = "TIME")]
         expires_in: Option<Time>,
     },
-    /// Show all keys
+    /// List all keys
     List,
-    /// Take a key back, at once
+    /// Revoke a key at once
     Revoke {
-        /// Its identifier
+        /// The key's identifier
         #[arg(value_name = "ID")]
         id: String,
     },

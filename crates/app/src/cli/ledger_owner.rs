@@ -47,7 +47,7 @@ pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
     if lost > 0 {
         let money = own.lost_money.plus(recovered.lost_money);
         notes.push(Message::Note(format!(
-            "calls whose end nobody saw: {lost}; they count at what was reserved for them, {money} USD"
+            "calls without a recorded end: {lost}; they count with their reservations, {money} USD"
         )));
     }
     message::print(&notes);
@@ -57,7 +57,7 @@ pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
 fn cannot_own(error: &io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
-        message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
+        message: format!("cannot lock the ledger, without which no model may be called: {error}"),
         hint: owner_hint(error),
     }
 }
@@ -76,8 +76,8 @@ fn check_complete(usage: &UsageProjection, today: Day) -> Result<(), Failure> {
     };
     Err(Failure {
         code: ErrorCode::StartFailed,
-        message: format!("the ledger was changed behind our back, and what was spent is not known: {problem}"),
-        hint: "put the file back from a backup; or `airlock usage --set-aside` puts what is left of it aside, and what tenants spent in it today is theirs again"
+        message: format!("the ledger was changed by something else than Airlock, so that today's spending is unknown: {problem}"),
+        hint: "restore the file from a backup; or move the rest of it away with `airlock usage --set-aside`: tenants can then spend again what they spent in it today"
             .to_owned(),
     })
 }
@@ -87,10 +87,10 @@ fn owner_hint(error: &io::Error) -> String {
         .get_ref()
         .is_some_and(|cause| cause.is::<ledger::Problem>())
     {
-        "`airlock usage --verify` names the damaged lines; once `airlock usage --set-aside` has set the ledger aside it starts, and counts what tenants spent today from nothing again"
+        "`airlock usage --verify` names the damaged lines; after `airlock usage --set-aside` it starts, and counts today's spending of tenants from zero"
             .into()
     } else {
-        "one process owns it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or give this one its own with --state"
+        "another process uses it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or choose another folder with --state"
             .into()
     }
 }

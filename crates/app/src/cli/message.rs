@@ -193,13 +193,13 @@ mod tests {
     fn a_cause_is_told_with_its_error() {
         let source = Some(io::Error::from(io::ErrorKind::PermissionDenied));
         let error = engine::EngineError {
-            message: "cannot make `/x`".into(),
+            message: "cannot create `/x`".into(),
             hint: "use --state".into(),
             source,
         };
         assert_eq!(
             Failure::from(error).message,
-            "cannot make `/x`: permission denied"
+            "cannot create `/x`: permission denied"
         );
     }
 }

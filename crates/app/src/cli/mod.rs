@@ -55,9 +55,9 @@ Examples:
   airlock run --workspace . --timeout 30s -- make test
   airlock doctor
 
-`airlock COMMAND --help` tells more about a command.";
+`airlock COMMAND --help` describes a command.";
 
-/// Runs AI agents and their tools where they can do no harm.
+/// Sandbox runtime for AI agents and their tools
 #[derive(Debug, Parser)]
 #[command(name = "airlock", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 struct Cli {
@@ -75,13 +75,14 @@ struct Global {
     /// Folder for run records and artifacts [default: ~/.local/state/airlock]
     #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
     state: Option<PathBuf>,
-    /// Act on this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env: AIRLOCK_URL]
+    /// Use this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env:
+    /// AIRLOCK_URL]
     #[arg(long, global = true, value_name = "URL", help_heading = "Everywhere")]
     server: Option<OsString>,
-    /// File with the key for the server, where AIRLOCK_KEY does not have it [env: AIRLOCK_KEY_FILE]
+    /// File with the server's key, unless AIRLOCK_KEY is set [env: AIRLOCK_KEY_FILE]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     key_file: Option<PathBuf>,
-    /// File with a certificate to believe the server by, beside those of this machine [env: AIRLOCK_CA]
+    /// File with a certificate to trust, beside those of this machine [env: AIRLOCK_CA]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     server_ca: Option<PathBuf>,
     /// The name of the command, for messages.
@@ -93,53 +94,53 @@ struct Global {
 enum Command {
     /// Run a command in a fresh sandbox
     Run(Box<run::Options>),
-    /// Carry out a job of steps in a fresh sandbox, and write down its result
+    /// Run a job of steps in a fresh sandbox, and write its result to a file
     #[command(override_usage = "airlock steps [OPTIONS] [-- COMMAND [ARG]...]", after_help = steps::EXAMPLES,
               after_long_help = steps::EXAMPLES, mut_args = steps::hide_command_options)]
     Steps(Box<steps::Options>),
-    /// Let a run that goes on reach another host for a while, or take that away
+    /// Allow or deny hosts for a running run
     Grant(grant::Options),
-    /// Show what this host can enforce, and the command that mends what it cannot
+    /// Show what this host can enforce, and how to fix what it cannot
     Doctor(doctor::Options),
-    /// Remove what killed or crashed runs left behind
+    /// Remove leftovers of killed or crashed runs
     Sweep(sweep::Options),
-    /// List, fetch or remove what runs have kept
+    /// List, show, get, put or remove artifacts
     Artifact(artifact::Options),
-    /// Show, take over or drop what programs changed in workspaces that are copied on writing
+    /// Show, commit or discard changes of staged workspaces
     Workspace(workspace::Options),
-    /// Show what models were used for, and what it cost
+    /// Show model usage and costs
     Usage(usage::Options),
-    /// Show what a tenant of a server may have, and has now
+    /// Show quotas of a tenant of a server, and their current use
     Quota(quota::Options),
-    /// Show what was asked for and decided, and whether audit and ledger are as they were written
+    /// Show or verify the audit log
     Audit(audit::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
-    /// Keep, list or remove secrets: keys of providers, and what runs are let have
+    /// Store, list or remove secrets: keys of providers, and secrets for runs
     Secrets(secrets::Options),
-    /// Serve runs over HTTP, to whoever has a key
+    /// Serve runs over HTTP
     Serve(serve::Options),
-    /// Install the server as a service of systemd, or remove it
+    /// Install the server as a systemd service, or remove it
     Service(service::Options),
-    /// Copy the state folder into one file, also while a server uses it
+    /// Back up the state folder into one file, also while a server uses it
     Backup(backup::Options),
-    /// Make a state folder from a backup, or check one
+    /// Restore a state folder from a backup, or check a backup
     Restore(restore::Options),
-    /// Show how much each part of the state folder takes
+    /// Show the disk usage of the state folder
     State(state::Options),
-    /// Make sandboxes that stay, in a server, and run programs in them
+    /// Create long-lived sandboxes at a server, and run programs in them
     Sandbox(sandbox::Options),
-    /// Submit, watch, wait for or cancel jobs of a server
+    /// Submit, watch, wait for or cancel jobs at a server
     Jobs(jobs::Options),
-    /// Make, list or revoke the keys of a server
+    /// Create, list or revoke API keys of a server
     Key(key::Options),
-    /// Serve the doors to models by themselves, to whoever has a session's token
+    /// Serve the model doors as a standalone proxy, for holders of a session token
     Proxy(proxy::Options),
-    /// Run tools for agents that speak over a message broker
+    /// Run tools for agents that use a message broker
     Worker(worker::Options),
-    /// Measure what a run costs here, beside other sandboxes
+    /// Measure the overhead of a run, beside other sandboxes
     Bench(bench::Options),
-    /// Attack sandboxes on this machine, and show that they hold
+    /// Attack sandboxes on this machine, and check that they hold
     EscapeTest(escape_test::Options),
 }
 

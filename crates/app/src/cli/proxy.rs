@@ -31,30 +31,32 @@ Examples:
   airlock proxy --listen 127.0.0.1:7080 --json
   airlock proxy --admin-listen 127.0.0.1:7081 --admin-token-file ~/.airlock-admin
 
-Sessions are registered at the admin socket and call with their token as their key:
+Sessions are registered at the admin socket, and use their token as API key:
   curl --unix-socket ADMIN http://admin/v1/sessions -d '{\"provider\": \"anthropic\"}'
   ANTHROPIC_BASE_URL=http://127.0.0.1:7080 ANTHROPIC_API_KEY=session-... agent
 
-It runs until SIGTERM or Ctrl-C, then ends its sessions and settles what they spent.
+It runs until SIGTERM or Ctrl-C, then ends its sessions and settles their costs.
 Exit status: 0, or 125 if it could not start.";
 
 /// The options of `airlock proxy`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Where sessions call, with their tokens
+    /// Listen address for sessions, which authenticate by token
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7080")]
     listen: SocketAddr,
-    /// Where the admin API is; only this user and root may connect [default: STATE/doors/admin.sock]
+    /// Socket of the admin API; only this user and root can connect [default:
+    /// STATE/doors/admin.sock]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// Offer the admin API here as well, behind a token
+    /// Serve the admin API at this address as well, with a token
     #[arg(long, value_name = "ADDRESS", requires = "admin_token_file")]
     admin_listen: Option<SocketAddr>,
-    /// The admin's token; made and written there (mode 0600) if the file does not exist
+    /// File with the admin token; created (mode 0600) if it does not exist
     #[arg(long, value_name = "FILE", requires = "admin_listen")]
     admin_token_file: Option<PathBuf>,
-    /// Listen on addresses that other machines reach: tokens and answers then travel unencrypted
+    /// Allow addresses that other machines can reach: tokens and responses are then sent
+    /// unencrypted
     #[arg(long)]
     dangerously_listen_publicly: bool,
     /// Print one JSON object when it is ready
@@ -137,7 +139,7 @@ fn registry(
             "use",
             &folder.display(),
             &error,
-            "make it your own, or give --state DIR",
+            "make yourself its owner, or give --state DIR",
         )
     })
 }
@@ -225,7 +227,7 @@ fn tcp(
             "listen on",
             &address,
             &error,
-            "choose another address; port 0 takes a free one",
+            "choose another address; port 0 selects a free port",
         )
     })
 }
@@ -243,9 +245,9 @@ impl Options {
             {
                 return Err(Failure::invalid(
                     format!(
-                        "`{option} {address}` can be reached by other machines, and tokens would travel unencrypted"
+                        "`{option} {address}` is reachable from other machines, and tokens would be sent unencrypted"
                     ),
-                    "listen on 127.0.0.1 behind a TLS server, or say --dangerously-listen-publicly",
+                    "listen on 127.0.0.1 behind a TLS proxy, or give --dangerously-listen-publicly",
                 ));
             }
         }
@@ -302,7 +304,7 @@ mod tests {
         ] {
             let refused = checked(&["--listen", address]).unwrap_err();
             assert!(
-                refused.contains("can be reached by other machines"),
+                refused.contains("is reachable from other machines"),
                 "{refused}"
             );
             assert_eq!(

@@ -14,13 +14,13 @@ Examples:
   airlock quota --server http://localhost:7070
   airlock quota --tenant acme --json
 
-Every key may ask for its own; an admin's for any. Quotas are set under [tenant.NAME] in the server's configuration.";
+A key can show its own tenant, an admin's key every tenant. Quotas are set under [tenant.NAME] in the server's configuration.";
 
 /// The options of `airlock quota`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Another tenant's, for an admin [default: the key's own]
+    /// The tenant, for an admin's key [default: the key's own]
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// Print one JSON object

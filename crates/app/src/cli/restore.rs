@@ -23,15 +23,15 @@ Examples:
   airlock restore node.tar --state /var/lib/airlock
   ssh elsewhere 'cat node.tar' | airlock restore - --state ./state
 
-The state folder must be empty or absent. It appears once every file is there with the hash that
-the backup says. What was under way when the backup was made is treated at the next start as after
-a crash. Others may have gone on since then, so jobs that waited end as `lost` unless they said
-`on_lost`: `rerun`, and notices that waited are given up; with --resume all of it goes on. Keys that
-were revoked since the backup are valid again, and what was spent since is forgotten: revoke them
-again. A backup is as trusted as whoever could write it.
---check reads every hash, and opens the database: it must be whole, of a schema that is known here,
-and made by an Airlock. It is unpacked into $TMPDIR for that. Ledger and audit are judged by a restore.
-Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was
+The state folder must be empty or absent. It appears when every file is restored and matches its
+hash. Runs and jobs that were running during the backup are treated as after a crash. Because the
+server may have continued after the backup, waiting jobs end as `lost` unless they have `on_lost`:
+`rerun`, and waiting webhooks are dropped; --resume continues all of them. Keys that were revoked
+since the backup are valid again: revoke them again. Spending since the backup is not counted.
+A backup is as trustworthy as everyone who could write to it.
+--check verifies every hash, and opens the database: it must be intact, of a known schema version,
+and written by Airlock. It is unpacked into $TMPDIR. Ledger and audit log are checked by a restore.
+Exit status: 0; 1 if the restored files are inconsistent, which is reported; 125 if nothing was
 restored.";
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -43,10 +43,10 @@ pub(super) struct Options {
     /// The backup; `-` for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only read it, check every hash and the database; restore nothing
+    /// Only check every hash and the database; restore nothing
     #[arg(long)]
     check: bool,
-    /// Let jobs and notices that waited go on as if nothing had happened since
+    /// Continue waiting jobs and webhooks as if nothing had happened since the backup
     #[arg(long, conflicts_with = "check")]
     resume: bool,
     /// Print one JSON object
@@ -120,21 +120,21 @@ fn print_report(options: &Options, report: &BackupReport, state: &Path) -> Resul
         .collect();
     if options.check {
         lines.push(Message::Note(
-            "the database is whole; ledger and audit are judged by a restore".to_owned(),
+            "the database is intact; ledger and audit are checked by a restore".to_owned(),
         ));
     } else {
         if let Some(held) = report.held {
             lines.push(Message::Note(format!(
-                "{} jobs that waited are `lost`, {} notices are given up; those of `on_lost`: `rerun` run",
+                "{} waiting jobs are `lost`, {} webhooks are dropped; jobs with `on_lost`: `rerun` run",
                 held.jobs, held.notices
             )));
         }
         lines.push(Message::Note(
-            "keys revoked since the backup are valid again, and what was spent since is forgotten"
+            "keys revoked since the backup are valid again, and spending since then is not counted"
                 .to_owned(),
         ));
         lines.push(Message::Note(format!(
-            "`{}` needs the master key that its secrets were encrypted with, and its images again",
+            "`{}` needs the master key of its secrets, and its images must be pulled again",
             state.display()
         )));
     }

@@ -30,8 +30,8 @@ Examples:
   airlock run --profile agent --secret anthropic=TOKEN -- sh -c 'test -n \"$TOKEN\"'
   airlock secrets rm anthropic
 
-Secrets are kept encrypted in the state folder. docs/secrets.md tells with which key, and where a
-better one than the usual comes from.";
+Secrets are stored encrypted in the state folder. docs/secrets.md describes the master key, and how
+to use a better one than the default.";
 
 /// The options of `airlock secrets`.
 #[derive(Args, Debug)]
@@ -46,19 +46,19 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Keep a secret, in place of one of the same name
+    /// Store a secret, replacing one of the same name
     ///
-    /// In a terminal the value is asked for and not shown. Otherwise it is read from standard input; one line break at
-    /// its end is not part of it.
+    /// In a terminal, the value is prompted for and not shown. Otherwise it is read from standard
+    /// input, without one final newline.
     Set {
-        /// What to call it; a provider's key is looked for under the provider's name
+        /// The secret's name; a provider's key is looked up by the provider's name
         name: String,
     },
-    /// List the names, and when each was set; never a value
+    /// List names and times; never values
     List,
     /// Remove a secret
     Rm {
-        /// Its name
+        /// The secret's name
         name: String,
     },
 }
@@ -96,7 +96,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         }
         Action::Rm { name } => {
             if !secrets.remove(&name)? {
-                let message = format!("no secret is called `{name}`");
+                let message = format!("there is no secret `{name}`");
                 return Err(Failure::invalid(
                     message,
                     "`airlock secrets list` shows the names",
@@ -136,14 +136,14 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
 fn storage_notes(secrets: &Secrets, value: &Secret) -> Vec<Message> {
     let mut lines = Vec::new();
     if value.check_header().is_err() {
-        let note = "the value has line breaks or other signs that no header can carry: it can be let into runs, but it \
-                    is no provider's key";
+        let note = "the value has line breaks or other characters that a header cannot contain: runs can use it, but it \
+                    cannot be a provider's key";
         lines.push(Message::Note(note.to_owned()));
     }
     if matches!(secrets.master, MasterKey::Beside) {
         let key = secrets.folder.join("key");
         let note = format!(
-            "the master key lies beside the secrets, in `{}`: whoever can read that folder can read them",
+            "the master key is stored beside the secrets, in `{}`: everyone who can read that folder can read the secrets",
             key.display()
         );
         lines.push(Message::Note(note));
@@ -238,7 +238,7 @@ fn read_line(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<
             END_OF_INPUT if line.is_empty() => return Ok(line),
             INTERRUPT => {
                 return Err(Failure::invalid(
-                    "nothing was kept: interrupted",
+                    "nothing was stored: interrupted",
                     "start again when you want to",
                 ));
             }
@@ -301,7 +301,7 @@ mod tests {
             keys(b"sk-1\x03")
                 .unwrap_err()
                 .message
-                .starts_with("nothing was kept")
+                .starts_with("nothing was stored")
         );
         assert_eq!(
             keys(&vec![b'x'; MAX_INPUT_BYTES + 9]).unwrap().len(),

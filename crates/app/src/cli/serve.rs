@@ -48,47 +48,48 @@ Examples:
   airlock serve --node /etc/cynode/node.yaml
   airlock serve --print-openapi > openapi.json
 
-The first start makes an admin's key and prints it, once:
+The first start creates an admin key and prints it once:
   curl -H \"Authorization: Bearer $KEY\" localhost:7070/v1/runs -d '{\"command\": [\"echo\", \"hello\"]}'
 
-It runs until SIGTERM or Ctrl-C, lets runs go on for a moment, then cancels them.
-Exit status: 0 if all of them were stopped, 1 if not, 125 if it could not start.";
+It runs until SIGTERM or Ctrl-C, then waits for runs during `grace`, and cancels the rest.
+Exit status: 0 if everything was stopped, 1 if not, 125 if it could not start.";
 
 /// The options of `airlock serve`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Where to listen: an address, or unix:PATH [default: 127.0.0.1:7070]
+    /// The listen address: HOST:PORT, or unix:PATH [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<ListenAddress>,
-    /// The admin's key; made and written there (mode 0600) if the file does not exist
+    /// File with the admin's key; created (mode 0600) if it does not exist
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
-    /// Certificates to present, PEM: our own first
+    /// The certificate chain, PEM: the server's own first
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The key of the certificate, PEM
+    /// The certificate's private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Listen without TLS on an address that other machines reach: keys and output then travel unencrypted
+    /// Allow an address that other machines can reach without TLS: keys and output are then sent
+    /// unencrypted
     #[arg(long)]
     plain_http: bool,
-    /// Settings of a worker node, as YAML: see docs/node.md
+    /// Settings of a worker node as YAML, see docs/node.md
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
-    /// How many sandboxes of each kind to keep ready; 0 for none [default: 4]
+    /// How many sandboxes of each kind to keep ready; 0 disables the pool [default: 4]
     #[arg(long, value_name = "NUMBER")]
     pool: Option<usize>,
-    /// Do not write a line for each request
+    /// Do not log requests
     #[arg(long)]
     quiet: bool,
-    /// What the lines of the log look like: text, or one JSON object each [default: text]
+    /// Log format: text, or one JSON object a line [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<spec::LogFormat>,
     /// Print one JSON object when it is ready
     #[arg(long)]
     json: bool,
-    /// Print the description of the API, and exit
+    /// Print the OpenAPI description, and exit
     #[arg(long)]
     print_openapi: bool,
 }
@@ -205,7 +206,7 @@ async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
         CLOSE_TIMEOUT
     };
     if tokio::time::timeout(timeout, engine.close()).await.is_err() {
-        left.push("what is cleared away behind runs".to_owned());
+        left.push("cleanup after runs".to_owned());
     }
     left
 }
@@ -243,9 +244,7 @@ fn stopped(left: &[String]) -> u8 {
     };
     message::print(&[
         Message::Error(format!("not everything was stopped in time: {shown}{more}")),
-        Message::Hint(
-            "the next start clears away what is left; give more `grace` under [serve]".to_owned(),
-        ),
+        Message::Hint("the next start cleans up; allow more `grace` under [serve]".to_owned()),
     ]);
     NOT_STOPPED
 }
@@ -307,7 +306,7 @@ fn reclaim_database(state: &Path) {
         Ok(0) => {}
         Ok(bytes) => {
             let gained = format!(
-                "the database gave {} back that nobody needs",
+                "the database was compacted by {}",
                 super::size::human_size(bytes)
             );
             message::print(&[Message::Note(gained)]);
@@ -440,8 +439,8 @@ fn existing_key_note(global: &Global) -> String {
         format!(" --state {}", state.display())
     });
     format!(
-        "an admin's key was made before, and cannot be shown again; \
-         `airlock key create --name NAME --scope admin{state}` makes another"
+        "an admin key exists already, and cannot be shown again; \
+         `airlock key create --name NAME --scope admin{state}` creates another"
     )
 }
 
@@ -487,7 +486,7 @@ impl ListenSocket {
         listening().map_err(|error: io::Error| Failure {
             code: ErrorCode::StartFailed,
             message: format!("cannot listen on `{place}`: {error}"),
-            hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
+            hint: "choose another address with --listen; port 0 selects a free port".to_owned(),
         })
     }
 }
@@ -542,15 +541,15 @@ impl Options {
             {
                 Err(Failure::invalid(
                     format!(
-                        "`{address}` can be reached by other machines, and keys would travel unencrypted"
+                        "`{address}` is reachable from other machines, and keys would be sent unencrypted"
                     ),
-                    "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS server, or say --plain-http",
+                    "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS proxy, or give --plain-http",
                 ))
             }
             ListenAddress::Tcp(_) => Ok(()),
             ListenAddress::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
-                "TLS on a unix socket protects nothing",
-                "leave --tls-cert and --tls-key away",
+                "TLS is not supported on a unix socket",
+                "omit --tls-cert and --tls-key",
             )),
             ListenAddress::Unix(_) => Ok(()),
         }
@@ -586,7 +585,7 @@ impl ReadyMessage {
         if let Some(key) = &self.admin_key {
             print(&format!("admin key  {key}\n"))?;
             message::print(&[Message::Note(
-                "this key is shown once, and only its hash is kept".to_owned(),
+                "this key is shown only once; the server stores its hash".to_owned(),
             )]);
         }
         Ok(())
@@ -626,7 +625,7 @@ mod tests {
         ] {
             let refused = checked(&["--listen", address]).unwrap_err();
             assert!(
-                refused.contains("can be reached by other machines"),
+                refused.contains("is reachable from other machines"),
                 "{refused}"
             );
             assert_eq!(checked(&["--listen", address, "--plain-http"]), Ok(()));

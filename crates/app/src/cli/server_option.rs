@@ -75,14 +75,13 @@ impl Global {
         let hint = "write http://HOST:PORT, https://HOST or unix:/PATH";
         let shown = text.to_string_lossy();
         let address = ServerAddress::parse(&shown).map_err(|why| {
-            Failure::invalid(format!("`{shown}` is no address of a server: {why}"), hint)
+            Failure::invalid(format!("`{shown}` is not a server address: {why}"), hint)
         })?;
         let key = self.key(env)?;
         if !address.is_private() && env.variable(ALLOW_PLAIN_VARIABLE) != Some(OsStr::new("1")) {
-            let message = format!("the key would go to {address} for everybody on the way to read");
-            let hint = format!(
-                "use https://, or set {ALLOW_PLAIN_VARIABLE}=1 if the network is yours alone"
-            );
+            let message = format!("the key would be sent to {address} unencrypted");
+            let hint =
+                format!("use https://, or set {ALLOW_PLAIN_VARIABLE}=1 if you trust the network");
             return Err(Failure {
                 code: ErrorCode::PolicyDenied,
                 message,
@@ -103,8 +102,8 @@ impl Global {
 
     /// The client, for commands that only a server can carry out.
     pub(super) fn require_server(&self, env: &ProcessEnv) -> Result<Client, Failure> {
-        let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
-        let message = "sandboxes that stay live in a server, and none is named";
+        let hint = "start one with `airlock serve`, then give --server URL or AIRLOCK_URL";
+        let message = "this command needs a server, and none is given";
         self.server(env)?
             .ok_or_else(|| Failure::invalid(message, hint))
     }
@@ -112,13 +111,13 @@ impl Global {
     /// Refuses `--server` for commands that act on this machine only.
     pub(super) fn refuse_server(&self, env: &ProcessEnv) -> Result<(), Failure> {
         let message = format!(
-            "`{}` acts on this machine, and cannot be asked of a server",
+            "`{}` acts on this machine only, and cannot be used with a server",
             self.command
         );
         match (&self.server, env.variable(URL_VARIABLE)) {
             (Some(_), _) => Err(Failure::invalid(
                 message,
-                "leave --server away to act on this machine",
+                "omit --server to act on this machine",
             )),
             (None, Some(_)) => Err(Failure::invalid(
                 message,
@@ -132,7 +131,7 @@ impl Global {
         let bad = |from: &str, why: BadSecret| {
             Failure::invalid(
                 format!("the key in {from} cannot be used: {why}"),
-                "put the key there as it was shown",
+                "store the key exactly as it was shown",
             )
         };
         let file = self.key_file.clone().map(|path| ("--key-file", path));
@@ -146,8 +145,8 @@ impl Global {
             (None, None) => match variable() {
                 Some((name, path)) => read_key(&path)?.map_err(|why| bad(name, why)),
                 None => Err(Failure::invalid(
-                    "there is no key for the server",
-                    "set AIRLOCK_KEY, or name the file that has it with --key-file or AIRLOCK_KEY_FILE",
+                    "no key for the server is given",
+                    "set AIRLOCK_KEY, or name a file with the key by --key-file or AIRLOCK_KEY_FILE",
                 )),
             },
         }
@@ -196,7 +195,7 @@ fn read_key(path: &Path) -> Result<Result<Secret, BadSecret>, Failure> {
         File::open(path).and_then(|file| file.take(MAX_KEY_FILE_BYTES).read_to_end(&mut bytes));
     read.map_err(|error| {
         let message = format!("cannot read the key file `{}`: {error}", path.display());
-        Failure::invalid(message, "name a file that has the key and nothing else")
+        Failure::invalid(message, "name a file that contains only the key")
     })?;
     Ok(Secret::new(bytes).and_then(|key| key.check_header().map(|()| key)))
 }
@@ -208,18 +207,18 @@ impl From<RemoteError> for Failure {
             RemoteError::Unreachable { .. } => Failure {
                 code: ErrorCode::BackendUnavailable,
                 message,
-                hint: "start it with `airlock serve`, or name another with --server or AIRLOCK_URL"
+                hint: "start it with `airlock serve`, or choose another with --server or AIRLOCK_URL"
                     .to_owned(),
             },
             RemoteError::Untrusted { .. } => Failure {
                 code: ErrorCode::BackendUnavailable,
                 message,
-                hint: "name its certificate, or that of its authority, with --server-ca or AIRLOCK_CA; \
+                hint: "give its certificate, or that of its authority, with --server-ca or AIRLOCK_CA; \
                        check the address and its port"
                     .to_owned(),
             },
             RemoteError::Broken { .. } | RemoteError::TimedOut { .. } => {
-                let hint = "look whether the server is well: its /healthz answers without a key"
+                let hint = "check whether the server is running: its /healthz needs no key"
                     .to_owned();
                 Failure {
                     code: ErrorCode::Lost,
@@ -229,9 +228,9 @@ impl From<RemoteError> for Failure {
             }
             RemoteError::NotAirlock { .. } => Failure::invalid(
                 message,
-                "check the address and its port, and that no proxy is between",
+                "check the address and its port, and that no proxy is in between",
             ),
-            RemoteError::Local(_) => Failure::invalid(message, "mend it, and try again"),
+            RemoteError::Local(_) => Failure::invalid(message, "correct it, and try again"),
             RemoteError::Refused(problem) => refused(*problem),
         }
     }
@@ -247,10 +246,8 @@ fn refused(problem: Problem) -> Failure {
         _ => ErrorCode::Internal,
     });
     let hint = match problem.status {
-        401 => {
-            "AIRLOCK_KEY or --key-file has the key; an admin makes keys with `airlock key create`"
-                .to_owned()
-        }
+        401 => "check AIRLOCK_KEY or --key-file; an admin creates keys with `airlock key create`"
+            .to_owned(),
         _ => problem.detail.unwrap_or_default(),
     };
     Failure {
@@ -295,7 +292,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             refused.message,
-            "`doctor` acts on this machine, and cannot be asked of a server"
+            "`doctor` acts on this machine only, and cannot be used with a server"
         );
         let by_variable = env(&[("AIRLOCK_URL", "x")], None);
         let refused = Global::default().refuse_server(&by_variable).unwrap_err();
@@ -308,7 +305,7 @@ mod tests {
         let refused = with_command_name("http://localhost:1")
             .server(&env(&[], None))
             .unwrap_err();
-        assert_eq!(refused.message, "there is no key for the server");
+        assert_eq!(refused.message, "no key for the server is given");
         let found = with_command_name("http://localhost:1")
             .server(&env(&[], Some("alk_x")))
             .unwrap()

@@ -11,8 +11,8 @@ Examples:
   airlock state
   airlock state --json
 
-`airlock sweep` removes what nobody needs any more.
-Exit status: 0, or 1 if the disk is nearly full: a server then begins nothing new.";
+`airlock sweep` removes leftovers.
+Exit status: 0, or 1 if the disk is nearly full: a server then starts nothing new.";
 
 /// The options of `airlock state`.
 #[derive(Args, Debug)]
@@ -32,9 +32,10 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let config = global.configure(env)?;
     let weight = engine::disk_usage::measure(&config.state).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
-        message: format!("cannot look at `{}`: {error}", config.state.display()),
-        hint: "nothing may have been run yet; or choose another state folder with --state DIR"
-            .to_owned(),
+        message: format!("cannot read `{}`: {error}", config.state.display()),
+        hint:
+            "check that anything was run with this state folder, or choose another with --state DIR"
+                .to_owned(),
     })?;
     if options.json {
         print_json(&weight)?

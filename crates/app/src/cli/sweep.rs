@@ -15,7 +15,7 @@ Examples:
   airlock sweep
   airlock sweep --json
 
-Runs whose owner lives are left alone. Every other command sweeps, too, when it starts.
+Runs with a living owner are not touched. Every other command sweeps, too, when it starts.
 Exit status: 0, or 1 if something could not be removed.";
 
 /// The options of `airlock sweep`.
@@ -76,8 +76,8 @@ fn kept_note(kept: &KeptCommits) -> String {
     let KeptCommits { run, folder, .. } = kept;
     let folder = folder.to_string_lossy();
     format!(
-        "the run `{run}` was killed before its commits arrived in `{folder}`: `airlock workspace commit {run}` brings \
-         them, `airlock workspace discard {run}` drops them"
+        "the run `{run}` was killed before its commits were imported into `{folder}`: `airlock workspace commit {run}` imports \
+         them, `airlock workspace discard {run}` discards them"
     )
 }
 

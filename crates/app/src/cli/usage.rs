@@ -26,27 +26,27 @@ Examples:
   airlock usage --verify
   airlock usage --set-aside --state /var/lib/airlock
 
-A call whose end nobody saw counts at what was reserved for it; `unsettled` is how much that is.
-`overrun` is what providers served beyond what was reserved. Money is exact; --csv has it in billionths of a dollar.
-In --json and --csv, a line with `may_change` is not over: its days are not, or a call of it goes on.";
+A call without a recorded end counts with its reservation; `unsettled` is the sum of these.
+`overrun` is what providers charged beyond the reservation. Money is exact; --csv has it in billionths of a dollar.
+In --json and --csv, a line with `may_change` is not final: its day has not ended, or a call is still running.";
 
 /// The options of `airlock usage`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// What each line adds up
+    /// What each line sums up
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = GroupBy::Run)]
     by: GroupBy,
     /// Only this run
     #[arg(long, value_name = "ID")]
     run: Option<String>,
-    /// Only of this tenant
+    /// Only this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Only from this day on, such as 2026-01-31 (UTC)
+    /// Only since this day, such as 2026-01-31 (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     since: Option<u64>,
-    /// Only before this day (UTC), which itself is left out
+    /// Only before this day (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     until: Option<u64>,
     /// Print one JSON object
@@ -55,10 +55,11 @@ pub(super) struct Options {
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Read every line of the ledger, and say what was changed or taken away; exits with 1 if anything was
+    /// Verify every line of the ledger; exits with 1 if anything was changed or removed
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv"])]
     verify: bool,
-    /// Put those of a server's ledgers aside that cannot be believed, so that it starts: what tenants spent in them today is theirs again
+    /// Move damaged ledgers of a server away, so that it starts: tenants can then spend again what
+    /// they spent in them today
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv", "verify"])]
     set_aside: bool,
 }
@@ -146,7 +147,7 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     if options.verify {
         let hint = "run it on the server's machine, without --server";
         return Err(Failure::invalid(
-            "--verify reads the ledger's own files, and cannot be asked of a server",
+            "--verify reads the ledger's files, and cannot run through a server",
             hint,
         ));
     }
@@ -235,8 +236,8 @@ fn verify(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
 fn set_aside(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
     let aside = usage.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
-        message: format!("cannot put the ledger aside: {error}"),
-        hint: "end the server or proxy of this state folder first, and let a backup of it finish"
+        message: format!("cannot move the ledger away: {error}"),
+        hint: "stop the server or proxy of this state folder first, and wait for a running backup"
             .to_owned(),
     })?;
     let shown = aside
@@ -249,12 +250,10 @@ fn set_aside(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
     }
     let names = aside.segments.join(", ");
     message::print(&[Message::Note(match (aside.segments.is_empty(), &shown) {
-        (true, _) => {
-            "nothing is wrong with the ledger of a server, and nothing was put aside".to_owned()
-        }
-        (false, Some(_)) => format!("put aside: {names}"),
+        (true, _) => "the ledger of the server is intact, and nothing was moved away".to_owned(),
+        (false, Some(_)) => format!("moved away: {names}"),
         (false, None) => {
-            format!("nothing was left of these, which nobody looks for any more: {names}")
+            format!("these no longer existed, and are not expected any more: {names}")
         }
     })]);
     if let Some(place) = shown {
@@ -273,7 +272,7 @@ fn report_problems(problems: &[Problem], json: bool) -> u8 {
         .map(|problem| Message::Error(problem.to_string()))
         .collect();
     lines.push(Message::Hint(
-        "keep the file as it is, and put a copy from a backup in its place".to_owned(),
+        "keep the damaged file, and replace it by a copy from a backup".to_owned(),
     ));
     if !json {
         message::print(&lines);
@@ -408,7 +407,7 @@ fn row(total: &Total) -> Value {
 pub(super) fn date(text: &str) -> Result<u64, String> {
     text.parse::<Day>()
         .map(|day| day.start().0)
-        .map_err(|_| format!("`{}` is no day such as 2026-01-31", text.escape_debug()))
+        .map_err(|_| format!("`{}` is not a date such as 2026-01-31", text.escape_debug()))
 }
 
 impl From<UsageError> for Failure {

@@ -107,7 +107,7 @@ fn describe(text: &str, context: ErrorContext, arguments: &[OsString]) -> (Failu
     let is_run = matches!(context, ErrorContext::Run | ErrorContext::JsonResult);
     let misplaced_provider = misplaced_provider(&message, arguments).filter(|_| is_run);
     if let Some(misplaced_provider) = misplaced_provider {
-        let hint = format!("write the provider behind an equals sign: --llm={misplaced_provider}");
+        let hint = format!("write the provider after an equals sign: --llm={misplaced_provider}");
         return (Failure::invalid(message.clone(), hint), usage);
     }
     let hint = match (starting("tip:"), context) {

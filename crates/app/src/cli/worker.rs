@@ -16,7 +16,7 @@ Examples:
   SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 airlock worker sam
   SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
 
-`airlock worker COMMAND --help` tells more about each.";
+`airlock worker COMMAND --help` describes a command.";
 
 /// The options of `airlock worker`.
 #[derive(Args, Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Options {
 enum Action {
     /// Run the tools of a manifest for agents of a Solace Agent Mesh, each call in a fresh sandbox
     Sam(sam::Options),
-    /// Carry messages between workers and agents on one machine: a broker that keeps nothing
+    /// Run a development broker for workers and agents on one machine; it stores nothing
     Broker(broker::Options),
 }
 

@@ -40,10 +40,10 @@ Examples:
   airlock workspace discard other
   airlock workspace held
 
-Without an ID it is the newest workspace.
-In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions, * a commit that the program made.
-A commit is refused, and nothing done, if a change has no place in the folder or the folder has changed there, too.
-Exit status: 0; 1 if a commit or a patch left something out; 125 if it was refused.";
+Without an ID, the newest workspace is used.
+In `diff`: + added, - removed, ~ changed, ! another file type, m other permissions, * a git commit of the program.
+A commit is refused, and nothing is changed, if a change cannot be applied or conflicts with one in the folder.
+Exit status: 0; 1 if a commit or a patch is incomplete; 125 if it was refused.";
 
 /// The options of `airlock workspace`.
 #[derive(Args, Debug)]
@@ -58,59 +58,60 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List the workspaces whose changes are kept
+    /// List workspaces with kept changes
     List,
     /// Show what the program changed, or has changed so far
     Diff {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         /// Only count the changes
         #[arg(long, conflicts_with = "patch")]
         stat: bool,
-        /// As a patch that `git apply` and `patch -p1` take; what a commit would leave out stands behind `#`
+        /// Print a patch for `git apply` and `patch -p1`; changes that a commit would omit stand
+        /// after `#`
         #[arg(short, long)]
         patch: bool,
-        /// Only this path and what is below it; may be given again
+        /// Only this path and everything below it; repeatable
         #[arg(long, value_name = "PATH")]
         only: Vec<PathBuf>,
     },
-    /// Write a file as the program left it, or has it now, to standard output
+    /// Write a file of the program's workspace to standard output
     #[command(allow_missing_positional = true)]
     Show {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         /// A path in the workspace
         #[arg(value_name = "FILE", conflicts_with = "json")]
         file: PathBuf,
     },
-    /// Take the changes over into the folder, then drop the workspace
+    /// Commit the changes to the folder, then remove the workspace
     Commit {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         #[command(flatten)]
         args: CommitArgs,
     },
-    /// Show what was taken out of mounted workspaces when programs ended
+    /// Show files that were held back from mounted workspaces when programs ended
     Held {
-        /// Only what the end of this run took out
+        /// Only files of this run
         #[arg(value_name = "ID")]
         id: Option<String>,
-        /// Put this name back where it was
+        /// Put this file back where it was
         #[arg(long, value_name = "PATH", requires = "id")]
         take: Option<PathBuf>,
-        /// Remove what is kept of it
+        /// Remove the run's held-back files
         #[arg(long, requires = "id", conflicts_with = "take")]
         drop: bool,
     },
-    /// Drop the changes
+    /// Discard the changes
     Discard {
-        /// Its run or session [default: the newest, if you say yes]
+        /// The run or session [default: the newest, after a confirmation]
         #[arg(value_name = "ID")]
         id: Option<String>,
-        /// Without an ID: do not ask
+        /// Do not ask for a confirmation
         #[arg(long)]
         yes: bool,
     },
@@ -119,16 +120,16 @@ enum Action {
 /// The options of a commit.
 #[derive(Args, Debug)]
 struct CommitArgs {
-    /// Also where the folder has changed meanwhile
+    /// Overwrite conflicting changes in the folder
     #[arg(long)]
     force: bool,
-    /// What can be taken over, and name the rest
+    /// Commit what can be committed, and list the rest
     #[arg(long)]
     partial: bool,
-    /// Keep the workspace although nothing is left in it
+    /// Keep the workspace even if nothing is left in it
     #[arg(long)]
     keep: bool,
-    /// Only this path and what is below it; may be given again
+    /// Only this path and everything below it; repeatable
     #[arg(long, value_name = "PATH")]
     only: Vec<PathBuf>,
     /// Ask about each change
@@ -159,7 +160,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     if let Action::Commit { args, .. } = &options.action
         && args.interactive
     {
-        let instead = "name what you want with --only, or leave --interactive away";
+        let instead = "select changes with --only, or omit --interactive";
         interactive::require_terminal("--interactive", instead)?;
     }
     if let Some(client) = global.server(env)? {
@@ -243,7 +244,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
                 require_id_or_terminal()?;
             }
             let id = workspace_id(state, id)?;
-            if asks && !interactive::confirm(&format!("drop all changes of `{id}`?"))? {
+            if asks && !interactive::confirm(&format!("discard all changes of `{id}`?"))? {
                 return nothing_done();
             }
             match workspaces::discard(state, &id) {
@@ -251,7 +252,9 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
                 discarded => discarded.map_err(failure)?,
             }
             engine.discard_commits(&id).map_err(|error| {
-                Failure::internal(format!("what `{id}` committed cannot be dropped: {error}"))
+                Failure::internal(format!(
+                    "the commits of `{id}` cannot be discarded: {error}"
+                ))
             })?;
             discarded(id.as_str(), json)
         }
@@ -266,7 +269,7 @@ fn has_commits(engine: &Engine, id: &Id) -> bool {
 /// The newest workspace is discarded only after a confirmation.
 fn require_id_or_terminal() -> Result<(), Failure> {
     let instead = "name the workspace (`airlock workspace list` shows them), or add --yes";
-    interactive::require_terminal("to drop the newest workspace without its ID", instead)
+    interactive::require_terminal("discarding the newest workspace without its ID", instead)
 }
 
 fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
@@ -280,7 +283,7 @@ fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
 
 fn nothing_done() -> Result<u8, Failure> {
     message::print(&[Message::Note(
-        "nothing was done; the workspace is kept".to_owned(),
+        "nothing was changed; the workspace is kept".to_owned(),
     )]);
     Ok(0)
 }
@@ -298,7 +301,7 @@ fn workspace_id(state: &Path, id: Option<String>) -> Result<Id, Failure> {
 
 fn no_workspace() -> Failure {
     Failure::invalid(
-        "no workspace's changes are kept",
+        "there is no workspace with kept changes",
         "`airlock run --workspace DIR --copy-on-write` keeps them",
     )
 }
@@ -313,7 +316,7 @@ fn note_newest(id: &str, folder: &Path) {
 fn workspace_path(file: PathBuf) -> Result<PathBuf, Failure> {
     let hint = "give its path as `airlock workspace diff` shows it";
     let file = patch::clean_paths(&[file]).pop();
-    file.ok_or_else(|| Failure::invalid("this is no file of a workspace", hint))
+    file.ok_or_else(|| Failure::invalid("this is not a file of a workspace", hint))
 }
 
 /// Asks which changes to commit.
@@ -327,7 +330,7 @@ async fn choose(
     let diff = diff.only(&options.only);
     if workspaces::find(state, id).is_ok_and(|layer| layer.in_use) {
         message::print(&[Message::Note(
-            "a program still works there: what it changes meanwhile in what you take is taken, too"
+            "a program is still running there: its changes to the selected files are committed, too"
                 .to_owned(),
         )]);
     }
@@ -375,8 +378,8 @@ fn held(
     json: bool,
 ) -> Result<u8, Failure> {
     let failed = |error: std::io::Error| {
-        let hint = "`airlock workspace held` shows what is held, and where each thing is kept";
-        Failure::invalid(format!("this cannot be done: {error}"), hint)
+        let hint = "`airlock workspace held` shows what is held back, and where each file is kept";
+        Failure::invalid(format!("cannot do this: {error}"), hint)
     };
     match (run, take) {
         (Some(run), Some(path)) => workspaces::held::take(state, run, path).map_err(failed)?,
@@ -384,8 +387,8 @@ fn held(
         _ => {
             let held = workspaces::held::list(state, run).map_err(failed)?;
             if let Some(run) = run.filter(|_| held.is_empty()) {
-                let hint = "`airlock workspace held` shows what is held of all runs";
-                let message = format!("nothing is held of a run `{run}`");
+                let hint = "`airlock workspace held` shows what is held back from all runs";
+                let message = format!("nothing is held back from a run `{run}`");
                 return Err(Failure::invalid(message, hint));
             }
             return show_held(&held, json);
@@ -520,7 +523,7 @@ fn note_unknown(unknown: &[UnappliedChange], compared: bool) {
     let mut lines = notes(unknown);
     if !compared {
         lines.push(Message::Note(
-            "the folder is not there: conflicts are not known".to_owned(),
+            "the folder is missing, so that conflicts are unknown".to_owned(),
         ));
     }
     message::print(&lines);
@@ -586,7 +589,7 @@ fn list_commits(kept: &[KeptCommits]) -> String {
         } = kept;
         let folder = name(folder);
         format!(
-            "{run}  {made_at}  {folder}  commits that did not arrive: `airlock workspace commit {run}` brings them\n"
+            "{run}  {made_at}  {folder}  commits that were not imported: `airlock workspace commit {run}` imports them\n"
         )
     };
     kept.iter().map(line).collect()

@@ -157,7 +157,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<ArtifactsConfig, Config
                 return Err(section.error(
                     key,
                     "belongs to S3",
-                    "remove it: the service account says it",
+                    "remove it: the service account has it",
                 ));
             }
             ArtifactBackend::Gcs(bucket)
@@ -199,7 +199,7 @@ fn bucket_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String
     } else {
         Err(section.error(
             key,
-            "is no name of a bucket",
+            "is not a valid bucket name",
             "use 3 to 222 of A-Z a-z 0-9 . - _",
         ))
     }
@@ -215,7 +215,7 @@ fn prefix(section: &Section<'_>, key: &str, value: &Value) -> Result<String, Con
         Err(section.error(
             key,
             "is no prefix",
-            "such as airlock/production, without a slash at its ends",
+            "write such as airlock/production, without a slash at either end",
         ))
     }
 }
@@ -313,7 +313,7 @@ mod tests {
             ),
             (
                 &S3.replace("\"box\"", "\"a/../b\""),
-                "`artifacts.bucket` in `/c.toml` is no name",
+                "`artifacts.bucket` in `/c.toml` is not a valid bucket name",
             ),
             (
                 &format!("{S3}prefix = \"../x\""),
@@ -325,7 +325,7 @@ mod tests {
             ),
             (
                 "store = \"s3\"\nbucket = \"abc\"\nkey = \"AKIA\"",
-                "`artifacts.key` in `/c.toml` must say where",
+                "`artifacts.key` in `/c.toml` must name the source",
             ),
         ] {
             let error = config(text).expect_err(text);

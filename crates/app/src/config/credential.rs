@@ -84,7 +84,7 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
     section.needs(
         table,
         &["key"],
-        "say where it is: key = { secret = \"NAME\" }, file, env or vault",
+        "name its source: key = { secret = \"NAME\" }, file, env or vault",
     )?;
     section.needs(table, &["inject"], INJECT_HINT)?;
     let hint = "name the hosts that it may be sent to: hosts = [\"api.example.com\"]";
@@ -124,7 +124,7 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMe
             }
         }
         Some(("header", name)) => header(section, key, name),
-        _ => Err(section.error(key, "is not a known way", INJECT_HINT)),
+        _ => Err(section.error(key, "is not a known method", INJECT_HINT)),
     }
 }
 
@@ -137,7 +137,7 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMetho
         )
     })?;
     if FORBIDDEN_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
-        let hint = "use a header that is the credential's own, such as header:x-api-key";
+        let hint = "use a header for credentials, such as header:x-api-key";
         Err(section.error(key, format_args!("cannot be `{name}`"), hint))
     } else {
         Ok(InjectionMethod::Header { name })
@@ -240,7 +240,7 @@ mod tests {
             ),
             (
                 whole("query:key", good),
-                "`credential.x.inject` in `/c.toml` is not a known way",
+                "`credential.x.inject` in `/c.toml` is not a known method",
             ),
             (
                 whole("basic:", good),
@@ -264,7 +264,7 @@ mod tests {
             ),
             (
                 "[credential.x]\nkey = \"sk-1\"\ninject = \"bearer\"\nhosts = [\"a\"]".into(),
-                "`credential.x.key` in `/c.toml` must say where",
+                "`credential.x.key` in `/c.toml` must name the source",
             ),
             (
                 "[credential.x]\nhots = 1".into(),

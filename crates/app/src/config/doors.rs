@@ -194,7 +194,7 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget
         let targets = section.texts("targets", value)?;
         let bad = |what: &str| section.error("targets", what, hint);
         if targets.len() > MAX_TARGETS {
-            return Err(bad("has first_exceeded than 16 models"));
+            return Err(bad("has more than 16 models"));
         }
         let target = |text: &str| match text.split_once('/') {
             Some((provider, model)) if is_model_name(model) => Ok(ModelTarget {

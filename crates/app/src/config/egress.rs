@@ -243,7 +243,7 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         let hint = "remove one of them, or write a rule of its own for the WebSocket's host";
         return Err(section.error(
             "allow_upgrade",
-            "does not go with `credential`: a WebSocket is not looked at, and so gets none",
+            "does not go with `credential`: WebSockets are not inspected, and get no credential",
             hint,
         ));
     }
@@ -399,7 +399,7 @@ fn ports(
     ports.sort_unstable();
     ports.dedup();
     if matches!(mode, RuleMode::Inspect | RuleMode::Git) && !plain && ports.contains(&80) {
-        let hint = "remove 80, or say allow_plain_http = true: then anybody on the way can read what is sent";
+        let hint = "remove 80, or set allow_plain_http = true: the traffic can then be read on the network";
         return Err(section.error("ports", "has port 80, where nothing is encrypted", hint));
     }
     Ok(Ports::These(ports))
@@ -474,7 +474,7 @@ fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, Config
     section.needs(table, &["repo"], hint)?;
     let path = section.text("repo", &table["repo"])?;
     if !is_repository(path) {
-        return Err(section.error("repo", "is no path of a repository", hint));
+        return Err(section.error("repo", "is not a valid repository path", hint));
     }
     let flag = |key: &str, otherwise| {
         table
@@ -540,7 +540,7 @@ fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErro
     if metadata {
         return Err(section.error(
             "host",
-            "is a metadata service, which no rule lets reach",
+            "is a metadata service, which no rule can allow",
             "remove the rule",
         ));
     }
@@ -548,7 +548,7 @@ fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErro
         Err(section.error(
             "host",
             "is a private address",
-            "say allow_private = true if that is meant",
+            "set allow_private = true if that is intended",
         ))
     } else {
         Ok(())

@@ -115,7 +115,7 @@ fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<()
             Err(section.error(
                 "profile",
                 what,
-                format!("say it yourself: --profile {choice}"),
+                format!("choose it on the command line: --profile {choice}"),
             ))
         }
         None => {

@@ -297,8 +297,8 @@ fn operator_file(
         return match toml_file::read(&path, toml_file::Links::Follow)? {
             Some(text) => Ok(Some((path, text))),
             None => Err(ConfigError::new(
-                format!("there is no configuration file `{}`", path.display()),
-                "mend --config or AIRLOCK_CONFIG, or leave it away to use the defaults",
+                format!("the configuration file `{}` does not exist", path.display()),
+                "correct --config or AIRLOCK_CONFIG, or omit it to use the defaults",
             )),
         };
     }
@@ -324,7 +324,7 @@ fn state_folder(flags: &Flags, env: &ProcessEnv) -> Result<PathBuf, ConfigError>
         (None, true, _) => Ok(PathBuf::from("/var/lib/airlock")),
         (None, false, Some(home)) => Ok(home.join(".local/state/airlock")),
         (None, false, None) => Err(ConfigError::new(
-            "there is no place for the state folder: HOME is not set",
+            "the state folder has no default: HOME is not set",
             "set HOME or AIRLOCK_STATE, or give --state DIR",
         )),
     }
@@ -439,9 +439,7 @@ mod tests {
         };
         let refused = load(&flags, &folder.env()).unwrap_err();
         assert!(
-            refused
-                .message
-                .starts_with("there is no configuration file `"),
+            refused.message.starts_with("the configuration file `"),
             "{}",
             refused.message
         );

@@ -20,7 +20,7 @@ const DEFAULT_PORT: u16 = 12_090;
 /// A variable of other node managers.
 const MOUNT_ROOT: &str = "CYNODE_SANDBOX_MOUNT_ROOT";
 const NO_MOUNT_ROOT: &str =
-    "a workspace lies in the memory of its own box, and under no folder of the host";
+    "a workspace is in the memory of its own sandbox, not in a folder of the host";
 
 /// Which work the node accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,8 +90,8 @@ impl NodeFile {
 pub(crate) fn read(path: &Path, env: &ProcessEnv) -> Result<NodeFile, ConfigError> {
     let text = toml_file::read(path, toml_file::Links::Follow)?.ok_or_else(|| {
         ConfigError::new(
-            format!("there is no node file `{}`", path.display()),
-            "mend --node",
+            format!("the node file `{}` does not exist", path.display()),
+            "correct --node",
         )
     })?;
     if env.variable(MOUNT_ROOT).is_some() {
@@ -113,7 +113,7 @@ pub(crate) fn read(path: &Path, env: &ProcessEnv) -> Result<NodeFile, ConfigErro
         return Err(at.error(
             "rootless",
             what,
-            "start it as an ordinary user, or say `rootless: false`",
+            "start it as an ordinary user, or set `rootless: false`",
         ));
     }
     Ok(node)
@@ -246,8 +246,8 @@ fn orchestrator(at: &NodeSection<'_>, table: &Map<String, Value>) -> Result<(), 
         None => Ok(()),
         Some(key) if KEYS.contains(&key.as_str()) => Err(at.error(
             key,
-            "cannot be honoured: Airlock registers with nobody; an orchestrator gets a key and calls it",
-            "remove `orchestrator`, and make a key with `airlock key create`",
+            "cannot be honoured: Airlock does not register itself; an orchestrator gets a key and calls it",
+            "remove `orchestrator`, and create a key with `airlock key create`",
         )),
         Some(other) => Err(at.unknown(other, &KEYS)),
     }
@@ -287,7 +287,7 @@ fn worker_api(
                 let bad = |_| {
                     at.error(
                         key,
-                        "is no address",
+                        "is not an address",
                         "write one such as 127.0.0.1, 0.0.0.0 or ::1",
                     )
                 };
@@ -296,7 +296,7 @@ fn worker_api(
             "listen_port" => {
                 let port = u16::try_from(at.whole_number(key, value, 0)?);
                 node.listen_port =
-                    Some(port.map_err(|_| at.error(key, "is no port", "write 0 to 65535"))?);
+                    Some(port.map_err(|_| at.error(key, "is not a port", "write 0 to 65535"))?);
             }
             "public_base_url" => node.public_url = Some(public_url(at, key, value)?),
             "max_request_bytes" => {
@@ -337,8 +337,8 @@ fn public_url(at: &NodeSection<'_>, key: &str, value: &Value) -> Result<String, 
         Some(_) => Ok(text.to_owned()),
         None => Err(at.error(
             key,
-            "is no URL of a host",
-            "write https://HOST or https://HOST:DEFAULT_PORT",
+            "is not the URL of a host",
+            "write https://HOST or https://HOST:PORT",
         )),
     }
 }
@@ -403,7 +403,7 @@ fn sandbox(
                 return Err(at.error(
                     key,
                     what,
-                    "remove it; `sandbox.resources` bounds what boxes take",
+                    "remove it; `sandbox.resources` limits what sandboxes use",
                 ));
             }
             "mounts" => mounts(node, &at.nested(key), &at.table(key, value)?)?,
@@ -464,7 +464,7 @@ fn resources(
     for (key, value) in table {
         match key.as_str() {
             "max_cpu_cores" => {
-                let bad = || at.error(key, "is no number of CPUs", "write one such as 2 or 1.5");
+                let bad = || at.error(key, "is not a number of CPUs", "write one such as 2 or 1.5");
                 let number = value.as_number().ok_or_else(bad)?.to_string();
                 let number = number.strip_suffix(".0").unwrap_or(&number);
                 node.cpus = Some(number.parse().map_err(|_| bad())?);
@@ -525,10 +525,10 @@ fn mounts(
             }
             "read_only_by_default" if at.flag(key, value)? => {}
             "read_only_by_default" => {
-                let hint = "remove it; a request that wants to write says `:rw`";
+                let hint = "remove it; requests that need to write give `:rw`";
                 return Err(at.error(
                     key,
-                    "cannot be `false`: mounts are read-only unless they say",
+                    "cannot be `false`: mounts are read-only unless they give `:rw`",
                     hint,
                 ));
             }
@@ -565,17 +565,18 @@ fn inference(
                     at.one_of(key, value, &["allow", "disabled"])? == "disabled"
             }
             "max_concurrency" => {
-                let what =
-                    "cannot be honoured: Airlock runs no models, its doors lead to those of others";
+                let what = "cannot be honoured: Airlock runs no models, its doors forward to model servers";
                 return Err(at.error(
                     key,
                     what,
                     "remove it, and see [provider] in the configuration file",
                 ));
             }
-            "allow_gpu" => {
-                at.must_be_false(key, value, "no device of the host is shown in a box")?
-            }
+            "allow_gpu" => at.must_be_false(
+                key,
+                value,
+                "no device of the host is available in a sandbox",
+            )?,
             other => return Err(at.unknown(other, &["mode", "max_concurrency", "allow_gpu"])),
         }
     }
@@ -592,11 +593,11 @@ fn storage(
             "state_dir" => node.state = Some(at.absolute_path(key, value)?),
             "cache_dir" => {
                 let what =
-                    "cannot be honoured: what is kept ahead lies in memory or in the state folder";
+                    "cannot be honoured: prepared sandboxes are in memory or in the state folder";
                 return Err(at.error(key, what, "remove it"));
             }
             "artifacts_dir" => {
-                let what = "cannot be honoured: artifacts lie in the state folder or in a bucket";
+                let what = "cannot be honoured: artifacts are in the state folder or in a bucket";
                 return Err(at.error(
                     key,
                     what,
@@ -637,14 +638,11 @@ fn updates(at: &NodeSection<'_>, table: &Map<String, Value>) -> Result<(), Confi
     ];
     for (key, value) in table {
         match key.as_str() {
-            "enable_dynamic_config" | "allow_service_restart" => at.must_be_false(
-                key,
-                value,
-                "settings are read once, and no orchestrator changes them",
-            )?,
+            "enable_dynamic_config" | "allow_service_restart" => {
+                at.must_be_false(key, value, "settings are read once at the start")?
+            }
             "poll_interval_seconds" => {
-                let what =
-                    "cannot be honoured: settings are read once, and nobody is asked for others";
+                let what = "cannot be honoured: settings are read once at the start";
                 return Err(at.error(key, what, "remove it"));
             }
             other => return Err(at.unknown(other, &KEYS)),
@@ -708,7 +706,7 @@ impl<'a> NodeSection<'a> {
             Value::Null => Ok(Map::new()),
             Value::Object(table) => Ok(table.clone()),
             _ => Err(ConfigError::new(
-                format!("`{}` is no table of settings", self.path.display()),
+                format!("`{}` is not a table of settings", self.path.display()),
                 "begin with `version: 1`",
             )),
         }
@@ -721,7 +719,7 @@ impl<'a> NodeSection<'a> {
             _ => Err(self.error(
                 key,
                 "must be a table",
-                "write its keys on lines of their own, further in",
+                "write its keys on separate, indented lines",
             )),
         }
     }
@@ -835,7 +833,7 @@ impl<'a> NodeSection<'a> {
             .as_u64()
             .filter(|number| *number >= least)
             .ok_or_else(|| {
-                let what = format!("must be a whole_number number of at least {least}");
+                let what = format!("must be a whole number of at least {least}");
                 self.error(key, what, "write it without quotes")
             })
     }

@@ -72,12 +72,12 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
         (
             "orchestrator: {url: 'http://o'}",
             "orchestrator.url",
-            "registers with nobody",
+            "does not register itself",
         ),
         (
             "orchestrator: {registration_psk_env: X}",
             "orchestrator.registration_psk_env",
-            "registers with nobody",
+            "does not register itself",
         ),
         (
             "sandbox: {default_network_policy: allowlist}",
@@ -92,7 +92,7 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
         (
             "sandbox: {mount_root: /srv}",
             "sandbox.mount_root",
-            "memory of its own box",
+            "memory of its own sandbox",
         ),
         (
             "sandbox: {mounts: {read_only_by_default: false}}",
@@ -178,12 +178,12 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
         (
             "worker_api: {listen_port: 65536}",
             "worker_api.listen_port",
-            "no port",
+            "not a port",
         ),
         (
             "worker_api: {listen_host: here}",
             "worker_api.listen_host",
-            "no address",
+            "not an address",
         ),
         (
             "worker_api: {max_request_bytes: -1}",
@@ -193,7 +193,7 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
         (
             "worker_api: {public_base_url: 'w.example'}",
             "worker_api.public_base_url",
-            "no URL",
+            "not the URL",
         ),
         (
             "logging: {level: loud}",

@@ -234,7 +234,7 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<ProfileSection, Con
         let hint = "write network = \"doors\", or remove the rules";
         return Err(section.error(
             "network",
-            "is `none`, and there are rules for the egress door",
+            "is `none`, but there are rules for the egress door",
             hint,
         ));
     }
@@ -313,7 +313,7 @@ fn resolve(
     if seen.iter().any(|earlier| earlier == name) || seen.len() >= MAX_BASES {
         return Err(section.error(
             "base",
-            "leads in a circle, or too far",
+            "forms a cycle, or is too deep",
             "name a built-in profile as base",
         ));
     }
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(
             (wrong.message.as_str(), wrong.hint.as_str()),
             (
-                "`pool.parkd` in `/c.toml` is not a known_keys key",
+                "`pool.parkd` in `/c.toml` is not a known key",
                 "did you mean `parked`?",
             )
         );
@@ -471,22 +471,22 @@ mod tests {
         let cases = [
             (
                 "profil = 1",
-                "`profil` in `/c.toml` is not a known_keys key",
+                "`profil` in `/c.toml` is not a known key",
                 "did you mean `profile`?",
             ),
             (
                 "[profile.ci]\nmemroy = 1",
-                "`profile.ci.memroy` in `/c.toml` is not a known_keys key",
+                "`profile.ci.memroy` in `/c.toml` is not a known key",
                 "did you mean `memory`?",
             ),
             (
                 "[profile.ci.env]\ninherits = []",
-                "`profile.ci.env.inherits` in `/c.toml` is not a known_keys key",
+                "`profile.ci.env.inherits` in `/c.toml` is not a known key",
                 "did you mean `inherit`?",
             ),
             (
                 "[maximum]\npid = 3",
-                "`maximum.pid` in `/c.toml` is not a known_keys key",
+                "`maximum.pid` in `/c.toml` is not a known key",
                 "did you mean `pids`?",
             ),
             (
@@ -511,7 +511,7 @@ mod tests {
             ),
             (
                 "[profile.a]\nbase = \"b\"\n[profile.b]\nbase = \"a\"",
-                "`profile.b.base` in `/c.toml` leads in a circle",
+                "`profile.b.base` in `/c.toml` forms a cycle",
                 "name a built-in profile",
             ),
             (

@@ -42,7 +42,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Vec<(ModelPattern, Pric
         let models: ModelPattern = pattern.parse().map_err(|_| {
             all.error(
                 pattern,
-                "is no pattern for models",
+                "is not a model pattern",
                 "such as [prices.\"claude-*\"]",
             )
         })?;
@@ -170,7 +170,7 @@ mod tests {
             ),
             (
                 "[\"a b\"]\ninput = 1\noutput = 1",
-                "`prices.a b` in `/c.toml` is no pattern for models",
+                "`prices.a b` in `/c.toml` is not a model pattern",
             ),
             ("m = 3", "`prices.m` in `/c.toml` must be a table"),
         ] {

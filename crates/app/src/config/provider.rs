@@ -330,7 +330,7 @@ fn headers(
             .iter()
             .any(|start| name.as_str().starts_with(start));
         if begins || NEVER_FORWARDED.contains(&name.as_str()) {
-            let hint = "a program says neither who pays or asks nor where a message ends";
+            let hint = "programs may not set headers for credentials, accounts or message framing";
             Err(section.error(key, format_args!("cannot name `{name}`"), hint))
         } else {
             Ok(name)
@@ -350,8 +350,12 @@ pub(super) fn key(
         .as_table()
         .filter(|table| !table.is_empty())
         .ok_or_else(|| {
-            let hint = "write { secret = \"NAME\" } and keep it with `airlock secrets set NAME`";
-            section.error(key, "must say where the key is, and never what it is", hint)
+            let hint = "write { secret = \"NAME\" } and store it with `airlock secrets set NAME`";
+            section.error(
+                key,
+                "must name the source of the key, never the key itself",
+                hint,
+            )
         })?;
     let full_name = section.key(key);
     let inner = Section {
@@ -368,7 +372,7 @@ pub(super) fn key(
     let (Some((place, value)), None) = (places.next(), places.next()) else {
         return Err(section.error(
             key,
-            "must name one place",
+            "must name exactly one source",
             "write secret, file, env or vault",
         ));
     };
@@ -412,7 +416,7 @@ fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
     if !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
         Ok(name.to_owned())
     } else {
-        Err(section.error(key, "is no name of a variable", "such as OPENAI_API_KEY"))
+        Err(section.error(key, "is not a variable name", "such as OPENAI_API_KEY"))
     }
 }
 
@@ -435,7 +439,7 @@ pub(super) fn vault_path(
     } else {
         Err(section.error(
             key,
-            "is no path in a Vault",
+            "is not a path in a Vault",
             "such as team/openai, of A-Z a-z 0-9 . _ - and /",
         ))
     }
@@ -447,7 +451,7 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
     let address = server_address(text).map_err(|(what, hint)| section.error("base", what, hint))?;
     if address.scheme_str() == Some("http") && !provider.allow_plain_http {
         let hint =
-            "use https, or say allow_plain_http = true: then anybody on the way can read the key";
+            "use https, or set allow_plain_http = true: the key can then be read on the network";
         return Err(section.error("base", "is not encrypted", hint));
     }
     let host = address.host().unwrap_or_default();
@@ -458,7 +462,7 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
         Err(section.error(
             "base",
             "is a private address",
-            "say allow_private = true if that is meant",
+            "set allow_private = true if that is intended",
         ))
     }
 }
@@ -475,16 +479,16 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
     let uri: Uri = text
         .trim_end_matches('/')
         .parse()
-        .map_err(|_| ("is no address", form))?;
+        .map_err(|_| ("is not an address", form))?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(("is no address with http or https", form));
+        return Err(("is not an address with http or https", form));
     };
     let host = authority.host();
     let good_port =
         authority.as_str().len() == host.len() || authority.port_u16().is_some_and(|port| port > 0);
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:[]".contains(&byte);
     if host.is_empty() || !host.bytes().all(plain) || !good_port {
-        return Err(("has no good host or port", form));
+        return Err(("has no valid host or port", form));
     }
     if uri
         .path()
@@ -493,13 +497,13 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
         .any(|part| part.starts_with('.'))
         || uri.path().contains("//")
     {
-        return Err(("has a path that could mean another", form));
+        return Err(("has an ambiguous path", form));
     }
     let metadata =
         address::literal(host).is_some_and(address::is_metadata) || address::is_metadata_name(host);
     if metadata {
         Err((
-            "is an address of a metadata service or of the local link, where no model is",
+            "is the address of a metadata service or link-local, where no model server is",
             form,
         ))
     } else {

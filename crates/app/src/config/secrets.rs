@@ -39,11 +39,7 @@ impl SecretSettings {
             }
         }
         if self.keyring && self.key_file.is_some() {
-            Err(section.error(
-                "keyring",
-                "and `key_file` name two master keys",
-                "keep one of them",
-            ))
+            Err(section.error("keyring", "and `key_file` are both set", "keep one of them"))
         } else {
             Ok(())
         }
@@ -106,13 +102,13 @@ fn check(vault: &Vault, section: &Section<'_>) -> Result<(), ConfigError> {
     }
     if vault.address.scheme_str() == Some("http") && !vault.allow_plain_http {
         let hint =
-            "use https, or say allow_plain_http = true: then anybody on the way can read the token";
+            "use https, or set allow_plain_http = true: the token can then be read on the network";
         return Err(section.error("address", "is not encrypted", hint));
     }
     match vault.token {
         KeySource::Vault { .. } => Err(section.error(
             "token",
-            "cannot lie in the Vault itself",
+            "cannot be in the Vault itself",
             "name a secret, a file or a variable",
         )),
         KeySource::Stored(_) | KeySource::File(_) | KeySource::Variable(_) => Ok(()),
@@ -153,9 +149,9 @@ pub(super) fn assemble<'k>(
 fn master_key(settings: &SecretSettings, env: &ProcessEnv) -> Result<MasterKey, ConfigError> {
     if let Some(given) = &env.master_key {
         let given = given.clone().map_err(|bad| {
-            let hint = "unset it, or make one: head -c 32 /dev/urandom | base64";
+            let hint = "unset it, or create one: head -c 32 /dev/urandom | base64";
             ConfigError::new(
-                format!("`{}` is no master key: {bad}", super::MASTER_KEY),
+                format!("`{}` is not a master key: {bad}", super::MASTER_KEY),
                 hint,
             )
         })?;
@@ -181,11 +177,8 @@ fn credential(env: &ProcessEnv) -> Result<Option<PathBuf>, ConfigError> {
     match path.try_exists() {
         Ok(there) => Ok(there.then_some(path)),
         Err(error) => Err(ConfigError::new(
-            format!(
-                "cannot look for the master key `{}`: {error}",
-                path.display()
-            ),
-            "mend the credentials of the service, or unset CREDENTIALS_DIRECTORY",
+            format!("cannot read the master key `{}`: {error}", path.display()),
+            "correct the credentials of the service, or unset CREDENTIALS_DIRECTORY",
         )),
     }
 }
@@ -237,7 +230,7 @@ mod tests {
         let refused = master_key(&SecretSettings::default(), &env).unwrap_err();
         assert_eq!(
             refused.message,
-            "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty"
+            "`AIRLOCK_MASTER_KEY` is not a master key: the secret is empty"
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }
@@ -255,9 +248,7 @@ mod tests {
         // Not by mode: root may look everywhere.
         let refused = master_key(&SecretSettings::default(), &env).unwrap_err();
         assert!(
-            refused
-                .message
-                .starts_with("cannot look for the master key `"),
+            refused.message.starts_with("cannot read the master key `"),
             "{}",
             refused.message
         );
@@ -317,7 +308,7 @@ mod tests {
             ),
             (
                 "[secrets]\nkeyring = true\nkey_file = \"/k\"",
-                "`secrets.keyring` in `/c.toml` and `key_file` name two",
+                "`secrets.keyring` in `/c.toml` and `key_file` are both",
                 "keep one",
             ),
             (
@@ -337,22 +328,22 @@ mod tests {
             ),
             (
                 "[vault]\naddress = \"https://0xa9fea9fe\"\ntoken = { file = \"/t\" }",
-                "`vault.address` in `/c.toml` is an address of a metadata",
+                "`vault.address` in `/c.toml` is the address of a metadata",
                 "write",
             ),
             (
                 "[vault]\naddress = \"https://v\"\ntoken = { vault = \"x\" }",
-                "`vault.token` in `/c.toml` cannot lie in the Vault",
+                "`vault.token` in `/c.toml` cannot be in the Vault",
                 "name a secret",
             ),
             (
                 "[vault]\naddress = \"https://v\"\ntoken = \"hvs.x\"",
-                "`vault.token` in `/c.toml` must say where the key is",
+                "`vault.token` in `/c.toml` must name the source of the key",
                 "write { secret",
             ),
             (
                 &format!("{vault}mount = \"a/../b\""),
-                "`vault.mount` in `/c.toml` is no path",
+                "`vault.mount` in `/c.toml` is not a path",
                 "such as",
             ),
             (

@@ -177,7 +177,7 @@ fn headers(
         if plain(name) {
             Ok((name.clone(), provider::key(&inner, name, value)?))
         } else {
-            Err(inner.error(name, "is no name of a header", "such as authorization"))
+            Err(inner.error(name, "is not a header name", "such as authorization"))
         }
     };
     table.iter().map(one).collect()
@@ -192,7 +192,7 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
                 if !(1..=MAX_SLUG_BYTES).contains(&text.len()) || !text.bytes().all(plain) {
                     let hint = "use 1 to 128 of A-Z a-z 0-9 . _ -";
-                    return Err(section.error(key, "is no name of a node", hint));
+                    return Err(section.error(key, "is not a node name", hint));
                 }
                 slug = Some(text.to_owned());
             }
@@ -281,7 +281,7 @@ mod tests {
             ),
             (
                 "[trace]\nendpoint = \"http://x\"\nheaders = { authorization = \"Bearer x\" }",
-                "`trace.headers.authorization` in `/c.toml` must say where",
+                "`trace.headers.authorization` in `/c.toml` must name the source",
             ),
             (
                 "[trace]\nendpoint = \"http://x\"\nheaders = { \"a b\" = { env = \"X\" } }",

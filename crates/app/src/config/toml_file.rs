@@ -263,7 +263,7 @@ impl Section<'_> {
         let mode: Network = self.quantity(key, value)?;
         match mode {
             Network::Host => {
-                let what = "cannot be `host`: nobody should get the host's network without a word";
+                let what = "cannot be `host`: the host's network must be requested for each run";
                 Err(self.error(key, what, "ask for it per run, with --network host"))
             }
             Network::None | Network::Doors | Network::Open => Ok(mode),

@@ -52,7 +52,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<WebhooksConfig, ConfigE
                 if !file.is_absolute() {
                     return Err(section.error(
                         key,
-                        "must be a file, from the root on",
+                        "must be an absolute path",
                         "such as /etc/ssl/own.pem",
                     ));
                 }

@@ -82,7 +82,7 @@ fn protect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String
     };
     match names.iter().find(bad) {
         Some(name) => {
-            let what = format!("has `{}`, which is no name", name.escape_debug());
+            let what = format!("has `{}`, which is not a valid name", name.escape_debug());
             let hint = "write a name, or a folder and a name in it, such as `deploy/run.sh`";
             Err(section.error(key, what, hint))
         }
@@ -149,7 +149,7 @@ mod tests {
             ),
             (
                 "protect = [\"../x\"]",
-                "`workspace.protect` in `/c.toml` has `../x`, which is no name",
+                "`workspace.protect` in `/c.toml` has `../x`, which is not a valid name",
                 "write a name",
             ),
             (

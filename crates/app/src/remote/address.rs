@@ -39,14 +39,14 @@ impl ServerAddress {
                 Err("the path of a unix socket begins with a slash".to_owned())
             };
         }
-        let uri: Uri = text.parse().map_err(|_| "it is no URL".to_owned())?;
+        let uri: Uri = text.parse().map_err(|_| "it is not a URL".to_owned())?;
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err("it has a path, and a server has none".to_owned());
+            return Err("it has a path, which a server address cannot have".to_owned());
         }
         match uri.scheme_str() {
             Some("http") => Ok(ServerAddress::Plain(ServerHost::of(&uri, 80)?)),
             Some("https") => Ok(ServerAddress::Encrypted(ServerHost::of(&uri, 443)?)),
-            _ => Err("it begins with none of http://, https://, unix:".to_owned()),
+            _ => Err("it does not begin with http://, https:// or unix:".to_owned()),
         }
     }
 
@@ -72,11 +72,11 @@ impl ServerHost {
         let authority = uri.authority().ok_or("it names no host")?;
         if authority.as_str().contains('@') {
             // A key in the URL would show in the process list.
-            return Err("a name or key has no place in it".to_owned());
+            return Err("it must not contain a user name or key".to_owned());
         }
         let port = match authority.as_str().rsplit_once(':') {
             Some((_, digits)) if !digits.ends_with(']') => {
-                digits.parse().map_err(|_| "its port is none")?
+                digits.parse().map_err(|_| "its port is not a number")?
             }
             _ => default,
         };

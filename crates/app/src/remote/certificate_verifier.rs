@@ -99,7 +99,7 @@ pub(super) fn refusal(error: &io::Error) -> Option<&'static str> {
     Some(match error {
         Error::InvalidCertificate(wrong) => match wrong {
             CertificateError::UnknownIssuer => {
-                "its certificate is signed by nobody who is trusted here"
+                "its certificate is not signed by a trusted authority"
             }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "its certificate is for another name"
@@ -110,13 +110,13 @@ pub(super) fn refusal(error: &io::Error) -> Option<&'static str> {
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "its certificate is not valid yet"
             }
-            CertificateError::BadSignature => "its certificate is not signed by who it says",
+            CertificateError::BadSignature => "its certificate has a wrong signature",
             _ if is_authority(&Error::InvalidCertificate(wrong.clone())) => {
-                "its certificate is its own authority, and is not the one that was named"
+                "its certificate is self-signed, and not the one given"
             }
             _ => "its certificate cannot be used",
         },
-        Error::InvalidMessage(_) => "it does not speak TLS; without TLS it is at http://",
-        _ => "it and this client cannot agree on TLS",
+        Error::InvalidMessage(_) => "it does not use TLS; without TLS it needs http://",
+        _ => "the TLS handshake failed",
     })
 }

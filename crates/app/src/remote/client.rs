@@ -71,7 +71,7 @@ pub(crate) struct ClientResponse {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoteError {
     /// The connection failed.
-    #[error("cannot connect_tcp the server at {address}: {source}")]
+    #[error("cannot reach the server at {address}: {source}")]
     Unreachable {
         address: ServerAddress,
         source: io::Error,
@@ -95,7 +95,7 @@ pub(crate) enum RemoteError {
     #[error("{}", .0.title)]
     Refused(Box<Problem>),
     /// The response is not that of an Airlock server.
-    #[error("what answers at {address} is no Airlock server: {cause}")]
+    #[error("the server at {address} is not an Airlock server: {cause}")]
     NotAirlock {
         address: ServerAddress,
         cause: String,
@@ -305,7 +305,7 @@ impl Client {
     /// Parses a response as JSON.
     pub(crate) fn read<T: DeserializeOwned>(&self, text: &[u8]) -> Result<T, RemoteError> {
         serde_json::from_slice(text)
-            .map_err(|error| self.not_airlock(format!("its answer cannot be read: {error}")))
+            .map_err(|error| self.not_airlock(format!("its response cannot be read: {error}")))
     }
 
     /// Sends a request. A refusal is an error.
@@ -352,7 +352,7 @@ impl Client {
         }
         request
             .body(ask.body)
-            .map_err(|error| RemoteError::Local(format!("this cannot be asked: {error}")))
+            .map_err(|error| RemoteError::Local(format!("the request is not valid: {error}")))
     }
 
     /// The `Authorization` header.
@@ -362,7 +362,9 @@ impl Client {
         };
         let mut value =
             HeaderValue::from_bytes(&[b"Bearer ", key.expose()].concat()).map_err(|_| {
-                RemoteError::Local("the key has a character that no header can carry".to_owned())
+                RemoteError::Local(
+                    "the key has a character that a header cannot contain".to_owned(),
+                )
             })?;
         value.set_sensitive(true);
         Ok(Some(value))
@@ -395,7 +397,7 @@ impl Client {
                 let config = self
                     .tls
                     .clone()
-                    .ok_or_else(|| io::Error::other("there is no TLS here"))?;
+                    .ok_or_else(|| io::Error::other("TLS is not configured"))?;
                 let name = ServerName::try_from(host.name.clone()).map_err(io::Error::other)?;
                 Ok(Box::new(
                     TlsConnector::from(config)
@@ -422,7 +424,7 @@ fn broken(address: &ServerAddress, error: &hyper::Error) -> RemoteError {
     if error.is_parse() && matches!(address, ServerAddress::Plain(_)) {
         return RemoteError::NotAirlock {
             address: address.clone(),
-            cause: "its answer is no HTTP; a server with TLS is at https://".to_owned(),
+            cause: "its response is not HTTP; a server with TLS needs https://".to_owned(),
         };
     }
     let cause =
@@ -491,7 +493,7 @@ impl ClientResponse {
         let mut all = BytesMut::new();
         while let Some(chunk) = self.chunk().await? {
             if all.len() + chunk.len() > most {
-                let cause = format!("its answer is longer than {most} bytes");
+                let cause = format!("its response is longer than {most} bytes");
                 return Err(RemoteError::NotAirlock {
                     address: self.address,
                     cause,
@@ -515,7 +517,7 @@ impl ClientResponse {
             })),
             _ => RemoteError::NotAirlock {
                 address,
-                cause: format!("it says {status}"),
+                cause: format!("it responds with {status}"),
             },
         }
     }

@@ -105,7 +105,7 @@ impl<A: Fn(Option<&str>) -> ClientRequest + Send + Sync + 'static> EventSource<A
                 }
             }
         }
-        let cause = "it ended too early".to_owned();
+        let cause = "the stream ended too early".to_owned();
         Err(RemoteError::Broken {
             address: client.address.clone(),
             cause,

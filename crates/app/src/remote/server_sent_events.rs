@@ -134,7 +134,7 @@ mod tests {
         let idle_timeout = b":\n\n".repeat(1 << 20);
         assert!(
             (0..4).all(|_| parser.feed(&idle_timeout).is_ok()),
-            "idle_timeout is not counted"
+            "silence is not counted"
         );
     }
 

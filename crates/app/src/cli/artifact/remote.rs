@@ -89,11 +89,11 @@ pub(super) async fn list(
             return Ok((all, notes));
         };
         if !seen.insert(next.clone()) {
-            return Err(client.not_airlock("its list goes in circles").into());
+            return Err(client.not_airlock("its list repeats pages").into());
         }
         after = Some(next);
     }
-    notes.push("there is more than this list shows".to_owned());
+    notes.push("the list is incomplete".to_owned());
     Ok((all, notes))
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn get(
         .open(path)
         .map_err(|error| {
             Failure::invalid(
-                format!("cannot make `{}`: {error}", path.display()),
+                format!("cannot create `{}`: {error}", path.display()),
                 "give --output a new file",
             )
         })?;
@@ -205,7 +205,7 @@ pub(in crate::cli) async fn copy_body(
     mut answer: ClientResponse,
     out: &mut OutputTarget,
 ) -> Result<u64, Failure> {
-    let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
+    let failed = |error: io::Error| Failure::internal(format!("cannot write the output: {error}"));
     let mut size = 0;
     while let Some(chunk) = answer.chunk().await? {
         match out.write(&chunk) {

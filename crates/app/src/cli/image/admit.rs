@@ -21,7 +21,7 @@ Examples:
   airlock image admit python:3.12
   airlock image admit python:3.12 --for session --json
 
-What is not said about the image is taken as absent. Exit status: 0 if it may be used, 1 if not.";
+Properties that are not given count as absent. Exit status: 0 if it may be used, 1 if not.";
 
 /// The options of `airlock image admit`.
 #[derive(Args, Debug)]
@@ -30,13 +30,13 @@ pub(super) struct Options {
     /// The image
     #[arg(value_name = "REF")]
     reference: ImageRef,
-    /// What it is wanted for: one command, or a sandbox that an agent lives in
+    /// The intended use: one command (run), or a sandbox that an agent lives in (session)
     #[arg(long = "for", value_name = "USE", default_value = "run")]
     purpose: Purpose,
-    /// The digest it has
+    /// The image's digest
     #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
-    /// A label it has; repeatable
+    /// A label of the image; repeatable
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
     /// Print one JSON object

@@ -19,9 +19,9 @@ Examples:
   airlock image allow 'ghcr.io/example/tools/*' --capability python-tools --note 'built by us'
   airlock image allow debian@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
-A name says where an image claims to come from; only a digest says what it is. The same name
-may have several digests. Of several entries that mean an image the nearest decides: a tag before
-a repository before a path, and with a digest before without.";
+A name only claims where an image comes from; a digest identifies its contents. A name may have
+several digests. If several entries match an image, the most specific decides: a tag before a
+repository before a path, and with a digest before without.";
 
 /// The options of `airlock image allow`.
 #[derive(Args, Debug)]
@@ -33,8 +33,8 @@ pub(super) struct Options {
     /// The one digest the image may have
     #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
-    /// What it is good for: base-tools, python-tools, node-tools, go-tools, secops-tools or a word of your own;
-    /// repeatable
+    /// What the image provides: base-tools, python-tools, node-tools, go-tools, secops-tools or a
+    /// word of your own; repeatable
     #[arg(long = "capability", value_name = "NAME", value_parser = capability)]
     capabilities: Vec<Capability>,
     /// Why it is allowed

@@ -24,7 +24,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Show who changed the list and what was refused instead, the newest first
+    /// Show the changes of the list and refused ones instead, newest first
     #[arg(long)]
     trail: bool,
     /// Print one JSON object

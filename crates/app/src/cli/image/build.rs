@@ -37,7 +37,7 @@ Examples:
   airlock image build ./my-image --name localhost/my-image:1
 
 Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, runtime.
-docs/images.md tells how to write a recipe of one's own.";
+docs/images.md describes how to write a recipe.";
 
 /// The caller's proxy variables, passed to the step that fetches packages.
 const PROXY_VARIABLES: [&str; 6] = [
@@ -53,25 +53,25 @@ const PROXY_VARIABLES: [&str; 6] = [
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// A recipe of Airlock's own, or a folder with a Containerfile
+    /// A built-in recipe, or a folder with a Containerfile
     #[arg(value_name = "PROFILE|DIR")]
     what: PathBuf,
-    /// Also keep the image as an archive; one that exists is not overwritten
+    /// Also write the image to an archive; an existing one is not overwritten
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// linux/amd64, linux/arm64 or both [default: this machine's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = platform)]
     platform: Vec<Platform>,
-    /// What to call the image [default: localhost/PROFILE or localhost/DIR]
+    /// The image's name [default: localhost/PROFILE or localhost/DIR]
     #[arg(long, value_name = "REF")]
     name: Option<ImageRef>,
-    /// Where packages come from, as a file of apt [default: this machine's Debian sources]
+    /// Package sources, as an apt sources file [default: this machine's Debian sources]
     #[arg(long, value_name = "FILE")]
     sources: Option<PathBuf>,
     /// The static airlock-init for linux/arm64, for recipes that copy it
     #[arg(long, value_name = "FILE")]
     init_arm64: Option<PathBuf>,
-    /// Show what the build says
+    /// Show the build's output
     #[arg(long)]
     verbose: bool,
     /// Print one JSON object
@@ -125,12 +125,12 @@ impl Options {
     /// Refuses options that would fail only after minutes.
     fn refuse_impossible(&self) -> Result<(), Failure> {
         if self.output.is_none() && !self.is_for_here() {
-            let message = "an image for another machine is of no use in this one's store";
+            let message = "an image for another platform cannot be used in this machine's store";
             return Err(Failure::invalid(message, "add --output FILE"));
         }
         match &self.output {
             Some(path) if path.symlink_metadata().is_ok() => {
-                let message = format!("cannot make `{}`: it is there already", path.display());
+                let message = format!("cannot create `{}`: it exists already", path.display());
                 Err(Failure::invalid(message, "choose another --output"))
             }
             _ => Ok(()),
@@ -174,8 +174,9 @@ fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Pla
     let source_date = source_date(env)?;
     let sources = options.sources.clone().or_else(recipe::host_apt_sources);
     let sources = sources.map(std::path::absolute).transpose();
-    let sources = sources
-        .map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
+    let sources = sources.map_err(|error| {
+        Failure::internal(format!("the current folder cannot be read: {error}"))
+    })?;
     let plan = |platform: Platform| {
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
@@ -214,8 +215,8 @@ fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
             .and_then(|text| text.parse().ok())
             .ok_or_else(|| {
                 Failure::invalid(
-                    "SOURCE_DATE_EPOCH is no number of seconds",
-                    "unset it, or give it such a number",
+                    "SOURCE_DATE_EPOCH is not a number of seconds",
+                    "unset it, or set it to such a number",
                 )
             }),
         None => Ok(SystemTime::now()
@@ -249,7 +250,7 @@ fn build_archive(
         .unwrap_or_else(|| workshop.place("image.tar"));
     let file = File::create_new(&path).map_err(|error| {
         Failure::invalid(
-            format!("cannot make `{}`: {error}", path.display()),
+            format!("cannot create `{}`: {error}", path.display()),
             "choose another --output",
         )
     })?;
@@ -273,7 +274,7 @@ fn load_and_check(
 ) -> Result<u8, Failure> {
     if !options.is_for_here() {
         let text = format!(
-            "{name} is for another machine: it was written, and neither loaded nor checked"
+            "{name} is for another platform: it was written, but neither loaded nor checked"
         );
         message::print(&[Message::Note(text)]);
         if options.json {
@@ -313,11 +314,11 @@ fn build_failure(error: BuildError) -> Failure {
         .map(|cause| format!(": {cause}"))
         .unwrap_or_default();
     let hint = match &error {
-        BuildError::Failed { .. } => "add --verbose to see all that the build says",
+        BuildError::Failed { .. } => "add --verbose to see the build's output",
         BuildError::NoFile { .. } => {
-            "put the file beside the recipe; for airlock-init see --init-arm64"
+            "put the file into the recipe's folder; for airlock-init see --init-arm64"
         }
-        _ => "docs/images.md tells what building needs",
+        _ => "docs/images.md lists what a build needs",
     };
     let message = format!("{error}{cause}");
     Failure {

@@ -35,7 +35,7 @@ Examples:
   airlock image check ./rootfs
   airlock image check ./rootfs --profile python-tools --json
 
-Exit status: 0 if the image keeps the contract (warnings are allowed), 1 if not, 125 if it could not be checked.
+Exit status: 0 if the image satisfies the contract (warnings are allowed), 1 if not, 125 if it could not be checked.
 docs/images.md has the contract.";
 
 /// The options of `airlock image check`.
@@ -45,8 +45,8 @@ pub(super) struct Options {
     /// The name of an image of this machine, or a folder with a root file system
     #[arg(value_name = "REF|DIR")]
     image: PathBuf,
-    /// What the image is for: base-tools, python-tools, node-tools, go-tools, secops-tools, agent or runtime
-    /// [default: what its label io.cynodeai.sandbox.purpose says, else base-tools]
+    /// The image's purpose: base-tools, python-tools, node-tools, go-tools, secops-tools, agent or
+    /// runtime [default: from its label io.cynodeai.sandbox.purpose, else base-tools]
     #[arg(long, value_name = "NAME", value_parser = profile)]
     profile: Option<ImageProfile>,
     /// Print one JSON object
@@ -269,15 +269,15 @@ impl ContractReport {
                 printable(&line.seen)
             ));
             if let Some(mend) = &line.mend {
-                text.push_str(&format!("      mend: {mend}\n"));
+                text.push_str(&format!("      fix: {mend}\n"));
             }
         }
         let name = printable(&self.image);
         let profiles = self.profiles.join(", ");
         text.push_str(&if self.passed {
-            format!("\n{name} keeps the contract of {profiles}.\n")
+            format!("\n{name} satisfies the contract of {profiles}.\n")
         } else {
-            format!("\n{name} does not keep the contract of {profiles}.\n")
+            format!("\n{name} does not satisfy the contract of {profiles}.\n")
         });
         text.push_str(match self.agent_compatible {
             Some(true) => "It is marked for work of agents.\n",

@@ -12,13 +12,13 @@ Examples:
   airlock image allow python:3.12
   airlock image disallow python:3.12
 
-What runs already is not ended.";
+Running sandboxes are not stopped.";
 
 /// The options of `airlock image disallow`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// The entry as it was allowed; without @DIGEST, with every digest it has
+    /// The entry as it was allowed; without @DIGEST, all digests of it
     #[arg(value_name = "REF[@DIGEST]")]
     reference: String,
     /// Print one JSON object

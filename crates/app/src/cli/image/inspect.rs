@@ -22,7 +22,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Which image
+    /// The image
     #[arg(value_name = "REF")]
     name: String,
     /// Print one JSON object
@@ -69,13 +69,13 @@ fn text(image: &Stored) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
     let user_name = if config.user.is_empty() {
-        "nobody in particular"
+        "not set"
     } else {
         &config.user
     };
     let user = match image.user() {
         Some(user) => format!("{user_name} (uid {}, gid {})", user.uid, user.gid),
-        None => format!("{user_name} (in a box: uid 1000)"),
+        None => format!("{user_name} (in a sandbox: uid 1000)"),
     };
     let mut lines = vec![
         ("name", names.join(", ")),

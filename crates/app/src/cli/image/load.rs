@@ -25,17 +25,17 @@ Examples:
   airlock image load agent.tar
   airlock image load ./layout --name agent:1
 
-It takes what `docker save` writes, and OCI layouts as a folder or as an archive, also compressed by gzip or zstd.
-Every digest is checked. docs/images.md says what becomes of owners, rights and devices.";
+It accepts archives of `docker save`, and OCI layouts as a folder or archive, also compressed by gzip or zstd.
+Every digest is checked. docs/images.md describes owners, permissions and devices.";
 
 /// The options of `airlock image load`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// An archive, a folder in OCI's layout, or - for standard input
+    /// An archive, a folder with an OCI layout, or - for standard input
     #[arg(value_name = "FILE|DIR|-")]
     source: PathBuf,
-    /// What to call it; without this, what it calls itself. Of several images in one archive, the one of this name
+    /// The image's name [default: the archive's]; selects one of several images in an archive
     #[arg(long, value_name = "REF")]
     name: Option<String>,
     /// Print one JSON object
@@ -109,7 +109,7 @@ fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
     print("\n")?;
     if image.left_out() > 0 {
         let text = format!(
-            "{} devices and pipes were left out: a box has its own /dev",
+            "{} devices and pipes were omitted: a sandbox has its own /dev",
             image.left_out()
         );
         message::print(&[Message::Note(text)]);

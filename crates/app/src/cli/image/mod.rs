@@ -43,27 +43,27 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show the images of this machine
+    /// List the images of this machine
     List(list::Options),
-    /// Take an image from an archive or an OCI layout
+    /// Load an image from an archive or an OCI layout
     Load(load::Options),
-    /// Show what an image says of itself, and what became of it here
+    /// Show an image's configuration, and how it was unpacked here
     Inspect(inspect::Options),
-    /// Take names away, and images with their last name
+    /// Remove image names, and each image with its last name
     Rm(rm::Options),
-    /// Build an image from a recipe and Debian packages, without a registry, and check it
+    /// Build an image from a recipe and Debian packages without a registry, and check it
     Build(build::Options),
-    /// Show in the sandbox that an image keeps the image contract
+    /// Check in a sandbox that an image satisfies the image contract
     Check(check::Options),
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     Pull(pull::Options),
-    /// Put images on the list of those that may be used
+    /// Add images to the list of allowed images
     Allow(allow::Options),
-    /// Take images off the list of those that may be used
+    /// Remove images from the list of allowed images
     Disallow(disallow::Options),
-    /// Show the images that may be used, or who changed the list
+    /// Show the allowed images, or the changes of the list
     Allowed(allowed::Options),
-    /// Say whether an image may be used here, and why
+    /// Show whether an image may be used here, and why
     Admit(admit::Options),
 }
 

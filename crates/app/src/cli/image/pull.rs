@@ -37,8 +37,8 @@ Examples:
   airlock image pull ghcr.io/team/tool@sha256:…
   airlock image pull 127.0.0.1:5000/agent --json
 
-Every byte is checked against its digest as it comes. Credentials are those of `docker login`
-and `podman login`. Registries are asked over TLS; those on loopback addresses may do without.";
+Every byte is checked against its digest while it arrives. Credentials are those of `docker login`
+and `podman login`. Registries need TLS, except on loopback addresses.";
 
 /// The options of `airlock image pull`.
 #[derive(Args, Debug)]
@@ -50,10 +50,10 @@ pub(super) struct Options {
         help = "[REGISTRY/]NAME[:TAG][@DIGEST]; without a registry it is one of docker.io"
     )]
     name: String,
-    /// The machine it must be made for [default: linux on this one]
+    /// The platform [default: linux on this machine's architecture]
     #[arg(long, value_name = "linux/ARCH")]
     platform: Option<Platform>,
-    /// Ask the registry over plain http: anybody on the way can read the password
+    /// Use plain HTTP: the password can then be read on the network
     #[arg(long)]
     plain_http: bool,
     /// Print one JSON object
@@ -117,7 +117,7 @@ fn cancellable(
     let scratch = images.scratch()?;
     let meter = Arc::new(PullProgress::new());
     let pulled = runtime.block_on(async {
-        let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
+        let unheard = |error| Failure::internal(format!("cannot wait for signals: {error}"));
         let mut signals = Signals::listen().map_err(unheard)?;
         let request = request(options, name, env).await?;
         let watcher = Arc::clone(&meter);
@@ -154,7 +154,10 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
         .as_deref()
         .unwrap_or_default()
         .join(", ");
-    let message = format!("images are not pulled from `{}` here", name.registry());
+    let message = format!(
+        "pulling images from `{}` is not allowed here",
+        name.registry()
+    );
     let hint = match allowed.as_str() {
         "" => "`images.registries` of the configuration allows none".to_owned(),
         some => format!("`images.registries` of the configuration allows {some}"),
@@ -168,7 +171,7 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
 
 fn cancelled() -> Failure {
     let message = "the pull was cancelled".to_owned();
-    let hint = "nothing of it was kept".to_owned();
+    let hint = "nothing was stored".to_owned();
     Failure {
         code: ErrorCode::Cancelled,
         message,
@@ -271,7 +274,7 @@ fn text(report: &Report) -> String {
 
 impl From<CredentialsError> for Failure {
     fn from(error: CredentialsError) -> Self {
-        let hint = "mend it, or point REGISTRY_AUTH_FILE to a file without it".to_owned();
+        let hint = "fix it, or set REGISTRY_AUTH_FILE to a file without it".to_owned();
         Failure {
             code: ErrorCode::InvalidSpec,
             message: error.to_string(),

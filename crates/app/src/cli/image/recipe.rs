@@ -84,7 +84,7 @@ impl Source {
         format!("localhost/{name}")
             .parse()
             .map_err(|bad: spec::BadImageRef| {
-                Failure::invalid(bad.to_string(), "say what to call the image with --name")
+                Failure::invalid(bad.to_string(), "choose a name with --name")
             })
     }
 
@@ -95,7 +95,8 @@ impl Source {
             Source::Folder { path, text, .. } => (path.display().to_string(), text.as_str()),
         };
         Recipe::parse(text).map_err(|bad| {
-            let hint = "docs/images.md tells what a recipe may say; other builders know more";
+            let hint =
+                "docs/images.md lists what a recipe may contain; other builders support more";
             Failure::invalid(format!("the recipe of `{name}`, {bad}"), hint)
         })
     }
@@ -145,7 +146,7 @@ fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>
     let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
     let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {
         let what = format!(
-            "there is no airlock-init for linux/{} here",
+            "this program has no airlock-init for linux/{}",
             platform.architecture()
         );
         return Err(Failure::invalid(what, hint));
@@ -158,7 +159,7 @@ fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>
         Ok(bytes)
     } else {
         Err(Failure::invalid(
-            format!("`{}` is no program for linux/arm64", path.display()),
+            format!("`{}` is not a program for linux/arm64", path.display()),
             hint,
         ))
     }

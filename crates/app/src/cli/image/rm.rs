@@ -18,7 +18,7 @@ Examples:
   airlock image rm agent:1
   airlock image rm agent:1 agent:2 --json
 
-An image goes with its last name. One that a run is using stays, and the command says so.";
+An image is removed with its last name. An image that a run uses is kept, and the command reports it.";
 
 /// The options of `airlock image rm`.
 #[derive(Args, Debug)]

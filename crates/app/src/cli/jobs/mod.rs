@@ -29,7 +29,7 @@ Examples:
   airlock jobs logs $id
   airlock jobs cancel $id
 
-Jobs live in a server, started with `airlock serve`, and outlast it.";
+Jobs need a server, started with `airlock serve`, and are kept across its restarts.";
 
 /// The options of `airlock jobs`.
 #[derive(Args, Debug)]
@@ -44,19 +44,19 @@ enum Action {
     /// Submit a job, and print its identifier
     #[command(override_usage = submit::USAGE, after_help = submit::EXAMPLES, after_long_help = submit::EXAMPLES, mut_args = submit::hide_run_options)]
     Submit(Box<submit::Options>),
-    /// List jobs, the newest first
-    ListOptions(ListOptions),
+    /// List jobs, newest first
+    List(ListOptions),
     /// Show a job
-    OutputMode(JobArgs),
-    /// Wait for a job, passing its output on; the exit status is its program's
+    Show(JobArgs),
+    /// Wait for a job and print its output; the exit status is its program's
     Wait(JobArgs),
-    /// Cancel jobs that have not ended, with those that come after them
+    /// Cancel jobs that have not ended, and jobs that depend on them
     Cancel(JobsArgs),
-    /// Let jobs that have ended begin again
+    /// Run ended jobs again
     Retry(JobsArgs),
-    /// Show what a job's last attempt wrote
-    LogsOptions(LogsOptions),
-    /// Follow what happens to a job, one JSON object a line
+    /// Show the output of a job's last attempt
+    Logs(LogsOptions),
+    /// Follow a job's events, one JSON object a line
     Events(JobArgs),
 }
 
@@ -84,19 +84,20 @@ struct JobsArgs {
 /// The options of `airlock jobs list`.
 #[derive(Args, Debug)]
 struct ListOptions {
-    /// Only those of this status: queued, running, succeeded, failed, timed_out, oom_killed, cancelled, not_started, lost
+    /// Only jobs with this status: queued, running, succeeded, failed, timed_out, oom_killed,
+    /// cancelled, not_started, lost
     #[arg(long, value_name = "STATUS")]
     status: Option<String>,
-    /// Only those of this name
+    /// Only jobs with this name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Only those with this label
+    /// Only jobs with this label
     #[arg(long, value_name = "NAME=VALUE")]
     label: Option<String>,
-    /// At most so many, up to 200 [default: 50]
+    /// The maximum of jobs, up to 200 [default: 50]
     #[arg(long, value_name = "NUMBER")]
     limit: Option<u32>,
-    /// Only older ones than this cursor, which --json shows
+    /// Only jobs older than this cursor, which --json shows
     #[arg(long, value_name = "CURSOR")]
     before: Option<String>,
     /// Print one JSON object
@@ -109,7 +110,7 @@ struct ListOptions {
 struct LogsOptions {
     /// The job
     id: String,
-    /// Which stream: stdout or stderr
+    /// The stream: stdout or stderr
     #[arg(
         long,
         value_name = "NAME",
@@ -129,10 +130,10 @@ impl Action {
     fn json(&self) -> bool {
         match self {
             Action::Submit(options) => options.json(),
-            Action::ListOptions(list) => list.json,
-            Action::OutputMode(args) | Action::Wait(args) => args.json,
+            Action::List(list) => list.json,
+            Action::Show(args) | Action::Wait(args) => args.json,
             Action::Cancel(args) | Action::Retry(args) => args.json,
-            Action::Events(_) | Action::LogsOptions(_) => false,
+            Action::Events(_) | Action::Logs(_) => false,
         }
     }
 }
@@ -144,8 +145,8 @@ pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8
 }
 
 fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
-    let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
-    let none = || Failure::invalid("jobs live in a server, and none is named", hint);
+    let hint = "start one with `airlock serve`, then give --server URL or AIRLOCK_URL";
+    let none = || Failure::invalid("jobs need a server, and none is given", hint);
     let client = global.server(env)?.ok_or_else(none)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(carry_out(options.action, client, env));
@@ -157,12 +158,12 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
 async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     match action {
         Action::Submit(options) => submit::execute(*options, client, env).await,
-        Action::ListOptions(list) => list.show(&client).await,
-        Action::OutputMode(args) => show(&client, &args).await,
+        Action::List(list) => list.show(&client).await,
+        Action::Show(args) => show(&client, &args).await,
         Action::Wait(args) => wait::execute(client, args.id, args.json).await,
         Action::Cancel(args) => change(&client, &args, Method::DELETE, "").await,
         Action::Retry(args) => change(&client, &args, Method::POST, "/retry").await,
-        Action::LogsOptions(logs) => logs.show(&client).await,
+        Action::Logs(logs) => logs.show(&client).await,
         Action::Events(args) => wait::print_events(&client, &args.id).await,
     }
 }

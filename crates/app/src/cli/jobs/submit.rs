@@ -32,7 +32,7 @@ Examples:
   airlock jobs submit --agent 'Make the tests pass.' --llm=anthropic --model claude-sonnet-4-5 --budget-usd 0.50 --wait
   airlock jobs submit --file job.json
 
-It prints the job's identifier; with --wait the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
+It prints the job's identifier; with --wait, the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The maximum size of a job file, above every server's limit.
@@ -45,61 +45,62 @@ const AGENT_HEADING: &str = "The agent";
 pub(super) struct Options {
     #[command(flatten)]
     run: run::Options,
-    /// Run an agent that does this; a COMMAND is an agent of your own, which takes TASK_PAYLOAD
+    /// Run an agent with this task; a COMMAND replaces the built-in agent, and reads TASK_PAYLOAD
     #[arg(long, value_name = "PROMPT", help_heading = AGENT_HEADING)]
     agent: Option<String>,
-    /// The model that the agent uses
+    /// The agent's model
     #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT_HEADING)]
     model: Option<String>,
-    /// What the agent is told before the prompt
+    /// The agent's system prompt
     #[arg(long, value_name = "TEXT", requires = "agent", help_heading = AGENT_HEADING)]
     system_prompt: Option<String>,
-    /// A tool that the agent has; repeatable [default: all of them]
+    /// A tool of the agent; repeatable [default: all]
     #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT_HEADING)]
     tool: Vec<String>,
-    /// How often the agent may ask the model [default: 10]
+    /// The maximum of model calls of the agent [default: 10]
     #[arg(long, value_name = "NUMBER", requires = "agent", help_heading = AGENT_HEADING)]
     max_iterations: Option<u32>,
-    /// Read the job from this file, or from standard input if it is -; options about the job win
+    /// Read the job from this file, or from standard input if it is -; other job options override
+    /// it
     #[arg(long, value_name = "FILE", conflicts_with = "agent", help_heading = JOB_HEADING)]
     file: Option<PathBuf>,
-    /// What it is called
+    /// The job's name
     #[arg(long, value_name = "NAME", help_heading = JOB_HEADING)]
     name: Option<String>,
-    /// A word of your own about it; repeatable
+    /// A label of the job; repeatable
     #[arg(long, value_name = "NAME=VALUE", help_heading = JOB_HEADING)]
     label: Vec<String>,
-    /// Which of your jobs come first: -100 to 100, higher ones first [default: 0]
+    /// Priority among your jobs: -100 to 100, higher first [default: 0]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = JOB_HEADING)]
     priority: Option<i32>,
-    /// Not before this moment, such as 2030-01-01T03:00:00Z
+    /// Start not before this time, such as 2030-01-01T03:00:00Z
     #[arg(long, value_name = "TIME", help_heading = JOB_HEADING)]
     not_before: Option<String>,
-    /// Try again so many times if it does not succeed
+    /// Retries if the job does not succeed
     #[arg(long, value_name = "NUMBER", help_heading = JOB_HEADING)]
     retries: Option<u32>,
-    /// Try again only after these ends: failed, timed_out, oom_killed, lost
+    /// Retry only after these statuses: failed, timed_out, oom_killed, lost
     #[arg(long, value_name = "STATUS,…", value_delimiter = ',', requires = "retries", help_heading = JOB_HEADING)]
     retry_on: Vec<String>,
-    /// Before the first time it is tried again; doubles each time [default: 10s]
+    /// Pause before the first retry; doubles each time [default: 10s]
     #[arg(long, value_name = "TIME", requires = "retries", help_heading = JOB_HEADING)]
     retry_pause: Option<Time>,
-    /// What to do if the server ends before it: rerun, or lost [default: lost]
+    /// If the server ends first: rerun, or lost [default: lost]
     #[arg(long, value_name = "WORD", help_heading = JOB_HEADING)]
     on_lost: Option<String>,
-    /// Only once this job has succeeded; repeatable
+    /// Start only after this job has succeeded; repeatable
     #[arg(long, value_name = "ID", help_heading = JOB_HEADING)]
     after: Vec<String>,
-    /// Tell this address when it has ended, by a signed request
+    /// Notify this URL by a signed request when the job has ended
     #[arg(long, value_name = "URL", help_heading = JOB_HEADING)]
     webhook: Option<String>,
-    /// Of what to tell: running, final [default: final]
+    /// Events to notify: running, final [default: final]
     #[arg(long, value_name = "EVENT,…", value_delimiter = ',', requires = "webhook", help_heading = JOB_HEADING)]
     webhook_on: Vec<String>,
-    /// How long it is remembered once it has ended
+    /// How long the ended job is kept
     #[arg(long, value_name = "TIME", help_heading = JOB_HEADING)]
     keep_for: Option<Time>,
-    /// Wait for its end, passing its output on
+    /// Wait for the job's end, and print its output
     #[arg(long, help_heading = JOB_HEADING)]
     wait: bool,
 }
@@ -139,8 +140,7 @@ impl Options {
         match (file, agent) {
             (true, _) if run.is_empty() => {}
             (true, _) => {
-                let hint =
-                    "put what is run into the file, and leave its options and the command away";
+                let hint = "put the command and the options of the run into the file";
                 return Err(Failure::invalid(
                     "--file and options of a run exclude each other",
                     hint,

@@ -51,7 +51,7 @@ pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failur
 /// Waits for a job, and exits like its program.
 pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()
-        .map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
+        .map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))?;
     let show = if json {
         OutputMode::Nothing
     } else {
@@ -97,7 +97,7 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
         (Delivery::Complete, 0) => status,
         (Delivery::Complete, lost) => {
             message::print(&[Message::Note(format!(
-                "{lost} bytes of output are not kept any more"
+                "{lost} bytes of output are no longer stored"
             ))]);
             status
         }
@@ -154,7 +154,10 @@ impl JobWatch {
                 return Err(match self.job {
                     Value::Null => failure,
                     _ => Failure {
-                        hint: format!("the job may go on there: airlock jobs wait {}", self.id),
+                        hint: format!(
+                            "the job may continue at the server: airlock jobs wait {}",
+                            self.id
+                        ),
                         ..failure
                     },
                 });
@@ -194,7 +197,7 @@ impl JobWatch {
 
     fn note_interrupted(&self) -> u8 {
         let note = format!(
-            "the job goes on; wait again with: airlock jobs wait {}; end it with: airlock jobs cancel {}",
+            "the job continues; wait again with: airlock jobs wait {}; cancel it with: airlock jobs cancel {}",
             self.id, self.id
         );
         message::print(&[Message::Note(note)]);
@@ -225,7 +228,7 @@ impl OutputProgress {
 fn waiting_note(job: &Value) -> Option<String> {
     let for_what = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", "time") => format!("for its time, {}", text(job, "next_try_at")),
-        ("queued", "jobs") => "for the jobs that come before it".to_owned(),
+        ("queued", "jobs") => "for the jobs that it depends on".to_owned(),
         ("queued", "quota") => "for its tenant's quota".to_owned(),
         ("queued", _) => "for its turn".to_owned(),
         _ => return None,
@@ -236,7 +239,7 @@ fn waiting_note(job: &Value) -> Option<String> {
         _ => String::new(),
     };
     Some(format!(
-        "the job is queued since {}, and waits {for_what}{before}",
+        "the job is queued since {} and waits {for_what}{before}",
         text(job, "accepted_at")
     ))
 }
@@ -306,18 +309,18 @@ mod tests {
         let job = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "accepted_at": "T1", "attempt": 0 });
         assert_eq!(
             waiting_note(&job).unwrap(),
-            "the job is queued since T1, and waits for its time, T2"
+            "the job is queued since T1 and waits for its time, T2"
         );
         let paused = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "not_before": null, "accepted_at": "T1", "attempt": 1 });
         assert_eq!(
             waiting_note(&paused).unwrap(),
-            "the job is queued since T1, and waits for its time, T2, after 1 attempt"
+            "the job is queued since T1 and waits for its time, T2, after 1 attempt"
         );
         let again =
             json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
         assert_eq!(
             waiting_note(&again).unwrap(),
-            "the job is queued since T1, and waits for its turn, after 2 attempts"
+            "the job is queued since T1 and waits for its turn, after 2 attempts"
         );
         assert_eq!(waiting_note(&json!({ "status": "running" })), None);
         assert_eq!(waiting_note(&Value::Null), None);

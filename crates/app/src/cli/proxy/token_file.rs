@@ -40,7 +40,10 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
 fn read(path: &Path, file: File) -> Result<Secret, Failure> {
     let found = fstat(&file).map_err(|error| bad(path, &error.to_string()))?;
     if found.st_mode & 0o077 != 0 || found.st_uid != geteuid().as_raw() {
-        return Err(bad(path, "others can read it, or it is somebody else's"));
+        return Err(bad(
+            path,
+            "other users can read it, or it belongs to another user",
+        ));
     }
     let mut token = Vec::new();
     file.take(MAX_TOKEN_FILE_BYTES)
@@ -57,7 +60,7 @@ fn check_token(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
     } else {
         Err(bad(
             path,
-            "it holds no token of 32 or more visible characters",
+            "it does not hold a token of 32 or more printable characters",
         ))
     }
 }
@@ -69,7 +72,7 @@ fn bad(path: &Path, why: &str) -> Failure {
     );
     Failure::invalid(
         message,
-        "remove it to have one made, or make it your own: chmod 600 FILE",
+        "remove it so that one is created, or make it private: chmod 600 FILE",
     )
 }
 
@@ -94,7 +97,7 @@ mod tests {
             read_or_make(&path)
                 .unwrap_err()
                 .message
-                .contains("others can read it")
+                .contains("other users can read it")
         );
         set(0o600);
         fs::write(&path, "short\n").unwrap();

@@ -45,7 +45,7 @@ pub(in crate::cli) fn refuse_broad_workspace(
             let is = if way == path { "is" } else { "holds" };
             return Err(Failure::invalid(
                 format!("--workspace `{}` {is} {what}", workspace.display()),
-                "give --workspace the folder of one project, or --confirm-workspace to show all of it to the program",
+                "give --workspace the folder of one project, or add --confirm-workspace to show all of it to the program",
             ));
         }
     }

@@ -9,7 +9,7 @@ pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     if rules.is_empty() {
         let is_out_of_reach = |denial: &Denial| ["private", "metadata"].contains(&&*denial.rule);
         let words = if result.denials.iter().any(is_out_of_reach) {
-            "learned: nothing; what was denied is not on the internet, and --learn does not reach it"
+            "learned: nothing; the denied addresses are not public, and --learn does not allow them"
         } else {
             "learned: no rule was missing"
         };

@@ -89,7 +89,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
     let status = runtime.block_on(async {
         // Signals are handled from before the engine opens, so that they end the run in order.
         let signals = Signals::listen()
-            .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+            .map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
         let engine = super::open_engine(&config, launcher)?;
         if explain {
             print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json)
@@ -124,7 +124,7 @@ fn replaced_files(spec: &RunSpec) -> Vec<Message> {
         .filter(|name| workspace.join(name).symlink_metadata().is_ok())
         .map(|name| {
             let utf8_all = format!(
-                "the input `{}` takes the place of a file of that name in the workspace",
+                "the input `{}` replaces a file in the workspace",
                 name.display()
             );
             Message::Note(utf8_all)

@@ -30,16 +30,16 @@ Examples:
 
 const STATUSES: &str = "\
 Exit status:
-  the program's own    it ran
-  1                    it exited with 0, but broke its --contract
-  123                  it exited with 0, but not all of its changes could be applied
-  124                  stopped at --timeout
-  125                  Airlock refused or failed; no line of the program ran
+  the program's own    the program ran
+  1                    the program exited with 0, but its output breaks --contract
+  123                  the program exited with 0, but not all of its changes could be applied
+  124                  stopped after --timeout
+  125                  Airlock refused or failed; the program did not start
   126, 127             the command cannot be executed, or was not found
-  128+N                killed by signal N; 137 also when the memory limit did it
+  128+N                killed by signal N; 137 also at the memory limit
   130                  cancelled with Ctrl-C";
 
-const SANDBOX_HEADING: &str = "The box";
+const SANDBOX_HEADING: &str = "The sandbox";
 const LIMITS_HEADING: &str = "Limits";
 const FILES_HEADING: &str = "Files";
 const DOORS_HEADING: &str = "Doors";
@@ -47,35 +47,36 @@ const OUTPUT_HEADING: &str = "Output and identifiers";
 
 /// Run a command in a fresh sandbox
 ///
-/// The command sees the host's /usr read-only, an empty /workspace, no network, none of your environment and
-/// none of your processes. What it may see beyond that is granted by name, below.
+/// The command sees the host's /usr read-only, an empty /workspace, no network, none of your
+/// environment and none of your processes. Options below grant more.
 #[derive(Args, Clone, Debug, Default)]
 #[group(id = "run_options")]
 #[command(override_usage = "airlock run [OPTIONS] -- COMMAND [ARG]...",
           after_help = EXAMPLES, after_long_help = long_help())]
 pub(crate) struct Options {
-    /// Named policy: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
+    /// Profile: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
     #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     profile: Option<String>,
-    /// What makes the box: native, docker, podman, or container for whichever of the two there is
+    /// Backend: native, docker, podman, or container for either of the two
     #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     backend: Option<String>,
-    /// Image to run in, instead of the host's /usr; a folder if it begins with a dot or slash
+    /// Image to run in instead of the host's /usr; a folder if it begins with a dot or slash
     #[arg(long, value_name = "REF|DIR", help_heading = SANDBOX_HEADING)]
     image: Option<PathBuf>,
-    /// What runs before the command, instead of what the image says; '' for nothing
+    /// Program to run before the command instead of the image's entrypoint; '' for none
     #[arg(long, value_name = "PROGRAM", help_heading = SANDBOX_HEADING)]
     entrypoint: Option<OsString>,
-    /// Let the program change the image's files, in a copy that is gone afterwards
+    /// Let the program write to a temporary copy of the image's files
     #[arg(long, help_heading = SANDBOX_HEADING)]
     writable_root: bool,
-    /// Network inside: none; doors, the granted ones; open, every public host by TCP; or host, which is no barrier at all
+    /// Network: none; doors, only granted doors; open, every public host by TCP; or host, which
+    /// removes the network barrier
     #[arg(long, value_name = "MODE", help_heading = SANDBOX_HEADING)]
     network: Option<Network>,
     /// Internal network of docker or podman to join
     #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     internal_network: Option<String>,
-    /// Who the program is inside, in numbers [default: the image's user, else 1000:1000]
+    /// User inside, by number [default: the image's user, else 1000:1000]
     #[arg(long, value_name = "UID[:GID]", help_heading = SANDBOX_HEADING)]
     user: Option<User>,
     /// Set a variable inside; repeatable
@@ -84,23 +85,23 @@ pub(crate) struct Options {
     /// Pass one of your own variables by name; repeatable
     #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     env_from: Vec<OsString>,
-    /// Let the program have a stored secret as a variable; not with the profile restrictive; repeatable
+    /// Set a variable inside to a stored secret; not with the profile restrictive; repeatable
     #[arg(long, value_name = "NAME=VARIABLE", help_heading = SANDBOX_HEADING)]
     secret: Vec<OsString>,
     /// Refuse to run unless this barrier can be enforced; repeatable
     #[arg(long, value_name = "BARRIER", help_heading = SANDBOX_HEADING)]
     require: Vec<Barrier>,
 
-    /// Time on the clock, such as 30s or 5m
+    /// Timeout by the clock, such as 30s or 5m
     #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     timeout: Option<Time>,
-    /// Memory of all its processes together, such as 512M
+    /// Memory of all processes together, such as 512M
     #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     memory: Option<Size>,
     /// Share of CPUs, such as 1.5
     #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     cpus: Option<Cpus>,
-    /// CPU time of all its processes together
+    /// CPU time of all processes together
     #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     cpu_time: Option<Time>,
     /// Processes and threads
@@ -115,20 +116,21 @@ pub(crate) struct Options {
     /// /tmp, /dev/shm, the home folder and a fresh workspace, together
     #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     disk: Option<Size>,
-    /// Bytes kept of each output stream for the result
+    /// Maximum size of each output stream in the result
     #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     output: Option<Size>,
 
-    /// Your folder to show at /workspace: written when the program has ended (:staged, as `run` does by itself), at once (:live), or never (:ro) [default: a fresh one, gone afterwards]
+    /// Your folder to show at /workspace: :staged applies changes when the program ends (the
+    /// default), :live at once, :ro never [default: an empty temporary folder]
     #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES_HEADING)]
     workspace: Option<PathBuf>,
-    /// Take that folder although it is your home or one of the system
+    /// Accept a home or system folder as the workspace
     #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     pub(in crate::cli) confirm_workspace: bool,
-    /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
+    /// Do not change the folder; keep the program's changes for `airlock workspace`
     #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     copy_on_write: bool,
-    /// Show a file or folder of yours inside, read-only unless :rw; repeatable
+    /// Show a file or folder inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES_HEADING)]
     mount: Vec<OsString>,
     /// Follow symbolic links below the current folder in --workspace, --mount, --input and --image
@@ -141,13 +143,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME=FILE", help_heading = FILES_HEADING,
           help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
     input: Vec<OsString>,
-    /// Keep this file or folder of /workspace afterwards; repeatable
+    /// Keep this file or folder of /workspace as an artifact; repeatable
     #[arg(long, value_name = "PATH", help_heading = FILES_HEADING)]
     artifact: Vec<PathBuf>,
-    /// Let a protected name of the workspace, such as .envrc, be written; repeatable
+    /// Let the program write a protected name of the workspace, such as .envrc; repeatable
     #[arg(long, value_name = "NAME", help_heading = FILES_HEADING)]
     allow_protected: Vec<PathBuf>,
-    /// Hide files of the workspace, beside .env, keys and other credentials; `none` hides none of those; repeatable
+    /// Hide files of the workspace in addition to .env, keys and other credentials; `none` hides
+    /// none of those; repeatable
     #[arg(long, value_name = "GLOB", help_heading = FILES_HEADING)]
     hide: Vec<String>,
 
@@ -157,36 +160,39 @@ pub(crate) struct Options {
     /// Open the inference door at localhost:11434 inside, to the model server of this machine
     #[arg(long, help_heading = DOORS_HEADING)]
     inference: bool,
-    /// Let only these models be used, * for any characters; repeatable
+    /// Allow only these models, * matches any characters; repeatable
     #[arg(long, value_name = "GLOB", help_heading = DOORS_HEADING)]
     allow_model: Vec<String>,
-    /// Money for models, such as 0.50; a call that could cost more than is left is refused
+    /// Budget for models, such as 0.50; a call that could exceed it is refused
     #[arg(long, value_name = "DOLLARS", help_heading = DOORS_HEADING)]
     budget_usd: Option<Money>,
-    /// Tokens for models, input and output together
+    /// Token budget for models, input and output together
     #[arg(long, value_name = "NUMBER", help_heading = DOORS_HEADING)]
     budget_tokens: Option<u64>,
 
-    /// Let this host be reached through the egress door, at ports 80 and 443 or at PORT; *.example.com for all below; repeatable
+    /// Allow this host through the egress door, at ports 80 and 443 or at PORT; *.example.com for
+    /// all subdomains; repeatable
     #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS_HEADING)]
     allow_host: Vec<String>,
-    /// Let every public host be reached, and print the rules that were needed
+    /// Allow every public host, and print the rules that were needed
     #[arg(long, help_heading = DOORS_HEADING)]
     pub(super) learn: bool,
 
-    /// Pass standard input through; otherwise it is empty
+    /// Pass standard input through [default: empty]
     #[arg(long, help_heading = OUTPUT_HEADING)]
     stdin: bool,
-    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too; no limit of time without --timeout
+    /// Give the program a terminal, shown in yours; every key goes to it, Ctrl-C too; without
+    /// --timeout there is no time limit
     #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) tty: bool,
-    /// Print one JSON result instead of the program's own output
+    /// Print one JSON result instead of the program's output
     #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(in crate::cli) json: bool,
-    /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
+    /// Required format of stdout: raw (anything), or exactly one JSON object: task or envelope
+    /// [default: raw]
     #[arg(long, value_name = "NAME", help_heading = OUTPUT_HEADING)]
     contract: Option<Contract>,
-    /// Print what would be done, and exit
+    /// Print the plan of the run, and exit
     #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) explain: bool,
     /// Identifier of this run [default: a fresh one]
@@ -210,7 +216,7 @@ impl Options {
         if self.tty && self.json && !self.explain {
             Err(Failure::invalid(
                 "--tty and --json exclude each other",
-                "leave one of them away: with --json the output is in the result, and nobody types",
+                "omit one of them: with --json, the output is in the result and there is no terminal",
             ))
         } else {
             Ok(())
@@ -229,8 +235,8 @@ impl Options {
         match given.into_iter().find(|(given, _)| *given) {
             None => Ok(()),
             Some((_, option)) => Err(Failure::invalid(
-                format!("{option} is about one command, and a job is none"),
-                "leave it away; what lies in /workspace/.artifacts afterwards is kept",
+                format!("{option} applies to a single command, not to a job"),
+                "omit it; files in /workspace/.artifacts are kept as artifacts",
             )),
         }
     }
@@ -268,14 +274,14 @@ impl Options {
     pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
         let refused = |what: &str, hint: &str| {
             Err(Failure::invalid(
-                format!("{what} cannot be asked of a server"),
+                format!("{what} cannot be used with a server"),
                 hint,
             ))
         };
         if self.explain {
             return refused(
                 "--explain",
-                "leave --server away: it shows what would be done on this machine",
+                "omit --server: --explain shows what would be done on this machine",
             );
         }
         if self.tty {
@@ -303,8 +309,8 @@ impl Options {
         match folder.or(image).or(mount) {
             None => Ok(()),
             Some(option) => Err(Failure::invalid(
-                format!("with a server, {option} names a folder of the server's machine"),
-                "write it from the root on; for files of this machine there is --input NAME=FILE",
+                format!("with a server, {option} is a folder on the server's machine"),
+                "write an absolute path; to send files of this machine use --input NAME=FILE",
             )),
         }
     }
@@ -337,7 +343,7 @@ impl Options {
         if mode == Some(WorkspaceMode::Live) && self.copy_on_write {
             return Err(Failure::invalid(
                 "a workspace that is shared live cannot be copied on writing",
-                "leave `:live` or --copy-on-write away",
+                "omit `:live` or --copy-on-write",
             ));
         }
         Ok(RunRequest {
@@ -419,10 +425,7 @@ fn environment(
         Some(value) => Ok((name.clone(), value.clone())),
         None => {
             let message = format!("the variable `{}` is not set", name.display());
-            Err(Failure::invalid(
-                message,
-                "set it, or leave --env-from away",
-            ))
+            Err(Failure::invalid(message, "set it, or omit --env-from"))
         }
     });
     passed

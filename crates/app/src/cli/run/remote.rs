@@ -38,7 +38,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     options.refuse_at_a_server()?;
     if env.current_folder.join("airlock.toml").exists() {
-        let note = "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
+        let note = "`airlock.toml` in this folder applies to local runs only; the server has its own rules";
         message::print(&[Message::Note(note.to_owned())]);
     }
     let json = options.json;
@@ -50,7 +50,7 @@ pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Res
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
         let signals = Signals::listen()
-            .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+            .map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
         let uploads = UploadedInputs::send(&client, &idempotency_key, attachments).await?;
         let outcome = match request_body::body(request, &uploads.attachments) {
             Ok(order) => {
@@ -83,21 +83,21 @@ pub(in crate::cli) fn sandbox_request(
     let follow_links = options.follow_links;
     let request = options.into_request(env)?;
     if !request.command.is_empty() || request.stdin {
-        let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
+        let hint = "create the sandbox first, then run `airlock sandbox exec ID -- COMMAND`";
         return Err(Failure::invalid(
-            "a sandbox is made without a command",
+            "a sandbox is created without a command",
             hint,
         ));
     }
     let attachments = Attachments::read(&request, env, follow_links)?;
     if let Some((name, _)) = attachments.large.first() {
         let message = format!(
-            "the input `{}` is too large to go along",
+            "the input `{}` is too large for a request",
             name.escape_debug()
         );
         return Err(Failure::invalid(
             message,
-            "make the sandbox first, then `airlock sandbox put ID FILE`",
+            "create the sandbox first, then run `airlock sandbox put ID FILE`",
         ));
     }
     match request_body::body(request, &attachments)? {
@@ -118,8 +118,9 @@ pub(in crate::cli) fn job_run_request(
         .map(|_| "--run-id")
         .or(identity.job_id.map(|_| "--job-id"))
     {
-        let message = format!("{option} has no meaning for a job, which the server names");
-        return Err(Failure::invalid(message, "find it by --name or --label"));
+        let message =
+            format!("{option} does not apply to a job, whose identifiers the server chooses");
+        return Err(Failure::invalid(message, "use --name or --label instead"));
     }
     let contract = options.contract();
     let follow_links = options.follow_links;
@@ -127,11 +128,11 @@ pub(in crate::cli) fn job_run_request(
     let attachments = Attachments::read(&request, env, follow_links)?;
     if let Some((name, _)) = attachments.large.first() {
         let message = format!(
-            "the input `{}` is too large to go along",
+            "the input `{}` is too large for a request",
             name.escape_debug()
         );
         let hint =
-            "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
+            "store it first with `airlock artifact put FILE`, then give --input NAME=artifact:NAME";
         return Err(Failure::invalid(message, hint));
     }
     let Value::Object(mut order) = request_body::body(request, &attachments)? else {
@@ -183,7 +184,7 @@ impl UploadedInputs {
             );
             if let Err(error) = client.send(ask).await {
                 message::print(&[Message::Note(format!(
-                    "the server keeps the artifact `{name}`: {error}"
+                    "the artifact `{name}` remains at the server: {error}"
                 ))]);
             }
         }
@@ -441,7 +442,7 @@ impl RemoteOutput {
         let failure = Failure::from(error);
         match failure.code {
             ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
-                hint: "the run may go on there; GET /v1/runs tells".to_owned(),
+                hint: "the run may continue at the server; GET /v1/runs shows it".to_owned(),
                 ..failure
             },
             _ => failure,
@@ -449,16 +450,17 @@ impl RemoteOutput {
     }
 
     fn finish(self, delivery: Delivery, learns: bool) -> Result<u8, Failure> {
-        let mut result = self
-            .result
-            .ok_or_else(|| self.asked.client.not_airlock("it told no end of the run"))?;
+        let mut result = self.result.ok_or_else(|| {
+            self.asked
+                .client
+                .not_airlock("it reported no end of the run")
+        })?;
         // Only whether the last line ended with a newline matters.
         result.stderr = self.last.into_iter().collect();
         let delivery = match (delivery, self.lost) {
-            (Delivery::Complete, 1..) => Delivery::Failed(io::Error::other(format!(
-                "{} bytes were lost on the way",
-                self.lost
-            ))),
+            (Delivery::Complete, 1..) => {
+                Delivery::Failed(io::Error::other(format!("{} bytes were lost", self.lost)))
+            }
             (delivery, _) => delivery,
         };
         let ending = FinishedRun { result, delivery };
@@ -496,7 +498,7 @@ impl OutputEvent {
             (Some(text), None) => text.into_bytes(),
             (None, Some(text)) => STANDARD
                 .decode(text)
-                .map_err(|_| "its output is no base64".to_owned())?,
+                .map_err(|_| "its output is not base64".to_owned())?,
             _ => return Err("its output has no bytes".to_owned()),
         };
         Ok(piece)

@@ -91,7 +91,7 @@ fn signal(result: &RunResult) -> Option<Message> {
     // few programs handle that.
     let by_process = result.enforced_by.get("memory") == Some(&Enforcer::Rlimit);
     let perhaps = if by_process && [SIGABRT, SIGBUS, SIGSEGV].contains(&number) {
-        "; perhaps it got no more memory (--memory)"
+        "; possibly it ran out of memory (--memory)"
     } else {
         ""
     };
@@ -217,7 +217,7 @@ mod tests {
                 enforced_by: [("memory", enforcer)].into(),
                 ..result(Status::Failed)
             };
-            render(&lines(&result)).contains("perhaps it got no more memory (--memory)")
+            render(&lines(&result)).contains("possibly it ran out of memory (--memory)")
         };
         assert!(crashed(SIGSEGV, Enforcer::Rlimit) && crashed(SIGABRT, Enforcer::Rlimit));
         assert!(!crashed(15, Enforcer::Rlimit) && !crashed(SIGSEGV, Enforcer::CgroupV2));

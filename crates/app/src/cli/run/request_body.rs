@@ -77,7 +77,7 @@ fn read(path: &Path, room: u64) -> Result<Option<Vec<u8>>, Failure> {
     };
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if !metadata.is_file() {
-        return Err(failed(io::Error::other("it is no file")));
+        return Err(failed(io::Error::other("it is not a regular file")));
     }
     let mut bytes = Vec::new();
     File::open(path)
@@ -94,8 +94,8 @@ fn stdin(room: u64) -> Result<Vec<u8>, Failure> {
         Ok(bytes)
     } else {
         Err(Failure::invalid(
-            format!("a server takes up to {MAX_INLINE_BYTES} bytes of standard input"),
-            "put it into a file, and give that with --input NAME=FILE",
+            format!("a server accepts at most {MAX_INLINE_BYTES} bytes of standard input"),
+            "put it into a file, and give the file with --input NAME=FILE",
         ))
     }
 }
@@ -279,7 +279,7 @@ pub(super) fn utf8(text: &OsStr, option: &str) -> Result<String, Failure> {
         );
         Failure::invalid(
             message,
-            "put such bytes into a file, and give that with --input NAME=FILE",
+            "put the bytes into a file, and give the file with --input NAME=FILE",
         )
     })
 }

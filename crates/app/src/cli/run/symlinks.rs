@@ -92,10 +92,10 @@ fn symlink_refusal(current_folder: &Path, option: &str, below: &Path) -> Failure
     let shown = |path: &Path| path.to_string_lossy().escape_debug().to_string();
     let through = match link {
         Some((link, target)) if link == below => {
-            format!("is a symbolic link, to `{}`", shown(&target))
+            format!("is a symbolic link to `{}`", shown(&target))
         }
         Some((link, target)) => format!(
-            "goes through the symbolic link `{}`, to `{}`",
+            "goes through the symbolic link `{}` to `{}`",
             shown(&link),
             shown(&target)
         ),
@@ -103,7 +103,7 @@ fn symlink_refusal(current_folder: &Path, option: &str, below: &Path) -> Failure
     };
     Failure::invalid(
         format!("{option} `{}` {through}", shown(below)),
-        "an earlier run may have put it there: name the place itself, or give --follow-links if the link is yours",
+        "an earlier run may have created it: give the target's path, or --follow-links if you trust the link",
     )
 }
 
@@ -124,13 +124,13 @@ mod tests {
         assert!(matches!(said("real/deep"), Ok(Some(found)) if found != NO_FILE));
         assert!(matches!(said("../secret"), Ok(Some(found)) if found != NO_FILE));
         assert_eq!(said("absent").unwrap(), Some(NO_FILE));
-        let link = "--mount `planted` is a symbolic link, to `../secret`";
+        let link = "--mount `planted` is a symbolic link to `../secret`";
         assert_eq!(said("planted").unwrap_err(), link);
         assert_eq!(
             said(&here.join("planted").to_string_lossy()).unwrap_err(),
             link
         );
-        let through = "--mount `real/../planted/x` goes through the symbolic link `real/../planted`, to `../secret`";
+        let through = "--mount `real/../planted/x` goes through the symbolic link `real/../planted` to `../secret`";
         assert_eq!(said("real/../planted/x").unwrap_err(), through);
         assert_eq!(said(&top.join("above").to_string_lossy()).unwrap(), None);
         fs::remove_dir_all(top).unwrap();

@@ -106,8 +106,7 @@ pub(super) fn reads_terminal(command: &[OsString]) -> bool {
 }
 
 fn require_terminal() -> Result<(), Failure> {
-    let hint =
-        "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
+    let hint = "start it in a terminal, or omit --tty (--stdin passes standard input through)";
     if io::stdin().is_terminal() {
         Ok(())
     } else {

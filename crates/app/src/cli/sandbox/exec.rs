@@ -26,7 +26,7 @@ Examples:
   tar -c src | airlock sandbox exec --stdin $id -- tar -x
   airlock sandbox exec --detach $id -- python3 -m http.server
 
-The exit status is the program's; 124 at --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
+The exit status is the program's; 124 after --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
 
 const BROKEN_PIPE: u8 = 128 + 13;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -41,19 +41,19 @@ pub(super) struct Options {
     /// Set a variable; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Where it starts, inside
+    /// The working directory inside
     #[arg(long, value_name = "DIR")]
     directory: Option<String>,
-    /// Its time on the clock
+    /// The timeout, by the clock
     #[arg(long, value_name = "TIME")]
     timeout: Option<Time>,
-    /// Pass standard input through; otherwise it is empty
+    /// Pass standard input through [default: empty]
     #[arg(long)]
     stdin: bool,
-    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
+    /// Give the program a terminal, shown in yours; every key goes to it, Ctrl-C too
     #[arg(short, long, conflicts_with_all = ["json", "stdin", "detach"])]
     tty: bool,
-    /// Leave it running in the background, and print its identifier
+    /// Run it in the background, and print its identifier
     #[arg(long, conflicts_with = "stdin")]
     detach: bool,
     /// Print one JSON object instead of the program's own output
@@ -184,8 +184,8 @@ pub(super) async fn execute(
     if options.tty {
         return pty::execute(&options.id, request_body, client, env).await;
     }
-    let signals =
-        Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+    let signals = Signals::listen()
+        .map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
     request_body.retain(|_, value| *value != json!(false));
     let state = start(&client, &options.id, request_body).await?;
     if options.detach {
@@ -279,7 +279,7 @@ impl RemoteExec {
                 None => {
                     return Err(self
                         .client
-                        .not_airlock("it told no end of the program")
+                        .not_airlock("it reported no end of the program")
                         .into());
                 }
             };
@@ -316,7 +316,7 @@ impl RemoteExec {
                 report_failure(&format!("cannot pass on the program's output: {error}"))
             }
             (Delivery::Complete, lost) => {
-                report_failure(&format!("{lost} bytes of output were lost on the way"))
+                report_failure(&format!("{lost} bytes of output were lost"))
             }
         })
     }
@@ -341,11 +341,11 @@ mod tests {
         };
         assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
         assert_eq!(
-            of(r#""status":"report_failure","exit_code":3,"signal":null"#),
+            of(r#""status":"failed","exit_code":3,"signal":null"#),
             3
         );
         assert_eq!(
-            of(r#""status":"report_failure","exit_code":null,"signal":9"#),
+            of(r#""status":"failed","exit_code":null,"signal":9"#),
             137
         );
         assert_eq!(

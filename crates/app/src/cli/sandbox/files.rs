@@ -30,7 +30,7 @@ pub(super) struct PutOptions {
     id: String,
     /// The file; - is standard input, which needs --name
     file: PathBuf,
-    /// Where, below /workspace [default: the name of the file]
+    /// The path below /workspace [default: the name of the file]
     #[arg(long, value_name = "PATH")]
     name: Option<PathBuf>,
 }
@@ -45,7 +45,7 @@ pub(super) struct GetOptions {
     id: String,
     /// The file, below /workspace
     name: PathBuf,
-    /// The file to make; one that exists is not overwritten [default: standard output]
+    /// The file to create; an existing one is not overwritten [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -53,12 +53,10 @@ pub(super) struct GetOptions {
 pub(super) async fn put(options: &PutOptions, client: &Client) -> Result<u8, Failure> {
     let is_stdin = options.file.as_os_str() == "-";
     let own = (!is_stdin).then(|| file_name(&options.file)).flatten();
-    let name = options.name.clone().or(own).ok_or_else(|| {
-        Failure::invalid(
-            "what comes from standard input has no name",
-            "add --name PATH",
-        )
-    })?;
+    let name =
+        options.name.clone().or(own).ok_or_else(|| {
+            Failure::invalid("standard input has no file name", "add --name PATH")
+        })?;
     let failed = |error: io::Error| {
         Failure::invalid(
             format!("cannot read `{}`: {error}", options.file.display()),
@@ -99,7 +97,7 @@ pub(super) async fn get(options: &GetOptions, client: &Client) -> Result<u8, Fai
         .open(path)
         .map_err(|error| {
             Failure::invalid(
-                format!("cannot make `{}`: {error}", path.display()),
+                format!("cannot create `{}`: {error}", path.display()),
                 "give --output a new file",
             )
         })?;

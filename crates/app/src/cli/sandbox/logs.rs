@@ -18,10 +18,10 @@ use std::io;
 pub(super) struct Options {
     /// The sandbox
     id: String,
-    /// Which program [default: the newest]
+    /// The program [default: the newest]
     #[arg(long, value_name = "ID")]
     exec: Option<String>,
-    /// Which stream: stdout or stderr
+    /// The stream: stdout or stderr
     #[arg(
         long,
         value_name = "NAME",
@@ -29,7 +29,7 @@ pub(super) struct Options {
         hide_possible_values = true
     )]
     stream: StreamName,
-    /// Go on until the program ends
+    /// Follow the output until the program ends
     #[arg(long)]
     follow: bool,
 }
@@ -104,7 +104,7 @@ fn exec_id(client: &Client, answer: &ClientResponse) -> Result<String, Failure> 
     let exec = answer.header("airlock-exec").map(str::to_owned);
     exec.ok_or_else(|| {
         client
-            .not_airlock("it does not say of which program this is")
+            .not_airlock("its response does not name the program")
             .into()
     })
 }
@@ -123,7 +123,7 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
         sandbox: options.id,
         exec,
     };
-    let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
+    let failed = |error: io::Error| Failure::internal(format!("cannot write the output: {error}"));
     let mut events = exec.follow();
     let mut out = OutputTarget::stdout();
     let mut at = 0;
@@ -148,7 +148,7 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
     out.finish().map_err(failed)?;
     if lost > 0 {
         message::print(&[Message::Note(format!(
-            "{lost} bytes of output are not kept any more"
+            "{lost} bytes of output are no longer stored"
         ))]);
     }
     Ok(0)

@@ -33,7 +33,7 @@ Examples:
   airlock sandbox get $id result.txt
   airlock sandbox rm $id
 
-Sandboxes live in a server, started with `airlock serve`.";
+Sandboxes need a server, started with `airlock serve`.";
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
@@ -41,7 +41,7 @@ Examples:
   airlock sandbox create --memory 1G --idle-timeout 1h --lifetime 8h --label team=blue
   airlock sandbox create --workspace /srv/project
 
-It prints the sandbox's identifier. Of the options of `run`, those about the command itself have no meaning here.";
+It prints the sandbox's identifier. Options of `run` about the command itself do not apply.";
 
 /// The options of `airlock sandbox`.
 #[derive(Args, Debug)]
@@ -53,30 +53,30 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a sandbox, and print its identifier
+    /// Create a sandbox, and print its identifier
     #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = hide_command_options)]
-    CreateOptions(Box<CreateOptions>),
+    Create(Box<CreateOptions>),
     /// List sandboxes
     List {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Run a program in a sandbox; its output and exit status are ours
+    /// Run a program in a sandbox; output and exit status are the program's
     Exec(exec::Options),
-    /// Show what the newest program of a sandbox wrote, or another's
+    /// Show the output of a sandbox's newest program, or another's
     Logs(logs::Options),
-    /// Put a file into a sandbox's workspace
+    /// Upload a file to a sandbox's workspace
     Put(files::PutOptions),
-    /// Fetch a file of a sandbox's workspace
+    /// Download a file from a sandbox's workspace
     Get(files::GetOptions),
-    /// Stop everything in a sandbox where it is
+    /// Pause everything in a sandbox
     Pause(SandboxArgs),
-    /// Let a paused sandbox go on
+    /// Resume a paused sandbox
     Resume(SandboxArgs),
-    /// Make a sandbox like this one, with a copy of its workspace, and print its identifier
+    /// Create a sandbox like this one, with a copy of its workspace, and print its identifier
     Fork(SandboxArgs),
-    /// End sandboxes with everything in them
+    /// Remove sandboxes with everything in them
     Rm {
         /// The sandboxes
         #[arg(required = true, value_name = "ID")]
@@ -121,13 +121,13 @@ struct SandboxArgs {
 struct CreateOptions {
     #[command(flatten)]
     run: run::Options,
-    /// End it when nobody has used it for so long [default: 15m]
+    /// Idle timeout: remove it when unused for this time [default: 15m]
     #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
     idle_timeout: Option<Time>,
-    /// End it after so long in any case [default: 1h]
+    /// Lifetime: remove it after this time in any case [default: 1h]
     #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
     lifetime: Option<Time>,
-    /// A word of your own about it; repeatable
+    /// A label of the sandbox; repeatable
     #[arg(long, value_name = "NAME=VALUE", help_heading = "The sandbox")]
     label: Vec<String>,
 }
@@ -135,7 +135,7 @@ struct CreateOptions {
 impl Action {
     fn json(&self) -> bool {
         match self {
-            Action::CreateOptions(create) => create.run.json,
+            Action::Create(create) => create.run.json,
             Action::List { json } | Action::Rm { json, .. } => *json,
             Action::Exec(options) => options.json,
             Action::Pause(one) | Action::Resume(one) | Action::Fork(one) => one.json,
@@ -162,7 +162,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
 async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     let json = action.json();
     match action {
-        Action::CreateOptions(create) => {
+        Action::Create(create) => {
             let request_body = request_body(*create, env)?;
             print_created(
                 client

@@ -140,7 +140,7 @@ impl PtySession<'_> {
             };
             let message = message.map_err(|_| started.broken("nothing comes"))?;
             match message
-                .ok_or_else(|| started.broken("it ended too early"))?
+                .ok_or_else(|| started.broken("the stream ended too early"))?
                 .map_err(broken)?
             {
                 Message::Binary(bytes) => {
@@ -197,7 +197,7 @@ impl PtySession<'_> {
         match timeout(HANDSHAKE_TIMEOUT, shaken).await {
             Ok(Ok((socket, _))) => Ok(socket),
             Ok(Err(Error::Http(answer))) => {
-                Err(client.not_airlock(format!("it says {}", answer.status())))
+                Err(client.not_airlock(format!("it responds with {}", answer.status())))
             }
             Ok(Err(error)) => Err(self.started.broken(&error.to_string())),
             Err(_) => Err(RemoteError::TimedOut {

@@ -26,7 +26,7 @@ pub(super) fn start(started: &RemoteExec) {
     tokio::spawn(async move {
         if let Err(error) = upload(&started, chunks).await {
             message::print(&[Message::Error(format!(
-                "the rest of standard input cannot be sent: {error}"
+                "cannot send the rest of standard input: {error}"
             ))]);
             started.cancel();
         }
@@ -37,7 +37,8 @@ async fn upload(
     started: &RemoteExec,
     mut chunks: mpsc::Receiver<io::Result<Bytes>>,
 ) -> Result<(), RemoteError> {
-    let local = |error: io::Error| RemoteError::Local(format!("it cannot be read: {error}"));
+    let local =
+        |error: io::Error| RemoteError::Local(format!("standard input cannot be read: {error}"));
     let mut at = 0;
     while let Some(chunk) = chunks.recv().await {
         let mut bytes = BytesMut::from(chunk.map_err(local)?);

@@ -43,20 +43,27 @@ fn read(path: &Path, file: File) -> Result<ApiToken, Failure> {
         return Err(bad(path, "it is not a regular file"));
     }
     if metadata.st_mode & 0o077 != 0 || metadata.st_uid != geteuid().as_raw() {
-        return Err(bad(path, "others can read it, or it is somebody else's"));
+        return Err(bad(
+            path,
+            "other users can read it, or it belongs to another user",
+        ));
     }
     let mut text = String::new();
     file.take(MAX_KEY_FILE_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| bad(path, &error.to_string()))?;
-    ApiToken::parse(text.trim())
-        .ok_or_else(|| bad(path, "it holds no key as `airlock key create` makes them"))
+    ApiToken::parse(text.trim()).ok_or_else(|| {
+        bad(
+            path,
+            "it does not hold a key as `airlock key create` prints it",
+        )
+    })
 }
 
 /// The file is missing and cannot be created.
 fn cannot_create(path: &Path, error: Errno) -> Failure {
     let message = format!(
-        "`{}` cannot be made for the admin's key: {}",
+        "cannot create `{}` for the admin's key: {}",
         path.display(),
         io::Error::from(error)
     );
@@ -73,6 +80,6 @@ fn bad(path: &Path, why: &str) -> Failure {
     );
     Failure::invalid(
         message,
-        "remove it to have one made, or make it your own: chmod 600 FILE",
+        "remove it so that one is created, or make it private: chmod 600 FILE",
     )
 }

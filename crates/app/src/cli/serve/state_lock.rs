@@ -62,13 +62,13 @@ impl StateLock {
                     who.trim()
                 };
                 let message = format!(
-                    "`{}` is served already: {}",
+                    "a server for `{}` is already running: {}",
                     state.display(),
                     who.escape_debug()
                 );
                 Err(failed(
                     message,
-                    "stop that one, or give this one its own folder with --state DIR",
+                    "stop the other server, or choose another folder with --state DIR",
                 ))
             }
             Err(error) => {

@@ -38,7 +38,7 @@ impl ServiceManager {
             },
             Err(error) => {
                 super::message::print(&[super::Message::Note(format!(
-                    "the service manager cannot be told anything: {error}"
+                    "cannot notify the service manager: {error}"
                 ))]);
                 ServiceManager::default()
             }

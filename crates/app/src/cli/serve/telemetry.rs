@@ -64,7 +64,7 @@ pub(super) fn trace(config: &Config) -> Result<Option<TraceSettings>, Failure> {
 fn secret_value(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
     let broken = |why: &str| {
         ConfigError::new(
-            format!("a header of [trace] cannot be had: {why}"),
+            format!("a header of [trace] cannot be read: {why}"),
             "try again",
         )
     };

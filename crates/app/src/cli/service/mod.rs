@@ -28,13 +28,13 @@ Examples:
   airlock service status --json
   airlock service uninstall
 
-The key of the admin is made at the first start, in the file `admin-key` of the state folder
-(mode 0600). Nothing that is not Airlock's own is ever overwritten or removed.
+The admin key is created at the first start, in the file `admin-key` of the state folder (mode
+0600). Files that Airlock did not write are never overwritten or removed.
 Exit status: 0, or 125 if it was refused; `status` exits with 1 if the service is not installed.";
 
 const MAX_UNIT_BYTES: u64 = 1 << 20;
 const INITIAL_CONFIGURATION: &str = "\
-# Settings of `airlock serve`. Everything has a default; `[serve]` says where it listens and how much it allows.
+# Settings of `airlock serve`. Every key has a default; `[serve]` sets the listen address and limits.
 ";
 
 /// The options of `airlock service`.
@@ -43,13 +43,13 @@ const INITIAL_CONFIGURATION: &str = "\
 pub(super) struct Options {
     #[command(subcommand)]
     action: Action,
-    /// Of your own service manager, without root
+    /// Use your own service manager, without root
     #[arg(long, global = true)]
     user: bool,
     /// The name of the service
     #[arg(long, global = true, value_name = "NAME", default_value = "airlock")]
     name: String,
-    /// Below this folder instead of `/`, as for an image of a machine
+    /// Install below this folder instead of `/`, such as for a machine image
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "user")]
     root: Option<PathBuf>,
     /// Print one JSON object
@@ -59,20 +59,20 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write the unit, and a first configuration if there is none
+    /// Write the unit, and an initial configuration if there is none
     Install {
         #[command(flatten)]
         unit_options: UnitOptions,
-        /// Say what would be done, and do nothing
+        /// Show what would be done, and do nothing
         #[arg(long)]
         dry_run: bool,
-        /// Have systemd read the unit, start it now and at every boot
+        /// Reload systemd, and start the service now and at every boot
         #[arg(long, conflicts_with = "root")]
         start: bool,
     },
     /// Stop the service and remove its unit; configuration and state stay
     Uninstall,
-    /// Say whether it is installed, and what systemd says of it
+    /// Show whether the service is installed, and its state
     Status,
     /// Print the unit that `install` would write
     PrintUnit {
@@ -84,10 +84,11 @@ enum Action {
 /// Options that the unit passes to `airlock serve`.
 #[derive(Args, Debug)]
 struct UnitOptions {
-    /// Where to listen: an address, or unix:PATH [default: what the configuration says, else 127.0.0.1:7070]
+    /// The listen address: HOST:PORT, or unix:PATH [default: from the configuration, else
+    /// 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<ListenAddress>,
-    /// A startup file for `airlock serve --node`
+    /// A node file for `airlock serve --node`
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
 }
@@ -162,7 +163,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::invalid(
-            format!("`{}` is no name for a service", name.escape_debug()),
+            format!("`{}` is not a valid service name", name.escape_debug()),
             "use 1 to 64 of A-Z a-z 0-9 _ and -",
         ))
     }
@@ -187,9 +188,11 @@ impl UnitFile {
                 .map(PathBuf::from)
                 .filter(|path| path.is_absolute());
             let own = own.or_else(|| env.home().map(|home| home.join(".config")));
-            let hint = "set HOME, or leave --user away and be root";
-            own.ok_or_else(|| Failure::invalid("there is no home for a service of your own", hint))?
-                .join("systemd/user")
+            let hint = "set HOME, or omit --user and run as root";
+            own.ok_or_else(|| {
+                Failure::invalid("HOME is not set, and a user service needs it", hint)
+            })?
+            .join("systemd/user")
         } else {
             PathBuf::from("/etc/systemd/system")
         };
@@ -248,7 +251,7 @@ fn file_failure(verb: &str, path: &Path, error: &io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot {verb} `{}`: {error}", path.display()),
-        hint: "be root for a service of the machine, or use --user for one of your own".to_owned(),
+        hint: "run as root for a system service, or use --user for a user service".to_owned(),
     }
 }
 
@@ -464,7 +467,7 @@ fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     if options.json {
         print_json(&status)?
     } else {
-        let unknown = || "no systemd runs here".to_owned();
+        let unknown = || "systemd does not run here".to_owned();
         let unit = match (status.installed, status.ours) {
             (false, _) => "not installed".to_owned(),
             (true, true) => format!("{}", status.unit.display()),

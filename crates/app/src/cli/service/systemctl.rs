@@ -22,16 +22,16 @@ pub(super) fn start_hint(user: bool, name: &str) -> String {
         "systemctl"
     };
     format!(
-        "start it with `{systemctl} daemon-reload && {systemctl} enable --now {name}`, or say --start"
+        "start it with `{systemctl} daemon-reload && {systemctl} enable --now {name}`, or give --start"
     )
 }
 
 /// Reloads the units, then enables and starts this one.
 pub(super) fn start(user: bool, name: &str) -> Result<Vec<ServiceChange>, Failure> {
     if !is_running(user) {
-        let message = "no systemd runs here that could start it".to_owned();
+        let message = "systemd does not run here, and so cannot start the service".to_owned();
         let hint =
-            "the unit is in place; without systemd start `airlock serve` by what this machine has for that"
+            "the unit is installed; without systemd, start `airlock serve` with this machine's service manager"
                 .to_owned();
         return Err(Failure {
             code: ErrorCode::StartFailed,
@@ -100,7 +100,7 @@ fn run_systemctl(user: bool, words: &[&str]) -> Result<(), Failure> {
     let failed = |why: String| Failure {
         code: ErrorCode::StartFailed,
         message: format!("`{shown}` failed: {why}"),
-        hint: "the unit is in place; `journalctl -e` may say more".to_owned(),
+        hint: "the unit is installed; `journalctl -e` may show the reason".to_owned(),
     };
     let answer = systemctl(user)
         .args(words)

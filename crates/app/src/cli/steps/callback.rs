@@ -20,10 +20,13 @@ pub(super) struct Callback {
 impl Callback {
     pub(super) fn to(url: &str, global: &Global, env: &ProcessEnv) -> Result<Callback, Failure> {
         let bad = |why: &str| {
-            let message = format!("`{}` cannot be told of the job: {why}", url.escape_debug());
+            let message = format!(
+                "`{}` cannot be notified of the job: {why}",
+                url.escape_debug()
+            );
             Failure::invalid(message, "write http://HOST:PORT/PATH or https://HOST/PATH")
         };
-        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
         let base = format!("{}://{authority}", uri.scheme_str().unwrap_or_default());
         let address = ServerAddress::parse(&base).map_err(|why| bad(&why))?;
@@ -51,7 +54,7 @@ impl Callback {
             .json(what)
             .response_timeout(CALLBACK_TIMEOUT);
         let untold =
-            |why: String| format!("{} was not told of the job: {why}", self.client.address);
+            |why: String| format!("{} was not notified of the job: {why}", self.client.address);
         match tokio::time::timeout(CALLBACK_TIMEOUT, self.client.send(ask)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(untold(error.to_string())),

@@ -27,12 +27,12 @@ Examples:
   airlock steps --job job.json --result result.json --workspace . --llm=anthropic
   airlock steps --job job.json --result result.json --image localhost/my-agent -- my-agent
 
-Of the options of `run`, those about one command have no meaning here. With a COMMAND, that program carries the job out: it
-finds /job/job.json and writes /job/result.json. The variables SBA_JOB_PATH, SBA_RESULT_PATH, SBA_WORKSPACE,
-SBA_STDIN_STDOUT, SBA_EXECUTION_MODE, SBA_DIRECT_STEPS and SBA_CALLBACK_URL stand for options that are not given.
+Options of `run` about a single command do not apply. With a COMMAND, that program runs the job: it reads /job/job.json
+and writes /job/result.json. The variables SBA_JOB_PATH, SBA_RESULT_PATH, SBA_WORKSPACE, SBA_STDIN_STDOUT,
+SBA_EXECUTION_MODE, SBA_DIRECT_STEPS and SBA_CALLBACK_URL are used for options that are not given.
 
-Exit status: 0 the job succeeded, 1 it failed, 123 not all of its changes could be applied,
-124 its time was over, 125 nothing of it was carried out.";
+Exit status: 0 if the job succeeded, 1 if it failed, 123 if not all of its changes could be applied,
+124 after its timeout, 125 if nothing of it was started.";
 
 const JOB_HEADING: &str = "The job";
 
@@ -49,10 +49,10 @@ pub(super) struct Options {
     /// File for the result [env: SBA_RESULT_PATH]
     #[arg(long, value_name = "FILE", help_heading = JOB_HEADING)]
     result: Option<PathBuf>,
-    /// direct_steps or agent_inference, whatever the job says [env: SBA_EXECUTION_MODE]
+    /// Override the job's mode: direct_steps or agent_inference [env: SBA_EXECUTION_MODE]
     #[arg(long, value_name = "MODE", help_heading = JOB_HEADING)]
     mode: Option<String>,
-    /// Tell this address when the job begins, and with its result when it has ended [env: SBA_CALLBACK_URL]
+    /// Notify this URL when the job begins, and of its result [env: SBA_CALLBACK_URL]
     #[arg(long, value_name = "URL", help_heading = JOB_HEADING)]
     callback: Option<String>,
     #[command(flatten)]
@@ -129,7 +129,7 @@ impl StepsRequest {
         };
         if job.is_none() && !stdin {
             let hint = "give --job FILE, or --stdin to read it from standard input";
-            return Err(Failure::invalid("there is no job", hint));
+            return Err(Failure::invalid("no job is given", hint));
         }
         let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
         let mode = mode.or_else(|| text("SBA_EXECUTION_MODE"));
@@ -137,7 +137,7 @@ impl StepsRequest {
         let mode = match mode.as_deref() {
             None => direct(),
             Some(name) => Some(ExecutionMode::named(name).ok_or_else(|| {
-                let message = format!("`{}` is no mode", name.escape_debug());
+                let message = format!("`{}` is not a mode", name.escape_debug());
                 Failure::invalid(message, "the modes are direct_steps and agent_inference")
             })?),
         };
@@ -239,7 +239,7 @@ impl StepsRequest {
         let runtime = super::runtime()?;
         let outcome = runtime.block_on(async {
             let signals = run::Signals::listen();
-            let signals = signals.map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+            let signals = signals.map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
             let engine = super::open_engine(&config, Some(begun))?;
             self.notify(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
             let (cancel, cancelled) = watch::channel(false);

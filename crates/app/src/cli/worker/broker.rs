@@ -16,19 +16,20 @@ Examples:
   airlock worker broker
   airlock worker broker --listen 127.0.0.1:0 --json
 
-Lines of JSON over TCP, as development brokers of the mesh speak. Everybody gets what they
-subscribed to. Nothing is kept for those who are not there, nobody is asked who they are, and
-nothing is encrypted. It runs until SIGTERM or Ctrl-C.
+The protocol is lines of JSON over TCP, as development brokers of the mesh use. Messages are not
+stored for absent clients, there is no authentication, and nothing is encrypted. It runs until
+SIGTERM or Ctrl-C.
 Exit status: 0, or 125 if it could not start.";
 
 /// The options of `airlock worker broker`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Where workers and agents connect
+    /// The listen address for workers and agents
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:55554")]
     listen: SocketAddr,
-    /// Listen on addresses that other machines reach: whoever connects can call every tool and read every answer
+    /// Allow addresses that other machines can reach: everyone who connects can call every tool and
+    /// read every response
     #[arg(long)]
     dangerously_listen_publicly: bool,
     /// Print one JSON object when it is ready
@@ -56,7 +57,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     let (listener, address) = listening.map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot listen on `{}`: {error}", options.listen),
-        hint: "choose another address with --listen; port 0 takes a free one".to_owned(),
+        hint: "choose another address with --listen; port 0 selects a free port".to_owned(),
     })?;
     print_address(address, options.json)?;
     tokio::select! {
@@ -96,9 +97,9 @@ impl Options {
         } else {
             Err(Failure::invalid(
                 format!(
-                    "`--listen {address}` can be reached by other machines, and this broker asks nobody who they are"
+                    "`--listen {address}` is reachable from other machines, and this broker has no authentication"
                 ),
-                "listen on 127.0.0.1, use a real broker, or say --dangerously-listen-publicly",
+                "listen on 127.0.0.1, use a real broker, or give --dangerously-listen-publicly",
             ))
         }
     }
@@ -128,7 +129,7 @@ mod tests {
         for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1"] {
             let refused = checked(&["--listen", address]).unwrap_err();
             assert!(
-                refused.contains("can be reached by other machines"),
+                refused.contains("is reachable from other machines"),
                 "{refused}"
             );
             assert_eq!(

@@ -79,12 +79,12 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> LedgerRotation<Clock> {
             if let Ok((begun, retired)) = checked.await {
                 if let Err(error) = begun {
                     log_error(
-                        "that of today cannot be begun, that of the day before goes on",
+                        "cannot begin today's segment, yesterday's continues",
                         error.to_string(),
                     );
                 }
                 if let Some(Err(error)) = retired {
-                    log_error("old ones cannot be taken away", error.to_string());
+                    log_error("cannot remove old segments", error.to_string());
                 }
             }
             tokio::time::sleep(between).await;

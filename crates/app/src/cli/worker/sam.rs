@@ -25,21 +25,21 @@ Examples:
   SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
   SAM_NAMESPACE=demo SOLACE_HOST=broker.example:5671 airlock worker sam --check --json
 
-Everything else is said by the environment, in the words of the workers that it takes the place of:
-  SAM_NAMESPACE           whose mesh [default: solace-agent-mesh]
+All settings are environment variables, named as in the workers that it replaces:
+  SAM_NAMESPACE           the mesh [default: solace-agent-mesh]
   SAM_WORKER_ID           the pool that this worker belongs to [default: sandbox-worker-001]
   SAM_TRANSPORT           the broker: mqtt://HOST:PORT, mqtts://…, amqp://…, amqps://…, or tcp://…
-                          for a development broker; SOLACE_HOST=HOST:PORT, or DEV_BROKER_HOST and
-                          DEV_BROKER_PORT, say it as well
+                          for a development broker; or SOLACE_HOST=HOST:PORT, or DEV_BROKER_HOST
+                          and DEV_BROKER_PORT
   MANIFEST_PATH           the tools [default: /tools/manifest.yaml]
   TOOLS_PYTHON_DIR        their Python modules [default: /tools/python]
   SANDBOX_MAX_CONCURRENT  calls at once [default: 4]
 The others are listed in docs/worker.md.
 
-The first SIGTERM or Ctrl-C lets calls that run finish for a while, and takes no new ones; the
-second ends them at once.
-Exit status: 0, 1 if calls were cut short, the broker was lost for good or --check found
-something wrong, or 125 if it could not start.";
+The first SIGTERM or Ctrl-C accepts no new calls and waits a while for running ones; the second
+ends them at once.
+Exit status: 0, 1 if calls were cut short, the broker was lost permanently or --check found a
+problem, or 125 if it could not start.";
 
 /// Exit status if calls were cut short or the broker was lost.
 const INCOMPLETE: u8 = 1;
@@ -51,7 +51,7 @@ const MAX_THREADS: usize = 4;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Read settings, files and manifest, prepare every tool, print what would be served, and end
+    /// Check settings and manifest, prepare every tool, print what would be served, and exit
     #[arg(long)]
     check: bool,
     /// Print one JSON object, with --check
@@ -155,9 +155,9 @@ fn report_end(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure>
         Ok(ShutdownReport { cut }) => {
             message::print(&[
                 Message::Error(format!(
-                    "{cut} calls were not let finish, or their answers reached nobody"
+                    "{cut} calls were cut short, or their responses were not delivered"
                 )),
-                Message::Hint("give them more time before the second signal".to_owned()),
+                Message::Hint("wait longer before the second signal".to_owned()),
             ]);
             Ok(INCOMPLETE)
         }
@@ -166,7 +166,7 @@ fn report_end(ended: Result<ShutdownReport, WorkerError>) -> Result<u8, Failure>
                 code: ErrorCode::Lost,
                 message: failed.to_string(),
                 hint:
-                    "with SOLACE_RECONNECT_RETRIES=0 it is tried for ever, unless that cannot help"
+                    "with SOLACE_RECONNECT_RETRIES=0 the worker retries for ever, unless a retry cannot succeed"
                         .to_owned(),
             };
             message::print(&lost.lines());

@@ -186,7 +186,7 @@ pub(super) async fn serve(
         None => {
             log.write(
                 LogEntry::new(LogSeverity::Info, "ended")
-                    .message("told to end before anything was served"),
+                    .message("stopped before anything was served"),
             );
             caller.close().await;
             Ok(ShutdownReport { cut: 0 })
@@ -263,7 +263,7 @@ async fn check_containment(
         .map_err(|refusal| Failure {
             code: ErrorCode::Internal,
             message: format!("tools cannot be run: {}", refusal.message),
-            hint: "`airlock doctor` says what this machine lacks".to_owned(),
+            hint: "`airlock doctor` shows what this machine lacks".to_owned(),
         })
 }
 
@@ -280,7 +280,7 @@ fn model_problem(config: &Config, settings: &WorkerSettings) -> Option<String> {
 fn connection_failure(error: ConnectionError) -> Failure {
     Failure::invalid(
         error.message,
-        "`airlock worker sam --help` says where the variables are listed",
+        "`airlock worker sam --help` names the page that lists the variables",
     )
 }
 
@@ -334,9 +334,8 @@ fn open_caller(
     settings: &WorkerSettings,
     engine: &Engine,
 ) -> Result<CallRunner, Failure> {
-    let store = ArtifactStore::open(settings.artifact_store()).map_err(|error| {
-        Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say")
-    })?;
+    let store = ArtifactStore::open(settings.artifact_store())
+        .map_err(|error| Failure::invalid(error.to_string(), "correct the ARTIFACT_ variables"))?;
     let models = settings.calls.model.as_ref().map(|model| {
         let mut model_settings =
             ipc::ModelSettings::new(Some(model.provider.clone()), &model.model);
@@ -392,10 +391,7 @@ fn open_sync(settings: &WorkerSettings) -> Result<Option<ToolSync>, Failure> {
         .map(ToolSync::open)
         .transpose()
         .map_err(|error| {
-            Failure::invalid(
-                error.to_string(),
-                "mend what the variables of object storage say",
-            )
+            Failure::invalid(error.to_string(), "correct the variables of object storage")
         })
 }
 
@@ -427,7 +423,7 @@ async fn sync_tools(
 fn line(sync_state: &sync::SyncState) -> LogEntry {
     match sync_state {
         sync::SyncState::Waiting => LogEntry::new(LogSeverity::Error, "tools_not_brought")
-            .message("object storage takes its time; what is there is served meanwhile"),
+            .message("object storage is slow; the tools that are present are served meanwhile"),
         sync::SyncState::Failed(why) => {
             LogEntry::new(LogSeverity::Error, "tools_not_brought").message(why.clone())
         }
@@ -521,8 +517,8 @@ async fn serve_health(health: Health, settings: &WorkerSettings) -> Result<(), F
     };
     let listener = health::listen(port).await.map_err(|error| {
         Failure::invalid(
-            format!("cannot listen on port {port} for questions about health: {error}"),
-            "choose another HEALTH_PORT, or 0 for none",
+            format!("cannot listen on port {port} for health checks: {error}"),
+            "choose another HEALTH_PORT, or 0 to disable it",
         )
     })?;
     tokio::spawn(health.serve(listener));
@@ -583,7 +579,7 @@ mod tests {
         let (reports, reported) = mpsc::channel(2);
         let mut failures = log_reports(reported, log, Arc::new(vec!["/home/ana/state".into()]));
         for why in [
-            "cannot make `/home/ana/state/runs/1`: no room",
+            "cannot create `/home/ana/state/runs/1`: no room",
             "it is no `/tools/python/x.py`",
         ] {
             let tool = "t".to_owned();
@@ -595,7 +591,7 @@ mod tests {
         }
         assert_eq!(
             failures.recv().await.unwrap().why,
-            "cannot make `…/runs/1`: no room"
+            "cannot create `…/runs/1`: no room"
         );
         assert_eq!(
             failures.recv().await.unwrap().why,

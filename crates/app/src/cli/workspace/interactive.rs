@@ -12,12 +12,12 @@ use std::{
 };
 
 const ANSWERS: &str = "\
-y - take it over
-n - leave it
-a - take this and all that follow
-q - leave this and all that follow
+y - commit it
+n - skip it
+a - commit this and all that follow
+q - skip this and all that follow
 d - show it as a patch
-? - show this
+? - show this help
 ";
 
 /// Refuses interaction without a terminal.
@@ -50,7 +50,7 @@ pub(super) async fn choose(
         }
         let stands_against = change.left_out.is_some() || change.conflict.is_some();
         if stands_against && !force {
-            message::print_plain(&format!("not taken over: {}", line(change)));
+            message::print_plain(&format!("not committed: {}", line(change)));
             continue;
         }
         // A held-back change is taken only by its own answer.
@@ -86,7 +86,7 @@ async fn ask_decision(
 ) -> Result<Decision, Failure> {
     loop {
         message::print_plain(&format!(
-            "{}take over `{}`? [y,n,a,q,d,?] ",
+            "{}commit `{}`? [y,n,a,q,d,?] ",
             line(change),
             name(&change.path)
         ));

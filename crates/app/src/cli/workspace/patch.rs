@@ -32,7 +32,7 @@ pub(super) fn write(patch: &Patch, env: &ProcessEnv) -> Result<u8, Failure> {
             Ok(()) | Err(_) => {}
         }
     }
-    let mut notes = omitted_notes(&patch.held, patch.held_total, "behind `# ` in the patch");
+    let mut notes = omitted_notes(&patch.held, patch.held_total, "after `# ` in the patch");
     notes.extend(omitted_notes(
         &patch.omitted,
         patch.omitted_total,

@@ -123,8 +123,8 @@ pub(super) async fn execute(
         }
         Action::Commit { id, args } => commit(client, id, args, json, env).await,
         Action::Held { .. } => Err(Failure::invalid(
-            "a server keeps what was held back on its own machine",
-            "leave --server away, on the machine of the server",
+            "a server keeps held-back files on its own machine",
+            "run this on the server's machine without --server",
         )),
         Action::Discard { id, yes } => {
             let asks = id.is_none() && !yes;
@@ -132,7 +132,7 @@ pub(super) async fn execute(
                 require_id_or_terminal()?;
             }
             let id = workspace_id(client, id).await?;
-            let question = format!("drop all changes of `{}`?", printable(&id));
+            let question = format!("discard all changes of `{}`?", printable(&id));
             if asks && !interactive::confirm(&question)? {
                 return nothing_done();
             }
@@ -203,7 +203,7 @@ async fn commit(
 fn text(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         let words = format!(
-            "the name `{}` is no text, which a server must be told",
+            "the name `{}` is not UTF-8, and cannot be sent to a server",
             name(path)
         );
         Failure::invalid(words, "name the folder that it is in")
@@ -311,7 +311,7 @@ fn show_patch(
     note_unknown(&[], is_compared);
     if unknown > 0 {
         message::print(&[Message::Note(format!(
-            "{unknown} folders could not be looked into; without --patch they are named"
+            "{unknown} folders could not be read; without --patch they are listed"
         ))]);
     }
     Ok(status)
@@ -358,9 +358,7 @@ fn print_commit(client: &Client, answer: &Value, json: bool) -> Result<u8, Failu
 
 fn note_truncated(truncated: bool) {
     if truncated {
-        message::print(&[Message::Note(
-            "there is more than a server tells of at once".to_owned(),
-        )]);
+        message::print(&[Message::Note("the server's list is truncated".to_owned())]);
     }
 }
 
@@ -368,7 +366,7 @@ fn all<A, B>(client: &Client, answer: Vec<A>, one: fn(A) -> Option<B>) -> Result
     let read: Option<Vec<B>> = answer.into_iter().map(one).collect();
     read.ok_or_else(|| {
         client
-            .not_airlock("it tells of a change in words that are not known here")
+            .not_airlock("it reports a change of an unknown kind")
             .into()
     })
 }

@@ -258,7 +258,7 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
         (
             "host = \"10.1\"\nmode = \"tunnel\"",
             "host` in `/c.toml` is a private address",
-            "say allow_private = true",
+            "set allow_private = true",
         ),
     ]);
 }
@@ -273,12 +273,12 @@ fn mistakes_in_repositories_name_the_key_the_file_and_the_remedy() {
         ),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"a/b.git\" }]",
-            "repos[1].repo` in `/c.toml` is no path",
+            "repos[1].repo` in `/c.toml` is not a valid repository path",
             "write the path",
         ),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"/a\" }]",
-            "repos[1].repo` in `/c.toml` is no path",
+            "repos[1].repo` in `/c.toml` is not a valid repository path",
             "write the path",
         ),
         (

@@ -158,7 +158,7 @@ fn no_spelling_of_a_metadata_service_is_a_provider_whatever_is_allowed() {
             assert!(
                 refused
                     .message
-                    .contains("is an address of a metadata service"),
+                    .contains("is the address of a metadata service"),
                 "{}",
                 refused.message
             );
@@ -264,12 +264,12 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = \"sk-1\""),
-            "`provider.x.key` in `/c.toml` must say where the key is",
+            "`provider.x.key` in `/c.toml` must name the source of the key",
             "write { secret",
         ),
         (
             format!("{x}key = {{}}"),
-            "`provider.x.key` in `/c.toml` must say where the key is",
+            "`provider.x.key` in `/c.toml` must name the source of the key",
             "write { secret",
         ),
         (
@@ -279,7 +279,7 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = {{ secret = \"a\", env = \"B\" }}"),
-            "`provider.x.key` in `/c.toml` must name one place",
+            "`provider.x.key` in `/c.toml` must name exactly one source",
             "write",
         ),
         (
@@ -304,7 +304,7 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = {{ vault = \"a/../b\" }}"),
-            "`provider.x.key.vault` in `/c.toml` is no path",
+            "`provider.x.key.vault` in `/c.toml` is not a path",
             "such as",
         ),
         (
@@ -377,7 +377,7 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         ("base = \"http://10.0.0.5\"", "is not encrypted"),
         (
             "base = \"http://169.254.169.254\"\nallow_plain_http = true",
-            "is an address of a metadata",
+            "is the address of a metadata",
         ),
         ("bse = \"x\"", "is not a known key"),
         ("models = []", "must be a list of texts, and not empty"),
