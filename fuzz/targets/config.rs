@@ -10,7 +10,7 @@
 #[allow(dead_code, reason = "what the command alone uses")]
 mod config;
 
-use config::{Config, Flags, Surroundings};
+use config::{Config, Flags, ProcessEnv};
 use libfuzzer_sys::fuzz_target;
 use spec::{EgressMode, EgressRule, ImagePolicy, ImageRule, Limits, Network, Profile};
 use std::{fs, path::PathBuf, sync::LazyLock};
@@ -28,9 +28,9 @@ fuzz_target!(|input: &[u8]| {
         .position(|byte| *byte == 0)
         .unwrap_or(input.len());
     let (operators, local) = input.split_at(middle);
-    let around = Surroundings {
+    let env = ProcessEnv {
         current_folder: FOLDER.clone(),
-        ..Surroundings::default()
+        ..ProcessEnv::default()
     };
     let flags = Flags {
         config: Some("config.toml".into()),
@@ -42,11 +42,11 @@ fuzz_target!(|input: &[u8]| {
         local.get(1..).unwrap_or_default(),
     )
     .expect("and the local one");
-    let Ok(mut config) = config::load(&flags, &around) else {
+    let Ok(mut config) = config::load(&flags, &env) else {
         return;
     };
     let (before, images) = (default_profile(&config), config.policy.images.clone());
-    if config::narrow(&mut config, None, &around).is_ok() {
+    if config::narrow(&mut config, None, &env).is_ok() {
         check_no_wider(&default_profile(&config), &before);
         let may = ImagePolicy {
             rule: config.policy.images.rule,

@@ -7,11 +7,11 @@
 
 #![no_main]
 
-#[path = "../../crates/app/src/remote/events.rs"]
+#[path = "../../crates/app/src/remote/server_sent_events.rs"]
 #[allow(dead_code, reason = "what the command alone uses")]
-mod events;
+mod server_sent_events;
 
-use events::{BadEvents, Event, Parser};
+use server_sent_events::{EventError, ServerEvent, EventParser};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -36,8 +36,8 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(read([again.as_bytes()]), Ok(events), "a second time");
 });
 
-fn read<const N: usize>(pieces: [&[u8]; N]) -> Result<Vec<Event>, BadEvents> {
-    let (mut parser, mut events) = (Parser::default(), Vec::new());
+fn read<const N: usize>(pieces: [&[u8]; N]) -> Result<Vec<ServerEvent>, EventError> {
+    let (mut parser, mut events) = (EventParser::default(), Vec::new());
     for piece in pieces {
         events.extend(parser.feed(piece)?);
     }
@@ -45,7 +45,7 @@ fn read<const N: usize>(pieces: [&[u8]; N]) -> Result<Vec<Event>, BadEvents> {
 }
 
 /// With both signs at the ends of lines: one of them may be the last of what a line says.
-fn written(event: &Event) -> String {
+fn written(event: &ServerEvent) -> String {
     let id = event
         .id
         .as_ref()

@@ -13,17 +13,17 @@ use libfuzzer_sys::fuzz_target;
 use std::{path::Path, time::Duration};
 
 fuzz_target!(|text: &str| {
-    match config::node::parse(text, Path::new("/n.yaml")) {
-        Ok(said) => {
-            let longest = said.longest_timeout.unwrap_or(Duration::from_secs(10_800));
-            assert!(said.default_timeout.is_none_or(|usual| usual <= longest));
+    match config::node_file::parse(text, Path::new("/n.yaml")) {
+        Ok(node) => {
+            let longest = node.max_timeout.unwrap_or(Duration::from_secs(10_800));
+            assert!(node.default_timeout.is_none_or(|usual| usual <= longest));
             assert!(
-                said.folders
+                node.folders
                     .iter()
-                    .chain(&said.state)
+                    .chain(&node.state)
                     .all(|path| path.is_absolute())
             );
-            assert!(said.max_concurrency != Some(0) && said.labels.len() <= 64);
+            assert!(node.max_concurrency != Some(0) && node.labels.len() <= 64);
         }
         Err(refused) => {
             assert!(

@@ -7,21 +7,21 @@
 
 #![no_main]
 
-#[path = "../../crates/app/src/cli/screen.rs"]
+#[path = "../../crates/app/src/cli/terminal_filter.rs"]
 #[allow(dead_code, reason = "what the command alone uses")]
-mod screen;
+mod terminal_filter;
 
 use libfuzzer_sys::fuzz_target;
-use screen::{Level, Screen};
+use terminal_filter::{FilterLevel, TerminalFilter};
 
 fuzz_target!(|input: &[u8]| {
     let [level, cut, bytes @ ..] = input else {
         return;
     };
     let level = if level % 2 == 0 {
-        Level::Lines
+        FilterLevel::Lines
     } else {
-        Level::Whole
+        FilterLevel::FullScreen
     };
     let whole = shown(level, &[bytes]);
     let (first, second) = bytes.split_at(usize::from(*cut).min(bytes.len()));
@@ -31,8 +31,8 @@ fuzz_target!(|input: &[u8]| {
         .chars()
         .for_each(|character| assert!(may_pass(level, character), "{character:?}"));
     match level {
-        Level::Lines => check_colours(&whole),
-        Level::Whole => assert!(
+        FilterLevel::Lines => check_colours(&whole),
+        FilterLevel::FullScreen => assert!(
             ![
                 "\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_", "\x1bk", "\x1bc"
             ]
@@ -42,15 +42,15 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn shown(level: Level, pieces: &[&[u8]]) -> String {
-    let mut screen = Screen::new(level);
+fn shown(level: FilterLevel, pieces: &[&[u8]]) -> String {
+    let mut screen = TerminalFilter::new(level);
     let mut out: Vec<u8> = pieces.iter().flat_map(|piece| screen.show(piece)).collect();
     out.extend(screen.finish());
     String::from_utf8(out).expect("the output is UTF-8")
 }
 
-fn may_pass(level: Level, character: char) -> bool {
-    let more = if level == Level::Whole {
+fn may_pass(level: FilterLevel, character: char) -> bool {
+    let more = if level == FilterLevel::FullScreen {
         "\x07\x0b\x0c\x0e\x0f"
     } else {
         ""

@@ -531,7 +531,7 @@ fn an_artifact_that_is_not_there_is_an_error_and_a_file_is_not_overwritten() {
         );
         answer.stderr
     };
-    let lists = "airlock: hint: `airlock artifact list` shows what is kept\n";
+    let lists = "airlock: hint: `airlock artifact list` shows the artifacts\n";
     assert_eq!(
         refused(&["artifact", "get", "b"]),
         format!("airlock: error: no artifact is called `b`\n{lists}")
@@ -555,7 +555,7 @@ airlock: hint: `airlock artifact list` shows the names
     same(
         refused(&["artifact", "get", "a", "--output", "old"]),
         str![[r#"
-airlock: error: cannot make `old`: File exists (os error 17)
+airlock: error: cannot create `old`: File exists (os error 17)
 airlock: hint: give --output a new file
 
 "#]],
@@ -610,7 +610,7 @@ fn the_escape_suite_lists_its_cases_and_refuses_unknown_ones() {
         stderr,
     } = world.run(&["escape-test", "--only", "A6,Q7\x1b"]);
     assert_eq!((status, stdout.as_str()), (Some(125), ""));
-    let told = "airlock: error: no case or group is called `Q7\\u{1b}`\nairlock: hint: `airlock escape-test --list` shows them\n";
+    let told = "airlock: error: there is no case or group `Q7\\u{1b}`\nairlock: hint: `airlock escape-test --list` shows them\n";
     assert_eq!(stderr, told);
 }
 

@@ -234,7 +234,7 @@ fn a_name_that_no_row_has_is_refused_before_anything_is_done() {
     } = world.run(&["bench", "--only", "posix_spawn,bwarp"]);
     assert_eq!((status, stdout.as_str()), (Some(125), ""));
     assert!(stderr.starts_with(
-        "airlock: error: no row is called `bwarp`\nairlock: hint: the rows are posix_spawn, "
+        "airlock: error: there is no row `bwarp`\nairlock: hint: the rows are posix_spawn, "
     ));
     assert_eq!(world.contents(), before);
 }

@@ -91,7 +91,7 @@ tunnel  127.0.0.1:9  for [..]  airlock grant 127.0.0.1:9
     assert_eq!(denied.status, Some(0), "{}", denied.stderr);
     assert_eq!(running.tries(), "403");
     let revoked = world.run(&["grant", "job-1", "127.0.0.1", "--revoke"]);
-    assert_eq!(revoked.stdout, "no rule: nothing is let out\n");
+    assert_eq!(revoked.stdout, "no rules: no connection is allowed\n");
     let ended = running.end(&world);
     same(
         ended.stderr,
@@ -127,11 +127,11 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     refused(
         &["job-1", "pypi.org"],
         "airlock: error: no run is called `job-1`, or it has ended\n\
-         airlock: hint: no run with an egress door goes on here; --state names another folder\n",
+         airlock: hint: no run with an egress door is running here; --state selects another folder\n",
     );
     refused(
         &["job-1", "pypi.org", "--for", "25h"],
-        "airlock: error: a grant cannot last 25h\nairlock: hint: give --for a time from 1s to 24h\n",
+        "airlock: error: a grant cannot have a duration of 25h\nairlock: hint: give --for a duration from 1s to 24h\n",
     );
     world.write("c.toml", "[maximum]\nallow_hosts = [\"*.example.com\"]\n");
     let with = [
@@ -149,7 +149,7 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     refused(
         &["job-1", "pypi.org"],
         "airlock: error: no run is called `job-1`, or it has ended\n\
-         airlock: hint: the runs that can be granted something are narrow\n",
+         airlock: hint: the runs that accept grants are narrow\n",
     );
     refused(
         &["narrow", "pypi.org"],
@@ -172,6 +172,6 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     refused(
         &["narrow", "b.example.com"],
         "airlock: error: no run is called `narrow`, or it has ended\n\
-         airlock: hint: no run with an egress door goes on here; --state names another folder\n",
+         airlock: hint: no run with an egress door is running here; --state selects another folder\n",
     );
 }

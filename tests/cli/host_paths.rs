@@ -99,30 +99,30 @@ fn a_link_below_the_current_folder_decides_nothing() {
         (
             "--workspace",
             "project/data".into(),
-            "`project/data` is a symbolic link, to `../secret`",
+            "`project/data` is a symbolic link to `../secret`",
         ),
         (
             "--mount",
             "project/data:/m".into(),
-            "`project/data` is a symbolic link, to `../secret`",
+            "`project/data` is a symbolic link to `../secret`",
         ),
         (
             "--mount",
             format!("{here}/project/data:/m"),
-            "`project/data` is a symbolic link, to `../secret`",
+            "`project/data` is a symbolic link to `../secret`",
         ),
         (
             "--mount",
             "project/data/key:/m".into(),
-            "`project/data/key` goes through the symbolic link `project/data`, to `../secret`",
+            "`project/data/key` goes through the symbolic link `project/data` to `../secret`",
         ),
         (
             "--image",
             "./project/data".into(),
-            "`project/data` is a symbolic link, to `../secret`",
+            "`project/data` is a symbolic link to `../secret`",
         ),
     ];
-    let hint = "airlock: hint: an earlier run may have put it there: name the place itself, or give --follow-links if the link is yours\n";
+    let hint = "airlock: hint: an earlier run may have created it: give the target's path, or --follow-links if you trust the link\n";
     for (option, value, what) in &options {
         let answer = world.run(&[&["run", option, value], &SHOW[..]].concat());
         assert_eq!(
@@ -197,7 +197,7 @@ fn a_home_or_a_folder_of_the_system_is_a_workspace_only_if_that_is_confirmed() {
     let refused = |folder: &str, what: &str| {
         let answer = world.run(&["run", "--workspace", folder, "--", "true"]);
         assert_eq!(answer.status, Some(125));
-        let hint = "give --workspace the folder of one project, or --confirm-workspace to show all of it to the program";
+        let hint = "give --workspace the folder of one project, or add --confirm-workspace to show all of it to the program";
         let shown = folder.replace(home, "[WORLD]/here/../home");
         assert_eq!(
             answer.stderr,

@@ -251,7 +251,7 @@ fn only_registries_of_the_operators_list_are_asked() {
     same(
         refused.stderr.replace(&registry.address, "REGISTRY"),
         str![[r#"
-airlock: error: images are not pulled from `REGISTRY` here
+airlock: error: pulling images from `REGISTRY` is not allowed here
 airlock: hint: `images.registries` of the configuration allows docker.io
 
 "#]],
@@ -381,7 +381,7 @@ fn a_pull_that_is_cancelled_leaves_nothing_and_one_that_is_killed_is_swept() {
                 answer.stderr,
                 str![[r#"
 airlock: error: the pull was cancelled
-airlock: hint: nothing of it was kept
+airlock: hint: nothing was stored
 
 "#]],
             );

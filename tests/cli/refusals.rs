@@ -254,7 +254,7 @@ fn a_variable_the_caller_does_not_have() {
         &["run", "--env-from", "TOKEN", "--", "true"],
         str![[r#"
 airlock: error: the variable `TOKEN` is not set
-airlock: hint: set it, or leave --env-from away
+airlock: hint: set it, or omit --env-from
 
 "#]],
     );
@@ -340,7 +340,7 @@ fn a_terminal_where_there_is_none_and_with_json() {
         &["run", "--tty", "--", "true"],
         str![[r#"
 airlock: error: --tty needs a terminal on standard input
-airlock: hint: start it in a terminal, or leave --tty away (--stdin passes standard input through)
+airlock: hint: start it in a terminal, or omit --tty (--stdin passes standard input through)
 
 "#]],
     );
@@ -354,7 +354,7 @@ airlock: hint: start it in a terminal, or leave --tty away (--stdin passes stand
         answer.stderr,
         str![[r#"
 airlock: error: --tty and --json exclude each other
-airlock: hint: leave one of them away: with --json the output is in the result, and nobody types
+airlock: hint: omit one of them: with --json, the output is in the result and there is no terminal
 
 "#]],
     );
@@ -408,8 +408,8 @@ airlock: hint: the backends are native, docker, podman, container (whichever the
     refused_at_once(
         &["--server", "http://127.0.0.1:7070", "sweep"],
         str![[r#"
-airlock: error: `sweep` acts on this machine, and cannot be asked of a server
-airlock: hint: leave --server away to act on this machine
+airlock: error: `sweep` acts on this machine only, and cannot be used with a server
+airlock: hint: omit --server to act on this machine
 
 "#]],
     );
@@ -520,8 +520,8 @@ fn a_configuration_that_is_no_plain_file() {
         &world,
         &["--config", "absent.toml", "run", "--", "true"],
         str![[r#"
-airlock: error: there is no configuration file `[WORLD]/here/absent.toml`
-airlock: hint: mend --config or AIRLOCK_CONFIG, or leave it away to use the defaults
+airlock: error: the configuration file `[WORLD]/here/absent.toml` does not exist
+airlock: hint: correct --config or AIRLOCK_CONFIG, or omit it to use the defaults
 
 "#]],
     );

@@ -555,7 +555,7 @@ fn ctrl_c_keeps_no_secret_and_leaves_the_terminal_as_it_was() {
     sitting.expect("(not shown): ");
     sitting.keys("sk-canary");
     sitting.keys(CTRL_C);
-    sitting.expect("airlock: error: nothing was kept: interrupted");
+    sitting.expect("airlock: error: nothing was stored: interrupted");
     assert!(!sitting.world.state().exists());
     assert_eq!(sitting.end().0, Some(125));
 }

@@ -152,7 +152,7 @@ fn a_changed_ledger_is_named_with_its_line_and_fails() {
         str![[r#"
 airlock: error: `[..]/ledger/run-first.jsonl`, line 3: its hash does not fit: it, or what stood before it, was changed or taken away
 airlock: error: `[..]/ledger/run-second.jsonl`: it is gone, but what it said is known
-airlock: hint: keep the file as it is, and put a copy from a backup in its place
+airlock: hint: keep the damaged file, and replace it by a copy from a backup
 
 "#]],
     );
@@ -170,7 +170,7 @@ fn a_day_that_is_none_is_refused() {
     assert!(
         answer
             .stderr
-            .contains("`2026-02-30` is no day such as 2026-01-31"),
+            .contains("`2026-02-30` is not a date such as 2026-01-31"),
         "{}",
         answer.stderr
     );

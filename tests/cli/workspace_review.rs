@@ -513,7 +513,11 @@ fn the_newest_is_meant_where_none_is_named_and_never_dropped_unasked() {
     let ground = Ground::of_caller(|_| {});
     let nothing = ground.airlock(&["workspace", "diff"]);
     assert_eq!(nothing.status, Some(125));
-    assert!(nothing.stderr.contains("no workspace's changes are kept"));
+    assert!(
+        nothing
+            .stderr
+            .contains("there is no workspace with kept changes")
+    );
     ground.keep_as("older", "echo 1 >older");
     ground.keep_as("newer", "echo 2 >newer");
     let diff = ground.airlock(&["workspace", "diff"]);
@@ -695,18 +699,18 @@ fn each_change_is_asked_about_and_only_what_was_said_is_taken() {
         &[("NO_COLOR", "1")],
     );
     login.expect("the newest workspace: `try`");
-    login.expect("not taken over: + .envrc");
-    login.expect("take over `gone`? [y,n,a,q,d,?] ");
+    login.expect("not committed: + .envrc");
+    login.expect("commit `gone`? [y,n,a,q,d,?] ");
     login.keys("d\n");
     login.expect("deleted file mode 100644");
-    login.expect("take over `gone`? [y,n,a,q,d,?] ");
+    login.expect("commit `gone`? [y,n,a,q,d,?] ");
     login.keys("n\n");
-    login.expect("take over `new/a`? [y,n,a,q,d,?] ");
+    login.expect("commit `new/a`? [y,n,a,q,d,?] ");
     login.keys("?\n");
     login.expect("q - leave this and all that follow");
-    login.expect("take over `new/a`? [y,n,a,q,d,?] ");
+    login.expect("commit `new/a`? [y,n,a,q,d,?] ");
     login.keys("y\n");
-    login.expect("take over `new/b`? [y,n,a,q,d,?] ");
+    login.expect("commit `new/b`? [y,n,a,q,d,?] ");
     login.keys("q\n");
     assert_eq!(login.end(), Some(0));
     let shown = login.rest();
@@ -715,24 +719,24 @@ fn each_change_is_asked_about_and_only_what_was_said_is_taken() {
     let now: Vec<_> = contents(&ground.work("")).into_keys().collect();
     assert_eq!(now, wanted);
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
-    login.expect("take over `gone`? ");
+    login.expect("commit `gone`? ");
     login.keys("q\n");
     login.expect("nothing was done");
     assert_eq!(login.end(), Some(0));
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
-    login.expect("take over `gone`? ");
+    login.expect("commit `gone`? ");
     login.keys("n\n");
-    login.expect("take over `new/b`? ");
+    login.expect("commit `new/b`? ");
     login.keys("a\n");
     assert_eq!(login.end(), Some(0));
     assert!(ground.work("z").exists() && ground.work("gone").exists());
     let mut login = ground.sit(&["workspace", "discard"], &[]);
-    login.expect("drop all changes of `try`? [y,N] ");
+    login.expect("discard all changes of `try`? [y,N] ");
     login.keys("\n");
     login.expect("the workspace is kept");
     assert_eq!(login.end(), Some(0));
     let mut login = ground.sit(&["workspace", "discard"], &[]);
-    login.expect("drop all changes of `try`? [y,N] ");
+    login.expect("discard all changes of `try`? [y,N] ");
     login.keys("y\n");
     login.expect("discarded");
     assert_eq!(login.end(), Some(0));

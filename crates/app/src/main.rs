@@ -10,14 +10,15 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     take_all_open_files();
     let arguments = std::env::args_os().collect();
-    ExitCode::from(cli::main(arguments, config::Surroundings::of_process()))
+    ExitCode::from(cli::main(arguments, config::ProcessEnv::from_process()))
 }
 
-/// The kernel counts descriptors on their way through sockets per user, and refuses whoever is over their own limit
-/// of open files: at the usual one, a box of the same user could keep us from starting the next.
+/// Raises the soft limit of open files to the hard limit. The kernel counts descriptors in flight
+/// through sockets per user: at the usual soft limit, one sandbox of the same user could keep the
+/// next one from starting.
 fn take_all_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Refused, we go on with less.
+    // A refusal is no error: the process then keeps the lower limit.
     let _ = setrlimit(
         Resource::Nofile,
         rustix::process::Rlimit {

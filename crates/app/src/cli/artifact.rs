@@ -1,16 +1,16 @@
-//! `airlock artifact`: lists, fetches, keeps and removes artifacts, and says where they come from.
+//! `airlock artifact`: lists, shows, fetches, stores and removes artifacts.
 
 mod remote;
 
-pub(super) use remote::{Out, pour};
+pub(super) use remote::{OutputTarget, copy_body};
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     open_engine, print, print_json, print_lines,
-    screen::{Level, Screen},
+    terminal_filter::{FilterLevel, TerminalFilter},
 };
-use crate::{config::Surroundings, remote::Client};
+use crate::{config::ProcessEnv, remote::Client};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use engine::Engine;
@@ -35,8 +35,8 @@ Examples:
   airlock artifact put first.txt --name copies/first.txt
   airlock artifact rm out.txt@1";
 
-/// What is read of a file at a time.
-const PIECE: usize = 256 << 10;
+/// Bytes read from a file at once.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// The options of `airlock artifact`.
 #[derive(Args, Debug)]
@@ -51,57 +51,57 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List every version of everything kept
+    /// List all versions of all artifacts
     List {
-        /// Only these names; `*` stands for any characters
+        /// Only these names; `*` matches any characters
         #[arg(long, value_name = "GLOB")]
         name: Option<String>,
-        /// Only what this run made
+        /// Only artifacts of this run
         #[arg(long, value_name = "ID")]
         run: Option<String>,
     },
-    /// Say where an artifact comes from
+    /// Show where an artifact comes from
     Show {
         /// The newest version, unless @VERSION says another
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
     },
-    /// Write an artifact to standard output, or to a new file
+    /// Write an artifact to standard output or to a new file
     Get {
         /// The newest version, unless @VERSION says another
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
-        /// The file to make; one that exists is not overwritten
+        /// The file to create; an existing one is not overwritten
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Keep a file as the next version of an artifact
+    /// Store a file as the next version of an artifact
     Put {
         /// The file; `-` is standard input, which needs --name
         file: PathBuf,
-        /// What to call it [default: the name of the file]
+        /// The artifact's name [default: the name of the file]
         #[arg(long, value_name = "NAME")]
         name: Option<PathBuf>,
-        /// What its bytes are [default: guessed from the name]
+        /// Its content type [default: guessed from the name]
         #[arg(long, value_name = "TYPE")]
         content_type: Option<String>,
     },
-    /// Remove an artifact: all versions, unless @VERSION names one
+    /// Remove an artifact: all versions, unless @VERSION selects one
     Rm {
-        /// What to remove
+        /// The artifact to remove
         #[arg(value_name = "NAME[@VERSION]")]
         which: PathBuf,
     },
 }
 
-/// One artifact as named on the command line.
+/// An artifact name with an optional version, as given on the command line.
 #[derive(Debug, PartialEq, Eq)]
-struct Which {
+struct VersionedName {
     name: WorkspacePath,
     version: Option<u64>,
 }
 
-/// One kept version, as it is shown.
+/// One stored version, as `--json` prints it.
 #[derive(Debug, serde::Deserialize, serde::Serialize)]
 struct Row {
     name: String,
@@ -115,16 +115,16 @@ struct Row {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     let open = || open_engine(&config, None);
@@ -135,12 +135,14 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             runtime.block_on(list(&engine, name.as_deref(), run.as_deref(), json))?;
         }
         Action::Show { which } => {
-            let (which, engine) = (which_of(&which)?, open()?);
-            let reading = runtime.block_on(opened(&engine, &which))?;
+            let which = parse_name(&which)?;
+            let engine = open()?;
+            let reading = runtime.block_on(open_version(&engine, &which))?;
             show(row(reading.kept().clone()), json)?;
         }
         Action::Get { which, output } => {
-            let (which, engine) = (which_of(&which)?, open()?);
+            let which = parse_name(&which)?;
+            let engine = open()?;
             runtime.block_on(get(&engine, &which, output.as_deref(), json))?;
         }
         Action::Put {
@@ -148,12 +150,13 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             name,
             content_type,
         } => {
-            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let (new, source) = open_source(&file, name.as_deref(), content_type)?;
             let engine = open()?;
             show_kept(row(runtime.block_on(put(&engine, new, source))?), json)?;
         }
         Action::Rm { which } => {
-            let (which, engine) = (which_of(&which)?, open()?);
+            let which = parse_name(&which)?;
+            let engine = open()?;
             let owner = Owner::local();
             let removing = engine
                 .artifacts()
@@ -164,7 +167,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     Ok(0)
 }
 
-/// Keeps a file of this machine at a server.
+/// Uploads a local file as an artifact of a server.
 pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot read `{}`: {error}", path.display());
@@ -177,7 +180,7 @@ pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(
         .map(drop)
 }
 
-/// The same through a server.
+/// Carries out the command at a server.
 async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
     let json = options.json;
     match options.action {
@@ -191,30 +194,30 @@ async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
             });
             show_list(&rows, notes, json)?;
         }
-        Action::Show { which } => show(remote::one(client, &which_of(&which)?).await?, json)?,
+        Action::Show { which } => show(remote::find(client, &parse_name(&which)?).await?, json)?,
         Action::Put {
             file,
             name,
             content_type,
         } => {
-            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let (new, source) = open_source(&file, name.as_deref(), content_type)?;
             let name = new.name.as_path().as_os_str().as_bytes().to_owned();
             let kept =
                 remote::put(client, &name, source, None, new.content_type.as_deref()).await?;
             show_kept(kept, json)?;
         }
         Action::Get { which, output } => {
-            remote::get(client, &which_of(&which)?, output.as_deref(), json).await?;
+            remote::get(client, &parse_name(&which)?, output.as_deref(), json).await?;
         }
         Action::Rm { which } => {
-            show_removed(remote::remove(client, &which_of(&which)?).await?, json)?;
+            show_removed(remote::remove(client, &parse_name(&which)?).await?, json)?;
         }
     }
     Ok(0)
 }
 
 /// `NAME[@VERSION]`; an `@` that no number follows belongs to the name.
-fn which_of(text: &Path) -> Result<Which, Failure> {
+fn parse_name(text: &Path) -> Result<VersionedName, Failure> {
     let (name, version) = match text.to_str().and_then(|text| text.rsplit_once('@')) {
         Some((name, digits)) => match digits.parse() {
             Ok(version) => (Path::new(name), Some(version)),
@@ -224,10 +227,10 @@ fn which_of(text: &Path) -> Result<Which, Failure> {
     };
     let hint = "`airlock artifact list` shows the names";
     let name = WorkspacePath::new(name).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
-    Ok(Which { name, version })
+    Ok(VersionedName { name, version })
 }
 
-/// This machine's own; those of keys are for whoever has the key.
+/// Lists artifacts of local runs. Artifacts of server keys are listed through the server.
 async fn list(
     engine: &Engine,
     glob: Option<&str>,
@@ -249,7 +252,7 @@ async fn list(
     let listing = engine.artifacts().list(wanted).await;
     let mut notes = listing.problems;
     if listing.cut {
-        notes.push("there is more than this list shows".to_owned());
+        notes.push("the list is incomplete".to_owned());
     }
     let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
     show_list(&rows, notes, json)
@@ -259,7 +262,8 @@ fn pattern(glob: Option<&str>) -> Result<Option<spec::ModelPattern>, Failure> {
     let pattern = glob
         .map(|glob| glob.parse::<spec::ModelPattern>())
         .transpose();
-    pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))
+    pattern
+        .map_err(|_| Failure::invalid("--name is not a valid pattern", "write a name, or '*.txt'"))
 }
 
 fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure> {
@@ -267,18 +271,19 @@ fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure
         return print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }));
     }
     print_lines(text(rows))?;
-    message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
+    message::print(&notes.into_iter().map(Message::Note).collect::<Vec<_>>());
     Ok(())
 }
 
 fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
-    match json {
-        true => print_json(&serde_json::json!({ "removed": removed })),
-        false => print(&format!("{removed} removed\n")),
+    if json {
+        print_json(&serde_json::json!({ "removed": removed }))
+    } else {
+        print(&format!("{removed} removed\n"))
     }
 }
 
-async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
+async fn open_version(engine: &Engine, which: &VersionedName) -> Result<Reading, Failure> {
     engine
         .artifacts()
         .open_version(&Owner::local(), &which.name, which.version)
@@ -289,11 +294,11 @@ async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
 async fn get(
     engine: &Engine,
-    which: &Which,
+    which: &VersionedName,
     output: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
-    let mut from = opened(engine, which).await?;
+    let mut from = open_version(engine, which).await?;
     let Some(path) = output else {
         if json {
             return Err(Failure::invalid(
@@ -308,7 +313,7 @@ async fn get(
         .create_new(true)
         .open(path)
         .map_err(|error| {
-            let message = format!("cannot make `{}`: {error}", path.display());
+            let message = format!("cannot create `{}`: {error}", path.display());
             Failure {
                 code: ErrorCode::InvalidSpec,
                 message,
@@ -321,23 +326,20 @@ async fn get(
             .map_err(|error| failed(which, &error))?;
         size += bytes.len();
     }
-    match json {
-        true => {
-            print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size }))
-        }
-        false => {
-            let note = format!("wrote `{}` ({size} bytes)", path.display());
-            message::say(&[Line::Note(note)]);
-            Ok(())
-        }
+    if json {
+        print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size }))
+    } else {
+        let note = format!("wrote `{}` ({size} bytes)", path.display());
+        message::print(&[Message::Note(note)]);
+        Ok(())
     }
 }
 
-/// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
-async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
-    let mut screen = io::stdout()
+/// Bytes pass unchanged, except to a terminal: an artifact is as hostile as the run that wrote it.
+async fn write_out(from: &mut Reading, which: &VersionedName) -> Result<(), Failure> {
+    let mut filter = io::stdout()
         .is_terminal()
-        .then(|| Screen::new(Level::Lines));
+        .then(|| TerminalFilter::new(FilterLevel::Lines));
     let write = |bytes: &[u8]| {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -347,21 +349,21 @@ async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
         }
     };
     while let Some(bytes) = from.next().await.map_err(failure)? {
-        let goes_on = match &mut screen {
-            Some(screen) => write(&screen.show(&bytes))?,
+        let goes_on = match &mut filter {
+            Some(filter) => write(&filter.show(&bytes))?,
             None => write(&bytes)?,
         };
         if !goes_on {
             return Ok(());
         }
     }
-    if let Some(screen) = &mut screen {
-        write(&screen.finish())?;
+    if let Some(filter) = &mut filter {
+        write(&filter.finish())?;
     }
     Ok(())
 }
 
-fn source_of(
+fn open_source(
     file: &Path,
     name: Option<&Path>,
     content_type: Option<String>,
@@ -369,7 +371,7 @@ fn source_of(
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
     let named =
-        named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
+        named.ok_or_else(|| Failure::invalid("the artifact needs a name", "add --name NAME"))?;
     let bad = |bad: spec::BadPath| {
         Failure::invalid(bad.to_string(), "give --name a relative name without `..`")
     };
@@ -380,18 +382,18 @@ fn source_of(
     if stdin {
         return Ok((new, Box::new(io::stdin())));
     }
-    let opened = File::open(file).map_err(|error| {
+    let open_version = File::open(file).map_err(|error| {
         Failure::invalid(
             format!("cannot read `{}`: {error}", file.display()),
             "name a file that you may read",
         )
     })?;
-    Ok((new, Box::new(opened)))
+    Ok((new, Box::new(open_version)))
 }
 
 async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Result<Kept, Failure> {
     let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let count = match source.read(&mut buffer) {
             Ok(0) => break,
@@ -413,16 +415,17 @@ async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Res
 }
 
 fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
-    match json {
-        true => print_json(&row),
-        false => print_lines([format!(
+    if json {
+        print_json(&row)
+    } else {
+        print_lines([format!(
             "{}@{}  {}  {}",
             row.name, row.version, row.size_bytes, row.sha256
-        )]),
+        )])
     }
 }
 
-/// Everything that is known of one version, a line each.
+/// Prints one version's data, one field a line.
 fn show(row: Row, json: bool) -> Result<(), Failure> {
     if json {
         return print_json(&row);
@@ -444,7 +447,7 @@ fn show(row: Row, json: bool) -> Result<(), Failure> {
     print_lines(lines.into_iter().filter_map(line))
 }
 
-fn failed(which: &Which, error: &io::Error) -> Failure {
+fn failed(which: &VersionedName, error: &io::Error) -> Failure {
     Failure::internal(format!(
         "cannot copy `{}`: {error}",
         which.name.as_path().display()
@@ -479,7 +482,7 @@ fn failure(error: StoreError) -> Failure {
         StoreError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
         _ => (
             ErrorCode::InvalidSpec,
-            "`airlock artifact list` shows what is kept",
+            "`airlock artifact list` shows the artifacts",
         ),
     };
     Failure {
@@ -489,7 +492,7 @@ fn failure(error: StoreError) -> Failure {
     }
 }
 
-/// Name and version, size, when, and by which run.
+/// The list as a table: name and version, size, time, run.
 fn text(rows: &[Row]) -> Vec<String> {
     let name = |row: &Row| format!("{}@{}", printable(&row.name), row.version);
     let width = rows
@@ -521,29 +524,29 @@ mod tests {
     #[test]
     fn a_version_is_a_number_after_the_last_at_sign() {
         let named = |name: &str| WorkspacePath::new(Path::new(name)).unwrap();
-        let of = |text: &str| which_of(Path::new(text)).unwrap();
+        let of = |text: &str| parse_name(Path::new(text)).unwrap();
         assert_eq!(
             of("out.txt"),
-            Which {
+            VersionedName {
                 name: named("out.txt"),
                 version: None
             }
         );
         assert_eq!(
             of("a/b@c@12"),
-            Which {
+            VersionedName {
                 name: named("a/b@c"),
                 version: Some(12)
             }
         );
         assert_eq!(
             of("a@b"),
-            Which {
+            VersionedName {
                 name: named("a@b"),
                 version: None
             }
         );
-        assert!(which_of(Path::new("../x")).is_err());
+        assert!(parse_name(Path::new("../x")).is_err());
     }
 
     #[test]

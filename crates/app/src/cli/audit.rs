@@ -1,14 +1,14 @@
-//! `airlock audit`: whether the audit and the ledger are as they were written, and what the audit says.
+//! `airlock audit`: verifies the audit log and the ledger, and prints the audit log.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     print, print_json,
-    usage::{date, listed},
+    usage::{date, problems_json},
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, query},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query as http_query},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use engine::usage::UsageProjection;
@@ -26,12 +26,12 @@ Examples:
   airlock audit show --what run.deny --limit 20
   airlock audit export --since 2026-01-01 --tenant acme --format csv
 
-`verify` reads every line of the audit and of the ledger and names the first thing that is wrong; exit status 1 then.
-Whoever can write to the state folder could rewrite files and database together: note what `head` says elsewhere from
-time to time, and give it to `verify --head`.";
+`verify` checks every line of the audit log and the ledger, and names what is damaged; exit status 1 then.
+Anyone who can write to the state folder could rewrite files and database together: store the output of `head`
+elsewhere from time to time, and give it to `verify --head`.";
 
-/// Lines that are asked for at a time.
-const AT_ONCE: usize = 500;
+/// Lines in one page.
+const PAGE_LINES: usize = 500;
 
 /// The options of `airlock audit`.
 #[derive(Args, Debug)]
@@ -46,62 +46,62 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Read every line of audit and ledger, and say what was changed or taken away; exits with 1 if anything was
+    /// Verify every line of audit log and ledger; exits with 1 if anything was changed or removed
     Verify {
-        /// The hash of a line that must be there: what `airlock audit head` said before
+        /// The hash of a line that must exist: earlier output of `airlock audit head`
         #[arg(long, value_name = "HASH", value_parser = hash)]
         head: Option<[u8; 32]>,
     },
-    /// Show the number and the hash of the last line that is surely on the disk
+    /// Show number and hash of the last line that is safely on disk
     Head,
     /// Show the newest lines
     Show {
         #[command(flatten)]
-        which: Which,
-        /// At most so many lines
+        filter: LineFilter,
+        /// The maximum of lines
         #[arg(long, value_name = "NUMBER", default_value_t = 50)]
         limit: usize,
     },
     /// Print all lines, the newest first
     Export {
         #[command(flatten)]
-        which: Which,
+        filter: LineFilter,
         /// One JSON object a line, or comma-separated values
-        #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Jsonl)]
-        format: Format,
+        #[arg(long, value_name = "FORMAT", value_enum, default_value_t = ExportFormat::Jsonl)]
+        format: ExportFormat,
     },
-    /// Put an audit aside that cannot be believed, so that the server can begin another
+    /// Move a damaged audit log away, so that the server can begin a new one
     SetAside,
 }
 
 #[derive(Args, Clone, Debug)]
-struct Which {
+struct LineFilter {
     /// Only lines of this run or sandbox
     #[arg(long, value_name = "ID")]
     run: Option<String>,
     /// Only lines of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Only lines of this kind, such as run.end; `run.` is all that begin so
+    /// Only lines of this kind, such as run.end; `run.` selects all with this prefix
     #[arg(long, value_name = "KIND")]
     what: Option<String>,
-    /// Only from this day on, such as 2026-01-31 (UTC)
+    /// Only since this day, such as 2026-01-31 (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     since: Option<u64>,
-    /// Only up to the beginning of this day (UTC)
+    /// Only before this day (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     until: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum ExportFormat {
     Jsonl,
     Csv,
 }
 
-impl Which {
-    fn asked(&self, limit: usize) -> Asked {
-        let Which {
+impl LineFilter {
+    fn query(&self, limit: usize) -> Asked {
+        let LineFilter {
             run,
             tenant,
             what,
@@ -120,41 +120,45 @@ impl Which {
     }
 }
 
-/// 64 digits.
+/// Parses a hash of 64 hexadecimal digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
     audit::hash(text).ok_or_else(|| {
         format!(
-            "`{}` is no hash of 64 digits, as `airlock audit head` prints it",
+            "`{}` is not a hash of 64 digits, as `airlock audit head` prints it",
             printable(text)
         )
     })
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return at_server(options, &client);
     }
-    let state = global.configure(surroundings)?.state;
-    is_there(&state)?;
+    let state = global.configure(env)?.state;
+    check_state_folder(&state)?;
     match &options.action {
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
-        Action::Show { which, limit } => {
+        Action::Show { filter, limit } => {
             let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
-            tell(Shape::of(options.json, None), &which.asked(*limit), page)
+                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
+            print_pages(
+                LineFormat::of(options.json, None),
+                &filter.query(*limit),
+                page,
+            )
         }
-        Action::Export { which, format } => {
+        Action::Export { filter, format } => {
             let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
-            tell(
-                Shape::of(options.json, Some(*format)),
-                &which.asked(usize::MAX),
+                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
+            print_pages(
+                LineFormat::of(options.json, Some(*format)),
+                &filter.query(usize::MAX),
                 page,
             )
         }
@@ -162,25 +166,26 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     }
 }
 
-/// A folder that is none, or not the one that was meant, has nothing that could be right or wrong.
-fn is_there(state: &Path) -> Result<(), Failure> {
-    match ["airlock.db", "audit", "ledger"]
+/// Refuses a folder without Airlock's state, which would verify as empty.
+fn check_state_folder(state: &Path) -> Result<(), Failure> {
+    if ["airlock.db", "audit", "ledger"]
         .iter()
         .any(|name| state.join(name).symlink_metadata().is_ok())
     {
-        true => Ok(()),
-        false => Err(Failure::invalid(
+        Ok(())
+    } else {
+        Err(Failure::invalid(
             format!(
-                "there is no state of Airlock in `{}`",
+                "`{}` holds no state of Airlock",
                 printable(&state.display().to_string())
             ),
             "name the folder of the server with --state DIR",
-        )),
+        ))
     }
 }
 
 fn unreadable(error: &io::Error) -> Failure {
-    let hint = "look whether the state folder is yours; choose another with --state DIR".to_owned();
+    let hint = "check that you own the state folder, or choose another with --state DIR".to_owned();
     Failure {
         code: ErrorCode::Internal,
         message: format!("cannot read the audit: {error}"),
@@ -201,36 +206,33 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
             Verified::default()
         }
     };
-    // Without the database the ledger cannot be compared; whoever looks does not make one.
-    let ledgers = match state.join("airlock.db").symlink_metadata().is_ok() {
-        true => {
-            let books = UsageProjection::open(state)?;
-            problems.extend(books.verify()?);
-            books.segments()?
-        }
-        false => {
-            let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
-            problems.push(JournalProblem {
-                file: state.join("airlock.db"),
-                line: 0,
-                what,
-            });
-            0
-        }
+    // Without the database the ledger cannot be compared, and a verification must not create one.
+    let ledgers = if state.join("airlock.db").symlink_metadata().is_ok() {
+        let books = UsageProjection::open(state)?;
+        problems.extend(books.verify()?);
+        books.segments()?
+    } else {
+        let what = "it is missing, and with it the record of audit and ledger".to_owned();
+        problems.push(JournalProblem {
+            file: state.join("airlock.db"),
+            line: 0,
+            what,
+        });
+        0
     };
     match json {
         true => print_json(&json!({
             "lines": verified.lines, "first": verified.first, "last": verified.last, "head": verified.head,
             "since": (verified.lines > 0).then(|| Timestamp(verified.since_ms).to_string()),
-            "ledgers": ledgers, "problems": listed(&problems),
+            "ledgers": ledgers, "problems": problems_json(&problems),
         }))?,
-        false if problems.is_empty() => print(&sound(&verified, ledgers))?,
-        false => say(&problems),
+        false if problems.is_empty() => print(&verified_text(&verified, ledgers))?,
+        false => print_problems(&problems),
     }
     Ok(u8::from(!problems.is_empty()))
 }
 
-fn sound(verified: &Verified, ledgers: usize) -> String {
+fn verified_text(verified: &Verified, ledgers: usize) -> String {
     let lines = match verified.lines {
         0 => "the audit has no lines yet".to_owned(),
         lines => {
@@ -246,15 +248,15 @@ fn sound(verified: &Verified, ledgers: usize) -> String {
     format!("{lines}\n{ledgers} ledgers read, nothing is wrong\n")
 }
 
-fn say(problems: &[JournalProblem]) {
+fn print_problems(problems: &[JournalProblem]) {
     let mut lines: Vec<_> = problems
         .iter()
-        .map(|problem| Line::Error(problem.to_string()))
+        .map(|problem| Message::Error(problem.to_string()))
         .collect();
-    lines.push(Line::Hint(
+    lines.push(Message::Hint(
         "keep the files as they are, and compare them with a copy from a backup".to_owned(),
     ));
-    message::say(&lines);
+    message::print(&lines);
 }
 
 fn head(state: &Path, json: bool) -> Result<u8, Failure> {
@@ -263,7 +265,7 @@ fn head(state: &Path, json: bool) -> Result<u8, Failure> {
         (Some((n, hash)), true) => print_json(&json!({ "n": n, "hash": hash }))?,
         (Some((n, hash)), false) => print(&format!("{n} {hash}\n"))?,
         (None, true) => print_json(&json!({ "n": 0, "hash": null }))?,
-        (None, false) => message::say(&[Line::Note("the audit has no lines yet".to_owned())]),
+        (None, false) => message::print(&[Message::Note("the audit has no lines yet".to_owned())]),
     }
     Ok(0)
 }
@@ -271,72 +273,73 @@ fn head(state: &Path, json: bool) -> Result<u8, Failure> {
 fn set_aside(state: &Path, json: bool) -> Result<u8, Failure> {
     let place = audit::set_aside(state).map_err(|error| Failure {
         code: ErrorCode::Conflict,
-        message: format!("cannot put the audit aside: {error}"),
-        hint: "end the server of this state folder first, and let a backup of it finish".to_owned(),
+        message: format!("cannot move the audit log away: {error}"),
+        hint: "stop the server of this state folder first, and wait for a running backup"
+            .to_owned(),
     })?;
     let shown = place.as_ref().map(|place| place.display().to_string());
     match (&shown, json) {
         (_, true) => print_json(&json!({ "aside": shown }))?,
         (Some(place), false) => print(&format!("{}\n", printable(place)))?,
-        (None, false) => message::say(&[Line::Note("there was no audit".to_owned())]),
+        (None, false) => message::print(&[Message::Note("there was no audit".to_owned())]),
     }
     Ok(0)
 }
 
-/// How lines are printed.
+/// The output format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum LineFormat {
     Words,
     Jsonl,
     Csv,
 }
 
-impl Shape {
-    fn of(json: bool, format: Option<Format>) -> Shape {
+impl LineFormat {
+    fn of(json: bool, format: Option<ExportFormat>) -> LineFormat {
         match (json, format) {
-            (_, Some(Format::Csv)) => Shape::Csv,
-            (true, _) | (_, Some(Format::Jsonl)) => Shape::Jsonl,
-            (false, None) => Shape::Words,
+            (_, Some(ExportFormat::Csv)) => LineFormat::Csv,
+            (true, _) | (_, Some(ExportFormat::Jsonl)) => LineFormat::Jsonl,
+            (false, None) => LineFormat::Words,
         }
     }
 
     fn show(self, row: &Row) -> Result<(), Failure> {
         match self {
-            Shape::Jsonl => print_json(row),
-            Shape::Csv => print(&csv(row)),
-            Shape::Words => print(&words(row)),
+            LineFormat::Jsonl => print_json(row),
+            LineFormat::Csv => print(&csv_line(row)),
+            LineFormat::Words => print(&text_line(row)),
         }
     }
 }
 
-/// Page after page, so that no more than one is in memory.
-fn tell(
-    shape: Shape,
-    asked: &Asked,
+/// Prints page by page, so that only one page is in memory.
+fn print_pages(
+    shape: LineFormat,
+    query: &Asked,
     mut page: impl FnMut(&Asked) -> Result<audit::Page, Failure>,
 ) -> Result<u8, Failure> {
-    if shape == Shape::Csv {
-        print(CSV)?;
+    if shape == LineFormat::Csv {
+        print(CSV_HEADER)?;
     }
-    let (mut asked, mut left) = (asked.clone(), asked.limit);
+    let (mut query, mut left) = (query.clone(), query.limit);
     while left > 0 {
-        asked.limit = left.min(AT_ONCE);
-        let audit::Page { rows, before } = page(&asked)?;
+        query.limit = left.min(PAGE_LINES);
+        let audit::Page { rows, before } = page(&query)?;
         rows.iter().try_for_each(|row| shape.show(row))?;
         left -= rows.len().min(left);
         match before {
-            Some(before) => asked.before = Some(before),
+            Some(before) => query.before = Some(before),
             None => break,
         }
     }
     Ok(0)
 }
 
-const CSV: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
+const CSV_HEADER: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
 
-fn csv(row: &Row) -> String {
+fn csv_line(row: &Row) -> String {
     let cell = |text: &str| {
-        // Programs choose some of the words; a spreadsheet must not take one for a formula.
+        // Sandboxed programs choose some texts; a spreadsheet must not evaluate one as a formula.
         let guard = if text.starts_with(['=', '+', '-', '@']) {
             "'"
         } else {
@@ -362,7 +365,7 @@ fn csv(row: &Row) -> String {
     format!("{},{},{}\n", row.n, Timestamp(row.at_ms), texts.join(","))
 }
 
-fn words(row: &Row) -> String {
+fn text_line(row: &Row) -> String {
     let named = [
         ("tenant", &row.tenant),
         ("key", &row.key),
@@ -371,8 +374,8 @@ fn words(row: &Row) -> String {
         ("job", &row.job),
         ("rule", &row.rule),
     ];
-    let said = named.iter().filter(|(_, text)| !text.is_empty());
-    let said: String = said
+    let fields = named.iter().filter(|(_, text)| !text.is_empty());
+    let fields: String = fields
         .map(|(name, text)| format!(" {name}={}", printable(text)))
         .collect();
     let about = if row.about.is_empty() {
@@ -380,48 +383,51 @@ fn words(row: &Row) -> String {
     } else {
         format!("  {}", printable(&row.about))
     };
-    let (at, what, decision) = (
-        Timestamp(row.at_ms),
-        printable(&row.what),
-        printable(&row.decision),
-    );
-    format!("{at}  {what:<18} {decision:<8}{said}{about}\n")
+    let at = Timestamp(row.at_ms);
+    let what = printable(&row.what);
+    let decision = printable(&row.decision);
+    format!("{at}  {what:<18} {decision:<8}{fields}{about}\n")
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct AuditResponse {
     lines: Vec<Row>,
     before: Option<String>,
 }
 
-/// The same by a server's own reading.
+/// Reads the audit log through a server.
 fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
-    let (which, limit, shape) = match &options.action {
-        Action::Show { which, limit } => (which, *limit, Shape::of(options.json, None)),
-        Action::Export { which, format } => {
-            (which, usize::MAX, Shape::of(options.json, Some(*format)))
-        }
+    let (filter, limit, shape) = match &options.action {
+        Action::Show { filter, limit } => (filter, *limit, LineFormat::of(options.json, None)),
+        Action::Export { filter, format } => (
+            filter,
+            usize::MAX,
+            LineFormat::of(options.json, Some(*format)),
+        ),
         Action::Verify { .. } | Action::Head | Action::SetAside => {
             return Err(Failure::invalid(
-                "this reads the audit's own files, and cannot be asked of a server",
+                "this command reads the audit's files, and cannot run through a server",
                 "run it on the server's machine, without --server",
             ));
         }
     };
     let runtime = super::runtime()?;
-    tell(shape, &which.asked(limit), |asked| {
+    print_pages(shape, &filter.query(limit), |query| {
         let number = |number: Option<u64>| number.map(|number| number.to_string());
-        let words = [
-            ("run", asked.run.clone()),
-            ("tenant", asked.tenant.clone()),
-            ("what", asked.what.clone()),
-            ("since_ms", number(asked.since_ms)),
-            ("until_ms", number(asked.until_ms)),
-            ("limit", Some(asked.limit.to_string())),
-            ("before", asked.before.clone()),
+        let parameters = [
+            ("run", query.run.clone()),
+            ("tenant", query.tenant.clone()),
+            ("what", query.what.clone()),
+            ("since_ms", number(query.since_ms)),
+            ("until_ms", number(query.until_ms)),
+            ("limit", Some(query.limit.to_string())),
+            ("before", query.before.clone()),
         ];
-        let asking = client.json(Ask::get(format!("/v1/audit{}", query(&words))));
-        let Told { lines, before } = runtime.block_on(asking)?;
+        let asking = client.json(ClientRequest::get(format!(
+            "/v1/audit{}",
+            http_query(&parameters)
+        )));
+        let AuditResponse { lines, before } = runtime.block_on(asking)?;
         Ok(audit::Page {
             rows: lines,
             before,
@@ -441,8 +447,8 @@ mod tests {
             about: "=1+1\",\u{1b}[2J\n".into(),
             ..Row::default()
         };
-        assert!(!words(&row).trim_end().contains(char::is_control));
-        let line = csv(&row);
+        assert!(!text_line(&row).trim_end().contains(char::is_control));
+        let line = csv_line(&row);
         assert!(
             line.contains("\"'=1+1\"\",\\u{1b}[2J\\n\"") && line.lines().count() == 1,
             "{line}"

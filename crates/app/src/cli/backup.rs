@@ -1,11 +1,11 @@
-//! `airlock backup`: the state folder in one file, also while a server uses it.
+//! `airlock backup`: writes the state folder into one file, also while a server uses it.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::{Store, Surroundings};
+use crate::config::{ArtifactBackend, ProcessEnv};
 use ::fs::Dir;
 use clap::Args;
 use engine::backup::{Backup, BackupError, BackupReport};
@@ -26,15 +26,15 @@ Examples:
   airlock backup - | ssh elsewhere 'cat > node.tar'
   airlock restore --check node.tar
 
-In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artifacts of the state
-folder, secrets as they are encrypted. Not in it: the master key of the secrets, images, layers of
-workspaces, and artifacts in a bucket. The file appears once it is whole, with mode 0600; one that
-is there is not replaced.
-Exit status: 0; 1 if ledger or audit were damaged before, or a file
-could not be taken, which is then named; 125 if there is no backup.";
+The backup contains: hashes of keys, runs, jobs, usage, ledger, audit log, artifacts of the state
+folder, encrypted secrets. It does not contain: the master key of the secrets, images, layers of
+workspaces, artifacts in a bucket. The file appears when it is complete, with mode 0600; an existing
+one is not overwritten.
+Exit status: 0; 1 if ledger or audit log are damaged, or a file could
+not be read, which is then named; 125 if no backup was written.";
 
-const BUFFER: usize = 1 << 20;
-const BETWEEN_WORDS: Duration = Duration::from_millis(200);
+const BUFFER_BYTES: usize = 1 << 20;
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The options of `airlock backup`.
 #[derive(Args, Debug)]
@@ -49,41 +49,44 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let to_stdout = options.file == Path::new("-");
     if to_stdout && (options.json || io::stdout().is_terminal()) {
         return Err(Failure::invalid(
-            "standard output cannot take the backup",
-            "send it to a file or a program, and leave --json away",
+            "standard output cannot receive the backup",
+            "redirect it to a file or a program, and omit --json",
         ));
     }
-    let local = matches!(config.artifacts.store, Store::Files);
+    let local = matches!(config.artifacts.store, ArtifactBackend::Files);
     let of = Backup {
         state: &config.state,
         version: env!("CARGO_PKG_VERSION"),
         now_ms: engine::now().0,
         artifacts: local,
     };
-    let report = match to_stdout {
-        true => write(&of, io::stdout().lock())?,
-        false => {
-            let path = surroundings.current_folder.join(&options.file);
-            write_file(&of, &path)?
-        }
+    let report = if to_stdout {
+        write(&of, io::stdout().lock())?
+    } else {
+        let path = env.current_folder.join(&options.file);
+        write_file(&of, &path)?
     };
-    tell(options, &report, to_stdout, local)?;
+    print_report(options, &report, to_stdout, local)?;
     Ok(u8::from(!report.problems.is_empty()))
 }
 
 fn write(of: &Backup<'_>, to: impl Write) -> Result<BackupReport, Failure> {
-    let mut shown = Shown::new();
+    let mut shown = BackupProgress::new();
     let mut progress = |path: &str, size: u64| shown.next(path, size);
-    let report = engine::backup::backup(of, BufWriter::with_capacity(BUFFER, to), &mut progress);
+    let report = engine::backup::backup(
+        of,
+        BufWriter::with_capacity(BUFFER_BYTES, to),
+        &mut progress,
+    );
     shown.clear();
     report.map_err(|error| failure(&error))
 }
@@ -96,20 +99,25 @@ pub(super) fn failure(error: &BackupError) -> Failure {
     }
 }
 
-fn tell(
+fn print_report(
     options: &Options,
     report: &BackupReport,
     to_stdout: bool,
     local: bool,
 ) -> Result<(), Failure> {
-    let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
+    let mut lines: Vec<_> = report
+        .problems
+        .iter()
+        .cloned()
+        .map(Message::Error)
+        .collect();
     if !local {
-        lines.push(Line::Note(
-            "artifacts lie in a bucket, and are not in the backup".to_owned(),
+        lines.push(Message::Note(
+            "artifacts are in a bucket, and not in the backup".to_owned(),
         ));
     }
-    lines.push(Line::Note(
-        "the master key of the secrets is not in the backup: keep it elsewhere".to_owned(),
+    lines.push(Message::Note(
+        "the master key of the secrets is not in the backup: store it elsewhere".to_owned(),
     ));
     match (options.json, to_stdout) {
         (true, _) => print_json(report)?,
@@ -117,29 +125,29 @@ fn tell(
             print(&format!(
                 "{} files, {}\n",
                 report.files,
-                super::image::shared::size(report.bytes)
+                super::size::human_size(report.bytes)
             ))?;
-            message::say(&lines);
+            message::print(&lines);
         }
-        (false, true) => message::say(&lines),
+        (false, true) => message::print(&lines),
     }
     Ok(())
 }
 
-/// Writes to a file that has its name only when it is whole. What lies in a folder that others may write to is neither
-/// followed nor written over.
+/// Writes to a draft that gets its name once it is complete. In a folder that others may write to,
+/// existing files are neither followed nor overwritten.
 fn write_file(of: &Backup<'_>, path: &Path) -> Result<BackupReport, Failure> {
     if path.symlink_metadata().is_ok() {
-        return Err(taken(path));
+        return Err(already_exists(path));
     }
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => taken(path),
-        _ => unwritable(path, error),
+        io::ErrorKind::AlreadyExists => already_exists(path),
+        _ => cannot_write(path, error),
     };
-    let folder = Dir::open(folder_of(path)).map_err(failed)?;
+    let folder = Dir::open(parent_folder(path)).map_err(failed)?;
     let name = path.file_name().unwrap_or_default();
-    // What cannot be swept is in nobody's way.
-    _ = sweep(&folder, name);
+    // A partial file that cannot be removed does no harm.
+    _ = remove_partial_files(&folder, name);
     let partial = format!(".{}.{}.partial", name.to_string_lossy(), engine::fresh_id());
     let mut draft = folder
         .draft(partial, Mode::RUSR | Mode::WUSR)
@@ -149,7 +157,7 @@ fn write_file(of: &Backup<'_>, path: &Path) -> Result<BackupReport, Failure> {
     Ok(report)
 }
 
-fn is_partial(found: &[u8], name: &[u8]) -> bool {
+fn is_partial_file(found: &[u8], name: &[u8]) -> bool {
     let id = found
         .strip_prefix(b".")
         .and_then(|rest| rest.strip_prefix(name));
@@ -157,17 +165,18 @@ fn is_partial(found: &[u8], name: &[u8]) -> bool {
     id.is_some_and(|id| id.len() == 26 && id.iter().all(u8::is_ascii_alphanumeric))
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder(path: &Path) -> &Path {
     path.parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."))
 }
 
-/// Removes what killed ones left of a backup of this name: plain files of ours that nobody writes to.
-fn sweep(folder: &Dir, name: &OsStr) -> io::Result<()> {
+/// Removes partial files that killed backups of this name left: regular files of this user without
+/// a writer.
+fn remove_partial_files(folder: &Dir, name: &OsStr) -> io::Result<()> {
     for entry in folder.entries()? {
         let partial = entry?.name;
-        if !is_partial(partial.as_bytes(), name.to_string_lossy().as_bytes()) {
+        if !is_partial_file(partial.as_bytes(), name.to_string_lossy().as_bytes()) {
             continue;
         }
         let Some(found) = folder.stat(&partial)? else {
@@ -181,31 +190,31 @@ fn sweep(folder: &Dir, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-fn taken(path: &Path) -> Failure {
-    let message = format!("`{}` is there already", path.display());
-    Failure::invalid(message, "choose another name; backups are not replaced")
+fn already_exists(path: &Path) -> Failure {
+    let message = format!("`{}` exists already", path.display());
+    Failure::invalid(message, "choose another name; backups are not overwritten")
 }
 
-fn unwritable(path: &Path, error: io::Error) -> Failure {
+fn cannot_write(path: &Path, error: io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot write `{}`: {error}", path.display()),
-        hint: "choose a folder that you may write, with room for all of the state folder"
+        hint: "choose a folder that you may write to, with space for the whole state folder"
             .to_owned(),
     }
 }
 
-/// A line on a terminal, now and then.
-struct Shown {
+/// Progress on a terminal, one line that is redrawn.
+struct BackupProgress {
     is_terminal: bool,
     last: Instant,
     bytes: u64,
     files: u64,
 }
 
-impl Shown {
-    fn new() -> Shown {
-        Shown {
+impl BackupProgress {
+    fn new() -> BackupProgress {
+        BackupProgress {
             is_terminal: io::stderr().is_terminal(),
             last: Instant::now(),
             bytes: 0,
@@ -215,19 +224,19 @@ impl Shown {
 
     fn next(&mut self, _: &str, size: u64) {
         (self.files, self.bytes) = (self.files + 1, self.bytes + size);
-        if self.is_terminal && self.last.elapsed() > BETWEEN_WORDS {
+        if self.is_terminal && self.last.elapsed() > PROGRESS_INTERVAL {
             self.last = Instant::now();
-            message::say_plainly(&format!(
+            message::print_plain(&format!(
                 "\r\x1b[K{} files, {}",
                 self.files,
-                super::image::shared::size(self.bytes)
+                super::size::human_size(self.bytes)
             ));
         }
     }
 
     fn clear(&self) {
         if self.is_terminal {
-            message::say_plainly("\r\x1b[K");
+            message::print_plain("\r\x1b[K");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! `airlock-bench`; it reads what is passed to it here.
 
 use super::{Global, conclude, message::Failure, separate_program};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use serde_json::{Value, json};
 use spec::{Size, Time};
@@ -20,8 +20,8 @@ Examples:
 
 All rows are measured in one process, in rounds of random order: first back to back, then each after
 idle time. A peer that is not installed is listed as not run; `bench/run` of the repository installs
-and starts them all. Numbers of one run can be compared with each other, not with another machine's.
-The targets decide nothing: the exit status is 0 whatever was measured.";
+and starts all of them. Compare numbers of one run only, not those of different machines.
+Targets are informative: the exit status is 0 whatever was measured.";
 
 const PROGRAM: &str = "airlock-bench";
 /// How much is made ahead where that is measured, unless the configuration has a pool.
@@ -33,29 +33,29 @@ const NO_IDLE: &str = "none";
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// How often each row is visited in each phase
+    /// How often each row is measured in each phase
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// Idle time before each sample of the second phase; `none` leaves that phase out
+    /// Idle time before each sample of the second phase; `none` omits that phase
     #[arg(long, value_name = "TIME|none", default_value = "200ms", value_parser = idle)]
-    idle: Idle,
-    /// Only these rows and measurements, separated by commas; a wrong name lists them all
+    idle: IdleTime,
+    /// Only these rows and measurements, comma-separated; a wrong name lists them all
     #[arg(long, value_name = "ROW,…", value_delimiter = ',')]
     only: Vec<String>,
-    /// Decides the order of measuring [default: the clock's]
+    /// The seed of the measuring order [default: from the clock]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How large an image `image-load` makes and loads, with three times that on the disk; without this
-    /// option that is measured only if --only names it [default: 1GiB]
+    /// The size of the image that `image-load` creates and loads, using three times that on disk;
+    /// without this option it is measured only if --only names it [default: 1GiB]
     #[arg(long, value_name = "SIZE", overrides_with = "image_size")]
     image_size: Option<Size>,
-    /// Write everything, with every sample, as JSON
+    /// Write all results with every sample as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write a plot
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write what is printed to a file, too
+    /// Write the printed output to a file, too
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// What to run instead of /bin/true and Python
@@ -65,20 +65,20 @@ pub(super) struct Options {
 
 /// The idle time before each sample, if any.
 #[derive(Clone, Copy, Debug)]
-struct Idle(Option<Duration>);
+struct IdleTime(Option<Duration>);
 
-fn idle(text: &str) -> Result<Idle, String> {
+fn idle(text: &str) -> Result<IdleTime, String> {
     match text {
-        NO_IDLE => Ok(Idle(None)),
+        NO_IDLE => Ok(IdleTime(None)),
         time => Time::from_str(time)
-            .map(|time| Idle(Some(time.0)))
+            .map(|time| IdleTime(Some(time.0)))
             .map_err(|bad| bad.to_string()),
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    let failure = match order(options, global, surroundings) {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
+    let failure = match order(options, global, env) {
         Ok(order) => separate_program::exec(PROGRAM, Some("run"), &order),
         Err(failure) => failure,
     };
@@ -86,8 +86,8 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 /// What `airlock-bench` is to measure: `Order` of `bench/src/runs/mod.rs`.
-fn order(options: Options, global: &Global, surroundings: &Surroundings) -> Result<Value, Failure> {
-    let config = global.configure(surroundings)?;
+fn order(options: Options, global: &Global, env: &ProcessEnv) -> Result<Value, Failure> {
+    let config = global.configure(env)?;
     let clock = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos() as u64);
@@ -118,7 +118,8 @@ fn order(options: Options, global: &Global, surroundings: &Surroundings) -> Resu
     }))
 }
 
-/// The socket where runs would find an engine. One that is elsewhere (`tcp://…`) is not measured in its place.
+/// The socket where runs would find a container engine. An engine at `tcp://…` is not replaced by
+/// another one.
 fn socket(places: &[String]) -> Option<PathBuf> {
     places
         .iter()

@@ -1,11 +1,11 @@
-//! `airlock doctor`: what this host can enforce, and the one command that mends what it cannot.
+//! `airlock doctor`: what this host can enforce, and the command that fixes each gap.
 
 use super::{
     Global, REFUSED,
     message::{self, Failure, printable},
     open_engine, print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::{Check, CheckState};
 use spec::ErrorCode;
@@ -16,11 +16,11 @@ Examples:
   airlock doctor --json | jq '.checks[] | select(.state != \"good\")'
   airlock doctor --capability-report | jq .sandbox.features
 
-ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
-Exit status: 0 if runs can be made on this host, 1 if not, 125 if it could not be asked.";
+ok: fully supported.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run is possible.
+Exit status: 0 if runs are possible on this host, 1 if not, 125 if the options are invalid.";
 
-/// No run can be made here.
-const UNFIT: u8 = 1;
+/// Exit status on a host that cannot run anything.
+const CANNOT_RUN: u8 = 1;
 
 /// The options of `airlock doctor`.
 #[derive(Args, Debug)]
@@ -29,32 +29,32 @@ pub(super) struct Options {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print what this machine can do as a node, as JSON: its capability report
+    /// Print this machine's capability report as a node, as JSON
     #[arg(long)]
     capability_report: bool,
 }
 
-/// Carries out the command. That nothing can be run is its answer, not its failure.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    attempt(options, global, surroundings).unwrap_or_else(|failure| {
-        message::say(&failure.lines());
+/// Carries out the command. A host that cannot run anything is a result, not a failure.
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    attempt(options, global, env).unwrap_or_else(|failure| {
+        message::print(&failure.lines());
         let answer = serde_json::json!({ "can_run": false, "checks": [], "error": failure.info() });
         if options.json
             && let Err(unwritten) = print_json(&answer)
         {
-            message::say(&unwritten.lines());
+            message::print(&unwritten.lines());
         }
-        // Asked of the wrong place, it said nothing of this one.
+        // An invalid request, such as a wrong state folder, says nothing about this host.
         if failure.code == ErrorCode::InvalidSpec {
             REFUSED
         } else {
-            UNFIT
+            CANNOT_RUN
         }
     })
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     if options.capability_report {
         let facts = super::serve::telemetry::facts(&config, None)?;
@@ -75,7 +75,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return Ok(if report["sandbox"]["supported"] == true {
             0
         } else {
-            UNFIT
+            CANNOT_RUN
         });
     }
     let checks =
@@ -83,11 +83,12 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let can_run = checks
         .iter()
         .all(|check| check.state != CheckState::Missing);
-    match options.json {
-        true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,
-        false => print(&text(&checks, can_run))?,
+    if options.json {
+        print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?
+    } else {
+        print(&text(&checks, can_run))?
     }
-    Ok(if can_run { 0 } else { UNFIT })
+    Ok(if can_run { 0 } else { CANNOT_RUN })
 }
 
 fn text(checks: &[Check], can_run: bool) -> String {
@@ -108,7 +109,8 @@ fn text(checks: &[Check], can_run: bool) -> String {
             CheckState::Weaker => "weaker",
             CheckState::Missing => "MISSING",
         };
-        let (name, detail) = (printable(&check.name), printable(&check.detail));
+        let name = printable(&check.name);
+        let detail = printable(&check.detail);
         let line = format!(
             "{state:<7}  {name:<names$}  {detail:<details$}  {}",
             check.barriers.join(", ")
@@ -116,12 +118,13 @@ fn text(checks: &[Check], can_run: bool) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
         if let Some(remedy) = &check.remedy {
-            text.push_str(&format!("         mend with: {}\n", printable(remedy)));
+            text.push_str(&format!("         fix with: {}\n", printable(remedy)));
         }
     }
-    text.push_str(match can_run {
-        true => "\nRuns can be made on this host.\n",
-        false => "\nNo run can be made on this host until what is MISSING is mended.\n",
+    text.push_str(if can_run {
+        "\nRuns can be made on this host.\n"
+    } else {
+        "\nNo run can be made on this host until what is MISSING is fixed.\n"
     });
     text
 }
@@ -162,10 +165,10 @@ mod tests {
         let wanted = "\
 ok       user namespaces  allowed   own_user
 weaker   cgroups          not ours  memory_limit, cpu_limit
-         mend with: sudo x
+         fix with: sudo x
 MISSING  kernel           4.9
 
-No run can be made on this host until what is MISSING is mended.
+No run can be made on this host until what is MISSING is fixed.
 ";
         assert_eq!(text(&checks, false), wanted);
     }

@@ -2,7 +2,7 @@
 //! own, `airlock-escape`; it reads what is passed to it here.
 
 use super::{Global, conclude, message::Failure, separate_program};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -12,13 +12,13 @@ Examples:
   airlock escape-test --list
   airlock escape-test --only B34 --no-peer --json | jq '.cases[].airlock.verdict'
 
-Every case is an attack from inside, judged by what the host sees of it.
-  airlock  what became of it in a sandbox of ours
-  docker   or podman, instead of that: in a container (--backend), of an image with a C library
-  control  the same attack with the protection off: it must get out, or the case proves nothing
-  bwrap    the same attack on bubblewrap, if that is installed
-blocked: nothing came of it.  detected: not stopped, and the result of the run says so.
-ESCAPED: it got out.  n.a.: not tried, and why.
+Every case is an attack from inside, judged by what the host observes.
+  airlock  the attack in an Airlock sandbox
+  docker   or podman, instead of airlock: in a container (--backend), of an image with a C library
+  control  the same attack with the protection off: it must escape, or the case proves nothing
+  bwrap    the same attack on bubblewrap, if it is installed
+blocked: the attack had no effect.  detected: not stopped, but reported in the run's result.
+ESCAPED: the attack escaped.  n.a.: not tried, with the reason.
 Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
 const PROGRAM: &str = "airlock-escape";
@@ -40,7 +40,7 @@ pub(super) struct Options {
     /// Attack containers of this engine instead: docker, podman or container
     #[arg(long, value_name = "NAME", requires = "image")]
     backend: Option<String>,
-    /// The image of these containers, which the engine must have
+    /// The image of these containers, which the engine must have already
     #[arg(long, value_name = "REF", requires = "backend")]
     image: Option<String>,
     /// Do not attack bwrap for comparison
@@ -58,8 +58,8 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    let failure = match order(options, global, surroundings) {
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    let failure = match order(options, global, env) {
         Ok(order) => separate_program::exec(PROGRAM, None, &order),
         Err(failure) => failure,
     };
@@ -67,12 +67,8 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 /// What `airlock-escape` is to do: `Order` of `crates/escape/src/main.rs`.
-fn order(
-    options: &Options,
-    global: &Global,
-    surroundings: &Surroundings,
-) -> Result<Value, Failure> {
-    global.refuse_server(surroundings)?;
+fn order(options: &Options, global: &Global, env: &ProcessEnv) -> Result<Value, Failure> {
+    global.refuse_server(env)?;
     Ok(json!({
         "sources": engine::SOURCES,
         "airlock": separate_program::own_path()?,
@@ -83,27 +79,27 @@ fn order(
         "dangerously_harm_this_machine": options.dangerously_harm_this_machine,
         "peer": !options.no_peer,
         "pooled": options.pooled,
-        "containers": containers(options, global, surroundings)?,
+        "containers": containers(options, global, env)?,
     }))
 }
 
-/// Whose containers to attack.
+/// The containers to attack, if `--backend` names an engine.
 fn containers(
     options: &Options,
     global: &Global,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Option<Value>, Failure> {
     let (Some(backend), Some(image)) = (&options.backend, &options.image) else {
         return Ok(None);
     };
     if !CONTAINERS.contains(&backend.as_str()) {
-        let message = format!("`{}` makes no containers", backend.escape_debug());
+        let message = format!("`{}` is not a container backend", backend.escape_debug());
         return Err(Failure::invalid(
             message,
             "--backend is docker, podman or container here",
         ));
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     Ok(Some(json!({
         "backend": backend,
         "image": image,

@@ -1,11 +1,11 @@
-//! `airlock grant`: changes the rules of the egress door of a run that goes on.
+//! `airlock grant`: changes the rules of the egress door of a running run.
 
 use super::{
     Global, conclude,
     message::{Failure, printable},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::control::{self, ControlError, ControlRequest, MAX_GRANT, RuleInfo};
 use serde_json::json;
@@ -21,15 +21,15 @@ Examples:
   airlock grant job-1 tracker.example.com --deny
   airlock grant job-1 pypi.org --revoke
 
-RUN is what --run-id gave, or `run_id` of its result. It needs an egress door: start it with --allow-host,
---learn or --profile agent. What `allow_hosts` of the configuration or of airlock.toml excludes cannot be granted.
-The result of the run tells of changes (64 at most), the ledger of each.";
+RUN is the value of --run-id, or `run_id` of its result. It needs an egress door: start it with --allow-host,
+--learn or --profile agent. Hosts outside of `allow_hosts` of the configuration or of airlock.toml cannot be granted.
+The result of the run lists changes (64 at most), the ledger has all of them.";
 
 /// The options of `airlock grant`.
 #[derive(Args, Debug)]
 #[command(override_usage = "airlock grant RUN HOST[:PORT] [OPTIONS]\n       airlock grant RUN --list", after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// The run, which must be going on
+    /// The running run
     #[arg(value_name = "RUN")]
     run: String,
     /// A host as for --allow-host; ports 80 and 443 unless one is named
@@ -39,16 +39,16 @@ pub(super) struct Options {
         conflicts_with = "list"
     )]
     host: Option<String>,
-    /// How long the host may be reached, 24h at most
+    /// How long the host is allowed, at most 24h
     #[arg(long = "for", value_name = "TIME", default_value = "15m", conflicts_with_all = ["deny", "revoke", "list"])]
     time: Time,
-    /// Deny the host instead, whatever else is said of it, from now on
+    /// Deny the host from now on, whatever other rules allow
     #[arg(long, conflicts_with_all = ["revoke", "list"])]
     deny: bool,
-    /// Take away all rules for the host, those that deny it, too; name it as in the rule
+    /// Remove all rules for the host, including denials; name it as in the rule
     #[arg(long, conflicts_with = "list")]
     revoke: bool,
-    /// Change nothing
+    /// List the rules, change nothing
     #[arg(long)]
     list: bool,
     /// Print one JSON object
@@ -57,24 +57,25 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let ask = question(options)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let request = control_request(options)?;
     let run = Id::new(&options.run)
         .map_err(|bad| Failure::invalid(bad.to_string(), "name a run by its identifier"))?;
-    let config = global.configure(surroundings)?;
-    let rules = control::send_request(&config.state, &run, &ask)?;
-    match options.json {
-        true => print_json(&json!({ "run_id": run, "rules": rules }))?,
-        false => print(&text(&rules))?,
+    let config = global.configure(env)?;
+    let rules = control::send_request(&config.state, &run, &request)?;
+    if options.json {
+        print_json(&json!({ "run_id": run, "rules": rules }))?
+    } else {
+        print(&text(&rules))?
     }
     Ok(0)
 }
 
-fn question(options: &Options) -> Result<ControlRequest, Failure> {
+fn control_request(options: &Options) -> Result<ControlRequest, Failure> {
     let Some(host) = options.host.clone() else {
         return Ok(ControlRequest::List {});
     };
@@ -86,10 +87,10 @@ fn question(options: &Options) -> Result<ControlRequest, Failure> {
     }
     match options.time.0 {
         time if time < Duration::from_secs(1) || time > MAX_GRANT => {
-            let message = format!("a grant cannot last {}", options.time);
+            let message = format!("a grant cannot have a duration of {}", options.time);
             Err(Failure::invalid(
                 message,
-                "give --for a time from 1s to 24h",
+                "give --for a duration from 1s to 24h",
             ))
         }
         time => Ok(ControlRequest::Grant {
@@ -99,10 +100,10 @@ fn question(options: &Options) -> Result<ControlRequest, Failure> {
     }
 }
 
-/// One rule a line: how, whereto, for how long, and where it comes from.
+/// The rules as a table: mode, host, remaining time, origin.
 fn text(rules: &[RuleInfo]) -> String {
     if rules.is_empty() {
-        return "no rule: nothing is let out\n".to_owned();
+        return "no rules: no connection is allowed\n".to_owned();
     }
     let cells: Vec<[String; 4]> = rules.iter().map(cells).collect();
     let width = |column: usize| {
@@ -112,7 +113,9 @@ fn text(rules: &[RuleInfo]) -> String {
             .max()
             .unwrap_or(0)
     };
-    let (mode, host, time) = (width(0), width(1), width(2));
+    let mode = width(0);
+    let host = width(1);
+    let time = width(2);
     let row = |row: &[String; 4]| {
         format!(
             "{:<mode$}  {:<host$}  {:<time$}  {}\n",
@@ -149,12 +152,11 @@ impl From<ControlError> for Failure {
         match error {
             ControlError::NoSuchRun { others, .. } => {
                 let hint = match &others[..] {
-                    [] => "no run with an egress door goes on here; --state names another folder"
-                        .to_owned(),
-                    others => format!(
-                        "the runs that can be granted something are {}",
-                        others.join(", ")
-                    ),
+                    [] => {
+                        "no run with an egress door is running here; --state selects another folder"
+                            .to_owned()
+                    }
+                    others => format!("the runs that accept grants are {}", others.join(", ")),
                 };
                 Failure::invalid(message, hint)
             }
@@ -165,7 +167,8 @@ impl From<ControlError> for Failure {
             ControlError::Refused(info) => Failure::from(info),
             ControlError::Unreached { .. } => {
                 let hint =
-                    "try again; whoever started the run, or root, may change its rules".to_owned();
+                    "try again; only the user who started the run, or root, may change its rules"
+                        .to_owned();
                 Failure {
                     code: ErrorCode::Internal,
                     message,
@@ -182,13 +185,13 @@ mod tests {
     use crate::cli::Command;
     use clap::Parser;
 
-    fn asked(words: &[&str]) -> Result<ControlRequest, Failure> {
+    fn parsed(words: &[&str]) -> Result<ControlRequest, Failure> {
         let words = ["airlock", "grant", "r"].iter().chain(words);
         match Cli::try_parse_from(words)
             .map_err(|error| Failure::invalid(error.to_string(), ""))?
             .command
         {
-            Command::Grant(options) => question(&options),
+            Command::Grant(options) => control_request(&options),
             other => panic!("{other:?}"),
         }
     }
@@ -201,24 +204,24 @@ mod tests {
                 seconds,
             })
         };
-        assert_eq!(asked(&["a.com"]), grant("a.com", 900));
+        assert_eq!(parsed(&["a.com"]), grant("a.com", 900));
         assert_eq!(
-            asked(&["a.com:22", "--for", "24h"]),
+            parsed(&["a.com:22", "--for", "24h"]),
             grant("a.com:22", 86_400)
         );
         assert_eq!(
-            asked(&["a.com", "--deny"]),
+            parsed(&["a.com", "--deny"]),
             Ok(ControlRequest::Deny {
                 host: "a.com".to_owned()
             })
         );
         assert_eq!(
-            asked(&["a.com", "--revoke"]),
+            parsed(&["a.com", "--revoke"]),
             Ok(ControlRequest::Revoke {
                 host: "a.com".to_owned()
             })
         );
-        assert_eq!(asked(&["--list"]), Ok(ControlRequest::List {}));
+        assert_eq!(parsed(&["--list"]), Ok(ControlRequest::List {}));
         for words in [
             &[][..],
             &["a.com", "--list"],
@@ -227,7 +230,7 @@ mod tests {
             &["a.com", "--for", "25h"],
             &["a.com", "--for", "10ms"],
         ] {
-            assert!(asked(words).is_err(), "{words:?}");
+            assert!(parsed(words).is_err(), "{words:?}");
         }
     }
 
@@ -270,6 +273,6 @@ deny    evil.com:*       always   airlock grant --deny \\u{1b}[2J
 tunnel  a.com:22         for 61s  airlock grant a.com
 ";
         assert_eq!(text(&rules), table);
-        assert_eq!(text(&[]), "no rule: nothing is let out\n");
+        assert_eq!(text(&[]), "no rules: no connection is allowed\n");
     }
 }

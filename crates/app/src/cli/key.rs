@@ -1,9 +1,10 @@
-//! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
+//! `airlock key`: creates, lists and revokes API keys in the state folder, also while the server
+//! runs.
 
-use super::{Global, conclude, message::printable, print_json, print_lines, serve::of_key};
+use super::{Global, conclude, message::printable, print_json, print_lines, serve::key_failure};
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, segment},
 };
 use clap::{Args, Subcommand};
 use gateway::{ApiKey, ApiKeys, Scope};
@@ -21,7 +22,7 @@ Examples:
   airlock key list
   airlock key revoke 0123456789abcdef
 
-A server that is running sees it at once.";
+A running server applies changes at once.";
 
 /// The options of `airlock key`.
 #[derive(Args, Debug)]
@@ -36,46 +37,46 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a key, and print its token this once
+    /// Create a key, and print its token, which is shown only once
     Create {
-        /// What it is for
+        /// What the key is for
         #[arg(long, value_name = "NAME")]
         name: String,
-        /// Whose it is: all keys of a tenant see the same things [default: a tenant of its own]
+        /// The key's tenant; all keys of a tenant see the same things [default: a new tenant]
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,
-        /// What it may do: admin, runs, sandboxes, artifacts, images, usage; repeatable
+        /// Scope: admin, runs, sandboxes, artifacts, images, usage; repeatable
         #[arg(long, value_name = "SCOPE", required = true)]
         scope: Vec<Scope>,
-        /// How long it is good, such as 720h [default: until it is revoked]
+        /// How long the key is valid, such as 720h [default: until revoked]
         #[arg(long, value_name = "TIME")]
         expires_in: Option<Time>,
     },
-    /// Show all keys
+    /// List all keys
     List,
-    /// Take a key back, at once
+    /// Revoke a key at once
     Revoke {
-        /// Its identifier
+        /// The key's identifier
         #[arg(value_name = "ID")]
         id: String,
     },
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     if matches!(options.action, Action::Revoke { .. }) {
-        // A full disk keeps nobody's key good.
+        // A revocation must succeed on a full disk, too.
         gateway::DiskReserve::of(&config.state).release_if_full();
     }
-    let keys = ApiKeys::open(&config.state).map_err(|error| of_key(&error.into()))?;
+    let keys = ApiKeys::open(&config.state).map_err(|error| key_failure(&error.into()))?;
     match &options.action {
         Action::Create {
             name,
@@ -89,23 +90,28 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
                 scope,
                 expires_in.map(|time| time.0),
             );
-            let (key, token) = made.map_err(|error| of_key(&error))?;
-            match options.json {
-                true => print_json(
+            let (key, token) = made.map_err(|error| key_failure(&error))?;
+            if options.json {
+                print_json(
                     &json!({ "id": key.id, "token": token.expose(), "expires_at": key.expires_at }),
-                )?,
-                false => print_lines([token.expose().to_owned()])?,
+                )?
+            } else {
+                print_lines([token.expose().to_owned()])?
             }
         }
         Action::List => {
-            let all = keys.list().map_err(|error| of_key(&error.into()))?;
-            match options.json {
-                true => print_json(&json!({ "keys": all }))?,
-                false => print_lines(all.iter().map(line))?,
+            let all = keys.list().map_err(|error| key_failure(&error.into()))?;
+            if options.json {
+                print_json(&json!({ "keys": all }))?
+            } else {
+                print_lines(all.iter().map(list_line))?
             }
         }
         Action::Revoke { id } => {
-            if !keys.revoke(id).map_err(|error| of_key(&error.into()))? {
+            if !keys
+                .revoke(id)
+                .map_err(|error| key_failure(&error.into()))?
+            {
                 let message = format!("there is no key `{}`", printable(id));
                 return Err(Failure::invalid(message, "`airlock key list` shows them"));
             }
@@ -117,7 +123,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-/// The same through a server, by a key of an admin's.
+/// Carries out the command at a server, with an admin's key.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     match &options.action {
         Action::Create {
@@ -126,25 +132,29 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             scope,
             expires_in,
         } => {
-            let order = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
-            let made: Made = client
-                .json(Ask::new(Method::POST, "/v1/keys").json(&order))
+            let body = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
+            let made: NewKeyResponse = client
+                .json(ClientRequest::new(Method::POST, "/v1/keys").json(&body))
                 .await?;
-            match options.json {
-                true => print_json(&made)?,
-                false => print_lines([made.token])?,
+            if options.json {
+                print_json(&made)?
+            } else {
+                print_lines([made.token])?
             }
         }
         Action::List => {
-            let All { keys } = client.json(Ask::get("/v1/keys")).await?;
-            match options.json {
-                true => print_json(&json!({ "keys": keys }))?,
-                false => print_lines(keys.iter().map(line))?,
+            let KeyList { keys } = client.json(ClientRequest::get("/v1/keys")).await?;
+            if options.json {
+                print_json(&json!({ "keys": keys }))?
+            } else {
+                print_lines(keys.iter().map(list_line))?
             }
         }
         Action::Revoke { id } => {
             let path = format!("/v1/keys/{}", segment(id.as_bytes()));
-            client.ask(Ask::new(Method::DELETE, path)).await?;
+            client
+                .send(ClientRequest::new(Method::DELETE, path))
+                .await?;
             if options.json {
                 print_json(&json!({ "revoked": id }))?;
             }
@@ -153,27 +163,28 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A key that a server made.
+/// The response to a new key.
 #[derive(Deserialize, Serialize)]
-struct Made {
+struct NewKeyResponse {
     id: String,
     token: String,
     expires_at: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct All {
+struct KeyList {
     keys: Vec<ApiKey>,
 }
 
-fn line(key: &ApiKey) -> String {
+fn list_line(key: &ApiKey) -> String {
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let state = match (&key.revoked_at, &key.expires_at) {
         (Some(when), _) => format!("revoked {when}"),
         (None, Some(when)) => format!("until {when}"),
         (None, None) => "until revoked".to_owned(),
     };
-    let (name, tenant) = (printable(&key.name), printable(&key.tenant));
+    let name = printable(&key.name);
+    let tenant = printable(&key.tenant);
     format!(
         "{}  {name:<20}  {tenant:<16}  {:<24}  {state}",
         key.id,

@@ -1,10 +1,11 @@
-//! What Airlock itself says on stderr: one line each, prefixed, so that nobody takes it for the program's words.
+//! Messages on stderr: one line each, prefixed with `airlock:`, so that they cannot be taken for
+//! the program's own output.
 
 use crate::config::ConfigError;
 use spec::{ErrorCode, ErrorInfo, SpecError};
 use std::io::{self, Write};
 
-/// Why a command could not be carried out, ready to be told.
+/// Why a command failed: error code, message and hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) code: ErrorCode,
@@ -12,9 +13,9 @@ pub(super) struct Failure {
     pub(super) hint: String,
 }
 
-/// One line on stderr.
+/// One line on stderr, with its prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum Message {
     Error(String),
     Usage(String),
     Hint(String),
@@ -39,10 +40,10 @@ impl Failure {
         }
     }
 
-    pub(super) fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Message> {
         vec![
-            Line::Error(self.message.clone()),
-            Line::Hint(self.hint.clone()),
+            Message::Error(self.message.clone()),
+            Message::Hint(self.hint.clone()),
         ]
     }
 
@@ -99,31 +100,32 @@ impl From<engine::EngineError> for Failure {
     }
 }
 
-/// Writes lines to stderr in one go. Where stderr is gone there is nobody left to tell.
-pub(super) fn say(lines: &[Line]) {
+/// Writes the messages to stderr in one call. A write error is ignored: there is no other stream.
+pub(super) fn print(lines: &[Message]) {
     let _ = io::stderr().lock().write_all(render(lines).as_bytes());
 }
 
-/// The same without a prefix, for what is there to be copied. Nothing in it may come from a program as it is.
-pub(super) fn say_plainly(text: &str) {
+/// Writes text without a prefix, for output that is meant to be copied. The caller escapes control
+/// characters.
+pub(super) fn print_plain(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The same after what a program wrote to stderr, which may lack the end of its last line.
-pub(super) fn say_below(written: &[u8], lines: &[Line]) {
+/// Writes messages after the program's stderr, whose last line may lack a newline.
+pub(super) fn print_below(written: &[u8], lines: &[Message]) {
     if !lines.is_empty() && written.last().is_some_and(|byte| *byte != b'\n') {
         let _ = io::stderr().lock().write_all(b"\n");
     }
-    say(lines);
+    print(lines);
 }
 
-/// The lines as they are written. A message without words is left out.
-pub(super) fn render(lines: &[Line]) -> String {
+/// The messages as text. A message with an empty text is omitted.
+pub(super) fn render(lines: &[Message]) -> String {
     let shown = lines.iter().map(|line| match line {
-        Line::Error(text) => ("error", text),
-        Line::Usage(text) => ("usage", text),
-        Line::Hint(text) => ("hint", text),
-        Line::Note(text) => ("note", text),
+        Message::Error(text) => ("error", text),
+        Message::Usage(text) => ("usage", text),
+        Message::Hint(text) => ("hint", text),
+        Message::Note(text) => ("note", text),
     });
     shown
         .filter(|(_, text)| !text.is_empty())
@@ -131,23 +133,24 @@ pub(super) fn render(lines: &[Line]) -> String {
         .collect()
 }
 
-/// Text that can neither steer a terminal nor reorder or break a line.
+/// Escapes control characters and characters that change the order of text.
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        match character.is_control() || reorders(character) {
-            true => shown.extend(character.escape_default()),
-            false => shown.push(character),
+        if character.is_control() || changes_order(character) {
+            shown.extend(character.escape_default())
+        } else {
+            shown.push(character)
         }
     }
     shown
 }
 
-/// Invisible characters that change how their neighbours are shown.
-fn reorders(character: char) -> bool {
+/// Invisible characters that change how their neighbours are displayed.
+fn changes_order(character: char) -> bool {
     matches!(character,
         '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}'
-            // Tags and variants, which are not shown at all: a text that only machines read.
+            // Tags and variation selectors: invisible text that only machines read.
             | '\u{e0000}'..='\u{e0fff}')
 }
 
@@ -172,7 +175,7 @@ mod tests {
             "a\\u{1b}[2Jb\\nairlock: note: all is well\\u{202e}\\u{9b}c\\r\\u{7} ä `x` \"y\""
         );
         assert_eq!(
-            render(&[Line::Error(hostile.to_owned())])
+            render(&[Message::Error(hostile.to_owned())])
                 .matches('\n')
                 .count(),
             1
@@ -190,13 +193,13 @@ mod tests {
     fn a_cause_is_told_with_its_error() {
         let source = Some(io::Error::from(io::ErrorKind::PermissionDenied));
         let error = engine::EngineError {
-            message: "cannot make `/x`".into(),
+            message: "cannot create `/x`".into(),
             hint: "use --state".into(),
             source,
         };
         assert_eq!(
             Failure::from(error).message,
-            "cannot make `/x`: permission denied"
+            "cannot create `/x`: permission denied"
         );
     }
 }

@@ -1,8 +1,10 @@
-//! The command line: one file per command. Each maps its words to the engine's and back, nothing more.
+//! The command line: one file per command. Each file maps options to the engine's types and results
+//! back to text.
 //!
-//! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
+//! Data goes to stdout, everything else to stderr. A refusal by Airlock itself exits with 125.
 
 mod artifact;
+mod artifact_store;
 mod audit;
 mod backup;
 mod bench;
@@ -12,29 +14,29 @@ mod grant;
 mod image;
 mod jobs;
 mod key;
+mod ledger_owner;
 mod message;
-mod mistake;
-mod own_ledger;
 mod proxy;
 mod quota;
 mod restore;
 mod run;
 mod sandbox;
-mod screen;
 mod secrets;
 mod separate_program;
 mod serve;
-mod server;
+mod server_option;
 mod service;
-mod shelves;
+mod size;
 mod state;
 mod steps;
 mod sweep;
+mod terminal_filter;
 mod usage;
+mod usage_error;
 mod worker;
 mod workspace;
 
-use crate::config::{self, Config, Surroundings};
+use crate::config::{self, Config, ProcessEnv};
 use clap::{Args, Parser, Subcommand};
 use message::Failure;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
@@ -54,9 +56,9 @@ Examples:
   airlock run --workspace . --timeout 30s -- make test
   airlock doctor
 
-`airlock COMMAND --help` tells more about a command.";
+`airlock COMMAND --help` describes a command.";
 
-/// Runs AI agents and their tools where they can do no harm.
+/// Sandbox runtime for AI agents and their tools
 #[derive(Debug, Parser)]
 #[command(name = "airlock", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 struct Cli {
@@ -74,16 +76,17 @@ struct Global {
     /// Folder for run records and artifacts [default: ~/.local/state/airlock]
     #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
     state: Option<PathBuf>,
-    /// Act on this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env: AIRLOCK_URL]
+    /// Use this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env:
+    /// AIRLOCK_URL]
     #[arg(long, global = true, value_name = "URL", help_heading = "Everywhere")]
     server: Option<OsString>,
-    /// File with the key for the server, where AIRLOCK_KEY does not have it [env: AIRLOCK_KEY_FILE]
+    /// File with the server's key, unless AIRLOCK_KEY is set [env: AIRLOCK_KEY_FILE]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     key_file: Option<PathBuf>,
-    /// File with a certificate to believe the server by, beside those of this machine [env: AIRLOCK_CA]
+    /// File with a certificate to trust, beside those of this machine [env: AIRLOCK_CA]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     server_ca: Option<PathBuf>,
-    /// Which command this is.
+    /// The name of the command, for messages.
     #[arg(skip)]
     command: &'static str,
 }
@@ -92,108 +95,108 @@ struct Global {
 enum Command {
     /// Run a command in a fresh sandbox
     Run(Box<run::Options>),
-    /// Carry out a job of steps in a fresh sandbox, and write down its result
+    /// Run a job of steps in a fresh sandbox, and write its result to a file
     #[command(override_usage = "airlock steps [OPTIONS] [-- COMMAND [ARG]...]", after_help = steps::EXAMPLES,
-              after_long_help = steps::EXAMPLES, mut_args = steps::without_one_command)]
-    Steps(Box<steps::Steps>),
-    /// Let a run that goes on reach another host for a while, or take that away
+              after_long_help = steps::EXAMPLES, mut_args = steps::hide_command_options)]
+    Steps(Box<steps::Options>),
+    /// Allow or deny hosts for a running run
     Grant(grant::Options),
-    /// Show what this host can enforce, and the command that mends what it cannot
+    /// Show what this host can enforce, and how to fix what it cannot
     Doctor(doctor::Options),
-    /// Remove what killed or crashed runs left behind
+    /// Remove leftovers of killed or crashed runs
     Sweep(sweep::Options),
-    /// List, fetch or remove what runs have kept
+    /// List, show, get, put or remove artifacts
     Artifact(artifact::Options),
-    /// Show, take over or drop what programs changed in workspaces that are copied on writing
+    /// Show, commit or discard changes of staged workspaces
     Workspace(workspace::Options),
-    /// Show what models were used for, and what it cost
+    /// Show model usage and costs
     Usage(usage::Options),
-    /// Show what a tenant of a server may have, and has now
+    /// Show quotas of a tenant of a server, and their current use
     Quota(quota::Options),
-    /// Show what was asked for and decided, and whether audit and ledger are as they were written
+    /// Show or verify the audit log
     Audit(audit::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
-    /// Keep, list or remove secrets: keys of providers, and what runs are let have
+    /// Store, list or remove secrets: keys of providers, and secrets for runs
     Secrets(secrets::Options),
-    /// Serve runs over HTTP, to whoever has a key
+    /// Serve runs over HTTP
     Serve(serve::Options),
-    /// Install the server as a service of systemd, or remove it
+    /// Install the server as a systemd service, or remove it
     Service(service::Options),
-    /// Copy the state folder into one file, also while a server uses it
+    /// Back up the state folder into one file, also while a server uses it
     Backup(backup::Options),
-    /// Make a state folder from a backup, or check one
+    /// Restore a state folder from a backup, or check a backup
     Restore(restore::Options),
-    /// Show how much each part of the state folder takes
+    /// Show the disk usage of the state folder
     State(state::Options),
-    /// Make sandboxes that stay, in a server, and run programs in them
+    /// Create long-lived sandboxes at a server, and run programs in them
     Sandbox(sandbox::Options),
-    /// Submit, watch, wait for or cancel jobs of a server
+    /// Submit, watch, wait for or cancel jobs at a server
     Jobs(jobs::Options),
-    /// Make, list or revoke the keys of a server
+    /// Create, list or revoke API keys of a server
     Key(key::Options),
-    /// Serve the doors to models by themselves, to whoever has a session's token
+    /// Serve the model doors as a standalone proxy, for holders of a session token
     Proxy(proxy::Options),
-    /// Run tools for agents that speak over a message broker
+    /// Run tools for agents that use a message broker
     Worker(worker::Options),
-    /// Measure what a run costs here, beside other sandboxes
+    /// Measure the overhead of a run, beside other sandboxes
     Bench(bench::Options),
-    /// Attack sandboxes on this machine, and show that they hold
+    /// Attack sandboxes on this machine, and check that they hold
     EscapeTest(escape_test::Options),
 }
 
-/// Everything but `main` itself: from arguments and surroundings to the exit status.
-pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
-    match Cli::try_parse_from(&arguments).map(Cli::named) {
-        Err(error) => mistake::report(&error, &arguments),
+/// Runs the command: from arguments and environment to the exit status.
+pub(crate) fn main(arguments: Vec<OsString>, env: ProcessEnv) -> u8 {
+    match Cli::try_parse_from(&arguments).map(Cli::with_command_name) {
+        Err(error) => usage_error::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
-            Command::Run(options) => run::execute(*options, &global, &surroundings),
-            Command::Steps(options) => steps::execute(*options, &global, &surroundings),
-            Command::Grant(options) => grant::execute(&options, &global, &surroundings),
-            Command::Quota(options) => quota::execute(&options, &global, &surroundings),
-            Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
-            Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
-            Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
-            Command::Workspace(options) => workspace::execute(options, &global, &surroundings),
-            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
-            Command::Audit(options) => audit::execute(&options, &global, &surroundings),
-            Command::Image(options) => image::execute(options, &global, &surroundings),
-            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
-            Command::Serve(options) => serve::execute(&options, &global, &surroundings),
-            Command::Service(options) => service::execute(&options, &global, &surroundings),
-            Command::Backup(options) => backup::execute(&options, &global, &surroundings),
-            Command::Restore(options) => restore::execute(&options, &global, &surroundings),
-            Command::State(options) => state::execute(&options, &global, &surroundings),
-            Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
-            Command::Jobs(options) => jobs::execute(options, &global, &surroundings),
-            Command::Key(options) => key::execute(&options, &global, &surroundings),
-            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
-            Command::Worker(options) => worker::execute(&options, &global, &surroundings),
-            Command::Bench(options) => bench::execute(options, &global, &surroundings),
-            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
+            Command::Run(options) => run::execute(*options, &global, &env),
+            Command::Steps(options) => steps::execute(*options, &global, &env),
+            Command::Grant(options) => grant::execute(&options, &global, &env),
+            Command::Quota(options) => quota::execute(&options, &global, &env),
+            Command::Doctor(options) => doctor::execute(&options, &global, &env),
+            Command::Sweep(options) => sweep::execute(&options, &global, &env),
+            Command::Artifact(options) => artifact::execute(options, &global, &env),
+            Command::Workspace(options) => workspace::execute(options, &global, &env),
+            Command::Usage(options) => usage::execute(&options, &global, &env),
+            Command::Audit(options) => audit::execute(&options, &global, &env),
+            Command::Image(options) => image::execute(options, &global, &env),
+            Command::Secrets(options) => secrets::execute(options, &global, &env),
+            Command::Serve(options) => serve::execute(&options, &global, &env),
+            Command::Service(options) => service::execute(&options, &global, &env),
+            Command::Backup(options) => backup::execute(&options, &global, &env),
+            Command::Restore(options) => restore::execute(&options, &global, &env),
+            Command::State(options) => state::execute(&options, &global, &env),
+            Command::Sandbox(options) => sandbox::execute(options, &global, &env),
+            Command::Jobs(options) => jobs::execute(options, &global, &env),
+            Command::Key(options) => key::execute(&options, &global, &env),
+            Command::Proxy(options) => proxy::execute(&options, &global, &env),
+            Command::Worker(options) => worker::execute(&options, &global, &env),
+            Command::Bench(options) => bench::execute(options, &global, &env),
+            Command::EscapeTest(options) => escape_test::execute(&options, &global, &env),
         },
     }
 }
 
 impl Global {
     /// Reads the settings that every command needs.
-    fn configure(&self, surroundings: &Surroundings) -> Result<Config, Failure> {
-        self.refuse_server(surroundings)?;
+    fn configure(&self, env: &ProcessEnv) -> Result<Config, Failure> {
+        self.refuse_server(env)?;
         let flags = config::Flags {
             config: self.config.clone(),
             state: self.state.clone(),
         };
-        Ok(config::load(&flags, surroundings)?)
+        Ok(config::load(&flags, env)?)
     }
 }
 
 /// Opens the engine on the configured state folder.
 fn open_engine(
     config: &Config,
-    begun: Option<engine::PrespawnedLauncher>,
+    launcher: Option<engine::PrespawnedLauncher>,
 ) -> Result<engine::Engine, Failure> {
-    Ok(match begun {
-        Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
+    Ok(match launcher {
+        Some(launcher) => engine::Engine::open_after(launcher, settings(config)?)?,
         None => engine::Engine::open(settings(config)?)?,
     })
 }
@@ -203,8 +206,9 @@ fn settings(config: &Config) -> Result<engine::Settings, Failure> {
         docker: config.docker.clone(),
         podman: config.podman.clone(),
     };
-    let (doors, guarded) = (door_settings(config), config.guarded());
-    let artifacts = shelves::settings(&config.artifacts, &config.state, &config.secrets)?;
+    let doors = door_settings(config);
+    let guarded = config.guarded();
+    let artifacts = artifact_store::settings(&config.artifacts, &config.state, &config.secrets)?;
     Ok(engine::Settings {
         artifacts,
         containers,
@@ -216,7 +220,7 @@ fn settings(config: &Config) -> Result<engine::Settings, Failure> {
 
 fn door_settings(config: &Config) -> engine::DoorSettings {
     engine::DoorSettings {
-        catalogue: config.doors.assembled(),
+        catalogue: config.doors.catalogue_with_prices(),
         secrets: config.secrets.clone(),
         inference_models: config.doors.inference_models.clone(),
         durability: config.doors.durability,
@@ -225,7 +229,7 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
     }
 }
 
-/// For a process that comes to have a key in its memory: nobody may read that, and nothing may write it to a disk.
+/// Keeps keys that this process will hold out of core dumps and away from other processes.
 fn leave_no_dump() -> Result<(), Failure> {
     let none = Rlimit {
         current: Some(0),
@@ -236,7 +240,7 @@ fn leave_no_dump() -> Result<(), Failure> {
         .map_err(|error| Failure::internal(format!("cannot keep keys out of core dumps: {error}")))
 }
 
-/// One thread is enough for one run, and starts faster.
+/// A single-threaded event loop: enough for one run, and faster to start.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let built = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -244,7 +248,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
-/// Writes data to stdout. That nobody reads it any more is no failure of ours.
+/// Writes data to stdout. A closed pipe is no error.
 fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout
@@ -258,7 +262,7 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints lines, of which none can steer a terminal or break into two, whoever their words come from.
+/// Prints lines. Control characters are escaped, because the text may come from a program.
 fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
     let shown = lines
         .into_iter()
@@ -270,7 +274,7 @@ fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     match serde_json::to_string(value) {
         Ok(mut text) => {
-            // Not by another copy: a result can hold megabytes of output.
+            // The newline is appended in place: a result can hold megabytes of output.
             text.push('\n');
             print(&without_controls(&text))
         }
@@ -280,28 +284,31 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     }
 }
 
-/// JSON allows the controls from U+007F to U+009F as they are; a terminal obeys them.
+/// Escapes U+007F to U+009F: JSON allows them unescaped, and terminals obey them.
 fn without_controls(json: &str) -> Cow<'_, str> {
     let obeyed = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
-    match json.contains(obeyed) {
-        false => Cow::Borrowed(json),
-        true => {
-            let escaped = |character| match obeyed(character) {
-                true => format!("\\u{:04x}", u32::from(character)),
-                false => character.to_string(),
-            };
-            Cow::Owned(json.chars().map(escaped).collect())
-        }
+    if json.contains(obeyed) {
+        let escaped = |character| {
+            if obeyed(character) {
+                format!("\\u{:04x}", u32::from(character))
+            } else {
+                character.to_string()
+            }
+        };
+        Cow::Owned(json.chars().map(escaped).collect())
+    } else {
+        Cow::Borrowed(json)
     }
 }
 
-/// The end of a command that is not `run`: its status, or its failure told on stderr (and as JSON if asked).
+/// The exit status of a command other than `run`: its own, or 125 with the failure on stderr (and
+/// as JSON if requested).
 fn conclude(outcome: Result<u8, Failure>, json: bool) -> u8 {
     outcome.unwrap_or_else(|failure| {
-        message::say(&failure.lines());
+        message::print(&failure.lines());
         if json && let Err(unwritten) = print_json(&serde_json::json!({ "error": failure.info() }))
         {
-            message::say(&unwritten.lines());
+            message::print(&unwritten.lines());
         }
         REFUSED
     })

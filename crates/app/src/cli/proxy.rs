@@ -1,7 +1,8 @@
-//! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
+//! `airlock proxy`: the model doors as a standalone service, for sandboxes that Airlock did not
+//! start.
 
-use super::{Global, conclude, message::Failure, own_ledger, print, print_json};
-use crate::config::{Config, Surroundings};
+use super::{Global, conclude, ledger_owner, message::Failure, print, print_json};
+use crate::config::{Config, ProcessEnv};
 use clap::Args;
 use doors::{
     DoorListener, Doors, Secret,
@@ -30,30 +31,32 @@ Examples:
   airlock proxy --listen 127.0.0.1:7080 --json
   airlock proxy --admin-listen 127.0.0.1:7081 --admin-token-file ~/.airlock-admin
 
-Sessions are registered at the admin socket and call with their token as their key:
+Sessions are registered at the admin socket, and use their token as API key:
   curl --unix-socket ADMIN http://admin/v1/sessions -d '{\"provider\": \"anthropic\"}'
   ANTHROPIC_BASE_URL=http://127.0.0.1:7080 ANTHROPIC_API_KEY=session-... agent
 
-It runs until SIGTERM or Ctrl-C, then ends its sessions and settles what they spent.
+It runs until SIGTERM or Ctrl-C, then ends its sessions and settles their costs.
 Exit status: 0, or 125 if it could not start.";
 
 /// The options of `airlock proxy`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Where sessions call, with their tokens
+    /// Listen address for sessions, which authenticate by token
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7080")]
     listen: SocketAddr,
-    /// Where the admin API is; only this user and root may connect [default: STATE/doors/admin.sock]
+    /// Socket of the admin API; only this user and root can connect [default:
+    /// STATE/doors/admin.sock]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// Offer the admin API here as well, behind a token
+    /// Serve the admin API at this address as well, with a token
     #[arg(long, value_name = "ADDRESS", requires = "admin_token_file")]
     admin_listen: Option<SocketAddr>,
-    /// The admin's token; made and written there (mode 0600) if the file does not exist
+    /// File with the admin token; created (mode 0600) if it does not exist
     #[arg(long, value_name = "FILE", requires = "admin_listen")]
     admin_token_file: Option<PathBuf>,
-    /// Listen on addresses that other machines reach: tokens and answers then travel unencrypted
+    /// Allow addresses that other machines can reach: tokens and responses are then sent
+    /// unencrypted
     #[arg(long)]
     dangerously_listen_publicly: bool,
     /// Print one JSON object when it is ready
@@ -61,9 +64,9 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// Where it can be reached.
+/// The addresses of the proxy, printed when it is ready.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Addresses {
+struct ProxyAddresses {
     listen: String,
     admin_socket: PathBuf,
     admin_listen: Option<String>,
@@ -71,38 +74,36 @@ struct Addresses {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     super::leave_no_dump()?;
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     options.check_addresses()?;
     let admin_token = match &options.admin_token_file {
-        Some(file) => Some(token_file::read_or_make(
-            &surroundings.current_folder.join(file),
-        )?),
+        Some(file) => Some(token_file::read_or_make(&env.current_folder.join(file))?),
         None => None,
     };
-    let ledger = Arc::new(own_ledger::open(&config)?);
+    let ledger = Arc::new(ledger_owner::open(&config)?);
     let doors = Doors::new(
-        config.doors.assembled(),
+        config.doors.catalogue_with_prices(),
         config.secrets.clone(),
         BudgetManager::new(ledger.clone()),
     );
     let runtime = super::runtime()?;
     runtime.block_on(async {
-        let registry = registry(&config, doors, global, surroundings)?;
+        let registry = registry(&config, doors, global, env)?;
         serve(options, &config, &registry, admin_token).await
     })?;
-    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
+    // Dropping the runtime ends and settles open calls, so that the ledger closes last.
     drop(runtime);
     drop(ledger);
     Ok(0)
 }
 
-fn setup(config: &Config, doors: Arc<Doors>) -> RegistryConfig {
+fn registry_config(config: &Config, doors: Arc<Doors>) -> RegistryConfig {
     RegistryConfig {
         doors,
         tenants: config.doors.tenants.clone(),
@@ -114,32 +115,41 @@ fn registry(
     config: &Config,
     doors: Arc<Doors>,
     global: &Global,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Arc<Registry>, Failure> {
-    let (global, surroundings) = (global.clone(), surroundings.clone());
+    let global = global.clone();
+    let env = env.clone();
     let reload = move |before: &Arc<Doors>| {
-        let config = global
-            .configure(&surroundings)
-            .map_err(|failure| failure.message)?;
+        let config = global.configure(&env).map_err(|failure| failure.message)?;
         let doors = Doors::new(
-            config.doors.assembled(),
+            config.doors.catalogue_with_prices(),
             config.secrets.clone(),
             before.budgets().clone(),
         );
-        Ok(setup(&config, doors))
+        Ok(registry_config(&config, doors))
     };
     let folder = config.state.join("doors");
-    Registry::open(&folder, setup(config, doors), Some(Box::new(reload))).map_err(|error| {
-        cannot(
+    Registry::open(
+        &folder,
+        registry_config(config, doors),
+        Some(Box::new(reload)),
+    )
+    .map_err(|error| {
+        start_failure(
             "use",
             &folder.display(),
             &error,
-            "make it your own, or give --state DIR",
+            "make yourself its owner, or give --state DIR",
         )
     })
 }
 
-fn cannot(what: &str, place: &dyn std::fmt::Display, error: &io::Error, hint: &str) -> Failure {
+fn start_failure(
+    what: &str,
+    place: &dyn std::fmt::Display,
+    error: &io::Error,
+    hint: &str,
+) -> Failure {
     let message = format!("cannot {what} `{place}`: {error}");
     Failure {
         code: ErrorCode::StartFailed,
@@ -148,15 +158,16 @@ fn cannot(what: &str, place: &dyn std::fmt::Display, error: &io::Error, hint: &s
     }
 }
 
-/// Serves until it is told to stop, then ends in order: no more calls, no more sessions, nothing left.
+/// Serves until SIGTERM or Ctrl-C, then stops listening, ends the sessions and closes the admin
+/// socket.
 async fn serve(
     options: &Options,
     config: &Config,
     registry: &Arc<Registry>,
     admin_token: Option<Secret>,
 ) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) =
-        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let mut terminate = signal_stream(SignalKind::terminate())?;
+    let mut interrupt = signal_stream(SignalKind::interrupt())?;
     let (listen, front) = tcp(options.listen, |listener| {
         registry.serve(DoorListener::Tcp(listener))
     })?;
@@ -171,20 +182,20 @@ async fn serve(
     let socket = registry
         .serve_admin(options.admin_socket.as_deref())
         .map_err(|error| {
-            cannot(
+            start_failure(
                 "serve the admin socket",
                 &socket_path.display(),
                 &error,
                 "give another --admin-socket PATH",
             )
         })?;
-    let addresses = Addresses {
+    let addresses = ProxyAddresses {
         listen,
         admin_socket: socket_path,
         admin_listen: admin.as_ref().map(|(address, _)| address.clone()),
         pid: std::process::id(),
     };
-    addresses.tell(options.json)?;
+    addresses.print(options.json)?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -198,11 +209,11 @@ async fn serve(
     Ok(())
 }
 
-fn on(kind: SignalKind) -> Result<Signal, Failure> {
+fn signal_stream(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
 }
 
-/// Listens, and has somebody serve there.
+/// Binds a TCP listener and starts its server task.
 fn tcp(
     address: SocketAddr,
     serve: impl FnOnce(TcpListener) -> io::Result<JoinHandle<()>>,
@@ -212,17 +223,17 @@ fn tcp(
         Ok((format!("http://{address}"), serve(listener)?))
     });
     listening.map_err(|error| {
-        cannot(
+        start_failure(
             "listen on",
             &address,
             &error,
-            "choose another address; port 0 takes a free one",
+            "choose another address; port 0 selects a free port",
         )
     })
 }
 
 impl Options {
-    /// Other machines could read tokens, and guess at them.
+    /// Refuses public addresses without the option: other machines could read or guess tokens.
     fn check_addresses(&self) -> Result<(), Failure> {
         let addresses = [
             ("--listen", Some(self.listen)),
@@ -234,9 +245,9 @@ impl Options {
             {
                 return Err(Failure::invalid(
                     format!(
-                        "`{option} {address}` can be reached by other machines, and tokens would travel unencrypted"
+                        "`{option} {address}` is reachable from other machines, and tokens would be sent unencrypted"
                     ),
-                    "listen on 127.0.0.1 behind a TLS server, or say --dangerously-listen-publicly",
+                    "listen on 127.0.0.1 behind a TLS proxy, or give --dangerously-listen-publicly",
                 ));
             }
         }
@@ -244,8 +255,8 @@ impl Options {
     }
 }
 
-impl Addresses {
-    fn tell(&self, json: bool) -> Result<(), Failure> {
+impl ProxyAddresses {
+    fn print(&self, json: bool) -> Result<(), Failure> {
         if json {
             return print_json(self);
         }
@@ -293,7 +304,7 @@ mod tests {
         ] {
             let refused = checked(&["--listen", address]).unwrap_err();
             assert!(
-                refused.contains("can be reached by other machines"),
+                refused.contains("is reachable from other machines"),
                 "{refused}"
             );
             assert_eq!(

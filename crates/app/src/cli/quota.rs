@@ -1,9 +1,9 @@
-//! `airlock quota`: what a tenant of a server may have, and has now.
+//! `airlock quota`: a tenant's limits and current usage.
 
 use super::{Global, conclude, message::Failure, print_json, print_lines};
 use crate::{
-    config::Surroundings,
-    remote::{Ask, query},
+    config::ProcessEnv,
+    remote::{ClientRequest, query},
 };
 use clap::Args;
 use serde_json::Value;
@@ -14,13 +14,13 @@ Examples:
   airlock quota --server http://localhost:7070
   airlock quota --tenant acme --json
 
-Every key may ask for its own; an admin's for any. Quotas are set under [tenant.NAME] in the server's configuration.";
+A key can show its own tenant, an admin's key every tenant. Quotas are set under [tenant.NAME] in the server's configuration.";
 
 /// The options of `airlock quota`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Another tenant's, for an admin [default: the key's own]
+    /// The tenant, for an admin's key [default: the key's own]
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// Print one JSON object
@@ -29,23 +29,24 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let client = global.needs_server(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let client = global.require_server(env)?;
     let path = format!("/v1/quota{}", query(&[("tenant", options.tenant.clone())]));
-    let told: Value = super::runtime()?.block_on(client.json(Ask::get(path)))?;
-    match options.json {
-        true => print_json(&told)?,
-        false => print_lines(lines(&told))?,
+    let quota: Value = super::runtime()?.block_on(client.json(ClientRequest::get(path)))?;
+    if options.json {
+        print_json(&quota)?
+    } else {
+        print_lines(lines(&quota))?
     }
     Ok(0)
 }
 
-/// A line each: what it is, what there is of it, how much there may be.
-fn lines(told: &Value) -> Vec<String> {
+/// One line a quota: name, usage, limit.
+fn lines(quota: &Value) -> Vec<String> {
     let line = |name: &str, now: String, most: String| format!("{name:<14}{now:>16}  of {most}");
     let count = |value: &Value| {
         value
@@ -64,11 +65,15 @@ fn lines(told: &Value) -> Vec<String> {
             .map_or_else(|| "any".to_owned(), |nanos| format!("{} USD", Money(nanos)))
     };
     let bound = |name: &str, shown: &dyn Fn(&Value) -> String, label: &str| {
-        line(label, shown(&told[name]["now"]), shown(&told[name]["most"]))
+        line(
+            label,
+            shown(&quota[name]["now"]),
+            shown(&quota[name]["most"]),
+        )
     };
-    let day = &told["money_of_day"];
+    let day = &quota["money_of_day"];
     vec![
-        format!("tenant {}", told["tenant"].as_str().unwrap_or_default()),
+        format!("tenant {}", quota["tenant"].as_str().unwrap_or_default()),
         bound("runs", &count, "runs"),
         bound("sandboxes", &count, "sandboxes"),
         bound("cpu_day_ms", &seconds, "CPU today"),
@@ -81,7 +86,7 @@ fn lines(told: &Value) -> Vec<String> {
         ),
         format!(
             "the day ends at {}",
-            told["day_ends_at"].as_str().unwrap_or_default()
+            quota["day_ends_at"].as_str().unwrap_or_default()
         ),
     ]
 }

@@ -1,13 +1,13 @@
-//! `airlock restore`: a state folder from a backup.
+//! `airlock restore`: restores a state folder from a backup.
 
 use super::{
     Global,
     backup::failure,
     conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::backup::{BackupReport, PendingWork};
 use std::{
@@ -23,18 +23,18 @@ Examples:
   airlock restore node.tar --state /var/lib/airlock
   ssh elsewhere 'cat node.tar' | airlock restore - --state ./state
 
-The state folder must be empty or absent. It appears once every file is there with the hash that
-the backup says. What was under way when the backup was made is treated at the next start as after
-a crash. Others may have gone on since then, so jobs that waited end as `lost` unless they said
-`on_lost`: `rerun`, and notices that waited are given up; with --resume all of it goes on. Keys that
-were revoked since the backup are valid again, and what was spent since is forgotten: revoke them
-again. A backup is as trusted as whoever could write it.
---check reads every hash, and opens the database: it must be whole, of a schema that is known here,
-and made by an Airlock. It is unpacked into $TMPDIR for that. Ledger and audit are judged by a restore.
-Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was
+The state folder must be empty or absent. It appears when every file is restored and matches its
+hash. Runs and jobs that were running during the backup are treated as after a crash. Because the
+server may have continued after the backup, waiting jobs end as `lost` unless they have `on_lost`:
+`rerun`, and waiting webhooks are dropped; --resume continues all of them. Keys that were revoked
+since the backup are valid again: revoke them again. Spending since the backup is not counted.
+A backup is as trustworthy as everyone who could write to it.
+--check verifies every hash, and opens the database: it must be intact, of a known schema version,
+and written by Airlock. It is unpacked into $TMPDIR. Ledger and audit log are checked by a restore.
+Exit status: 0; 1 if the restored files are inconsistent, which is reported; 125 if nothing was
 restored.";
 
-const BUFFER: usize = 1 << 20;
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// The options of `airlock restore`.
 #[derive(Args, Debug)]
@@ -43,10 +43,10 @@ pub(super) struct Options {
     /// The backup; `-` for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only read it, check every hash and the database; restore nothing
+    /// Only check every hash and the database; restore nothing
     #[arg(long)]
     check: bool,
-    /// Let jobs and notices that waited go on as if nothing had happened since
+    /// Continue waiting jobs and webhooks as if nothing had happened since the backup
     #[arg(long, conflicts_with = "check")]
     resume: bool,
     /// Print one JSON object
@@ -55,42 +55,39 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let input = match options.file == Path::new("-") {
-        true => Stream::new(Box::new(io::stdin().lock())),
-        false => Stream::new(Box::new(open(
-            &surroundings.current_folder.join(&options.file),
-        )?)),
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let input = if options.file == Path::new("-") {
+        BackupReader::new(Box::new(io::stdin().lock()))
+    } else {
+        BackupReader::new(Box::new(open(&env.current_folder.join(&options.file))?))
     };
-    let done = match options.check {
-        true => engine::backup::examine(input, &scratch(surroundings)),
-        false => {
-            let waiting = if options.resume {
-                PendingWork::Resumed
-            } else {
-                PendingWork::Held
-            };
-            engine::backup::restore(input, &config.state, waiting, engine::now().0)
-        }
+    let done = if options.check {
+        engine::backup::examine(input, &scratch_folder(env))
+    } else {
+        let waiting = if options.resume {
+            PendingWork::Resumed
+        } else {
+            PendingWork::Held
+        };
+        engine::backup::restore(input, &config.state, waiting, engine::now().0)
     };
     let report = done.map_err(|error| failure(&error))?;
-    tell(options, &report, &config.state)?;
+    print_report(options, &report, &config.state)?;
     Ok(u8::from(!report.problems.is_empty()))
 }
 
-/// Where the database is looked at: nothing of it stays.
-fn scratch(surroundings: &Surroundings) -> PathBuf {
-    let named = surroundings
+/// Where `--check` unpacks the database temporarily.
+fn scratch_folder(env: &ProcessEnv) -> PathBuf {
+    let named = env
         .variables
         .get(OsStr::new("TMPDIR"))
         .filter(|folder| !folder.is_empty());
-    surroundings
-        .current_folder
+    env.current_folder
         .join(named.map_or(OsStr::new("/tmp"), OsString::as_os_str))
 }
 
@@ -101,7 +98,7 @@ fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-fn tell(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Failure> {
+fn print_report(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Failure> {
     if options.json {
         return print_json(report);
     }
@@ -113,49 +110,54 @@ fn tell(options: &Options, report: &BackupReport, state: &Path) -> Result<(), Fa
     print(&format!(
         "{} files, {}, {what}\n",
         report.files,
-        super::image::shared::size(report.bytes)
+        super::size::human_size(report.bytes)
     ))?;
-    let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
+    let mut lines: Vec<_> = report
+        .problems
+        .iter()
+        .cloned()
+        .map(Message::Error)
+        .collect();
     if options.check {
-        lines.push(Line::Note(
-            "the database is whole; ledger and audit are judged by a restore".to_owned(),
+        lines.push(Message::Note(
+            "the database is intact; ledger and audit are checked by a restore".to_owned(),
         ));
     } else {
         if let Some(held) = report.held {
-            lines.push(Line::Note(format!(
-                "{} jobs that waited are `lost`, {} notices are given up; those of `on_lost`: `rerun` run",
+            lines.push(Message::Note(format!(
+                "{} waiting jobs are `lost`, {} webhooks are dropped; jobs with `on_lost`: `rerun` run",
                 held.jobs, held.notices
             )));
         }
-        lines.push(Line::Note(
-            "keys revoked since the backup are valid again, and what was spent since is forgotten"
+        lines.push(Message::Note(
+            "keys revoked since the backup are valid again, and spending since then is not counted"
                 .to_owned(),
         ));
-        lines.push(Line::Note(format!(
-            "`{}` needs the master key that its secrets were encrypted with, and its images again",
+        lines.push(Message::Note(format!(
+            "`{}` needs the master key of its secrets, and its images must be pulled again",
             state.display()
         )));
     }
-    message::say(&lines);
+    message::print(&lines);
     Ok(())
 }
 
-/// Read from its beginning to its end: a pipe is as good as a file.
-struct Stream<'a>(BufReader<Box<dyn Read + 'a>>);
+/// A backup that is read sequentially, so that a pipe works as well as a file.
+struct BackupReader<'a>(BufReader<Box<dyn Read + 'a>>);
 
-impl<'a> Stream<'a> {
-    fn new(from: Box<dyn Read + 'a>) -> Stream<'a> {
-        Stream(BufReader::with_capacity(BUFFER, from))
+impl<'a> BackupReader<'a> {
+    fn new(from: Box<dyn Read + 'a>) -> BackupReader<'a> {
+        BackupReader(BufReader::with_capacity(BUFFER_BYTES, from))
     }
 }
 
-impl Read for Stream<'_> {
+impl Read for BackupReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl BufRead for Stream<'_> {
+impl BufRead for BackupReader<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.0.fill_buf()
     }
@@ -165,4 +167,4 @@ impl BufRead for Stream<'_> {
     }
 }
 
-impl image::tar::Input for Stream<'_> {}
+impl image::tar::Input for BackupReader<'_> {}

@@ -1,12 +1,12 @@
-//! `airlock secrets`: keeps, lists and removes secrets. A value comes from a terminal that does not show it or from
-//! standard input, never from an argument, and is never printed.
+//! `airlock secrets`: stores, lists and removes secrets. A value comes from a terminal without echo
+//! or from standard input, never from an argument, and is never printed.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 use doors::{
     Secret,
@@ -30,8 +30,8 @@ Examples:
   airlock run --profile agent --secret anthropic=TOKEN -- sh -c 'test -n \"$TOKEN\"'
   airlock secrets rm anthropic
 
-Secrets are kept encrypted in the state folder. docs/secrets.md tells with which key, and where a
-better one than the usual comes from.";
+Secrets are stored encrypted in the state folder. docs/secrets.md describes the master key, and how
+to use a better one than the default.";
 
 /// The options of `airlock secrets`.
 #[derive(Args, Debug)]
@@ -46,25 +46,25 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Keep a secret, in place of one of the same name
+    /// Store a secret, replacing one of the same name
     ///
-    /// In a terminal the value is asked for and not shown. Otherwise it is read from standard input; one line break at
-    /// its end is not part of it.
+    /// In a terminal, the value is prompted for and not shown. Otherwise it is read from standard
+    /// input, without one final newline.
     Set {
-        /// What to call it; a provider's key is looked for under the provider's name
+        /// The secret's name; a provider's key is looked up by the provider's name
         name: String,
     },
-    /// List the names, and when each was set; never a value
+    /// List names and times; never values
     List,
     /// Remove a secret
     Rm {
-        /// Its name
+        /// The secret's name
         name: String,
     },
 }
 
-/// What a secret can be at most, and one byte more, by which a longer one is seen.
-const ROOM: usize = (64 << 10) + 1;
+/// The maximum size of a secret, plus one byte that reveals a longer one.
+const MAX_INPUT_BYTES: usize = (64 << 10) + 1;
 
 impl From<SecretsError> for Failure {
     fn from(error: SecretsError) -> Self {
@@ -77,25 +77,26 @@ impl From<SecretsError> for Failure {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let secrets = global.configure(surroundings)?.secrets;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let secrets = global.configure(env)?.secrets;
     match options.action {
         Action::Set { name } => set(&secrets, &name, options.json)?,
         Action::List => {
             let stored = secrets.list()?;
-            match options.json {
-                true => print_json(&serde_json::json!({ "secrets": rows(&stored) }))?,
-                false => print(&text(&stored))?,
+            if options.json {
+                print_json(&serde_json::json!({ "secrets": rows(&stored) }))?
+            } else {
+                print(&text(&stored))?
             }
         }
         Action::Rm { name } => {
             if !secrets.remove(&name)? {
-                let message = format!("no secret is called `{name}`");
+                let message = format!("there is no secret `{name}`");
                 return Err(Failure::invalid(
                     message,
                     "`airlock secrets list` shows the names",
@@ -110,52 +111,54 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
 }
 
 fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
-    // Before somebody types for nothing.
+    // The name is checked before a value is typed.
     let id = spec::Id::new(name)
         .map_err(|bad| Failure::invalid(bad.to_string(), "give the secret another name"))?;
     super::leave_no_dump()?;
     let stdin = io::stdin();
-    let bytes = match stdin.is_terminal() {
-        true => ask(&stdin, id.as_str())?,
-        false => read(&stdin)?,
+    let bytes = if stdin.is_terminal() {
+        prompt_secret(&stdin, id.as_str())?
+    } else {
+        read(&stdin)?
     };
     let hint = format!("write it to standard input: airlock secrets set {id} < FILE");
     let value = Secret::new(bytes).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     secrets.set(name, &value)?;
-    message::say(&remarks(secrets, &value));
-    match json {
-        true => print_json(&serde_json::json!({ "set": name })),
-        false => Ok(()),
+    message::print(&storage_notes(secrets, &value));
+    if json {
+        print_json(&serde_json::json!({ "set": name }))
+    } else {
+        Ok(())
     }
 }
 
-/// What whoever keeps a secret should know of where it lies now.
-fn remarks(secrets: &Secrets, value: &Secret) -> Vec<Line> {
+/// Notes about where the secret is stored.
+fn storage_notes(secrets: &Secrets, value: &Secret) -> Vec<Message> {
     let mut lines = Vec::new();
     if value.check_header().is_err() {
-        let note = "the value has line breaks or other signs that no header can carry: it can be let into runs, but it \
-                    is no provider's key";
-        lines.push(Line::Note(note.to_owned()));
+        let note = "the value has line breaks or other characters that a header cannot contain: runs can use it, but it \
+                    cannot be a provider's key";
+        lines.push(Message::Note(note.to_owned()));
     }
     if matches!(secrets.master, MasterKey::Beside) {
         let key = secrets.folder.join("key");
         let note = format!(
-            "the master key lies beside the secrets, in `{}`: whoever can read that folder can read them",
+            "the master key is stored beside the secrets, in `{}`: everyone who can read that folder can read the secrets",
             key.display()
         );
-        lines.push(Line::Note(note));
+        lines.push(Message::Note(note));
         let better = "better: a systemd credential, the kernel's keyring, a key file elsewhere or AIRLOCK_MASTER_KEY; \
                       docs/secrets.md shows how";
-        lines.push(Line::Hint(better.to_owned()));
+        lines.push(Message::Hint(better.to_owned()));
     }
     lines
 }
 
-/// Everything there is, up to the longest secret; not through a buffer that would keep a copy.
+/// Reads standard input up to the maximum size, without a buffer that would keep a copy.
 fn read(stdin: &impl AsFd) -> Result<Vec<u8>, Failure> {
-    let mut bytes = vec![0; ROOM];
+    let mut bytes = vec![0; MAX_INPUT_BYTES];
     let mut filled = 0;
-    while filled < ROOM {
+    while filled < MAX_INPUT_BYTES {
         match rustix::io::read(stdin, &mut bytes[filled..]) {
             Ok(0) => break,
             Ok(count) => filled += count,
@@ -173,54 +176,55 @@ fn unreadable(error: io::Error) -> Failure {
     ))
 }
 
-/// A terminal that shows nothing of what is typed, and is as it was when this is dropped.
-struct Silent<'t, T: AsFd> {
+/// Disables the terminal's echo until dropped.
+struct HiddenInput<'t, T: AsFd> {
     terminal: &'t T,
     before: Termios,
 }
 
-impl<'t, T: AsFd> Silent<'t, T> {
-    /// Keys come one by one, so that Ctrl-C finds us and we can leave the terminal in order.
-    fn make(terminal: &'t T) -> io::Result<Self> {
+impl<'t, T: AsFd> HiddenInput<'t, T> {
+    /// Signals are disabled as well, so that Ctrl-C is read as a key and the terminal can be
+    /// restored.
+    fn start(terminal: &'t T) -> io::Result<Self> {
         let before = tcgetattr(terminal)?;
-        let mut silent = before.clone();
-        silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-        silent.special_codes[SpecialCodeIndex::VMIN] = 1;
-        silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-        tcsetattr(terminal, OptionalActions::Flush, &silent)?;
-        Ok(Silent { terminal, before })
+        let mut hidden = before.clone();
+        hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+        hidden.special_codes[SpecialCodeIndex::VMIN] = 1;
+        hidden.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(terminal, OptionalActions::Flush, &hidden)?;
+        Ok(HiddenInput { terminal, before })
     }
 }
 
-impl<T: AsFd> Drop for Silent<'_, T> {
+impl<T: AsFd> Drop for HiddenInput<'_, T> {
     fn drop(&mut self) {
-        // A terminal that is gone needs no order.
+        // An error is ignored: the terminal is gone.
         let _ = tcsetattr(self.terminal, OptionalActions::Now, &self.before);
     }
 }
 
-/// Asks for a value in the terminal.
-fn ask(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
-    let silent = Silent::make(terminal).map_err(unreadable)?;
-    prompt(&format!("value of `{name}` (not shown): "));
-    let typed = typed(|byte| Ok(rustix::io::read(terminal, byte)?));
-    drop(silent);
-    prompt("\n");
-    typed
+/// Prompts for a value in the terminal.
+fn prompt_secret(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
+    let hidden = HiddenInput::start(terminal).map_err(unreadable)?;
+    write_prompt(&format!("value of `{name}` (not shown): "));
+    let read_line = read_line(|byte| Ok(rustix::io::read(terminal, byte)?));
+    drop(hidden);
+    write_prompt("\n");
+    read_line
 }
 
-/// To stderr, where there may be nobody.
-fn prompt(text: &str) {
+/// Writes to stderr; an error is ignored.
+fn write_prompt(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// One line, by the keys that a terminal would honour itself.
-fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
+/// Reads one line with the editing keys that a terminal in canonical mode has.
+fn read_line(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
     const INTERRUPT: u8 = 3;
-    const END: u8 = 4;
-    const KILL: u8 = 21;
-    const RUB_OUT: [u8; 2] = [8, 127];
-    let mut line = Vec::with_capacity(ROOM);
+    const END_OF_INPUT: u8 = 4;
+    const KILL_LINE: u8 = 21;
+    const ERASE: [u8; 2] = [8, 127];
+    let mut line = Vec::with_capacity(MAX_INPUT_BYTES);
     loop {
         let mut byte = [0];
         match key(&mut byte) {
@@ -231,16 +235,16 @@ fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>,
         }
         match byte[0] {
             b'\n' | b'\r' => return Ok(line),
-            END if line.is_empty() => return Ok(line),
+            END_OF_INPUT if line.is_empty() => return Ok(line),
             INTERRUPT => {
                 return Err(Failure::invalid(
-                    "nothing was kept: interrupted",
+                    "nothing was stored: interrupted",
                     "start again when you want to",
                 ));
             }
-            KILL => line.clear(),
-            erase if RUB_OUT.contains(&erase) => drop(line.pop()),
-            other if line.len() < ROOM => line.push(other),
+            KILL_LINE => line.clear(),
+            erase if ERASE.contains(&erase) => drop(line.pop()),
+            other if line.len() < MAX_INPUT_BYTES => line.push(other),
             _ => {}
         }
     }
@@ -259,7 +263,7 @@ fn rows(stored: &[StoredSecret]) -> Vec<serde_json::Value> {
     stored.iter().map(row).collect()
 }
 
-/// Names and times in two columns.
+/// Names and times as a table.
 fn text(stored: &[StoredSecret]) -> String {
     let width = stored
         .iter()
@@ -278,7 +282,7 @@ mod tests {
 
     fn keys(bytes: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut left = bytes.iter();
-        typed(|byte| {
+        read_line(|byte| {
             Ok(left.next().map_or(0, |next| {
                 byte[0] = *next;
                 1
@@ -297,11 +301,11 @@ mod tests {
             keys(b"sk-1\x03")
                 .unwrap_err()
                 .message
-                .starts_with("nothing was kept")
+                .starts_with("nothing was stored")
         );
         assert_eq!(
-            keys(&vec![b'x'; ROOM + 9]).unwrap().len(),
-            ROOM,
+            keys(&vec![b'x'; MAX_INPUT_BYTES + 9]).unwrap().len(),
+            MAX_INPUT_BYTES,
             "and then it is too long"
         );
     }

@@ -1,11 +1,11 @@
-//! `airlock serve`: the engine over HTTP, for whoever has a key.
+//! `airlock serve`: the engine over HTTP, for holders of an API key.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print, print_json,
 };
-use crate::config::{Config, Place, Surroundings};
+use crate::config::{Config, ListenAddress, ProcessEnv};
 use clap::Args;
 use gateway::{ApiToken, Gateway, HttpListener, ServerTls};
 use serde::Serialize;
@@ -22,20 +22,21 @@ use tokio::{
     sync::watch,
 };
 
-mod admin_key;
-mod lock;
-mod machine;
-mod node;
-mod notify;
+mod admin_key_file;
+mod machine_limits;
+mod node_settings;
+mod state_lock;
+mod systemd_notify;
 pub(super) mod telemetry;
 
-/// The exit status of a server of which something is left.
+/// Exit status of a server that could not stop everything.
 const NOT_STOPPED: u8 = 1;
-const MOST_LEFT_SHOWN: usize = 20;
-/// The same when all else did: what large runs left takes its time.
-const LONGEST_CLEARING: std::time::Duration = std::time::Duration::from_secs(10);
-/// How long what is made ahead and cleared away behind may take to end when something else did not.
-const LONGEST_CLOSING: std::time::Duration = std::time::Duration::from_secs(3);
+const MAX_SHOWN: usize = 20;
+/// How long the engine may take to clean up after runs when everything else has stopped: large runs
+/// leave much to remove.
+const CLEANUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+/// How long pools and cleanup may take to end when something else did not stop.
+const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,95 +48,96 @@ Examples:
   airlock serve --node /etc/cynode/node.yaml
   airlock serve --print-openapi > openapi.json
 
-The first start makes an admin's key and prints it, once:
+The first start creates an admin key and prints it once:
   curl -H \"Authorization: Bearer $KEY\" localhost:7070/v1/runs -d '{\"command\": [\"echo\", \"hello\"]}'
 
-It runs until SIGTERM or Ctrl-C, lets runs go on for a moment, then cancels them.
-Exit status: 0 if all of them were stopped, 1 if not, 125 if it could not start.";
+It runs until SIGTERM or Ctrl-C, then waits for runs during `grace`, and cancels the rest.
+Exit status: 0 if everything was stopped, 1 if not, 125 if it could not start.";
 
 /// The options of `airlock serve`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Where to listen: an address, or unix:PATH [default: 127.0.0.1:7070]
+    /// The listen address: HOST:PORT, or unix:PATH [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
-    listen: Option<Place>,
-    /// The admin's key; made and written there (mode 0600) if the file does not exist
+    listen: Option<ListenAddress>,
+    /// File with the admin's key; created (mode 0600) if it does not exist
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
-    /// Certificates to present, PEM: our own first
+    /// The certificate chain, PEM: the server's own first
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The key of the certificate, PEM
+    /// The certificate's private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Listen without TLS on an address that other machines reach: keys and output then travel unencrypted
+    /// Allow an address that other machines can reach without TLS: keys and output are then sent
+    /// unencrypted
     #[arg(long)]
     plain_http: bool,
-    /// Settings of a worker node, as YAML: see docs/node.md
+    /// Settings of a worker node as YAML, see docs/node.md
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
-    /// How many sandboxes of each kind to keep ready; 0 for none [default: 4]
+    /// How many sandboxes of each kind to keep ready; 0 disables the pool [default: 4]
     #[arg(long, value_name = "NUMBER")]
     pool: Option<usize>,
-    /// Do not write a line for each request
+    /// Do not log requests
     #[arg(long)]
     quiet: bool,
-    /// What the lines of the log look like: text, or one JSON object each [default: text]
+    /// Log format: text, or one JSON object a line [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<spec::LogFormat>,
     /// Print one JSON object when it is ready
     #[arg(long)]
     json: bool,
-    /// Print the description of the API, and exit
+    /// Print the OpenAPI description, and exit
     #[arg(long)]
     print_openapi: bool,
 }
 
-/// What is told once it is ready.
+/// Printed when the server is ready.
 #[derive(Debug, Serialize)]
-struct Ready {
+struct ReadyMessage {
     listen: String,
-    /// Only if it was made now, and is in no file.
+    /// Present only if the key was created now and is in no file.
     #[serde(skip_serializing_if = "Option::is_none")]
     admin_key: Option<String>,
     pid: u32,
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     if options.print_openapi {
         print(gateway::openapi())?;
         return Ok(0);
     }
     super::leave_no_dump()?;
-    let begun = engine::PrespawnedLauncher::give();
-    let told = options
+    let launcher = engine::PrespawnedLauncher::give();
+    let node_file = options
         .node
         .as_ref()
-        .map(|file| node::Told::read(file, surroundings))
+        .map(|file| node_settings::NodeSettings::read(file, env))
         .transpose()?;
-    let config = node::configure(told.as_ref(), global, surroundings)?;
-    let usual = || Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
+    let config = node_settings::configure(node_file.as_ref(), global, env)?;
+    let default_listen = || ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
     let place = options
         .listen
         .clone()
         .or(config.serve.listen.clone())
-        .unwrap_or_else(usual);
+        .unwrap_or_else(default_listen);
     options.check(&place)?;
     let tls = match (&options.tls_cert, &options.tls_key) {
-        (Some(certificate), Some(key)) => Some(tls(surroundings, certificate, key)?),
+        (Some(certificate), Some(key)) => Some(tls(env, certificate, key)?),
         _ => None,
     };
-    let lock = lock::Lock::take(&config.state)?;
-    // On a full disk neither the ledger nor the database can be opened without it.
+    let lock = state_lock::StateLock::take(&config.state)?;
+    // On a full disk, neither ledger nor database can be opened without the reserve.
     gateway::DiskReserve::of(&config.state).release_if_full();
-    let till = super::own_ledger::till(&config)?;
-    reclaim(&config.state);
+    let budgets = super::ledger_owner::open_budgets(&config)?;
+    reclaim_database(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
@@ -144,24 +146,25 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let served = runtime.block_on(async {
         let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
-        settings.doors.till = Some(till.clone());
+        settings.doors.till = Some(budgets.clone());
         settings.doors.tenants = config.doors.tenants.clone();
         settings.artifacts.tenants = config.doors.quotas.clone();
         settings
             .guarded
-            .extend(options.guarded(&surroundings.current_folder));
-        let engine = engine::Engine::open_after(begun, settings)?;
+            .extend(options.guarded_files(&env.current_folder));
+        let engine = engine::Engine::open_after(launcher, settings)?;
         telemetry::open_log(&config, options.quiet, options.log_format)?;
         let certificate = options
             .tls_cert
             .as_ref()
-            .map(|path| surroundings.current_folder.join(path));
-        let node = told
+            .map(|path| env.current_folder.join(path));
+        let node = node_file
             .as_ref()
-            .map(node::Told::of_gateway)
+            .map(node_settings::NodeSettings::gateway_settings)
             .unwrap_or_default();
-        // Before anything is written: a busy port leaves neither a key that nobody saw nor the record of a start.
-        let socket = Socket::bind(&place, tls.is_some())?;
+        // The socket is bound before anything is written: a busy port must leave neither an unseen
+        // key nor a record of a start.
+        let socket = ListenSocket::bind(&place, tls.is_some())?;
         let gateway = open(
             &config,
             engine.clone(),
@@ -169,14 +172,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             options.quiet,
             certificate.as_deref(),
         )?;
-        let manager = notify::Manager::of(surroundings);
-        let starting = Starting {
+        let manager = systemd_notify::ServiceManager::from_env(env);
+        let starting = StartingServer {
             gateway: &gateway,
             lock: &lock,
             manager: &manager,
-            hangs_up: config.telemetry.log.file.is_some(),
+            reopens_log: config.telemetry.log.file.is_some(),
         };
-        let served = match starting.admin_key(options, global, surroundings) {
+        let served = match starting.admin_key(options, global, env) {
             Ok(admin_key) => starting.serve(socket, tls, options.json, admin_key).await,
             Err(failure) => Err(failure),
         };
@@ -186,66 +189,62 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         gateway::log::flush();
         Ok(stopped(&close(engine, served?).await))
     });
-    // Whatever is still under way ends with it, and settles: the ledgers are closed behind everybody. A thread that waits
-    // for somebody else's lock ends with the process.
-    runtime.shutdown_timeout(LONGEST_CLOSING);
-    drop(till);
-    remember(config.state);
+    // Shutting the runtime down ends and settles open calls, so that the ledgers close last.
+    // Threads that wait for a lock of another process end with this process.
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    drop(budgets);
+    refresh_usage(config.state);
     served
 }
 
-/// Ends the engine behind a server of which this is left; all that is left then.
+/// Closes the engine after the server. Takes and returns what could not be stopped.
 async fn close(engine: engine::Engine, mut left: Vec<String>) -> Vec<String> {
-    // What does not end by itself is not waited for where something else did not, either.
-    let patience = if left.is_empty() {
-        LONGEST_CLEARING
+    // Where something else did not stop, cleanup gets less time.
+    let timeout = if left.is_empty() {
+        CLEANUP_TIMEOUT
     } else {
-        LONGEST_CLOSING
+        CLOSE_TIMEOUT
     };
-    if tokio::time::timeout(patience, engine.close())
-        .await
-        .is_err()
-    {
-        left.push("what is cleared away behind runs".to_owned());
+    if tokio::time::timeout(timeout, engine.close()).await.is_err() {
+        left.push("cleanup after runs".to_owned());
     }
     left
 }
 
-/// Lets the database know how far the ledger goes, however it ended, so that nobody cuts anything off. Whoever keeps the
-/// database from us keeps us no longer than this; whoever asks for usage next hears what is wrong.
-fn remember(state: PathBuf) {
+/// Copies the ledger's end into the database, so that a truncation is detected later. A database
+/// that another process blocks delays the exit by `CLOSE_TIMEOUT` at most; errors are reported by
+/// the next reader.
+fn refresh_usage(state: PathBuf) {
     let (done, is_done) = std::sync::mpsc::channel();
     let read = move || {
         _ = engine::usage::UsageProjection::open(&state).and_then(|books| books.refresh());
         _ = done.send(());
     };
     if std::thread::Builder::new().spawn(read).is_ok() {
-        _ = is_done.recv_timeout(LONGEST_CLOSING);
+        _ = is_done.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
-/// Says what could not be stopped.
+/// Reports what could not be stopped, and returns the exit status.
 fn stopped(left: &[String]) -> u8 {
     if left.is_empty() {
         return 0;
     }
     let shown = left
         .iter()
-        .take(MOST_LEFT_SHOWN)
+        .take(MAX_SHOWN)
         .cloned()
         .collect::<Vec<_>>()
         .join(", ");
-    let more = left.len().saturating_sub(MOST_LEFT_SHOWN);
+    let more = left.len().saturating_sub(MAX_SHOWN);
     let more = if more > 0 {
         format!(" and {more} more")
     } else {
         String::new()
     };
-    message::say(&[
-        Line::Error(format!("not everything was stopped in time: {shown}{more}")),
-        Line::Hint(
-            "the next start clears away what is left; give more `grace` under [serve]".to_owned(),
-        ),
+    message::print(&[
+        Message::Error(format!("not everything was stopped in time: {shown}{more}")),
+        Message::Hint("the next start cleans up; allow more `grace` under [serve]".to_owned()),
     ]);
     NOT_STOPPED
 }
@@ -257,7 +256,7 @@ fn open(
     quiet: bool,
     certificate: Option<&Path>,
 ) -> Result<Gateway, Failure> {
-    let crate::config::Serve {
+    let crate::config::ServeConfig {
         hosts,
         folders,
         profiles,
@@ -265,18 +264,16 @@ fn open(
         maximum,
         ..
     } = config.serve.clone();
-    let (mut policy, state, jobs) = (
-        config.policy.clone(),
-        config.state.clone(),
-        config.jobs.clone(),
-    );
+    let mut policy = config.policy.clone();
+    let state = config.state.clone();
+    let jobs = config.jobs.clone();
     let mut tenants = config.doors.quotas.clone();
-    let machine = machine::Machine::look();
+    let machine = machine_limits::MachineSize::read();
     policy.key_maximum = maximum.or(&policy.maximum).or(&machine.maximum());
-    tenants.default_memory = Some(machine.memory_of_tenant());
+    tenants.default_memory = Some(machine.tenant_memory());
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
-    let crate::config::Webhooks { attempts, courier } = config.webhooks.clone();
+    let crate::config::WebhooksConfig { attempts, courier } = config.webhooks.clone();
     let webhooks = gateway::WebhookSettings { attempts, courier };
     let settings = gateway::GatewaySettings {
         engine,
@@ -303,33 +300,33 @@ fn open(
     })
 }
 
-/// Before anybody waits for the database. That it stays large is no reason not to serve.
-fn reclaim(state: &Path) {
+/// Compacts the database before the server needs it. A failure is no reason not to serve.
+fn reclaim_database(state: &Path) {
     match store::copy::reclaim(state) {
         Ok(0) => {}
         Ok(bytes) => {
             let gained = format!(
-                "the database gave {} back that nobody needs",
-                super::image::shared::size(bytes)
+                "the database was compacted by {}",
+                super::size::human_size(bytes)
             );
-            message::say(&[Line::Note(gained)]);
+            message::print(&[Message::Note(gained)]);
         }
-        // Whoever opens it next says so.
+        // The next reader of the database reports the error.
         Err(_) => {}
     }
 }
 
-fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
-    let usual = store::audit::AuditSettings::default();
+fn audit(config: &crate::config::AuditConfig) -> store::audit::AuditSettings {
+    let default = store::audit::AuditSettings::default();
     store::audit::AuditSettings {
-        durability: said.durability,
-        keep_for: said.keep_for.unwrap_or(usual.keep_for),
-        keep_bytes: said.keep_bytes.unwrap_or(usual.keep_bytes),
-        file_bytes: said.file_bytes.unwrap_or(usual.file_bytes),
+        durability: config.durability,
+        keep_for: config.keep_for.unwrap_or(default.keep_for),
+        keep_bytes: config.keep_bytes.unwrap_or(default.keep_bytes),
+        file_bytes: config.file_bytes.unwrap_or(default.file_bytes),
     }
 }
 
-pub(super) fn of_key(error: &gateway::ApiKeyError) -> Failure {
+pub(super) fn key_failure(error: &gateway::ApiKeyError) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -337,8 +334,8 @@ pub(super) fn of_key(error: &gateway::ApiKeyError) -> Failure {
     }
 }
 
-fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<ServerTls, Failure> {
-    let folder = &surroundings.current_folder;
+fn tls(env: &ProcessEnv, certificate: &Path, key: &Path) -> Result<ServerTls, Failure> {
+    let folder = &env.current_folder;
     ServerTls::from_files(&folder.join(certificate), &folder.join(key)).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -346,42 +343,45 @@ fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Se
     })
 }
 
-/// A gateway that is about to serve, and what it needs for that.
-struct Starting<'a> {
+/// A gateway that is about to serve, with everything it needs.
+struct StartingServer<'a> {
     gateway: &'a Gateway,
-    lock: &'a lock::Lock,
-    manager: &'a notify::Manager,
-    hangs_up: bool,
+    lock: &'a state_lock::StateLock,
+    manager: &'a systemd_notify::ServiceManager,
+    reopens_log: bool,
 }
 
-impl Starting<'_> {
-    /// A key that nobody has seen yet, if one had to be made.
+impl StartingServer<'_> {
+    /// A new admin key, if none exists.
     fn admin_key(
         &self,
         options: &Options,
         global: &Global,
-        surroundings: &Surroundings,
+        env: &ProcessEnv,
     ) -> Result<Option<ApiToken>, Failure> {
         let keys = self.gateway.keys();
         if let Some(file) = &options.admin_key_file {
-            admin_key::read_or_make(&surroundings.current_folder.join(file), keys)?;
+            admin_key_file::read_or_make(&env.current_folder.join(file), keys)?;
             return Ok(None);
         }
-        if keys.has_admin().map_err(|error| of_key(&error.into()))? {
+        if keys
+            .has_admin()
+            .map_err(|error| key_failure(&error.into()))?
+        {
             if !options.json {
-                message::say(&[Line::Note(another_key(global))]);
+                message::print(&[Message::Note(existing_key_note(global))]);
             }
             return Ok(None);
         }
         let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
         made.map(|(_, token)| Some(token))
-            .map_err(|error| of_key(&error))
+            .map_err(|error| key_failure(&error))
     }
 
-    /// Serves until it is told to stop; what could not be stopped then.
+    /// Serves until SIGTERM or Ctrl-C. Returns what could not be stopped.
     async fn serve(
         &self,
-        socket: Socket,
+        socket: ListenSocket,
         tls: Option<ServerTls>,
         json: bool,
         admin_key: Option<ApiToken>,
@@ -392,24 +392,24 @@ impl Starting<'_> {
         };
         let (mut terminate, mut interrupt) =
             (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-        self.lock.say(&socket.address);
+        self.lock.write_owner(&socket.address);
         self.gateway.set_address(&socket.address);
-        if self.hangs_up {
+        if self.reopens_log {
             telemetry::reopen_on(on(SignalKind::hangup())?);
         }
-        let told = Ready {
+        let printed = ReadyMessage {
             listen: socket.address.clone(),
             admin_key: admin_key.as_ref().map(|token| token.expose().to_owned()),
             pid: std::process::id(),
         }
         .tell(json);
-        if let (Err(_), Some(unseen)) = (&told, &admin_key) {
-            // The next start makes another, and shows that one.
+        if let (Err(_), Some(unseen)) = (&printed, &admin_key) {
+            // The key was not shown, so it is revoked: the next start creates and shows another.
             _ = self.gateway.keys().revoke(unseen.id());
         }
-        told?;
+        printed?;
         self.manager.ready(&socket.address);
-        let living = tokio::spawn(self.manager.clone().live());
+        let living = tokio::spawn(self.manager.clone().send_watchdog());
         let (stop, stopped) = watch::channel(false);
         let warming = {
             let gateway = self.gateway.clone();
@@ -425,33 +425,33 @@ impl Starting<'_> {
         self.manager.stopping();
         stop.send_replace(true);
         let left = served.await;
-        // What is half made is ended with the engine.
+        // Sandboxes in preparation end with the engine.
         warming.abort();
-        // While it ends it lives, too.
+        // The watchdog is fed until the server has stopped.
         living.abort();
         Ok(left)
     }
 }
 
-/// An admin's key exists, and only its hash: whoever has lost it needs another.
-fn another_key(global: &Global) -> String {
+/// Tells how to create another admin key: of the existing one, only the hash is stored.
+fn existing_key_note(global: &Global) -> String {
     let state = global.state.as_ref().map_or(String::new(), |state| {
         format!(" --state {}", state.display())
     });
     format!(
-        "an admin's key was made before, and cannot be shown again; \
-         `airlock key create --name NAME --scope admin{state}` makes another"
+        "an admin key exists already, and cannot be shown again; \
+         `airlock key create --name NAME --scope admin{state}` creates another"
     )
 }
 
-/// Where it listens. What connects waits until it serves.
-struct Socket {
+/// A bound listener. Connections queue until the server accepts them.
+struct ListenSocket {
     listener: HttpListener,
     address: String,
     _file: Option<SocketFile>,
 }
 
-/// The file of a unix socket, which goes with the server.
+/// A unix socket's file, removed when dropped.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -460,23 +460,23 @@ impl Drop for SocketFile {
     }
 }
 
-impl Socket {
-    fn bind(place: &Place, encrypted: bool) -> Result<Socket, Failure> {
+impl ListenSocket {
+    fn bind(place: &ListenAddress, encrypted: bool) -> Result<ListenSocket, Failure> {
         let listening = || match place {
-            Place::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
                 let scheme = if encrypted { "https" } else { "http" };
                 let address = format!("{scheme}://{}", listener.local_addr()?);
-                Ok(Socket {
+                Ok(ListenSocket {
                     listener: HttpListener::Tcp(TcpListener::from_std(listener)?),
                     address,
                     _file: None,
                 })
             }
-            Place::Unix(path) => {
-                remove_dead(path)?;
-                Ok(Socket {
+            ListenAddress::Unix(path) => {
+                remove_stale_socket(path)?;
+                Ok(ListenSocket {
                     listener: HttpListener::Unix(bind_private(path)?),
                     address: format!("unix:{}", path.display()),
                     _file: Some(SocketFile(path.clone())),
@@ -486,44 +486,46 @@ impl Socket {
         listening().map_err(|error: io::Error| Failure {
             code: ErrorCode::StartFailed,
             message: format!("cannot listen on `{place}`: {error}"),
-            hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
+            hint: "choose another address with --listen; port 0 selects a free port".to_owned(),
         })
     }
 }
 
-/// Nobody else can connect at any time: the socket gets its place once it has its mode.
+/// Binds a unix socket that only this user can connect to at any time: it is linked to its path
+/// after its mode is set.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let making = folder.join(format!(".airlock-{}", std::process::id()));
-    fs::DirBuilder::new().mode(0o700).create(&making)?;
+    let staging = folder.join(format!(".airlock-{}", std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&staging)?;
     let bound = || {
-        let listener = UnixListener::bind(making.join("s"))?;
-        fs::set_permissions(making.join("s"), fs::Permissions::from_mode(0o600))?;
-        // Unlike a rename this takes nobody's place.
-        fs::hard_link(making.join("s"), path)?;
+        let listener = UnixListener::bind(staging.join("s"))?;
+        fs::set_permissions(staging.join("s"), fs::Permissions::from_mode(0o600))?;
+        // Unlike a rename, a link does not replace an existing file.
+        fs::hard_link(staging.join("s"), path)?;
         Ok(listener)
     };
     let bound = bound();
-    _ = fs::remove_file(making.join("s"));
-    _ = fs::remove_dir(&making);
+    _ = fs::remove_file(staging.join("s"));
+    _ = fs::remove_dir(&staging);
     bound
 }
 
-/// A socket at which nobody listens any more is in the way.
-fn remove_dead(path: &Path) -> io::Result<()> {
+/// Removes a socket without a listener.
+fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
-        true => fs::remove_file(path),
-        false => Ok(()),
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        fs::remove_file(path)
+    } else {
+        Ok(())
     }
 }
 
 impl Options {
-    /// Files of the server's own, which nothing it runs may be shown.
-    fn guarded(&self, folder: &Path) -> Vec<PathBuf> {
+    /// The server's own files, which no sandbox may be shown.
+    fn guarded_files(&self, folder: &Path) -> Vec<PathBuf> {
         [&self.tls_key, &self.admin_key_file, &self.node]
             .into_iter()
             .flatten()
@@ -531,49 +533,50 @@ impl Options {
             .collect()
     }
 
-    /// Other machines could read keys and what programs print.
-    fn check(&self, place: &Place) -> Result<(), Failure> {
+    /// Refuses public addresses without TLS: other machines could read keys and output.
+    fn check(&self, place: &ListenAddress) -> Result<(), Failure> {
         match place {
-            Place::Tcp(address)
+            ListenAddress::Tcp(address)
                 if !address.ip().is_loopback() && self.tls_cert.is_none() && !self.plain_http =>
             {
                 Err(Failure::invalid(
                     format!(
-                        "`{address}` can be reached by other machines, and keys would travel unencrypted"
+                        "`{address}` is reachable from other machines, and keys would be sent unencrypted"
                     ),
-                    "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS server, or say --plain-http",
+                    "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS proxy, or give --plain-http",
                 ))
             }
-            Place::Tcp(_) => Ok(()),
-            Place::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
-                "TLS on a unix socket protects nothing",
-                "leave --tls-cert and --tls-key away",
+            ListenAddress::Tcp(_) => Ok(()),
+            ListenAddress::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
+                "TLS is not supported on a unix socket",
+                "omit --tls-cert and --tls-key",
             )),
-            Place::Unix(_) => Ok(()),
+            ListenAddress::Unix(_) => Ok(()),
         }
     }
 
     fn pool(&self, config: &Config) -> PoolSettings {
-        let said = match config.pool == PoolSettings::OFF {
-            true => PoolSettings {
+        let configured = if config.pool == PoolSettings::OFF {
+            PoolSettings {
                 warm_sandboxes: 4,
                 prepared_namespaces: 4,
                 ..PoolSettings::OFF
-            },
-            false => config.pool,
+            }
+        } else {
+            config.pool
         };
         match self.pool {
             Some(0) => PoolSettings::OFF,
             Some(warm_sandboxes) => PoolSettings {
                 warm_sandboxes,
-                ..said
+                ..configured
             },
-            None => said,
+            None => configured,
         }
     }
 }
 
-impl Ready {
+impl ReadyMessage {
     fn tell(&self, json: bool) -> Result<(), Failure> {
         if json {
             return print_json(self);
@@ -581,8 +584,8 @@ impl Ready {
         print(&format!("listen     {}\n", self.listen))?;
         if let Some(key) = &self.admin_key {
             print(&format!("admin key  {key}\n"))?;
-            message::say(&[Line::Note(
-                "this key is shown once, and only its hash is kept".to_owned(),
+            message::print(&[Message::Note(
+                "this key is shown only once; the server stores its hash".to_owned(),
             )]);
         }
         Ok(())
@@ -622,7 +625,7 @@ mod tests {
         ] {
             let refused = checked(&["--listen", address]).unwrap_err();
             assert!(
-                refused.contains("can be reached by other machines"),
+                refused.contains("is reachable from other machines"),
                 "{refused}"
             );
             assert_eq!(checked(&["--listen", address, "--plain-http"]), Ok(()));

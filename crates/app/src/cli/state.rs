@@ -1,7 +1,7 @@
-//! `airlock state`: how much each part of the state folder takes.
+//! `airlock state`: disk usage of each part of the state folder.
 
-use super::{Global, conclude, image::shared::size, message::Failure, print_json, print_lines};
-use crate::config::Surroundings;
+use super::{Global, conclude, message::Failure, print_json, print_lines, size::human_size};
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::disk_usage::StateUsage;
 use spec::ErrorCode;
@@ -11,8 +11,8 @@ Examples:
   airlock state
   airlock state --json
 
-`airlock sweep` removes what nobody needs any more.
-Exit status: 0, or 1 if the disk is nearly full: a server then begins nothing new.";
+`airlock sweep` removes leftovers.
+Exit status: 0, or 1 if the disk is nearly full: a server then starts nothing new.";
 
 /// The options of `airlock state`.
 #[derive(Args, Debug)]
@@ -24,28 +24,31 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let weight = engine::disk_usage::measure(&config.state).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
-        message: format!("cannot look at `{}`: {error}", config.state.display()),
-        hint: "nothing may have been run yet; or choose another state folder with --state DIR"
-            .to_owned(),
+        message: format!("cannot read `{}`: {error}", config.state.display()),
+        hint:
+            "check that anything was run with this state folder, or choose another with --state DIR"
+                .to_owned(),
     })?;
-    match options.json {
-        true => print_json(&weight)?,
-        false => print_lines(lines(&weight))?,
+    if options.json {
+        print_json(&weight)?
+    } else {
+        print_lines(lines(&weight))?
     }
     Ok(u8::from(weight.nearly_full))
 }
 
 fn lines(weight: &StateUsage) -> Vec<String> {
-    let line =
-        |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
+    let line = |name: &str, bytes: u64, about: &str| {
+        format!("{name:<12}  {:>10}  {about}", human_size(bytes))
+    };
     let files = |count: u64| {
         if count == 1 {
             "1 file".to_owned()

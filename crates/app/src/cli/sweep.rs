@@ -1,11 +1,11 @@
-//! `airlock sweep`: removes what killed or crashed runs left behind.
+//! `airlock sweep`: removes leftovers of killed or crashed runs.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     open_engine, print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use engine::{KeptCommits, SweepReport};
 use serde::Serialize;
@@ -15,7 +15,7 @@ Examples:
   airlock sweep
   airlock sweep --json
 
-Runs whose owner lives are left alone. Every other command sweeps, too, when it starts.
+Runs with a living owner are not touched. Every other command sweeps, too, when it starts.
 Exit status: 0, or 1 if something could not be removed.";
 
 /// The options of `airlock sweep`.
@@ -28,43 +28,44 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    // Opening sweeps: what is left to say is what that did.
+    // Opening the engine sweeps; its report is printed here.
     let engine = open_engine(&config, None)?;
     let mut swept = engine.swept_at_opening().clone();
-    swept.problems.extend(images(&config));
-    // What is not to be kept any longer, too; a run has no use for looking at every artifact.
+    swept.problems.extend(sweep_images(&config));
+    // Expired artifacts are removed here only: a run should not scan every artifact.
     swept
         .problems
         .extend(runtime.block_on(engine.artifacts().tidy()).1);
-    swept.problems.extend(ledgers(&config));
-    let (swept, kept) = (&swept, engine.kept_commits());
-    match options.json {
-        true => print_json(&Report {
+    swept.problems.extend(retire_ledgers(&config));
+    let swept = &swept;
+    let kept = engine.kept_commits();
+    if options.json {
+        print_json(&SweepOutput {
             swept,
             commits_not_brought: kept.iter().map(|kept| kept.run.as_str()).collect(),
-        })?,
-        false => {
-            print(&text(swept))?;
-            let notes = swept.notes.iter().cloned().map(Line::Note);
-            let problems = swept.problems.iter().cloned().map(Line::Error);
-            let kept = kept.iter().map(kept_note).map(Line::Note);
-            message::say(&notes.chain(problems).chain(kept).collect::<Vec<_>>());
-        }
+        })?
+    } else {
+        print(&text(swept))?;
+        let notes = swept.notes.iter().cloned().map(Message::Note);
+        let problems = swept.problems.iter().cloned().map(Message::Error);
+        let kept = kept.iter().map(kept_note).map(Message::Note);
+        message::print(&notes.chain(problems).chain(kept).collect::<Vec<_>>());
     }
     Ok(u8::from(!swept.problems.is_empty()))
 }
 
-/// What was done, and which runs were killed before what they committed arrived.
+/// The JSON output: the sweep's report, and runs that were killed before their commits were
+/// imported.
 #[derive(Serialize)]
-struct Report<'a> {
+struct SweepOutput<'a> {
     #[serde(flatten)]
     swept: &'a SweepReport,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -75,30 +76,34 @@ fn kept_note(kept: &KeptCommits) -> String {
     let KeptCommits { run, folder, .. } = kept;
     let folder = folder.to_string_lossy();
     format!(
-        "the run `{run}` was killed before its commits arrived in `{folder}`: `airlock workspace commit {run}` brings \
-         them, `airlock workspace discard {run}` drops them"
+        "the run `{run}` was killed before its commits were imported into `{folder}`: `airlock workspace commit {run}` imports \
+         them, `airlock workspace discard {run}` discards them"
     )
 }
 
-/// Ledgers that are older than is wanted.
-fn ledgers(config: &crate::config::Config) -> Option<String> {
-    let (keep_for, now) = (config.doors.keep_ledger?, engine::now().0);
+/// Removes ledgers older than `keep_for`.
+fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
+    let keep_for = config.doors.keep_ledger?;
+    let now = engine::now().0;
     let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
-    let books = engine::usage::UsageProjection::open(&config.state);
-    let retired = books.and_then(|books| {
-        books.refresh()?;
-        books.retire(&config.state, before, now)
+    let usage = engine::usage::UsageProjection::open(&config.state);
+    let retired = usage.and_then(|usage| {
+        usage.refresh()?;
+        usage.retire(&config.state, before, now)
     });
     retired.err().map(|error| error.to_string())
 }
 
-/// What killed loads and pulls left. Only here: a run has no use for looking at every image.
-fn images(config: &crate::config::Config) -> Vec<String> {
+/// Removes leftovers of killed loads and pulls. Done here only: a run should not scan every image.
+fn sweep_images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
-    match folder.is_dir() {
-        true => image::Images::open(folder)
-            .map_or_else(|error| vec![error.to_string()], |images| images.sweep()),
-        false => Vec::new(),
+    if folder.is_dir() {
+        image::Images::open(folder).map_or_else(
+            |error| vec![error.to_string()],
+            |sweep_images| sweep_images.sweep(),
+        )
+    } else {
+        Vec::new()
     }
 }
 

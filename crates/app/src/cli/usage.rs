@@ -1,13 +1,13 @@
-//! `airlock usage`: what models were used for, and what it cost; from the ledger, by way of the database.
+//! `airlock usage`: model usage and costs, from the ledger through the database.
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     print, print_json,
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, query},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query},
 };
 use clap::{Args, ValueEnum};
 use engine::usage::{By, DayUse, Filter, JournalProblem, Total, UsageError, UsageProjection};
@@ -26,27 +26,27 @@ Examples:
   airlock usage --verify
   airlock usage --set-aside --state /var/lib/airlock
 
-A call whose end nobody saw counts at what was reserved for it; `unsettled` is how much that is.
-`overrun` is what providers served beyond what was reserved. Money is exact; --csv has it in billionths of a dollar.
-In --json and --csv, a line with `may_change` is not over: its days are not, or a call of it goes on.";
+A call without a recorded end counts with its reservation; `unsettled` is the sum of these.
+`overrun` is what providers charged beyond the reservation. Money is exact; --csv has it in billionths of a dollar.
+In --json and --csv, a line with `may_change` is not final: its day has not ended, or a call is still running.";
 
 /// The options of `airlock usage`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// What each line adds up
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Column::Run)]
-    by: Column,
+    /// What each line sums up
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = GroupBy::Run)]
+    by: GroupBy,
     /// Only this run
     #[arg(long, value_name = "ID")]
     run: Option<String>,
-    /// Only of this tenant
+    /// Only this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Only from this day on, such as 2026-01-31 (UTC)
+    /// Only since this day, such as 2026-01-31 (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     since: Option<u64>,
-    /// Only before this day (UTC), which itself is left out
+    /// Only before this day (UTC)
     #[arg(long, value_name = "DATE", value_parser = date)]
     until: Option<u64>,
     /// Print one JSON object
@@ -55,16 +55,17 @@ pub(super) struct Options {
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Read every line of the ledger, and say what was changed or taken away; exits with 1 if anything was
+    /// Verify every line of the ledger; exits with 1 if anything was changed or removed
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv"])]
     verify: bool,
-    /// Put those of a server's ledgers aside that cannot be believed, so that it starts: what tenants spent in them today is theirs again
+    /// Move damaged ledgers of a server away, so that it starts: tenants can then spend again what
+    /// they spent in them today
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv", "verify"])]
     set_aside: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Column {
+enum GroupBy {
     Run,
     Session,
     Tenant,
@@ -73,60 +74,60 @@ enum Column {
     Day,
 }
 
-impl Column {
+impl GroupBy {
     fn by(self) -> By {
         match self {
-            Column::Run => By::Run,
-            Column::Session => By::Session,
-            Column::Tenant => By::Tenant,
-            Column::Model => By::Model,
-            Column::Provider => By::Provider,
-            Column::Day => By::Day,
+            GroupBy::Run => By::Run,
+            GroupBy::Session => By::Session,
+            GroupBy::Tenant => By::Tenant,
+            GroupBy::Model => By::Model,
+            GroupBy::Provider => By::Provider,
+            GroupBy::Day => By::Day,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Column::Run => "run",
-            Column::Session => "session",
-            Column::Tenant => "tenant",
-            Column::Model => "model",
-            Column::Provider => "provider",
-            Column::Day => "day",
+            GroupBy::Run => "run",
+            GroupBy::Session => "session",
+            GroupBy::Tenant => "tenant",
+            GroupBy::Model => "model",
+            GroupBy::Provider => "provider",
+            GroupBy::Day => "day",
         }
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     if options.set_aside {
         return set_aside(
-            &UsageProjection::open(&global.configure(surroundings)?.state)?,
+            &UsageProjection::open(&global.configure(env)?.state)?,
             options.json,
         );
     }
-    if let Some(client) = global.server(surroundings)? {
+    if let Some(client) = global.server(env)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
-    let config = global.configure(surroundings)?;
-    let books = UsageProjection::open(&config.state)?;
+    let config = global.configure(env)?;
+    let usage = UsageProjection::open(&config.state)?;
     if options.verify {
-        return verify(&books, options.json);
+        return verify(&usage, options.json);
     }
-    let problems = books.refresh()?;
+    let problems = usage.refresh()?;
     let filter = Filter {
         run: options.run.clone(),
         tenant: options.tenant.clone(),
         since_ms: options.since,
         until_ms: options.until,
     };
-    let totals = books.totals(options.by.by(), &filter)?;
+    let totals = usage.totals(options.by.by(), &filter)?;
     show(options, &totals, &problems)?;
-    Ok(tell(&problems, options.json))
+    Ok(report_problems(&problems, options.json))
 }
 
 fn show(options: &Options, totals: &[Total], problems: &[JournalProblem]) -> Result<(), Failure> {
@@ -134,45 +135,48 @@ fn show(options: &Options, totals: &[Total], problems: &[JournalProblem]) -> Res
         (true, _) => print_json(&object(options.by, totals, problems)),
         (false, true) => print(&engine::usage::csv(options.by.by(), totals)),
         (false, false) if totals.is_empty() => {
-            message::say(&[Line::Note("no model was used".to_owned())]);
+            message::print(&[Message::Note("no model was used".to_owned())]);
             Ok(())
         }
         (false, false) => print(&text(options.by, totals)),
     }
 }
 
-/// The same by the books of a server.
+/// Reads the usage through a server.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     if options.verify {
         let hint = "run it on the server's machine, without --server";
         return Err(Failure::invalid(
-            "--verify reads the ledger's own files, and cannot be asked of a server",
+            "--verify reads the ledger's files, and cannot run through a server",
             hint,
         ));
     }
-    let asked = [
+    let parameters = [
         ("by", Some(options.by.name().to_owned())),
         ("run", options.run.clone()),
         ("tenant", options.tenant.clone()),
         ("since_ms", options.since.map(|since| since.to_string())),
         ("until_ms", options.until.map(|until| until.to_string())),
     ];
-    let Told { rows } = client
-        .json(Ask::get(format!("/v1/usage{}", query(&asked))))
+    let UsageResponse { rows } = client
+        .json(ClientRequest::get(format!(
+            "/v1/usage{}",
+            query(&parameters)
+        )))
         .await?;
-    let totals: Vec<_> = rows.into_iter().map(Row::total).collect();
+    let totals: Vec<_> = rows.into_iter().map(UsageRow::total).collect();
     show(options, &totals, &[])?;
     Ok(0)
 }
 
 #[derive(Deserialize)]
-struct Told {
-    rows: Vec<Row>,
+struct UsageResponse {
+    rows: Vec<UsageRow>,
 }
 
-/// A sum, as a server tells it.
+/// One row of the server's response.
 #[derive(Deserialize)]
-struct Row {
+struct UsageRow {
     key: String,
     calls: u64,
     input_tokens: u64,
@@ -192,7 +196,7 @@ struct Row {
     may_change: bool,
 }
 
-impl Row {
+impl UsageRow {
     fn total(self) -> Total {
         let activity = self.runs.zip(self.sandboxes).zip(self.cpu_ms);
         Total {
@@ -216,23 +220,24 @@ impl Row {
     }
 }
 
-fn verify(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
-    let (segments, problems) = (books.segments()?, books.verify()?);
+fn verify(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
+    let segments = usage.segments()?;
+    let problems = usage.verify()?;
     match json {
-        true => print_json(&json!({ "segments": segments, "problems": listed(&problems) }))?,
+        true => print_json(&json!({ "segments": segments, "problems": problems_json(&problems) }))?,
         false if problems.is_empty() => {
             print(&format!("{segments} ledgers read, nothing is wrong\n"))?
         }
         false => {}
     }
-    Ok(tell(&problems, json))
+    Ok(report_problems(&problems, json))
 }
 
-fn set_aside(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
-    let aside = books.set_aside(engine::now().0).map_err(|error| Failure {
+fn set_aside(usage: &UsageProjection, json: bool) -> Result<u8, Failure> {
+    let aside = usage.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
-        message: format!("cannot put the ledger aside: {error}"),
-        hint: "end the server or proxy of this state folder first, and let a backup of it finish"
+        message: format!("cannot move the ledger away: {error}"),
+        hint: "stop the server or proxy of this state folder first, and wait for a running backup"
             .to_owned(),
     })?;
     let shown = aside
@@ -244,13 +249,11 @@ fn set_aside(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
         return Ok(0);
     }
     let names = aside.segments.join(", ");
-    message::say(&[Line::Note(match (aside.segments.is_empty(), &shown) {
-        (true, _) => {
-            "nothing is wrong with the ledger of a server, and nothing was put aside".to_owned()
-        }
-        (false, Some(_)) => format!("put aside: {names}"),
+    message::print(&[Message::Note(match (aside.segments.is_empty(), &shown) {
+        (true, _) => "the ledger of the server is intact, and nothing was moved away".to_owned(),
+        (false, Some(_)) => format!("moved away: {names}"),
         (false, None) => {
-            format!("nothing was left of these, which nobody looks for any more: {names}")
+            format!("these no longer existed, and are not expected any more: {names}")
         }
     })]);
     if let Some(place) = shown {
@@ -259,30 +262,30 @@ fn set_aside(books: &UsageProjection, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Says what is wrong; the exit status.
-fn tell(problems: &[JournalProblem], json: bool) -> u8 {
+/// Reports the problems, and returns the exit status.
+fn report_problems(problems: &[JournalProblem], json: bool) -> u8 {
     if problems.is_empty() {
         return 0;
     }
     let mut lines: Vec<_> = problems
         .iter()
-        .map(|problem| Line::Error(problem.to_string()))
+        .map(|problem| Message::Error(problem.to_string()))
         .collect();
-    lines.push(Line::Hint(
-        "keep the file as it is, and put a copy from a backup in its place".to_owned(),
+    lines.push(Message::Hint(
+        "keep the damaged file, and replace it by a copy from a backup".to_owned(),
     ));
     if !json {
-        message::say(&lines);
+        message::print(&lines);
     }
     1
 }
 
-pub(super) fn listed(problems: &[JournalProblem]) -> Vec<Value> {
+pub(super) fn problems_json(problems: &[JournalProblem]) -> Vec<Value> {
     let one = |problem: &JournalProblem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
     problems.iter().map(one).collect()
 }
 
-/// All of them together.
+/// The total of all rows.
 fn sum(totals: &[Total]) -> Total {
     totals.iter().fold(
         Total {
@@ -316,7 +319,7 @@ fn added(one: DayUse, more: DayUse) -> DayUse {
     }
 }
 
-/// What each column is called, and what stands in it.
+/// The numeric columns: title and value.
 fn cells(total: &Total) -> [(&'static str, String); 7] {
     let money = |nanos| Money(nanos).to_string();
     [
@@ -330,11 +333,11 @@ fn cells(total: &Total) -> [(&'static str, String); 7] {
     ]
 }
 
-/// Names to the left, numbers to the right, everything together in the last line.
-fn text(by: Column, totals: &[Total]) -> String {
+/// The table: keys left-aligned, numbers right-aligned, the total in the last line.
+fn text(by: GroupBy, totals: &[Total]) -> String {
     let all = sum(totals);
-    let heads = cells(&all).map(|(head, _)| head.to_owned());
-    let mut lines = vec![(by.name().to_owned(), heads)];
+    let titles = cells(&all).map(|(head, _)| head.to_owned());
+    let mut lines = vec![(by.name().to_owned(), titles)];
     lines.extend(
         totals
             .iter()
@@ -372,12 +375,12 @@ fn shown(key: &str) -> String {
     }
 }
 
-fn object(by: Column, totals: &[Total], problems: &[JournalProblem]) -> Value {
+fn object(by: GroupBy, totals: &[Total], problems: &[JournalProblem]) -> Value {
     json!({
         "by": by.name(),
         "rows": totals.iter().map(row).collect::<Vec<_>>(),
         "total": row(&sum(totals)),
-        "problems": listed(problems),
+        "problems": problems_json(problems),
     })
 }
 
@@ -400,11 +403,11 @@ fn row(total: &Total) -> Value {
     })
 }
 
-/// A day as milliseconds since 1970.
+/// Parses a day as milliseconds since 1970.
 pub(super) fn date(text: &str) -> Result<u64, String> {
     text.parse::<Day>()
         .map(|day| day.start().0)
-        .map_err(|_| format!("`{}` is no day such as 2026-01-31", text.escape_debug()))
+        .map_err(|_| format!("`{}` is not a date such as 2026-01-31", text.escape_debug()))
 }
 
 impl From<UsageError> for Failure {
@@ -440,12 +443,12 @@ gpt-4o      2   1000       0       0  1.500000003       0.00     0.00
 -          11   1000       0       0   0.00000002       0.00     0.00
 total      13   2000       0       0  1.500000023       0.00     0.00
 ";
-        assert_eq!(text(Column::Model, &totals), table);
+        assert_eq!(text(GroupBy::Model, &totals), table);
     }
 
     #[test]
     fn a_name_that_a_program_chose_steers_no_terminal() {
         let totals = [total("=1+1\",\"\u{1b}[2J\n", 1, 0)];
-        assert_eq!(text(Column::Model, &totals).lines().count(), 3);
+        assert_eq!(text(GroupBy::Model, &totals).lines().count(), 3);
     }
 }

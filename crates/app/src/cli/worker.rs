@@ -1,12 +1,13 @@
-//! `airlock worker`: serves tools to agents of a mesh over its message broker, and has a small broker for a laptop.
+//! `airlock worker`: serves tools to agents over a message broker, and includes a development
+//! broker.
 
 mod broker;
-mod ledger;
+mod ledger_rotation;
 mod sam;
-mod serving;
+mod serve;
 
 use super::{Global, conclude};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -15,7 +16,7 @@ Examples:
   SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 airlock worker sam
   SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
 
-`airlock worker COMMAND --help` tells more about each.";
+`airlock worker COMMAND --help` describes a command.";
 
 /// The options of `airlock worker`.
 #[derive(Args, Debug)]
@@ -29,16 +30,14 @@ pub(super) struct Options {
 enum Action {
     /// Run the tools of a manifest for agents of a Solace Agent Mesh, each call in a fresh sandbox
     Sam(sam::Options),
-    /// Carry messages between workers and agents on one machine: a broker that keeps nothing
+    /// Run a development broker for workers and agents on one machine; it stores nothing
     Broker(broker::Options),
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
     match &options.action {
-        Action::Sam(options) => conclude(sam::attempt(options, global, surroundings), options.json),
-        Action::Broker(options) => {
-            conclude(broker::attempt(options, global, surroundings), options.json)
-        }
+        Action::Sam(options) => conclude(sam::attempt(options, global, env), options.json),
+        Action::Broker(options) => conclude(broker::attempt(options, global, env), options.json),
     }
 }

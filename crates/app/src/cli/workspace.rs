@@ -1,7 +1,7 @@
-//! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing, and
-//! what was taken out of mounted ones.
+//! `airlock workspace`: shows, commits or discards changes of staged workspaces, and entries held
+//! back from mounted ones.
 
-mod file;
+mod file_viewer;
 mod interactive;
 mod pager;
 mod patch;
@@ -9,10 +9,10 @@ mod remote;
 
 use super::{
     Global, conclude,
-    message::{self, Failure, Line, printable},
+    message::{self, Failure, Message, printable},
     open_engine, print, print_json,
 };
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 use engine::{
     BroughtCommits, Engine, KeptCommits,
@@ -21,7 +21,7 @@ use engine::{
         LayerError, MAX_PATCH_BYTES, ProgramFile, UnappliedChange, held::HeldEntry,
     },
 };
-use file::Viewer;
+use file_viewer::FileViewer;
 use spec::Id;
 use std::{
     io::{self, Read},
@@ -40,10 +40,10 @@ Examples:
   airlock workspace discard other
   airlock workspace held
 
-Without an ID it is the newest workspace.
-In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions, * a commit that the program made.
-A commit is refused, and nothing done, if a change has no place in the folder or the folder has changed there, too.
-Exit status: 0; 1 if a commit or a patch left something out; 125 if it was refused.";
+Without an ID, the newest workspace is used.
+In `diff`: + added, - removed, ~ changed, ! another file type, m other permissions, * a git commit of the program.
+A commit is refused, and nothing is changed, if a change cannot be applied or conflicts with one in the folder.
+Exit status: 0; 1 if a commit or a patch is incomplete; 125 if it was refused.";
 
 /// The options of `airlock workspace`.
 #[derive(Args, Debug)]
@@ -58,77 +58,78 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List the workspaces whose changes are kept
+    /// List workspaces with kept changes
     List,
     /// Show what the program changed, or has changed so far
     Diff {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         /// Only count the changes
         #[arg(long, conflicts_with = "patch")]
         stat: bool,
-        /// As a patch that `git apply` and `patch -p1` take; what a commit would leave out stands behind `#`
+        /// Print a patch for `git apply` and `patch -p1`; changes that a commit would omit stand
+        /// after `#`
         #[arg(short, long)]
         patch: bool,
-        /// Only this path and what is below it; may be given again
+        /// Only this path and everything below it; repeatable
         #[arg(long, value_name = "PATH")]
         only: Vec<PathBuf>,
     },
-    /// Write a file as the program left it, or has it now, to standard output
+    /// Write a file of the program's workspace to standard output
     #[command(allow_missing_positional = true)]
     Show {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         /// A path in the workspace
         #[arg(value_name = "FILE", conflicts_with = "json")]
         file: PathBuf,
     },
-    /// Take the changes over into the folder, then drop the workspace
+    /// Commit the changes to the folder, then remove the workspace
     Commit {
-        /// Its run or session [default: the newest]
+        /// The run or session [default: the newest]
         #[arg(value_name = "ID")]
         id: Option<String>,
         #[command(flatten)]
-        taking: Taking,
+        args: CommitArgs,
     },
-    /// Show what was taken out of mounted workspaces when programs ended
+    /// Show files that were held back from mounted workspaces when programs ended
     Held {
-        /// Only what the end of this run took out
+        /// Only files of this run
         #[arg(value_name = "ID")]
         id: Option<String>,
-        /// Put this name back where it was
+        /// Put this file back where it was
         #[arg(long, value_name = "PATH", requires = "id")]
         take: Option<PathBuf>,
-        /// Remove what is kept of it
+        /// Remove the run's held-back files
         #[arg(long, requires = "id", conflicts_with = "take")]
         drop: bool,
     },
-    /// Drop the changes
+    /// Discard the changes
     Discard {
-        /// Its run or session [default: the newest, if you say yes]
+        /// The run or session [default: the newest, after a confirmation]
         #[arg(value_name = "ID")]
         id: Option<String>,
-        /// Without an ID: do not ask
+        /// Do not ask for a confirmation
         #[arg(long)]
         yes: bool,
     },
 }
 
-/// How changes are taken over.
+/// The options of a commit.
 #[derive(Args, Debug)]
-struct Taking {
-    /// Also where the folder has changed meanwhile
+struct CommitArgs {
+    /// Overwrite conflicting changes in the folder
     #[arg(long)]
     force: bool,
-    /// What can be taken over, and name the rest
+    /// Commit what can be committed, and list the rest
     #[arg(long)]
     partial: bool,
-    /// Keep the workspace although nothing is left in it
+    /// Keep the workspace even if nothing is left in it
     #[arg(long)]
     keep: bool,
-    /// Only this path and what is below it; may be given again
+    /// Only this path and everything below it; repeatable
     #[arg(long, value_name = "PATH")]
     only: Vec<PathBuf>,
     /// Ask about each change
@@ -136,49 +137,50 @@ struct Taking {
     interactive: bool,
 }
 
-impl Taking {
+impl CommitArgs {
     fn options(&self) -> CommitOptions {
         CommitOptions {
             force: self.force,
             partial: self.partial,
             keep: self.keep,
-            only: patch::paths(&self.only),
+            only: patch::clean_paths(&self.only),
             exactly: false,
         }
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let json = options.json;
-    if let Action::Commit { taking, .. } = &options.action
-        && taking.interactive
+    if let Action::Commit { args, .. } = &options.action
+        && args.interactive
     {
-        let instead = "name what you want with --only, or leave --interactive away";
-        interactive::must_be_asked("--interactive", instead)?;
+        let instead = "select changes with --only, or omit --interactive";
+        interactive::require_terminal("--interactive", instead)?;
     }
-    if let Some(client) = global.server(surroundings)? {
-        let acted = remote::act(&client, options.action, json, surroundings);
+    if let Some(client) = global.server(env)? {
+        let acted = remote::execute(&client, options.action, json, env);
         return super::runtime()?.block_on(acted);
     }
-    let config = global.configure(surroundings)?;
+    let config = global.configure(env)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    // Opening sweeps: a box whose engine was killed does not keep its workspace.
+    // Opening the engine sweeps: a sandbox whose engine was killed no longer uses its workspace.
     let engine = open_engine(&config, None)?;
     let state = engine.state_folder();
     match options.action {
         Action::List => {
             let layers = workspaces::list(state).map_err(failure)?;
             let kept = engine.kept_commits();
-            match json {
-                true => print_json(&listed(&layers, &kept))?,
-                false => print(&(list(&layers) + &list_commits(&kept)))?,
+            if json {
+                print_json(&listed(&layers, &kept))?
+            } else {
+                print(&(list(&layers) + &list_commits(&kept)))?
             }
             Ok(0)
         }
@@ -188,66 +190,71 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             patch: false,
             only,
         } => {
-            let diff = workspaces::diff(state, &chosen(state, id)?).map_err(failure)?;
-            show(&diff.only(&patch::paths(&only)), stat, json)
+            let diff = workspaces::diff(state, &workspace_id(state, id)?).map_err(failure)?;
+            show(&diff.only(&patch::clean_paths(&only)), stat, json)
         }
         Action::Diff { id, only, .. } => {
-            let (id, only) = (chosen(state, id)?, patch::paths(&only));
+            let id = workspace_id(state, id)?;
+            let only = patch::clean_paths(&only);
             let (diff, patch) =
                 workspaces::patch(state, &id, &only, MAX_PATCH_BYTES).map_err(failure)?;
-            show_patch(&diff, patch, json, surroundings)
+            show_patch(&diff, patch, json, env)
         }
         Action::Show { id, file } => {
-            let (path, id) = (clean(file)?, chosen(state, id)?);
+            let path = workspace_path(file)?;
+            let id = workspace_id(state, id)?;
             show_file(workspaces::open_file(state, &id, &path).map_err(failure)?)
         }
-        Action::Commit { id, taking } => {
-            let id = chosen(state, id)?;
-            let mut options = taking.options();
-            if taking.interactive {
-                let choosing = choose(state, &id, &options, surroundings);
+        Action::Commit { id, args } => {
+            let id = workspace_id(state, id)?;
+            let mut options = args.options();
+            if args.interactive {
+                let choosing = choose(state, &id, &options, env);
                 options.only = runtime.block_on(choosing)?;
                 options.exactly = true;
                 if options.only.is_empty() {
-                    return nothing_chosen();
+                    return nothing_done();
                 }
             }
             let brings = options.only.is_empty();
             let committed = match workspaces::commit(state, &id, options) {
                 Err(LayerError::Refused { left }) => return refused(left, json),
-                // Of a live workspace only what was committed is kept.
+                // A live workspace has no layer, only commits.
                 Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {
                     CommitOutcome::default()
                 }
                 committed => committed.map_err(failure)?,
             };
             let left = workspaces::find(state, &id).is_ok();
-            let brought = match brings {
-                true => runtime.block_on(engine.bring_commits(&id, left)),
-                false => Ok(None),
+            let brought = if brings {
+                runtime.block_on(engine.bring_commits(&id, left))
+            } else {
+                Ok(None)
             };
             runtime.block_on(engine.close());
             report(&committed, brought, json)
         }
         Action::Held { id, take, drop } => {
-            let id = id.as_deref().map(known).transpose()?;
+            let id = id.as_deref().map(parse_id).transpose()?;
             held(state, id.as_ref(), take.as_deref(), drop, json)
         }
         Action::Discard { id, yes } => {
             let asks = id.is_none() && !yes;
             if asks {
-                must_be_named()?;
+                require_id_or_terminal()?;
             }
-            let id = chosen(state, id)?;
-            if asks && !interactive::confirm(&format!("drop all changes of `{id}`?"))? {
-                return nothing_chosen();
+            let id = workspace_id(state, id)?;
+            if asks && !interactive::confirm(&format!("discard all changes of `{id}`?"))? {
+                return nothing_done();
             }
             match workspaces::discard(state, &id) {
                 Err(LayerError::Absent { .. }) if has_commits(&engine, &id) => {}
                 discarded => discarded.map_err(failure)?,
             }
             engine.discard_commits(&id).map_err(|error| {
-                Failure::internal(format!("what `{id}` committed cannot be dropped: {error}"))
+                Failure::internal(format!(
+                    "the commits of `{id}` cannot be discarded: {error}"
+                ))
             })?;
             discarded(id.as_str(), json)
         }
@@ -259,70 +266,71 @@ fn has_commits(engine: &Engine, id: &Id) -> bool {
     kept.iter().any(|kept| kept.run == *id)
 }
 
-/// What nobody named is dropped only if somebody says so.
-fn must_be_named() -> Result<(), Failure> {
+/// The newest workspace is discarded only after a confirmation.
+fn require_id_or_terminal() -> Result<(), Failure> {
     let instead = "name the workspace (`airlock workspace list` shows them), or add --yes";
-    interactive::must_be_asked("to drop the newest workspace without its ID", instead)
+    interactive::require_terminal("discarding the newest workspace without its ID", instead)
 }
 
 fn discarded(id: &str, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&serde_json::json!({ "discarded": id }))?,
-        false => print("discarded\n")?,
+    if json {
+        print_json(&serde_json::json!({ "discarded": id }))?
+    } else {
+        print("discarded\n")?
     }
     Ok(0)
 }
 
-fn nothing_chosen() -> Result<u8, Failure> {
-    message::say(&[Line::Note(
-        "nothing was done; the workspace is kept".to_owned(),
+fn nothing_done() -> Result<u8, Failure> {
+    message::print(&[Message::Note(
+        "nothing was changed; the workspace is kept".to_owned(),
     )]);
     Ok(0)
 }
 
-/// The workspace that was named, or the newest; which that is, is said.
-fn chosen(state: &Path, id: Option<String>) -> Result<Id, Failure> {
+/// The workspace with this id, or the newest, which a note names.
+fn workspace_id(state: &Path, id: Option<String>) -> Result<Id, Failure> {
     if let Some(id) = id {
-        return known(&id);
+        return parse_id(&id);
     }
     let newest = workspaces::find_newest(state).map_err(failure)?;
     let newest = newest.ok_or_else(no_workspace)?;
-    say_newest(newest.id.as_str(), &newest.folder);
+    note_newest(newest.id.as_str(), &newest.folder);
     Ok(newest.id)
 }
 
 fn no_workspace() -> Failure {
     Failure::invalid(
-        "no workspace's changes are kept",
+        "there is no workspace with kept changes",
         "`airlock run --workspace DIR --copy-on-write` keeps them",
     )
 }
 
-fn say_newest(id: &str, folder: &Path) {
+fn note_newest(id: &str, folder: &Path) {
     let folder = name(folder);
-    message::say(&[Line::Note(format!(
+    message::print(&[Message::Note(format!(
         "the newest workspace: `{id}`, of `{folder}`"
     ))]);
 }
 
-fn clean(file: PathBuf) -> Result<PathBuf, Failure> {
+fn workspace_path(file: PathBuf) -> Result<PathBuf, Failure> {
     let hint = "give its path as `airlock workspace diff` shows it";
-    let file = patch::paths(&[file]).pop();
-    file.ok_or_else(|| Failure::invalid("this is no file of a workspace", hint))
+    let file = patch::clean_paths(&[file]).pop();
+    file.ok_or_else(|| Failure::invalid("this is not a file of a workspace", hint))
 }
 
-/// Asks which changes are taken over.
+/// Asks which changes to commit.
 async fn choose(
     state: &Path,
     id: &Id,
     options: &CommitOptions,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Vec<PathBuf>, Failure> {
     let diff = workspaces::diff(state, id).map_err(failure)?;
     let diff = diff.only(&options.only);
     if workspaces::find(state, id).is_ok_and(|layer| layer.in_use) {
-        message::say(&[Line::Note(
-            "a program still works there: what it changes meanwhile in what you take is taken, too"
+        message::print(&[Message::Note(
+            "a program is still running there: its changes to the selected files are committed, too"
                 .to_owned(),
         )]);
     }
@@ -331,11 +339,11 @@ async fn choose(
         let patch = workspaces::patch(state, id, &only, MAX_PATCH_BYTES);
         Ok(patch.map_err(failure)?.1.text)
     };
-    interactive::choose(&diff.changes, options.force, surroundings, patch_of).await
+    interactive::choose(&diff.changes, options.force, env, patch_of).await
 }
 
 fn show_file(file: ProgramFile) -> Result<u8, Failure> {
-    let mut viewer = Viewer::new();
+    let mut viewer = FileViewer::new();
     match file {
         ProgramFile::Link(target) => {
             viewer.write(target.as_encoded_bytes())?;
@@ -370,8 +378,8 @@ fn held(
     json: bool,
 ) -> Result<u8, Failure> {
     let failed = |error: std::io::Error| {
-        let hint = "`airlock workspace held` shows what is held, and where each thing is kept";
-        Failure::invalid(format!("this cannot be done: {error}"), hint)
+        let hint = "`airlock workspace held` shows what is held back, and where each file is kept";
+        Failure::invalid(format!("cannot do this: {error}"), hint)
     };
     match (run, take) {
         (Some(run), Some(path)) => workspaces::held::take(state, run, path).map_err(failed)?,
@@ -379,16 +387,17 @@ fn held(
         _ => {
             let held = workspaces::held::list(state, run).map_err(failed)?;
             if let Some(run) = run.filter(|_| held.is_empty()) {
-                let hint = "`airlock workspace held` shows what is held of all runs";
-                let message = format!("nothing is held of a run `{run}`");
+                let hint = "`airlock workspace held` shows what is held back from all runs";
+                let message = format!("nothing is held back from a run `{run}`");
                 return Err(Failure::invalid(message, hint));
             }
             return show_held(&held, json);
         }
     }
-    match json {
-        true => print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?,
-        false => print(if drop { "dropped\n" } else { "taken back\n" })?,
+    if json {
+        print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?
+    } else {
+        print(if drop { "dropped\n" } else { "taken back\n" })?
     }
     Ok(0)
 }
@@ -407,7 +416,8 @@ fn show_held(held: &[HeldEntry], json: bool) -> Result<u8, Failure> {
     }
     let line = |held: &HeldEntry| {
         let kept = held.kept.as_deref().map_or("not kept".to_owned(), name);
-        let (path, why) = (name(&held.path), held.why.words());
+        let path = name(&held.path);
+        let why = held.why.words();
         format!(
             "{}  {}/{path}: {why}  ({kept})\n",
             held.run,
@@ -418,7 +428,7 @@ fn show_held(held: &[HeldEntry], json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn known(id: &str) -> Result<Id, Failure> {
+fn parse_id(id: &str) -> Result<Id, Failure> {
     let hint = "`airlock workspace list` shows what there is";
     Id::new(id).map_err(|bad| Failure::invalid(bad.to_string(), hint))
 }
@@ -427,24 +437,24 @@ fn failure(error: LayerError) -> Failure {
     error.info().into()
 }
 
-/// What stands against it is named, before the failure itself or as a part of it.
+/// Reports a refused commit with its conflicts, before the error or as a part of it.
 fn refused(left: Vec<UnappliedChange>, json: bool) -> Result<u8, Failure> {
-    message::say(&notes(&left));
+    message::print(&notes(&left));
     let named = json.then(|| serde_json::json!(left));
     let failure = failure(LayerError::Refused { left });
     match named {
         None => Err(failure),
         Some(left) => {
-            message::say(&failure.lines());
+            message::print(&failure.lines());
             print_json(&serde_json::json!({ "error": failure.info(), "left_out": left }))?;
             Ok(super::REFUSED)
         }
     }
 }
 
-fn notes(left: &[UnappliedChange]) -> Vec<Line> {
+fn notes(left: &[UnappliedChange]) -> Vec<Message> {
     left.iter()
-        .map(|left| Line::Note(format!("`{}`: {}", name(&left.path), left.reason)))
+        .map(|left| Message::Note(format!("`{}`: {}", name(&left.path), left.reason)))
         .collect()
 }
 
@@ -454,11 +464,12 @@ fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
         print_json(&value(diff, &unknown))?;
         return Ok(0);
     }
-    match stat {
-        true => print(&counts(&diff.changes))?,
-        false => print(&lines(&diff.changes, &diff.commits))?,
+    if stat {
+        print(&counts(&diff.changes))?
+    } else {
+        print(&lines(&diff.changes, &diff.commits))?
     }
-    say_unknown(&unknown, diff.compared);
+    note_unknown(&unknown, diff.compared);
     Ok(0)
 }
 
@@ -466,7 +477,7 @@ fn show_patch(
     diff: &Diff,
     mut patch: workspaces::Patch,
     json: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
     let unknown = unknown(diff);
     if json {
@@ -478,8 +489,8 @@ fn show_patch(
     patch
         .text
         .splice(0..0, commits(&diff.commits, "# * ").into_bytes());
-    let status = patch::write(&patch, surroundings)?;
-    say_unknown(&unknown, diff.compared);
+    let status = patch::write(&patch, env)?;
+    note_unknown(&unknown, diff.compared);
     Ok(status)
 }
 
@@ -508,17 +519,17 @@ fn commits(commits: &[String], sign: &str) -> String {
     commits.iter().map(line).collect()
 }
 
-fn say_unknown(unknown: &[UnappliedChange], compared: bool) {
-    let mut said = notes(unknown);
+fn note_unknown(unknown: &[UnappliedChange], compared: bool) {
+    let mut lines = notes(unknown);
     if !compared {
-        said.push(Line::Note(
-            "the folder is not there: conflicts are not known".to_owned(),
+        lines.push(Message::Note(
+            "the folder is missing, so that conflicts are unknown".to_owned(),
         ));
     }
-    message::say(&said);
+    message::print(&lines);
 }
 
-/// What was taken over, and what the program committed if its run was killed before that arrived.
+/// Reports a commit: applied and omitted changes, and imported git commits.
 fn report(
     committed: &CommitOutcome,
     brought: Result<Option<BroughtCommits>, spec::ErrorInfo>,
@@ -532,21 +543,21 @@ fn report(
     } = committed;
     if !json {
         print(&applied.iter().map(line).collect::<String>())?;
-        message::say(&notes(left));
+        message::print(&notes(left));
     }
-    // What was taken over is said whatever became of the rest.
+    // The applied changes are reported even if the import of commits failed.
     let brought = brought?;
     let imports = brought.as_ref().map(|brought| &brought.imports);
     if json {
-        let mut told =
+        let mut answer =
             serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded });
         if let Some(imports) = imports {
-            told["git"] = serde_json::json!(imports);
+            answer["git"] = serde_json::json!(imports);
         }
-        print_json(&told)?;
+        print_json(&answer)?;
     } else if let Some(brought) = &brought {
-        let notes = brought.notes.iter().cloned().map(Line::Note);
-        message::say(&notes.collect::<Vec<_>>());
+        let notes = brought.notes.iter().cloned().map(Message::Note);
+        message::print(&notes.collect::<Vec<_>>());
     }
     let has_failed =
         |import: &spec::GitImport| import.refs.is_empty() && !import.not_brought.is_empty();
@@ -555,7 +566,7 @@ fn report(
 }
 
 fn listed(layers: &[Layer], kept: &[KeptCommits]) -> serde_json::Value {
-    let mut told = serde_json::json!({ "workspaces": layers });
+    let mut answer = serde_json::json!({ "workspaces": layers });
     let one = |kept: &KeptCommits| {
         serde_json::json!({
             "id": kept.run, "folder": name(&kept.folder), "made_at": kept.made_at,
@@ -563,12 +574,12 @@ fn listed(layers: &[Layer], kept: &[KeptCommits]) -> serde_json::Value {
         })
     };
     if !kept.is_empty() {
-        told["commits_not_brought"] = kept.iter().map(one).collect();
+        answer["commits_not_brought"] = kept.iter().map(one).collect();
     }
-    told
+    answer
 }
 
-/// One line each, behind the workspaces.
+/// Commits that were not imported, one run a line.
 fn list_commits(kept: &[KeptCommits]) -> String {
     let line = |kept: &KeptCommits| {
         let KeptCommits {
@@ -578,7 +589,7 @@ fn list_commits(kept: &[KeptCommits]) -> String {
         } = kept;
         let folder = name(folder);
         format!(
-            "{run}  {made_at}  {folder}  commits that did not arrive: `airlock workspace commit {run}` brings them\n"
+            "{run}  {made_at}  {folder}  commits that were not imported: `airlock workspace commit {run}` imports them\n"
         )
     };
     kept.iter().map(line).collect()
@@ -633,7 +644,7 @@ fn counts(changes: &[LayerChange]) -> String {
     )
 }
 
-/// What a program wrote on one line, for a terminal: nothing that steers it, and nothing that changes the order.
+/// Escapes one line of a program's text for a terminal.
 fn escaped(line: &[u8], shown: &mut String) {
     for chunk in line.utf8_chunks() {
         for (number, part) in chunk.valid().split('\t').enumerate() {
@@ -646,7 +657,7 @@ fn escaped(line: &[u8], shown: &mut String) {
     }
 }
 
-/// A name on one line, whatever bytes it has.
+/// Escapes a path to one line.
 fn name(path: &Path) -> String {
     let mut shown = String::new();
     for chunk in path.as_os_str().as_encoded_bytes().utf8_chunks() {

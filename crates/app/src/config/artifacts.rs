@@ -1,6 +1,6 @@
-//! `[artifacts]`: where artifacts are kept, how many, for how long, and where the keys of a bucket come from.
+//! `[artifacts]`: the artifact store, its limits, retention, and the keys of its bucket.
 
-use super::{ConfigError, file::Section, provider};
+use super::{ConfigError, provider, toml_file::Section};
 use ::doors::secrets::KeySource;
 use spec::{ArtifactLimits, Retention, Size, Time};
 use std::path::Path;
@@ -24,8 +24,8 @@ const KEYS: [&str; 16] = [
     "keep_versions",
     "keep_for",
 ];
-/// What only a bucket has.
-const OF_BUCKET: [&str; 7] = [
+/// Keys that apply to a bucket only.
+const BUCKET_KEYS: [&str; 7] = [
     "bucket",
     "prefix",
     "endpoint",
@@ -35,28 +35,28 @@ const OF_BUCKET: [&str; 7] = [
     "secret",
 ];
 
-/// What the file says of artifacts.
+/// The section `[artifacts]`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Artifacts {
-    /// Where.
-    pub(crate) store: Store,
-    /// At most.
+pub(crate) struct ArtifactsConfig {
+    /// The store.
+    pub(crate) store: ArtifactBackend,
+    /// The limits.
     pub(crate) limits: ArtifactLimits,
-    /// For how long.
+    /// How long versions are kept.
     pub(crate) retention: Retention,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Store {
+pub(crate) enum ArtifactBackend {
     #[default]
     Files,
     Memory,
-    S3(Bucket),
-    Gcs(Bucket),
+    S3(CloudBucket),
+    Gcs(CloudBucket),
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Bucket {
+pub(crate) struct CloudBucket {
     pub(crate) name: String,
     pub(crate) prefix: String,
     pub(crate) endpoint: Option<String>,
@@ -67,19 +67,19 @@ pub(crate) struct Bucket {
 }
 
 #[derive(Clone, Copy)]
-enum Word {
+enum BackendName {
     Files,
     Memory,
     S3,
     Gcs,
 }
 
-impl Artifacts {
-    /// Where the keys of the bucket come from.
+impl ArtifactsConfig {
+    /// The sources of the bucket's keys.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let bucket = match &self.store {
-            Store::Files | Store::Memory => None,
-            Store::S3(bucket) | Store::Gcs(bucket) => Some(bucket),
+            ArtifactBackend::Files | ArtifactBackend::Memory => None,
+            ArtifactBackend::S3(bucket) | ArtifactBackend::Gcs(bucket) => Some(bucket),
         };
         bucket
             .into_iter()
@@ -87,62 +87,64 @@ impl Artifacts {
     }
 }
 
-/// All of `[artifacts]`.
-pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError> {
+/// Reads the section.
+pub(super) fn read(table: &Table, path: &Path) -> Result<ArtifactsConfig, ConfigError> {
     let section = Section {
         path,
         name: "artifacts",
     };
     let words = [
-        ("files", Word::Files),
-        ("memory", Word::Memory),
-        ("s3", Word::S3),
-        ("gcs", Word::Gcs),
+        ("files", BackendName::Files),
+        ("memory", BackendName::Memory),
+        ("s3", BackendName::S3),
+        ("gcs", BackendName::Gcs),
     ];
-    let word = table.get("store").map_or(Ok(Word::Files), |value| {
+    let word = table.get("store").map_or(Ok(BackendName::Files), |value| {
         section.word("store", value, &words)
     })?;
-    let mut said = Artifacts::default();
-    let mut bucket = Bucket::default();
+    let mut config = ArtifactsConfig::default();
+    let mut bucket = CloudBucket::default();
     for (key, value) in table {
         match key.as_str() {
             "store" => {}
-            "max_bytes" => said.limits.bytes = section.quantity::<Size>(key, value)?.0,
-            "max_total" => said.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
+            "max_bytes" => config.limits.bytes = section.quantity::<Size>(key, value)?.0,
+            "max_total" => config.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
             "max_per_owner" => {
-                said.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0)
+                config.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0)
             }
-            "max_names" => said.limits.names = section.number(key, value)?,
-            "max_names_per_owner" => said.limits.owner_names = Some(section.number(key, value)?),
-            "max_versions" => said.limits.versions = positive(&section, key, value)?,
-            "keep_versions" => said.retention.keep_versions = Some(positive(&section, key, value)?),
-            "keep_for" => said.retention.keep_for = Some(section.quantity::<Time>(key, value)?.0),
-            key if OF_BUCKET.contains(&key) => of_bucket(&mut bucket, &section, key, value)?,
+            "max_names" => config.limits.names = section.number(key, value)?,
+            "max_names_per_owner" => config.limits.owner_names = Some(section.number(key, value)?),
+            "max_versions" => config.limits.versions = positive(&section, key, value)?,
+            "keep_versions" => {
+                config.retention.keep_versions = Some(positive(&section, key, value)?)
+            }
+            "keep_for" => config.retention.keep_for = Some(section.quantity::<Time>(key, value)?.0),
+            key if BUCKET_KEYS.contains(&key) => of_bucket(&mut bucket, &section, key, value)?,
             other => return Err(section.unknown(other, &KEYS)),
         }
     }
-    said.store = match word {
-        Word::Files | Word::Memory => {
-            if let Some(key) = OF_BUCKET.iter().find(|key| table.contains_key(**key)) {
+    config.store = match word {
+        BackendName::Files | BackendName::Memory => {
+            if let Some(key) = BUCKET_KEYS.iter().find(|key| table.contains_key(**key)) {
                 return Err(section.error(
                     key,
                     "belongs to a bucket",
                     "add store = \"s3\" or \"gcs\", or remove it",
                 ));
             }
-            if matches!(word, Word::Files) {
-                Store::Files
+            if matches!(word, BackendName::Files) {
+                ArtifactBackend::Files
             } else {
-                Store::Memory
+                ArtifactBackend::Memory
             }
         }
-        Word::S3 => {
+        BackendName::S3 => {
             let hint =
                 "write bucket = \"…\", key = { secret = \"…\" } and secret = { secret = \"…\" }";
             section.needs(table, &["bucket", "key", "secret"], hint)?;
-            Store::S3(bucket)
+            ArtifactBackend::S3(bucket)
         }
-        Word::Gcs => {
+        BackendName::Gcs => {
             section.needs(
                 table,
                 &["bucket", "key"],
@@ -155,17 +157,17 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
                 return Err(section.error(
                     key,
                     "belongs to S3",
-                    "remove it: the service account says it",
+                    "remove it: the service account has it",
                 ));
             }
-            Store::Gcs(bucket)
+            ArtifactBackend::Gcs(bucket)
         }
     };
-    Ok(said)
+    Ok(config)
 }
 
 fn of_bucket(
-    bucket: &mut Bucket,
+    bucket: &mut CloudBucket,
     section: &Section<'_>,
     key: &str,
     value: &Value,
@@ -192,13 +194,14 @@ fn positive(section: &Section<'_>, key: &str, value: &Value) -> Result<u64, Conf
 fn bucket_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
     let name = section.text(key, value)?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-    match (3..=222).contains(&name.len()) && name.bytes().all(plain) {
-        true => Ok(name.to_owned()),
-        false => Err(section.error(
+    if (3..=222).contains(&name.len()) && name.bytes().all(plain) {
+        Ok(name.to_owned())
+    } else {
+        Err(section.error(
             key,
-            "is no name of a bucket",
+            "is not a valid bucket name",
             "use 3 to 222 of A-Z a-z 0-9 . - _",
-        )),
+        ))
     }
 }
 
@@ -206,13 +209,14 @@ fn prefix(section: &Section<'_>, key: &str, value: &Value) -> Result<String, Con
     let text = section.text(key, value)?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.bytes().all(plain);
-    match text.len() <= 200 && text.split('/').all(part) {
-        true => Ok(text.to_owned()),
-        false => Err(section.error(
+    if text.len() <= 200 && text.split('/').all(part) {
+        Ok(text.to_owned())
+    } else {
+        Err(section.error(
             key,
             "is no prefix",
-            "such as airlock/production, without a slash at its ends",
-        )),
+            "write such as airlock/production, without a slash at either end",
+        ))
     }
 }
 
@@ -226,7 +230,7 @@ fn endpoint(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Result<Artifacts, ConfigError> {
+    fn config(text: &str) -> Result<ArtifactsConfig, ConfigError> {
         let table: Table = text.parse().unwrap();
         read(&table, Path::new("/c.toml"))
     }
@@ -239,9 +243,9 @@ mod tests {
         let more = "prefix = \"a/b\"\nendpoint = \"http://127.0.0.1:9000\"\nallow_http = true\nregion = \"eu-1\"\n\
                     max_bytes = \"1G\"\nmax_names = 5\nmax_names_per_owner = 4\nmax_versions = 6\nmax_total = \"2G\"\nmax_per_owner = \"1G\"\nkeep_versions = 3\n\
                     keep_for = \"2h\"\n";
-        let said = said(&format!("{S3}{more}")).unwrap();
-        let Store::S3(bucket) = &said.store else {
-            panic!("{said:?}")
+        let config = config(&format!("{S3}{more}")).unwrap();
+        let ArtifactBackend::S3(bucket) = &config.store else {
+            panic!("{config:?}")
         };
         assert_eq!(
             (
@@ -251,9 +255,11 @@ mod tests {
             ),
             ("box", "a/b", true)
         );
-        let (total_bytes, owner_bytes, owner_names) = (2 << 30, Some(1 << 30), Some(4));
+        let total_bytes = 2 << 30;
+        let owner_bytes = Some(1 << 30);
+        let owner_names = Some(4);
         assert_eq!(
-            said.limits,
+            config.limits,
             ArtifactLimits {
                 bytes: 1 << 30,
                 names: 5,
@@ -265,21 +271,21 @@ mod tests {
         );
         let keep_for = Some(std::time::Duration::from_secs(7200));
         assert_eq!(
-            said.retention,
+            config.retention,
             Retention {
                 keep_versions: Some(3),
                 keep_for
             }
         );
-        assert_eq!(said.keys().count(), 2);
+        assert_eq!(config.keys().count(), 2);
     }
 
     #[test]
     fn nothing_said_is_a_folder_of_the_state() {
-        let said = said("").unwrap();
-        assert!(matches!(said.store, Store::Files));
+        let config = config("").unwrap();
+        assert!(matches!(config.store, ArtifactBackend::Files));
         assert_eq!(
-            (said.limits, said.retention),
+            (config.limits, config.retention),
             (ArtifactLimits::default(), Retention::default())
         );
     }
@@ -307,7 +313,7 @@ mod tests {
             ),
             (
                 &S3.replace("\"box\"", "\"a/../b\""),
-                "`artifacts.bucket` in `/c.toml` is no name",
+                "`artifacts.bucket` in `/c.toml` is not a valid bucket name",
             ),
             (
                 &format!("{S3}prefix = \"../x\""),
@@ -319,10 +325,10 @@ mod tests {
             ),
             (
                 "store = \"s3\"\nbucket = \"abc\"\nkey = \"AKIA\"",
-                "`artifacts.key` in `/c.toml` must say where",
+                "`artifacts.key` in `/c.toml` must name the source",
             ),
         ] {
-            let error = said(text).expect_err(text);
+            let error = config(text).expect_err(text);
             assert!(
                 error.message.starts_with(start) && !error.hint.is_empty(),
                 "{}",

@@ -1,26 +1,26 @@
-//! `[audit]`: how lasting its lines are, and how long they are kept.
+//! `[audit]`: durability and retention of the audit log.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use doors::ledger::Durability;
 use spec::{Size, Time};
 use std::{path::Path, time::Duration};
 use toml::Table;
 
-/// What is said of the audit; what is not is as usual.
+/// The section `[audit]`; unset keys have the defaults of the audit log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Audit {
+pub(crate) struct AuditConfig {
     pub(crate) durability: Durability,
     pub(crate) keep_for: Option<Duration>,
     pub(crate) keep_bytes: Option<u64>,
     pub(crate) file_bytes: Option<u64>,
 }
 
-pub(super) fn read(table: &Table, path: &Path) -> Result<Audit, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<AuditConfig, ConfigError> {
     let section = Section {
         path,
         name: "audit",
     };
-    let mut settings = Audit::default();
+    let mut settings = AuditConfig::default();
     for (key, value) in table {
         match key.as_str() {
             "durability" => {

@@ -1,6 +1,7 @@
-//! `[credential.NAME]`: what the egress door puts into requests, how, and to which hosts and no others; and `[egress]`.
+//! `[credential.NAME]`: credentials that the egress door adds to requests (source, method, allowed
+//! hosts), and `[egress]`.
 
-use super::{ConfigError, egress, file::Section, provider};
+use super::{ConfigError, egress, provider, toml_file::Section};
 use doors::egress::{Credential, EgressSettings, InjectionMethod};
 use http::HeaderName;
 use spec::{EgressRule, HostPattern, Id};
@@ -8,9 +9,10 @@ use std::{collections::BTreeMap, path::Path};
 use toml::{Table, Value};
 
 const KEYS: [&str; 3] = ["key", "inject", "hosts"];
-const INJECT: &str = "write \"bearer\", \"basic:USER\" or \"header:NAME\"";
-/// Headers that say where a message goes or ends, or that programs and servers keep changing themselves.
-const NEVER: [&str; 13] = [
+const INJECT_HINT: &str = "write \"bearer\", \"basic:USER\" or \"header:NAME\"";
+/// Headers that define a message's destination or framing, or that programs and servers change
+/// themselves.
+const FORBIDDEN_HEADERS: [&str; 13] = [
     "host",
     "content-length",
     "content-encoding",
@@ -25,9 +27,9 @@ const NEVER: [&str; 13] = [
     "via",
     "forwarded",
 ];
-const LONGEST_USER: usize = 128;
+const MAX_USER_BYTES: usize = 128;
 
-/// `[egress]`.
+/// Reads `[egress]`.
 pub(super) fn settings(
     settings: &mut EgressSettings,
     table: &Table,
@@ -46,7 +48,7 @@ pub(super) fn settings(
     Ok(())
 }
 
-/// All of `[credential]`.
+/// Reads `[credential]`.
 pub(super) fn read(
     table: &Table,
     path: &Path,
@@ -82,9 +84,9 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
     section.needs(
         table,
         &["key"],
-        "say where it is: key = { secret = \"NAME\" }, file, env or vault",
+        "name its source: key = { secret = \"NAME\" }, file, env or vault",
     )?;
-    section.needs(table, &["inject"], INJECT)?;
+    section.needs(table, &["inject"], INJECT_HINT)?;
     let hint = "name the hosts that it may be sent to: hosts = [\"api.example.com\"]";
     section.needs(table, &["hosts"], hint)?;
     let hosts = egress::hosts(section, "hosts", &table["hosts"])?;
@@ -107,21 +109,22 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<InjectionMe
     match text.split_once(':') {
         None if text == "bearer" => Ok(InjectionMethod::Bearer),
         Some(("basic", user)) => {
-            let good = (1..=LONGEST_USER).contains(&user.len())
+            let good = (1..=MAX_USER_BYTES).contains(&user.len())
                 && !user.contains(|character: char| character == ':' || character.is_control());
-            match good {
-                true => Ok(InjectionMethod::Basic {
+            if good {
+                Ok(InjectionMethod::Basic {
                     user: user.to_owned(),
-                }),
-                false => Err(section.error(
+                })
+            } else {
+                Err(section.error(
                     key,
                     "has a bad user",
                     "write 1 to 128 characters without colons",
-                )),
+                ))
             }
         }
         Some(("header", name)) => header(section, key, name),
-        _ => Err(section.error(key, "is not a known way", INJECT)),
+        _ => Err(section.error(key, "is not a known method", INJECT_HINT)),
     }
 }
 
@@ -133,16 +136,15 @@ fn header(section: &Section<'_>, key: &str, text: &str) -> Result<InjectionMetho
             "name a header",
         )
     })?;
-    match NEVER.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
-        true => {
-            let hint = "use a header that is the credential's own, such as header:x-api-key";
-            Err(section.error(key, format_args!("cannot be `{name}`"), hint))
-        }
-        false => Ok(InjectionMethod::Header { name }),
+    if FORBIDDEN_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
+        let hint = "use a header for credentials, such as header:x-api-key";
+        Err(section.error(key, format_args!("cannot be `{name}`"), hint))
+    } else {
+        Ok(InjectionMethod::Header { name })
     }
 }
 
-/// That a credential is there, and may go where the rule that names it leads.
+/// Checks that a rule's credential exists and may be sent to the rule's hosts.
 pub(super) fn check(
     named: &str,
     rule: &EgressRule,
@@ -154,27 +156,25 @@ pub(super) fn check(
             "names a credential that does not exist: `{}`",
             named.escape_debug()
         );
-        let hint = match credentials.is_empty() {
-            true => format!(
+        let hint = if credentials.is_empty() {
+            format!(
                 "add [credential.{}] with key, inject and hosts",
                 named.escape_debug()
-            ),
-            false => {
-                let names: Vec<_> = credentials.keys().map(String::as_str).collect();
-                format!("the credentials are {}", names.join(", "))
-            }
+            )
+        } else {
+            let names: Vec<_> = credentials.keys().map(String::as_str).collect();
+            format!("the credentials are {}", names.join(", "))
         };
         return Err(section.error("credential", what, hint));
     };
-    match credential.hosts.iter().any(|own| rule.host.is_within(own)) {
-        true => Ok(()),
-        false => {
-            let what = format!("names `{named}`, which may not be sent to {}", rule.host);
-            let hint = format!(
-                "add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule"
-            );
-            Err(section.error("credential", what, hint))
-        }
+    if credential.hosts.iter().any(|own| rule.host.is_within(own)) {
+        Ok(())
+    } else {
+        let what = format!("names `{named}`, which may not be sent to {}", rule.host);
+        let hint = format!(
+            "add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule"
+        );
+        Err(section.error("credential", what, hint))
     }
 }
 
@@ -184,8 +184,8 @@ mod tests {
     use ::doors::secrets::KeySource;
 
     fn read(text: &str) -> Result<EgressSettings, ConfigError> {
-        super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
-            .map(|said| said.doors.egress)
+        super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
+            .map(|settings| settings.doors.egress)
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
             ),
             (
                 whole("query:key", good),
-                "`credential.x.inject` in `/c.toml` is not a known way",
+                "`credential.x.inject` in `/c.toml` is not a known method",
             ),
             (
                 whole("basic:", good),
@@ -264,7 +264,7 @@ mod tests {
             ),
             (
                 "[credential.x]\nkey = \"sk-1\"\ninject = \"bearer\"\nhosts = [\"a\"]".into(),
-                "`credential.x.key` in `/c.toml` must say where",
+                "`credential.x.key` in `/c.toml` must name the source",
             ),
             (
                 "[credential.x]\nhots = 1".into(),

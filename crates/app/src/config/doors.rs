@@ -1,11 +1,11 @@
-//! Everything of the operator's file that doors are opened with: providers, names for models, prices, bounds, tenants. One
-//! catalogue comes out of it, checked.
+//! The settings of the doors: providers, model names, prices, limits, tenants. The result is one
+//! validated catalogue.
 
 use super::{
     ConfigError, credential,
-    file::Section,
     prices::{self, Prices},
     provider::{self, Inference, Providers},
+    toml_file::Section,
 };
 use doors::{
     budget::{AccountLevel, AccountLimits, DEFAULT_TENANT},
@@ -18,7 +18,7 @@ use spec::{Budget, Id, ModelPattern, Money, Quota, Size, TenantQuotas, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::{Table, Value};
 
-/// The tables that are read here.
+/// The sections that this file reads.
 pub(super) const TABLES: [&str; 10] = [
     "provider",
     "model",
@@ -31,33 +31,33 @@ pub(super) const TABLES: [&str; 10] = [
     "credential",
     "egress",
 ];
-const MOST_TARGETS: usize = 16;
-const LONGEST_NAME: usize = 200;
+const MAX_TARGETS: usize = 16;
+const MAX_NAME_BYTES: usize = 200;
 
-/// What doors are opened with. The prices are to be laid over the shipped book.
+/// The settings of the doors. The operator's prices override the built-in price book.
 #[derive(Clone, Debug)]
-pub(crate) struct Doors {
-    /// Providers, names for models, the node's own model server, bounds.
+pub(crate) struct DoorsConfig {
+    /// Providers, model names, the local model server, limits.
     pub(crate) catalogue: Catalogue,
     /// The operator's own prices.
     pub(crate) prices: Prices,
-    /// Which models of the node's own server may be asked for; every one if empty.
+    /// Allowed models of the local model server; all if empty.
     pub(crate) inference_models: Vec<ModelPattern>,
-    /// How lasting the ledger is.
+    /// The durability of the ledger.
     pub(crate) durability: Durability,
-    /// How long the ledgers of runs that ended are kept; for ever unless said.
+    /// How long ledgers of ended runs are kept; for ever if unset.
     pub(crate) keep_ledger: Option<Duration>,
-    /// What each tenant may spend, by name; `*` is for all others.
+    /// Spending limits by tenant; `*` is the default.
     pub(crate) tenants: BTreeMap<String, AccountLimits>,
-    /// What else each tenant may have.
+    /// The other quotas of tenants.
     pub(crate) quotas: TenantQuotas,
-    /// What the egress door puts into requests, and whom it believes.
+    /// Credentials and certificate authorities of the egress door.
     pub(crate) egress: doors::egress::EgressSettings,
 }
 
-impl Default for Doors {
+impl Default for DoorsConfig {
     fn default() -> Self {
-        let mut doors = Doors {
+        let mut doors = DoorsConfig {
             catalogue: Catalogue {
                 providers: provider::known(),
                 ..Catalogue::default()
@@ -75,9 +75,9 @@ impl Default for Doors {
     }
 }
 
-impl Doors {
-    /// The catalogue with its prices laid over the shipped book.
-    pub(crate) fn assembled(&self) -> Catalogue {
+impl DoorsConfig {
+    /// The catalogue, with the operator's prices over the built-in book.
+    pub(crate) fn catalogue_with_prices(&self) -> Catalogue {
         let unknown = self
             .prices
             .unknown
@@ -104,7 +104,7 @@ impl Doors {
             "unknown_prices" => self.prices.unknown = Some(prices::unknown(table, path)?),
             "inference" => self.serve(provider::inference(table, path)?),
             "ledger" => (self.durability, self.keep_ledger) = ledger(table, path)?,
-            "doors" => bounds(&mut self.catalogue.limits, table, path)?,
+            "doors" => door_limits(&mut self.catalogue.limits, table, path)?,
             "tenant" => (self.tenants, self.quotas) = tenants(table, path)?,
             "credential" => self.egress.credentials = credential::read(table, path)?,
             _ => credential::settings(&mut self.egress, table, path)?,
@@ -112,7 +112,7 @@ impl Doors {
         Ok(())
     }
 
-    /// What can be seen only when everything was read.
+    /// Checks references between sections.
     pub(super) fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let providers = &self.catalogue.providers;
         for (name, targets) in &self.catalogue.models {
@@ -140,7 +140,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Where the keys of all servers, and the credentials of the egress door, come from.
+    /// The sources of all provider keys and egress credentials.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let providers: &Providers = &self.catalogue.providers;
         let servers = providers.values().chain(&self.catalogue.inference);
@@ -193,7 +193,7 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget
             .ok_or_else(|| section.error("targets", "is missing", hint))?;
         let targets = section.texts("targets", value)?;
         let bad = |what: &str| section.error("targets", what, hint);
-        if targets.len() > MOST_TARGETS {
+        if targets.len() > MAX_TARGETS {
             return Err(bad("has more than 16 models"));
         }
         let target = |text: &str| match text.split_once('/') {
@@ -212,7 +212,7 @@ fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<ModelTarget
 }
 
 fn is_model_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len())
+    (1..=MAX_NAME_BYTES).contains(&name.len())
         && name
             .bytes()
             .all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
@@ -223,7 +223,8 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
         path,
         name: "ledger",
     };
-    let (mut durability, mut keep_for) = (Durability::default(), None);
+    let mut durability = Durability::default();
+    let mut keep_for = None;
     for (key, value) in table {
         match key.as_str() {
             "durability" => {
@@ -240,18 +241,22 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
     Ok((durability, keep_for))
 }
 
-fn bounds(bounds: &mut DoorLimits, table: &Table, path: &Path) -> Result<(), ConfigError> {
+fn door_limits(
+    door_limits: &mut DoorLimits,
+    table: &Table,
+    path: &Path,
+) -> Result<(), ConfigError> {
     let section = Section {
         path,
         name: "doors",
     };
     for (key, value) in table {
         match key.as_str() {
-            "body" => bounds.max_body_bytes = section.quantity::<Size>(key, value)?.0,
-            "header_time" => bounds.header_timeout = section.quantity::<Time>(key, value)?.0,
-            "body_time" => bounds.body_timeout = section.quantity::<Time>(key, value)?.0,
-            "connections" => bounds.max_connections = section.count(key, value)? as usize,
-            "concurrent" => bounds.max_concurrent = section.count(key, value)?,
+            "body" => door_limits.max_body_bytes = section.quantity::<Size>(key, value)?.0,
+            "header_time" => door_limits.header_timeout = section.quantity::<Time>(key, value)?.0,
+            "body_time" => door_limits.body_timeout = section.quantity::<Time>(key, value)?.0,
+            "connections" => door_limits.max_connections = section.count(key, value)? as usize,
+            "concurrent" => door_limits.max_concurrent = section.count(key, value)?,
             other => {
                 let known = [
                     "body",
@@ -281,9 +286,10 @@ const TENANT_KEYS: [&str; 12] = [
     "memory",
     "weight",
 ];
-const LARGEST_WEIGHT: u64 = 1000;
+const MAX_WEIGHT: u64 = 1000;
 
-/// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
+/// Reads `[tenant.NAME]`: spending limits and quotas. `*` applies to every tenant without a
+/// section.
 fn tenants(
     table: &Table,
     path: &Path,
@@ -292,7 +298,8 @@ fn tenants(
         path,
         name: "tenant",
     };
-    let (mut terms, mut quotas) = (BTreeMap::new(), TenantQuotas::default());
+    let mut terms = BTreeMap::new();
+    let mut quotas = TenantQuotas::default();
     for (name, value) in table {
         if name != DEFAULT_TENANT && Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
@@ -313,9 +320,10 @@ fn tenants(
             tenant_key(&section, key, value, &mut own, &mut quota)?;
         }
         terms.insert(name.clone(), own);
-        match name == DEFAULT_TENANT {
-            true => quotas.other = quota,
-            false => _ = quotas.named.insert(name.clone(), quota),
+        if name == DEFAULT_TENANT {
+            quotas.other = quota
+        } else {
+            _ = quotas.named.insert(name.clone(), quota)
         }
     }
     Ok((terms, quotas))
@@ -341,7 +349,7 @@ fn tenant_key(
         "storage" => quota.storage = Some(section.quantity(key, value)?),
         "memory" => quota.memory = Some(section.quantity(key, value)?),
         "weight" => match section.number(key, value)? {
-            weight @ 1..=LARGEST_WEIGHT => quota.weight = weight as u32,
+            weight @ 1..=MAX_WEIGHT => quota.weight = weight as u32,
             _ => return Err(section.error(key, "is out of range", "give 1 to 1000")),
         },
         other => return Err(section.unknown(other, &TENANT_KEYS)),
@@ -349,7 +357,7 @@ fn tenant_key(
     Ok(())
 }
 
-/// A budget, wherever one can be set.
+/// Reads a budget, in every section that can have one.
 pub(super) fn budget(
     section: &Section<'_>,
     key: &str,
@@ -387,8 +395,8 @@ pub(super) fn budget(
     Ok(budget)
 }
 
-/// The first limit in which a budget allows more than another.
-pub(super) fn more(budget: &Budget, than: &Budget) -> Option<&'static str> {
+/// The first limit in which a budget exceeds another.
+pub(super) fn first_exceeded(budget: &Budget, than: &Budget) -> Option<&'static str> {
     fn over<T: Ord>(one: Option<T>, most: Option<T>, name: &'static str) -> Option<&'static str> {
         let most = most?;
         one.is_none_or(|one| one > most).then_some(name)

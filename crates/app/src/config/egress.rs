@@ -1,11 +1,11 @@
-//! The rules of the egress door: `[[profile.NAME.egress]]`, `egress_limits`, and lists of hosts. What could never work,
-//! or would do more than its words say, is refused here.
+//! The rules of the egress door: `[[profile.NAME.egress]]`, `egress_limits`, and lists of hosts.
+//! Rules that can never match, or that would allow more than they say, are refused here.
 
-mod wider;
+mod rule_subset;
 
-pub(super) use wider::is_wider;
+pub(super) use rule_subset::is_wider;
 
-use super::{ConfigError, credential, file::Section};
+use super::{ConfigError, credential, toml_file::Section};
 use doors::egress::Credential;
 use spec::{
     EgressGrant, EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports,
@@ -31,69 +31,69 @@ const KEYS: [&str; 13] = [
 ];
 const REPO_KEYS: [&str; 6] = ["repo", "fetch", "push", "update", "delete", "credential"];
 const LIMIT_KEYS: [&str; 3] = ["per_minute", "sent", "received"];
-/// Of one profile, with those of its bases.
-const MOST_RULES: usize = 256;
-/// In one list of one rule.
-const MOST_ENTRIES: usize = 256;
-/// Each has a listener in the box.
-/// With 80 and 443, which every run has, as many as a sandbox can have.
-const MOST_PORTS: usize = 30;
-const LONGEST_REPO: usize = 256;
+/// The maximum of rules in one profile, including those of its bases.
+const MAX_RULES: usize = 256;
+/// The maximum of entries in one list of a rule.
+const MAX_ENTRIES: usize = 256;
+/// Each port has a listener in the sandbox. With 80 and 443, which every run has, this is the
+/// maximum of a sandbox.
+const MAX_PORTS: usize = 30;
+const MAX_REPO_BYTES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum RuleMode {
     Tunnel,
     Inspect,
     Git,
     Deny,
 }
 
-const MODES: [(&str, Mode); 4] = [
-    ("tunnel", Mode::Tunnel),
-    ("inspect", Mode::Inspect),
-    ("git", Mode::Git),
-    ("deny", Mode::Deny),
+const RULE_MODES: [(&str, RuleMode); 4] = [
+    ("tunnel", RuleMode::Tunnel),
+    ("inspect", RuleMode::Inspect),
+    ("git", RuleMode::Git),
+    ("deny", RuleMode::Deny),
 ];
 
-/// Keys that not every mode has, with those that do.
-const OF_MODES: [(&str, &[Mode], &str); 10] = [
-    ("allow", &[Mode::Inspect], "inspect"),
+/// Keys that only some modes have, with these modes.
+const KEY_MODES: [(&str, &[RuleMode], &str); 10] = [
+    ("allow", &[RuleMode::Inspect], "inspect"),
     (
         "credential",
-        &[Mode::Inspect],
+        &[RuleMode::Inspect],
         "inspect, and to `repos` of git",
     ),
-    ("allow_upgrade", &[Mode::Inspect], "inspect"),
-    ("repos", &[Mode::Git], "git"),
+    ("allow_upgrade", &[RuleMode::Inspect], "inspect"),
+    ("repos", &[RuleMode::Git], "git"),
     (
         "allow_plain_http",
-        &[Mode::Inspect, Mode::Git],
+        &[RuleMode::Inspect, RuleMode::Git],
         "inspect and git",
     ),
-    ("allow_hidden_name", &[Mode::Tunnel], "tunnel"),
+    ("allow_hidden_name", &[RuleMode::Tunnel], "tunnel"),
     (
         "allow_private",
-        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        &[RuleMode::Tunnel, RuleMode::Inspect, RuleMode::Git],
         "tunnel, inspect and git",
     ),
     (
         "per_minute",
-        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        &[RuleMode::Tunnel, RuleMode::Inspect, RuleMode::Git],
         "tunnel, inspect and git",
     ),
     (
         "sent",
-        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        &[RuleMode::Tunnel, RuleMode::Inspect, RuleMode::Git],
         "tunnel, inspect and git",
     ),
     (
         "received",
-        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        &[RuleMode::Tunnel, RuleMode::Inspect, RuleMode::Git],
         "tunnel, inspect and git",
     ),
 ];
 
-/// All of `[[profile.NAME.egress]]`.
+/// Reads `[[profile.NAME.egress]]`.
 pub(super) fn rules(
     profile: &str,
     section: &Section<'_>,
@@ -107,7 +107,7 @@ pub(super) fn rules(
     let list = value
         .as_array()
         .ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
-    if list.len() > MOST_RULES {
+    if list.len() > MAX_RULES {
         return Err(too_many(section, key));
     }
     let one = |(index, value): (usize, &Value)| {
@@ -130,7 +130,7 @@ pub(super) fn rules(
         Ok(EgressRule { name, ..rule })
     };
     let rules: Vec<EgressRule> = list.iter().enumerate().map(one).collect::<Result<_, _>>()?;
-    match at_odds(&rules) {
+    match unreachable_tunnel(&rules) {
         Some(tunnel) => {
             let what = format!(
                 "has a tunnel and a rule that looks inside for the same host and port: {tunnel}"
@@ -150,12 +150,12 @@ fn numbered(key: &str, index: usize) -> String {
 }
 
 fn too_many(section: &Section<'_>, key: &str) -> ConfigError {
-    let what = format!("has more than {MOST_RULES} rules");
+    let what = format!("has more than {MAX_RULES} rules");
     section.error(key, what, "use patterns for hosts: *.example.com")
 }
 
-/// The rules of a profile behind those of its base.
-pub(super) fn added(
+/// The rules of a profile after those of its base.
+pub(super) fn inherited(
     base: Option<Vec<EgressRule>>,
     own: Option<&Vec<EgressRule>>,
     section: &Section<'_>,
@@ -163,16 +163,16 @@ pub(super) fn added(
     let Some(own) = own else { return Ok(base) };
     let mut rules = base.unwrap_or_default();
     rules.extend(own.iter().cloned());
-    if rules.len() > MOST_RULES {
+    if rules.len() > MAX_RULES {
         return Err(too_many(section, "egress"));
     }
-    // Else every run with the profile would be refused.
+    // Otherwise every run with this profile would be refused.
     let grant = EgressGrant {
         rules,
         ..EgressGrant::default()
     };
     match grant.ports() {
-        Ports::These(ports) if ports.len() > MOST_PORTS + WEB_PORTS.len() => {
+        Ports::These(ports) if ports.len() > MAX_PORTS + WEB_PORTS.len() => {
             let hint = "name fewer ports, or all of them: ports = \"any\"";
             Err(section.error(
                 "egress",
@@ -184,12 +184,14 @@ pub(super) fn added(
     }
 }
 
-/// A tunnel that a rule which looks inside would always be preferred to.
-fn at_odds(rules: &[EgressRule]) -> Option<&HostPattern> {
+/// A tunnel that is never used because an inspecting rule for the same host has precedence.
+fn unreachable_tunnel(rules: &[EgressRule]) -> Option<&HostPattern> {
     let tunnels = rules.iter().filter(|rule| rule.mode == EgressMode::Tunnel);
     let looks = |tunnel: &EgressRule| {
         rules.iter().any(|rule| {
-            rule.looks_inside() && rule.host == tunnel.host && share_one(&rule.ports, &tunnel.ports)
+            rule.looks_inside()
+                && rule.host == tunnel.host
+                && share_port(&rule.ports, &tunnel.ports)
         })
     };
     tunnels
@@ -198,7 +200,7 @@ fn at_odds(rules: &[EgressRule]) -> Option<&HostPattern> {
         .map(|tunnel| &tunnel.host)
 }
 
-fn share_one(one: &Ports, other: &Ports) -> bool {
+fn share_port(one: &Ports, other: &Ports) -> bool {
     match (one, other) {
         (Ports::Any, _) | (_, Ports::Any) => true,
         (Ports::These(one), other) => one.iter().any(|port| other.has(*port)),
@@ -214,8 +216,8 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         &["host", "mode"],
         "write host = \"api.example.com\" and mode = \"tunnel\", inspect, git or deny",
     )?;
-    let mode = section.word("mode", &table["mode"], &MODES)?;
-    refuse_foreign(table, mode, section)?;
+    let mode = section.word("mode", &table["mode"], &RULE_MODES)?;
+    check_mode_keys(table, mode, section)?;
     let flag = |key: &str| {
         table
             .get(key)
@@ -231,7 +233,7 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         allow_hidden_name: flag("allow_hidden_name")?,
         limits: limits_in(table, section)?,
     };
-    check_place(&rule, section)?;
+    check_host(&rule, section)?;
     if let EgressMode::Inspect {
         credential: Some(_),
         allow_upgrade: true,
@@ -241,19 +243,23 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         let hint = "remove one of them, or write a rule of its own for the WebSocket's host";
         return Err(section.error(
             "allow_upgrade",
-            "does not go with `credential`: a WebSocket is not looked at, and so gets none",
+            "does not go with `credential`: WebSockets are not inspected, and get no credential",
             hint,
         ));
     }
     Ok(rule)
 }
 
-/// A key of another mode would be skipped, and the rule would do something else than it seems to.
-fn refuse_foreign(table: &Table, mode: Mode, section: &Section<'_>) -> Result<(), ConfigError> {
-    let foreign = OF_MODES
+/// Refuses keys of other modes: ignoring one would change the rule's meaning.
+fn check_mode_keys(
+    table: &Table,
+    mode: RuleMode,
+    section: &Section<'_>,
+) -> Result<(), ConfigError> {
+    let foreign = KEY_MODES
         .iter()
         .find(|(key, modes, _)| table.contains_key(*key) && !modes.contains(&mode));
-    let word = MODES
+    let word = RULE_MODES
         .iter()
         .find(|(_, known)| *known == mode)
         .map_or("", |(word, _)| word);
@@ -272,13 +278,13 @@ fn refuse_foreign(table: &Table, mode: Mode, section: &Section<'_>) -> Result<()
 
 fn egress_mode(
     table: &Table,
-    mode: Mode,
+    mode: RuleMode,
     section: &Section<'_>,
 ) -> Result<EgressMode, ConfigError> {
     Ok(match mode {
-        Mode::Tunnel => EgressMode::Tunnel,
-        Mode::Deny => EgressMode::Deny,
-        Mode::Inspect => EgressMode::Inspect {
+        RuleMode::Tunnel => EgressMode::Tunnel,
+        RuleMode::Deny => EgressMode::Deny,
+        RuleMode::Inspect => EgressMode::Inspect {
             allow: match table.get("allow") {
                 Some(value) => list(section, "allow", value, "such as \"GET /v1/**\"")?,
                 None => Vec::new(),
@@ -288,7 +294,7 @@ fn egress_mode(
                 .get("allow_upgrade")
                 .map_or(Ok(false), |value| section.flag("allow_upgrade", value))?,
         },
-        Mode::Git => EgressMode::Git {
+        RuleMode::Git => EgressMode::Git {
             repositories: repositories(table, section)?,
         },
     })
@@ -311,7 +317,7 @@ fn host(section: &Section<'_>, key: &str, value: &Value) -> Result<HostPattern, 
         })
 }
 
-/// Which hosts something is limited to. An empty list has none.
+/// Reads a list of hosts; an empty list allows none.
 pub(super) fn hosts(
     section: &Section<'_>,
     key: &str,
@@ -325,17 +331,18 @@ pub(super) fn hosts(
         )
     };
     let list = value.as_array().ok_or_else(bad)?;
-    match list.len() > MOST_ENTRIES {
-        true => Err(section.error(
+    if list.len() > MAX_ENTRIES {
+        Err(section.error(
             key,
             "has more than 256 entries",
             "use patterns: *.example.com",
-        )),
-        false => list.iter().map(|value| host(section, key, value)).collect(),
+        ))
+    } else {
+        list.iter().map(|value| host(section, key, value)).collect()
     }
 }
 
-/// Parsed entries of a list of texts, not endlessly many.
+/// Parses a list of texts with a bounded number of entries.
 fn list<T: FromStr<Err: fmt::Display>>(
     section: &Section<'_>,
     key: &str,
@@ -343,7 +350,7 @@ fn list<T: FromStr<Err: fmt::Display>>(
     hint: &str,
 ) -> Result<Vec<T>, ConfigError> {
     let texts = section.texts(key, value)?;
-    if texts.len() > MOST_ENTRIES {
+    if texts.len() > MAX_ENTRIES {
         return Err(section.error(key, "has more than 256 entries", "use patterns"));
     }
     let parse = |text: &str| {
@@ -355,15 +362,15 @@ fn list<T: FromStr<Err: fmt::Display>>(
 
 fn ports(
     table: &Table,
-    mode: Mode,
+    mode: RuleMode,
     plain: bool,
     section: &Section<'_>,
 ) -> Result<Ports, ConfigError> {
     let Some(value) = table.get("ports") else {
         return Ok(match mode {
-            Mode::Deny => Ports::Any,
-            Mode::Inspect | Mode::Git if !plain => Ports::These(vec![443]),
-            Mode::Tunnel | Mode::Inspect | Mode::Git => Ports::web(),
+            RuleMode::Deny => Ports::Any,
+            RuleMode::Inspect | RuleMode::Git if !plain => Ports::These(vec![443]),
+            RuleMode::Tunnel | RuleMode::Inspect | RuleMode::Git => Ports::web(),
         });
     };
     if value.as_str() == Some("any") {
@@ -379,7 +386,7 @@ fn ports(
     };
     let list = value
         .as_array()
-        .filter(|list| (1..=MOST_PORTS).contains(&list.len()))
+        .filter(|list| (1..=MAX_PORTS).contains(&list.len()))
         .ok_or_else(bad)?;
     let port = |value: &Value| {
         value
@@ -391,14 +398,14 @@ fn ports(
     let mut ports: Vec<u16> = list.iter().map(port).collect::<Result<_, _>>()?;
     ports.sort_unstable();
     ports.dedup();
-    if matches!(mode, Mode::Inspect | Mode::Git) && !plain && ports.contains(&80) {
-        let hint = "remove 80, or say allow_plain_http = true: then anybody on the way can read what is sent";
+    if matches!(mode, RuleMode::Inspect | RuleMode::Git) && !plain && ports.contains(&80) {
+        let hint = "remove 80, or set allow_plain_http = true: the traffic can then be read on the network";
         return Err(section.error("ports", "has port 80, where nothing is encrypted", hint));
     }
     Ok(Ports::These(ports))
 }
 
-/// `egress_limits`, and the same three keys of a rule.
+/// Reads `egress_limits`, which has the same keys as a rule's limits.
 pub(super) fn limits(
     section: &Section<'_>,
     key: &str,
@@ -444,7 +451,7 @@ fn repositories(table: &Table, section: &Section<'_>) -> Result<Vec<Repository>,
         .ok_or_else(|| section.error("repos", "is missing", hint))?;
     let list = value
         .as_array()
-        .filter(|list| (1..=MOST_ENTRIES).contains(&list.len()))
+        .filter(|list| (1..=MAX_ENTRIES).contains(&list.len()))
         .ok_or_else(bad)?;
     let one = |(index, value): (usize, &Value)| {
         let name = numbered(&section.key("repos"), index);
@@ -467,7 +474,7 @@ fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, Config
     section.needs(table, &["repo"], hint)?;
     let path = section.text("repo", &table["repo"])?;
     if !is_repository(path) {
-        return Err(section.error("repo", "is no path of a repository", hint));
+        return Err(section.error("repo", "is not a valid repository path", hint));
     }
     let flag = |key: &str, otherwise| {
         table
@@ -478,11 +485,9 @@ fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, Config
         Some(value) => list(section, "push", value, "such as \"refs/heads/agent/*\"")?,
         None => Vec::new(),
     };
-    let (fetch, update, delete) = (
-        flag("fetch", true)?,
-        flag("update", true)?,
-        flag("delete", false)?,
-    );
+    let fetch = flag("fetch", true)?;
+    let update = flag("update", true)?;
+    let delete = flag("delete", false)?;
     if push.is_empty()
         && let Some(key) = ["update", "delete"]
             .into_iter()
@@ -517,11 +522,11 @@ fn is_repository(path: &str) -> bool {
     let part = |part: &str| {
         part == "*" || !part.is_empty() && part != "." && part != ".." && part.bytes().all(plain)
     };
-    path.len() <= LONGEST_REPO && !path.ends_with(".git") && path.split('/').all(part)
+    path.len() <= MAX_REPO_BYTES && !path.ends_with(".git") && path.split('/').all(part)
 }
 
-/// A host that this rule could never reach.
-fn check_place(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigError> {
+/// Refuses a host that the rule can never reach.
+fn check_host(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigError> {
     let HostPattern::Exactly(host) = &rule.host else {
         return Ok(());
     };
@@ -535,21 +540,22 @@ fn check_place(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErr
     if metadata {
         return Err(section.error(
             "host",
-            "is a metadata service, which no rule lets reach",
+            "is a metadata service, which no rule can allow",
             "remove the rule",
         ));
     }
-    match private && !rule.allow_private {
-        true => Err(section.error(
+    if private && !rule.allow_private {
+        Err(section.error(
             "host",
             "is a private address",
-            "say allow_private = true if that is meant",
-        )),
-        false => Ok(()),
+            "set allow_private = true if that is intended",
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// What can be seen only when everything was read: that rules name credentials which may go where they lead.
+/// Checks the credentials that rules name, once all sections are read.
 pub(super) fn check(
     profile: &str,
     rules: &[EgressRule],
@@ -570,7 +576,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The network that a profile comes to: rules for a door ask for one. Said once, when the operator's words are read.
+/// The network mode of a profile: egress rules imply `doors`.
 pub(super) fn network(network: Network, rules: Option<&Vec<EgressRule>>) -> Network {
     match (network, rules) {
         (Network::None, Some(_)) => Network::Doors,

@@ -1,17 +1,17 @@
-//! The table `[images]`: which images may be used, and who may change the list of them. The operator says all of it;
-//! a local file may only switch the list on.
+//! `[images]`: which images may be used, and who may change the list. Only the operator sets it; a
+//! local file can only switch the list on.
 
-use super::{ConfigError, file::Section, local::NARROW};
+use super::{ConfigError, local_file::NARROW_HINT, toml_file::Section};
 use spec::{ImagePolicy, ImageRef, ImageRule, LabelRequirement};
 use std::path::Path;
 use toml::{Table, Value};
 
 const NAME: &str = "images";
 const KEYS: [&str; 4] = ["policy", "require_mark", "may_add", "registries"];
-/// More than any system takes for a name.
-const LONGEST_USER: usize = 256;
+/// The maximum length of a user name.
+const MAX_USER_BYTES: usize = 256;
 
-/// What the operator's file says.
+/// Reads the operator's section.
 pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigError> {
     let section = Section { path, name: NAME };
     let mut policy = ImagePolicy::default();
@@ -27,7 +27,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigErro
     Ok(policy)
 }
 
-/// What a local file says on top.
+/// Applies the local file's section.
 pub(super) fn narrow(
     policy: &mut ImagePolicy,
     table: &Table,
@@ -39,12 +39,12 @@ pub(super) fn narrow(
             "policy" => match (policy.rule, rule(&section, key, value)?) {
                 (ImageRule::Allowed, ImageRule::Open) => {
                     let what = "would widen: `open` allows more than the `allowed` of the configuration file";
-                    return Err(section.error(key, what, NARROW));
+                    return Err(section.error(key, what, NARROW_HINT));
                 }
                 (_, rule) => policy.rule = rule,
             },
             word if KEYS.contains(&word) => {
-                return Err(section.error(word, "cannot be set here", NARROW));
+                return Err(section.error(word, "cannot be set here", NARROW_HINT));
             }
             other => return Err(section.unknown(other, &KEYS[..1])),
         }
@@ -85,7 +85,7 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
         )
     };
     let fits = |name: &str| {
-        (1..=LONGEST_USER).contains(&name.len())
+        (1..=MAX_USER_BYTES).contains(&name.len())
             && !name.contains(|c: char| c.is_control() || c.is_whitespace())
     };
     let user = |one: &Value| match one {
@@ -98,7 +98,7 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
     value.as_array().ok_or_else(bad)?.iter().map(user).collect()
 }
 
-/// As names of images have them, so that one list entry means one registry.
+/// Normalises registries as image names do, so that one entry means one registry.
 fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
     let bad = || {
         let hint =
@@ -111,10 +111,11 @@ fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Str
             .filter(|host| !host.contains(['/', '@']))
             .ok_or_else(bad)?;
         let name: ImageRef = format!("{host}/name").parse().map_err(|_| bad())?;
-        // A word that is no host would be the first part of a path.
-        match name.repository() == "name" || name.repository() == "library/name" {
-            true => Ok(name.registry().to_owned()),
-            false => Err(bad()),
+        // A word that is no host would be parsed as a path.
+        if name.repository() == "name" || name.repository() == "library/name" {
+            Ok(name.registry().to_owned())
+        } else {
+            Err(bad())
         }
     };
     value
@@ -147,14 +148,14 @@ mod tests {
     fn every_image_may_be_used_unless_the_file_says_otherwise() {
         assert_eq!(operators(""), Ok(ImagePolicy::default()));
         assert_eq!(ImagePolicy::default().rule, ImageRule::Open);
-        let said = ImagePolicy {
+        let policy = ImagePolicy {
             rule: ImageRule::Allowed,
             mark: LabelRequirement::Always,
             may_add: Some(vec!["root".into(), "alice".into(), "1000".into()]),
             registries: None,
         };
         let text = "policy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", \"alice\", 1000]";
-        assert_eq!(operators(text), Ok(said));
+        assert_eq!(operators(text), Ok(policy));
         assert_eq!(
             operators("may_add = []").unwrap().may_add,
             Some(vec![]),
@@ -251,13 +252,11 @@ mod tests {
 
     #[test]
     fn a_local_file_switches_the_list_on_and_nothing_else() {
-        let (open, on) = (
-            ImagePolicy::default(),
-            ImagePolicy {
-                rule: ImageRule::Allowed,
-                ..ImagePolicy::default()
-            },
-        );
+        let open = ImagePolicy::default();
+        let on = ImagePolicy {
+            rule: ImageRule::Allowed,
+            ..ImagePolicy::default()
+        };
         assert_eq!(narrowed(&open, "policy = \"allowed\""), Ok(on.clone()));
         assert_eq!(
             narrowed(&open, "policy = \"open\""),

@@ -1,6 +1,6 @@
-//! `[jobs]`: how many jobs run and wait, and how long they are remembered.
+//! `[jobs]`: how many jobs run and wait, and how long they are kept.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use spec::{JobQueueLimits, Time};
 use std::path::Path;
 use toml::Table;
@@ -40,11 +40,11 @@ mod tests {
 
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
-        let said =
+        let bounds =
             read("slots = 1\nqueued = 2\nqueued_per_tenant = 3\nkeep_jobs = 4\nkeep_for = \"5s\"");
         let keep_for = std::time::Duration::from_secs(5);
         assert_eq!(
-            said,
+            bounds,
             Ok(JobQueueLimits {
                 slots: Some(1),
                 queued: 2,

@@ -1,34 +1,34 @@
-//! Settings, read once and only here: flags over environment over file over default.
+//! Settings, read once and only here: options over environment over file over default.
 //!
-//! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
-//! hostile clone, so it can only narrow.
+//! Two kinds of files: the operator's may set everything; `airlock.toml` in the current folder may
+//! come from a hostile clone, so that it can only narrow.
 
 mod artifacts;
 mod audit;
 mod credential;
 mod doors;
 mod egress;
-mod file;
 mod images;
 mod jobs;
-mod local;
-pub(crate) mod node;
-mod operator;
+mod local_file;
+pub(crate) mod node_file;
+mod operator_file;
 mod prices;
 mod provider;
 mod secrets;
 mod serve;
 mod telemetry;
+mod toml_file;
 mod webhooks;
 mod workspace;
 
 pub(crate) use self::{
-    artifacts::{Artifacts, Bucket, Store},
-    audit::Audit,
-    doors::Doors,
-    serve::{Place, Serve},
-    telemetry::{Telemetry, log_file},
-    webhooks::Webhooks,
+    artifacts::{ArtifactBackend, ArtifactsConfig, CloudBucket},
+    audit::AuditConfig,
+    doors::DoorsConfig,
+    serve::{ListenAddress, ServeConfig},
+    telemetry::{TelemetryConfig, log_file},
+    webhooks::WebhooksConfig,
 };
 
 use ::doors::{
@@ -49,22 +49,23 @@ const MASTER_KEY: &str = "AIRLOCK_MASTER_KEY";
 /// The variable that holds the key for a server.
 const SERVER_KEY: &str = "AIRLOCK_KEY";
 
-/// What the process finds around itself. The only place that looks.
+/// The process environment. Nothing else reads it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
-    /// The environment, without these two keys: no option, profile or recipe can pass them on.
+pub(crate) struct ProcessEnv {
+    /// Environment variables without the two keys, so that no option, profile or recipe can pass
+    /// them on.
     pub(crate) variables: BTreeMap<OsString, OsString>,
-    /// The master key of the encrypted store, if the environment had it.
+    /// The master key of the secret store, if the environment had it.
     pub(crate) master_key: Option<Result<Secret, BadSecret>>,
     /// The key for a server, if the environment had it.
     pub(crate) server_key: Option<Result<Secret, BadSecret>>,
-    /// Where relative paths begin.
+    /// The working directory, for relative paths.
     pub(crate) current_folder: PathBuf,
-    /// Whether the system's own folders are ours.
+    /// Whether the process runs as root and uses the system's folders.
     pub(crate) root: bool,
 }
 
-/// The settings that flags can give.
+/// Settings from the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub(crate) config: Option<PathBuf>,
@@ -76,40 +77,40 @@ pub(crate) struct Flags {
 pub(crate) struct Config {
     /// Profiles and the operator's maximum.
     pub(crate) policy: Policy,
-    /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
+    /// What servers create ahead of runs; a single run creates nothing ahead.
     pub(crate) pool: PoolSettings,
-    /// What a server is told.
-    pub(crate) serve: Serve,
-    /// Where its notices may go.
-    pub(crate) webhooks: webhooks::Webhooks,
-    /// How many jobs.
+    /// The server's settings.
+    pub(crate) serve: ServeConfig,
+    /// The settings of webhooks.
+    pub(crate) webhooks: webhooks::WebhooksConfig,
+    /// The limits of jobs.
     pub(crate) jobs: spec::JobQueueLimits,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
-    /// Where Docker may listen, best first.
+    /// Possible addresses of Docker, best first.
     pub(crate) docker: Vec<String>,
-    /// Where Podman may listen, best first.
+    /// Possible addresses of Podman, best first.
     pub(crate) podman: Vec<String>,
-    /// What doors are opened with.
-    pub(crate) doors: Doors,
-    /// Where artifacts are kept, how many, and for how long.
-    pub(crate) artifacts: Artifacts,
-    /// How the audit is kept.
-    pub(crate) audit: Audit,
-    /// What a server tells of itself.
-    pub(crate) telemetry: Telemetry,
-    /// Finds credentials.
+    /// The settings of the doors.
+    pub(crate) doors: DoorsConfig,
+    /// The artifact store, its limits and retention.
+    pub(crate) artifacts: ArtifactsConfig,
+    /// The settings of the audit log.
+    pub(crate) audit: AuditConfig,
+    /// Log, traces and node name of a server.
+    pub(crate) telemetry: TelemetryConfig,
+    /// Reads credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
     file: Option<PathBuf>,
 }
 
-/// Why there are no settings.
+/// An error in the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigError {
-    /// What is wrong, with the file's name, on one line.
+    /// The message, with the file's name, on one line.
     pub(crate) message: String,
-    /// What to do, on one line.
+    /// The remedy, on one line.
     pub(crate) hint: String,
 }
 
@@ -123,11 +124,11 @@ impl ConfigError {
 }
 
 impl Config {
-    /// The files that no program may be shown: the operator's own, and those with keys.
+    /// Files that no sandbox may be shown: the operator's file, and those with keys.
     pub(crate) fn guarded(&self) -> Vec<PathBuf> {
         let master = match &self.secrets.master {
             MasterKey::Credential(path) | MasterKey::File(path) => Some(path),
-            // The one beside lies in the state folder.
+            // This key file is in the state folder, which is never shown.
             MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
         };
         let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
@@ -140,7 +141,7 @@ impl Config {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
-        // Whoever can change it says whom the egress door believes.
+        // Who can change the CA file decides which servers the egress door trusts.
         let authority = &self.doors.egress.ca;
         self.file
             .iter()
@@ -152,19 +153,19 @@ impl Config {
     }
 }
 
-impl Surroundings {
-    /// Looks around.
-    pub(crate) fn of_process() -> Self {
+impl ProcessEnv {
+    /// Reads the environment of this process.
+    pub(crate) fn from_process() -> Self {
         let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
         let master_key = variables.remove(OsStr::new(MASTER_KEY));
         let server_key = variables
             .remove(OsStr::new(SERVER_KEY))
             .filter(|key| !key.is_empty());
-        Surroundings {
+        ProcessEnv {
             variables,
             master_key: master_key.map(|text| Secret::new(text.into_vec())),
             server_key: server_key.map(|text| Secret::new(text.into_vec())),
-            // Without one, relative paths are refused by whoever opens them.
+            // Without a working directory, opening a relative path fails later.
             current_folder: std::env::current_dir().unwrap_or_default(),
             root: geteuid().is_root(),
         }
@@ -178,7 +179,7 @@ impl Surroundings {
             .filter(|value| !value.is_empty())
     }
 
-    /// The one that is named, else the usual sockets.
+    /// The socket from the variable, otherwise the default sockets.
     fn sockets(&self, variable: &str, usual: &[(Option<&str>, &str)]) -> Vec<String> {
         if let Some(named) = self.variable(variable) {
             return vec![named.to_string_lossy().into_owned()];
@@ -199,12 +200,10 @@ impl Surroundings {
         self.sockets("DOCKER_HOST", &[systems, own[0], own[1]])
     }
 
-    /// An ordinary user's own comes first: nothing that it starts is anybody else.
+    /// A user's own Podman comes first, because it runs with that user's rights.
     fn podman(&self) -> Vec<String> {
-        let (own, systems) = (
-            (Some("XDG_RUNTIME_DIR"), "podman/podman.sock"),
-            (None, "/run/podman/podman.sock"),
-        );
+        let own = (Some("XDG_RUNTIME_DIR"), "podman/podman.sock");
+        let systems = (None, "/run/podman/podman.sock");
         let all = [own, systems];
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }
@@ -217,16 +216,16 @@ impl Surroundings {
     }
 }
 
-/// Reads the operator's settings. Nothing is created.
-pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
-    let (file, said) = match operator_file(flags, around)? {
+/// Loads the operator's settings. Nothing is created.
+pub(crate) fn load(flags: &Flags, env: &ProcessEnv) -> Result<Config, ConfigError> {
+    let (file, settings) = match operator_file(flags, env)? {
         Some((path, text)) => (
             Some(path.clone()),
-            operator::read(&file::parse(&text, &path)?, &path)?,
+            operator_file::read(&toml_file::parse(&text, &path)?, &path)?,
         ),
-        None => (None, operator::Said::default()),
+        None => (None, operator_file::OperatorSettings::default()),
     };
-    let operator::Said {
+    let operator_file::OperatorSettings {
         policy,
         pool,
         serve,
@@ -237,11 +236,12 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         artifacts,
         audit,
         telemetry,
-    } = said;
-    let (docker, podman) = (around.docker(), around.podman());
-    let state = state_folder(flags, around)?;
+    } = settings;
+    let docker = env.docker();
+    let podman = env.podman();
+    let state = state_folder(flags, env)?;
     let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
-    let secrets = secrets::assemble(secrets, keys, &state, around)?;
+    let secrets = secrets::assemble(secrets, keys, &state, env)?;
     Ok(Config {
         policy,
         pool,
@@ -260,72 +260,71 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
     })
 }
 
-/// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.
+/// Applies `airlock.toml` of the current folder, if there is one, to the profile of this run.
 pub(crate) fn narrow(
     config: &mut Config,
     profile: Option<&str>,
-    around: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<(), ConfigError> {
-    let path = around.current_folder.join("airlock.toml");
-    // Named with --config it has been read already, as the operator's own word.
+    let path = env.current_folder.join("airlock.toml");
+    // With `--config airlock.toml`, the file was already read as the operator's.
     if config.file.as_deref() == Some(path.as_path()) {
         return Ok(());
     }
-    match file::read(&path, file::Links::Refuse)? {
-        Some(text) => local::narrow(
+    match toml_file::read(&path, toml_file::Links::Refuse)? {
+        Some(text) => local_file::narrow(
             &mut config.policy,
             profile,
-            &file::parse(&text, &path)?,
+            &toml_file::parse(&text, &path)?,
             &path,
         ),
         None => Ok(()),
     }
 }
 
-/// A file that was named must be there; one of the usual places may be empty.
+/// Finds the operator's file. A file named by option or variable must exist; the default ones need
+/// not.
 fn operator_file(
     flags: &Flags,
-    around: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Option<(PathBuf, String)>, ConfigError> {
     let named = flags
         .config
         .as_deref()
-        .or(around.variable("AIRLOCK_CONFIG").map(Path::new));
+        .or(env.variable("AIRLOCK_CONFIG").map(Path::new));
     if let Some(named) = named {
-        let path = around.current_folder.join(named);
-        return match file::read(&path, file::Links::Follow)? {
+        let path = env.current_folder.join(named);
+        return match toml_file::read(&path, toml_file::Links::Follow)? {
             Some(text) => Ok(Some((path, text))),
             None => Err(ConfigError::new(
-                format!("there is no configuration file `{}`", path.display()),
-                "mend --config or AIRLOCK_CONFIG, or leave it away to use the defaults",
+                format!("the configuration file `{}` does not exist", path.display()),
+                "correct --config or AIRLOCK_CONFIG, or omit it to use the defaults",
             )),
         };
     }
-    let home = around
+    let home = env
         .home()
         .map(|home| home.join(".config/airlock/config.toml"));
-    let system = around
-        .root
-        .then(|| PathBuf::from("/etc/airlock/config.toml"));
+    let system = env.root.then(|| PathBuf::from("/etc/airlock/config.toml"));
     for path in home.into_iter().chain(system) {
-        if let Some(text) = file::read(&path, file::Links::Follow)? {
+        if let Some(text) = toml_file::read(&path, toml_file::Links::Follow)? {
             return Ok(Some((path, text)));
         }
     }
     Ok(None)
 }
 
-fn state_folder(flags: &Flags, around: &Surroundings) -> Result<PathBuf, ConfigError> {
+fn state_folder(flags: &Flags, env: &ProcessEnv) -> Result<PathBuf, ConfigError> {
     let named = flags
         .state
         .as_deref()
-        .or(around.variable("AIRLOCK_STATE").map(Path::new));
-    match (named, around.root, around.home()) {
-        (Some(named), _, _) => Ok(around.current_folder.join(named)),
+        .or(env.variable("AIRLOCK_STATE").map(Path::new));
+    match (named, env.root, env.home()) {
+        (Some(named), _, _) => Ok(env.current_folder.join(named)),
         (None, true, _) => Ok(PathBuf::from("/var/lib/airlock")),
         (None, false, Some(home)) => Ok(home.join(".local/state/airlock")),
         (None, false, None) => Err(ConfigError::new(
-            "there is no place for the state folder: HOME is not set",
+            "the state folder has no default: HOME is not set",
             "set HOME or AIRLOCK_STATE, or give --state DIR",
         )),
     }
@@ -349,11 +348,11 @@ mod tests {
             Folder(path)
         }
 
-        fn around(&self) -> Surroundings {
-            Surroundings {
+        fn env(&self) -> ProcessEnv {
+            ProcessEnv {
                 variables: [("HOME".into(), self.0.join("home").into_os_string())].into(),
                 current_folder: self.0.join("here"),
-                ..Surroundings::default()
+                ..ProcessEnv::default()
             }
         }
     }
@@ -371,56 +370,55 @@ mod tests {
     #[test]
     fn a_flag_is_over_a_variable_is_over_the_usual_place_is_over_the_default() {
         let folder = Folder::new("order");
-        let mut around = folder.around();
+        let mut env = folder.env();
         let profile = |count| format!("[profile.restrictive]\npids = {count}\n");
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 32);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 32);
         fs::write(
             folder.0.join("home/.config/airlock/config.toml"),
             profile(11),
         )
         .unwrap();
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 11);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 11);
         fs::write(folder.0.join("variable.toml"), profile(12)).unwrap();
-        around.variables.insert(
+        env.variables.insert(
             "AIRLOCK_CONFIG".into(),
             folder.0.join("variable.toml").into(),
         );
-        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 12);
+        assert_eq!(pids(&load(&Flags::default(), &env).unwrap()), 12);
         fs::write(folder.0.join("here/flag.toml"), profile(13)).unwrap();
         let flags = Flags {
             config: Some("flag.toml".into()),
             ..Flags::default()
         };
-        assert_eq!(pids(&load(&flags, &around).unwrap()), 13);
+        assert_eq!(pids(&load(&flags, &env).unwrap()), 13);
     }
 
     #[test]
     fn the_state_folder_follows_the_same_order() {
         let folder = Folder::new("state");
-        let mut around = folder.around();
-        let state = |flags: &Flags, around: &Surroundings| state_folder(flags, around).unwrap();
+        let mut env = folder.env();
+        let state = |flags: &Flags, env: &ProcessEnv| state_folder(flags, env).unwrap();
         assert_eq!(
-            state(&Flags::default(), &around),
+            state(&Flags::default(), &env),
             folder.0.join("home/.local/state/airlock")
         );
-        let root = Surroundings {
+        let root = ProcessEnv {
             root: true,
-            ..around.clone()
+            ..env.clone()
         };
         assert_eq!(
             state(&Flags::default(), &root),
             Path::new("/var/lib/airlock")
         );
-        around
-            .variables
+        env.variables
             .insert("AIRLOCK_STATE".into(), "/variable".into());
-        assert_eq!(state(&Flags::default(), &around), Path::new("/variable"));
+        assert_eq!(state(&Flags::default(), &env), Path::new("/variable"));
         let flags = Flags {
             state: Some("flag".into()),
             ..Flags::default()
         };
-        assert_eq!(state(&flags, &around), folder.0.join("here/flag"));
-        assert!(state_folder(&Flags::default(), &Surroundings::default()).is_err());
+        assert_eq!(state(&flags, &env), folder.0.join("here/flag"));
+        assert!(state_folder(&Flags::default(), &ProcessEnv::default()).is_err());
     }
 
     #[test]
@@ -428,7 +426,7 @@ mod tests {
         let folder = Folder::new("guarded");
         let file = folder.0.join("home/.config/airlock/config.toml");
         fs::write(&file, "[egress]\nca = \"/etc/ours.pem\"\n").unwrap();
-        let config = load(&Flags::default(), &folder.around()).unwrap();
+        let config = load(&Flags::default(), &folder.env()).unwrap();
         assert_eq!(config.guarded(), [file, PathBuf::from("/etc/ours.pem")]);
     }
 
@@ -439,28 +437,26 @@ mod tests {
             config: Some("absent.toml".into()),
             ..Flags::default()
         };
-        let refused = load(&flags, &folder.around()).unwrap_err();
+        let refused = load(&flags, &folder.env()).unwrap_err();
         assert!(
-            refused
-                .message
-                .starts_with("there is no configuration file `"),
+            refused.message.starts_with("the configuration file `"),
             "{}",
             refused.message
         );
-        assert!(load(&Flags::default(), &folder.around()).is_ok());
+        assert!(load(&Flags::default(), &folder.env()).is_ok());
     }
 
     #[test]
     fn the_local_file_narrows_the_profile_in_use_and_no_other() {
         let folder = Folder::new("local");
-        let around = folder.around();
+        let env = folder.env();
         fs::write(
             folder.0.join("here/airlock.toml"),
             "pids = 7\nnetwork = \"none\"\n",
         )
         .unwrap();
-        let mut config = load(&Flags::default(), &around).unwrap();
-        narrow(&mut config, Some("agent"), &around).unwrap();
+        let mut config = load(&Flags::default(), &env).unwrap();
+        narrow(&mut config, Some("agent"), &env).unwrap();
         let agent = config.policy.profile("agent").unwrap();
         assert_eq!((agent.limits.pids, agent.network), (7, Network::None));
         assert_eq!(pids(&config), 32);
@@ -469,16 +465,16 @@ mod tests {
     #[test]
     fn a_local_file_that_is_named_as_configuration_is_the_operators_word() {
         let folder = Folder::new("same");
-        let around = folder.around();
+        let env = folder.env();
         fs::write(folder.0.join("here/airlock.toml"), "[maximum]\npids = 7\n").unwrap();
         let flags = Flags {
             config: Some("airlock.toml".into()),
             ..Flags::default()
         };
-        let mut config = load(&flags, &around).unwrap();
-        narrow(&mut config, None, &around).unwrap();
+        let mut config = load(&flags, &env).unwrap();
+        narrow(&mut config, None, &env).unwrap();
         assert_eq!(config.policy.maximum.pids, Some(7));
-        let mut other = load(&Flags::default(), &around).unwrap();
-        assert!(narrow(&mut other, None, &around).is_err());
+        let mut other = load(&Flags::default(), &env).unwrap();
+        assert!(narrow(&mut other, None, &env).is_err());
     }
 }

@@ -1,9 +1,10 @@
-//! The tables `[prices."PATTERN"]` and `[unknown_prices]`: what models cost, in dollars. Over the book that ships.
+//! `[prices."PATTERN"]` and `[unknown_prices]`: model prices in dollars, over the built-in price
+//! book.
 //!
-//! A number is read as it is written: the shortest decimal that means the same binary number is what the writer wrote, up
-//! to 15 digits. A text of digits does as well.
+//! Numbers are read as written: up to 15 digits, the shortest decimal of the binary number is what
+//! the file says. A text of digits works as well.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use doors::price::Price;
 use spec::{ModelPattern, Money};
 use std::path::Path;
@@ -25,13 +26,13 @@ const KEYS: [&str; 10] = [
 /// The operator's own prices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prices {
-    /// By model, or `provider/model`; the longest pattern that fits counts.
+    /// By model or `provider/model`; the longest matching pattern decides.
     pub(crate) own: Vec<(ModelPattern, Price)>,
-    /// What a model costs of which no price is known; without it such a model is refused.
+    /// The price of models without a known price; if unset, such models are refused.
     pub(crate) unknown: Option<Price>,
 }
 
-/// All of `[prices]`.
+/// Reads `[prices]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Vec<(ModelPattern, Price)>, ConfigError> {
     let all = Section {
         path,
@@ -41,7 +42,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Vec<(ModelPattern, Pric
         let models: ModelPattern = pattern.parse().map_err(|_| {
             all.error(
                 pattern,
-                "is no pattern for models",
+                "is not a model pattern",
                 "such as [prices.\"claude-*\"]",
             )
         })?;
@@ -54,7 +55,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Vec<(ModelPattern, Pric
     table.iter().map(one).collect()
 }
 
-/// All of `[unknown_prices]`.
+/// Reads `[unknown_prices]`.
 pub(super) fn unknown(table: &Table, path: &Path) -> Result<Price, ConfigError> {
     price(
         table,
@@ -67,7 +68,7 @@ pub(super) fn unknown(table: &Table, path: &Path) -> Result<Price, ConfigError> 
 
 fn price(table: &Table, section: &Section<'_>) -> Result<Price, ConfigError> {
     let mut price = Price::default();
-    // Half a price would make the other half free.
+    // An omitted price would make that direction free.
     section.needs(
         table,
         &["input", "output"],
@@ -169,7 +170,7 @@ mod tests {
             ),
             (
                 "[\"a b\"]\ninput = 1\noutput = 1",
-                "`prices.a b` in `/c.toml` is no pattern for models",
+                "`prices.a b` in `/c.toml` is not a model pattern",
             ),
             ("m = 3", "`prices.m` in `/c.toml` must be a table"),
         ] {

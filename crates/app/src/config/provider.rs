@@ -1,7 +1,7 @@
-//! The tables `[provider.NAME]` and `[inference]`: where models are, what is spoken there, and whose key is used. What
-//! could lead a key astray is refused here, before anything runs.
+//! `[provider.NAME]` and `[inference]`: address, dialect and key of model servers. Settings that
+//! could send a key to the wrong server are refused here, before anything runs.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use doors::{
     catalogue::{OnAbort, Provider},
     dialect::Dialect,
@@ -49,7 +49,7 @@ const DIALECTS: [(&str, Dialect); 4] = [
     ("gemini", Dialect::Gemini),
     ("ollama", Dialect::Ollama),
 ];
-/// Providers that everybody knows: a key is all they need.
+/// Built-in providers, which need only a key.
 const KNOWN: [(&str, Dialect, &str); 3] = [
     ("anthropic", Dialect::Anthropic, "https://api.anthropic.com"),
     ("openai", Dialect::OpenAi, "https://api.openai.com"),
@@ -59,10 +59,11 @@ const KNOWN: [(&str, Dialect, &str); 3] = [
         "https://generativelanguage.googleapis.com",
     ),
 ];
-/// Where a model server of this machine listens, if nobody says otherwise.
-const LOCAL_MODELS: &str = "http://127.0.0.1:11434";
-const MOST_RETRIES: u64 = 10;
-/// What a program may not say to a provider, whatever the operator forwards: who pays, for whom, and where a message ends.
+/// The default address of the local model server.
+const DEFAULT_INFERENCE_URL: &str = "http://127.0.0.1:11434";
+const MAX_RETRIES: u64 = 10;
+/// Headers that a program may never send to a provider, whatever the operator forwards:
+/// credentials, accounts, framing.
 const NEVER_FORWARDED: [&str; 21] = [
     "authorization",
     "x-api-key",
@@ -86,14 +87,13 @@ const NEVER_FORWARDED: [&str; 21] = [
     "trailer",
     "upgrade",
 ];
-/// The same, however they go on.
-const NEVER_FORWARDED_BEGINNINGS: [&str; 4] =
-    ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
+/// Prefixes of such headers.
+const NEVER_FORWARDED_PREFIXES: [&str; 4] = ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
 
-/// By name, as catalogues have them.
+/// Providers by name.
 pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
 
-/// The providers there are when no file names any.
+/// The built-in providers.
 pub(super) fn known() -> Providers {
     KNOWN
         .iter()
@@ -101,7 +101,7 @@ pub(super) fn known() -> Providers {
         .collect()
 }
 
-/// A known provider as it ships; any other with nothing yet.
+/// A built-in provider, or an empty one of this name.
 fn start(name: &str) -> Provider {
     match KNOWN.iter().find(|(known, ..)| *known == name) {
         Some((_, dialect, base)) => {
@@ -115,7 +115,7 @@ fn start(name: &str) -> Provider {
     }
 }
 
-/// All of `[provider]`.
+/// Reads `[provider]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError> {
     let all = Section {
         path,
@@ -149,7 +149,7 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
         section.needs(table, &["dialect", "base"], &hint)?;
     }
     if table.contains_key("base") {
-        // The key that ships with a name is for the address that ships with it.
+        // The built-in key belongs to the built-in address only.
         provider.key = None;
     }
     if let Some(value) = table.get("dialect") {
@@ -189,7 +189,7 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
     Ok(provider)
 }
 
-/// What every server can be given.
+/// Keys that every model server has.
 fn common(
     provider: &mut Provider,
     section: &Section<'_>,
@@ -204,7 +204,7 @@ fn common(
         "idle" => provider.timeouts.idle = time()?,
         _ => {
             let count = section.number(key, value)?;
-            let few = u32::try_from(count).ok().filter(|_| count <= MOST_RETRIES);
+            let few = u32::try_from(count).ok().filter(|_| count <= MAX_RETRIES);
             provider.retries =
                 few.ok_or_else(|| section.error(key, "is too many", "write 0 to 10"))?;
         }
@@ -212,7 +212,7 @@ fn common(
     Ok(())
 }
 
-/// The node's own model server, and which of its models; also when no file says anything of it.
+/// The local model server and its allowed models; used without a section, too.
 #[derive(Clone, Debug)]
 pub(super) struct Inference {
     pub(super) server: Provider,
@@ -222,7 +222,11 @@ pub(super) struct Inference {
 
 impl Default for Inference {
     fn default() -> Self {
-        let server = Provider::new("inference", Dialect::Ollama, Uri::from_static(LOCAL_MODELS));
+        let server = Provider::new(
+            "inference",
+            Dialect::Ollama,
+            Uri::from_static(DEFAULT_INFERENCE_URL),
+        );
         let server = Provider {
             allow_private: true,
             allow_plain_http: true,
@@ -236,8 +240,8 @@ impl Default for Inference {
     }
 }
 
-/// All of `[inference]`. It need not be public, so that no key says so; but what is not on this machine is reached over
-/// TLS, unless the operator says otherwise.
+/// Reads `[inference]`. The address may be private without a key for that; another machine needs
+/// TLS unless the operator allows plain HTTP.
 pub(super) fn inference(table: &Table, path: &Path) -> Result<Inference, ConfigError> {
     let section = Section {
         path,
@@ -279,7 +283,7 @@ fn is_local_name(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }
 
-/// Patterns for models.
+/// Reads model patterns.
 pub(super) fn models(
     section: &Section<'_>,
     key: &str,
@@ -322,21 +326,21 @@ fn headers(
                 "name a header",
             )
         })?;
-        let begins = NEVER_FORWARDED_BEGINNINGS
+        let begins = NEVER_FORWARDED_PREFIXES
             .iter()
             .any(|start| name.as_str().starts_with(start));
-        match begins || NEVER_FORWARDED.contains(&name.as_str()) {
-            true => {
-                let hint = "a program says neither who pays or asks nor where a message ends";
-                Err(section.error(key, format_args!("cannot name `{name}`"), hint))
-            }
-            false => Ok(name),
+        if begins || NEVER_FORWARDED.contains(&name.as_str()) {
+            let hint = "programs may not set headers for credentials, accounts or message framing";
+            Err(section.error(key, format_args!("cannot name `{name}`"), hint))
+        } else {
+            Ok(name)
         }
     };
     section.texts(key, value)?.into_iter().map(header).collect()
 }
 
-/// Where a key comes from: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…", field = "…" }`.
+/// Reads a key source: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…",
+/// field = "…" }`.
 pub(super) fn key(
     section: &Section<'_>,
     key: &str,
@@ -346,8 +350,12 @@ pub(super) fn key(
         .as_table()
         .filter(|table| !table.is_empty())
         .ok_or_else(|| {
-            let hint = "write { secret = \"NAME\" } and keep it with `airlock secrets set NAME`";
-            section.error(key, "must say where the key is, and never what it is", hint)
+            let hint = "write { secret = \"NAME\" } and store it with `airlock secrets set NAME`";
+            section.error(
+                key,
+                "must name the source of the key, never the key itself",
+                hint,
+            )
         })?;
     let full_name = section.key(key);
     let inner = Section {
@@ -364,7 +372,7 @@ pub(super) fn key(
     let (Some((place, value)), None) = (places.next(), places.next()) else {
         return Err(section.error(
             key,
-            "must name one place",
+            "must name exactly one source",
             "write secret, file, env or vault",
         ));
     };
@@ -405,13 +413,14 @@ fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
             "name the variable that holds the provider's key",
         ));
     }
-    match !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
-        true => Ok(name.to_owned()),
-        false => Err(section.error(key, "is no name of a variable", "such as OPENAI_API_KEY")),
+    if !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
+        Ok(name.to_owned())
+    } else {
+        Err(section.error(key, "is not a variable name", "such as OPENAI_API_KEY"))
     }
 }
 
-/// A path as the Vault has it: segments and slashes, nothing that means something else in an address.
+/// A path in the Vault: segments and slashes, without characters that are special in URLs.
 pub(super) fn vault_path(
     section: &Section<'_>,
     key: &str,
@@ -425,38 +434,40 @@ pub(super) fn vault_path(
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
-    match path.len() <= 256 && path.split('/').all(plain) {
-        true => Ok(path.to_owned()),
-        false => Err(section.error(
+    if path.len() <= 256 && path.split('/').all(plain) {
+        Ok(path.to_owned())
+    } else {
+        Err(section.error(
             key,
-            "is no path in a Vault",
+            "is not a path in a Vault",
             "such as team/openai, of A-Z a-z 0-9 . _ - and /",
-        )),
+        ))
     }
 }
 
-/// Scheme, authority and path of a server, if a key may be sent there.
+/// The base address of a server, checked because the key is sent there.
 fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri, ConfigError> {
     let text = section.text("base", value)?;
     let address = server_address(text).map_err(|(what, hint)| section.error("base", what, hint))?;
     if address.scheme_str() == Some("http") && !provider.allow_plain_http {
         let hint =
-            "use https, or say allow_plain_http = true: then anybody on the way can read the key";
+            "use https, or set allow_plain_http = true: the key can then be read on the network";
         return Err(section.error("base", "is not encrypted", hint));
     }
     let host = address.host().unwrap_or_default();
     let public = address::literal(host).map_or(!is_local_name(host), address::is_public);
-    match public || provider.allow_private {
-        true => Ok(address),
-        false => Err(section.error(
+    if public || provider.allow_private {
+        Ok(address)
+    } else {
+        Err(section.error(
             "base",
             "is a private address",
-            "say allow_private = true if that is meant",
-        )),
+            "set allow_private = true if that is intended",
+        ))
     }
 }
 
-/// An address of a server as operators write it; not one that gives credentials away, in whatever spelling.
+/// Parses a server's address; refuses parts that could hide credentials or another host.
 pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static str)> {
     let form = "write https://HOST, with a port and a path if need be";
     if text.contains(['@', '?', '#', '%', '\\']) {
@@ -468,16 +479,16 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
     let uri: Uri = text
         .trim_end_matches('/')
         .parse()
-        .map_err(|_| ("is no address", form))?;
+        .map_err(|_| ("is not an address", form))?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(("is no address with http or https", form));
+        return Err(("is not an address with http or https", form));
     };
     let host = authority.host();
     let good_port =
         authority.as_str().len() == host.len() || authority.port_u16().is_some_and(|port| port > 0);
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:[]".contains(&byte);
     if host.is_empty() || !host.bytes().all(plain) || !good_port {
-        return Err(("has no good host or port", form));
+        return Err(("has no valid host or port", form));
     }
     if uri
         .path()
@@ -486,16 +497,17 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
         .any(|part| part.starts_with('.'))
         || uri.path().contains("//")
     {
-        return Err(("has a path that could mean another", form));
+        return Err(("has an ambiguous path", form));
     }
     let metadata =
         address::literal(host).is_some_and(address::is_metadata) || address::is_metadata_name(host);
-    match metadata {
-        true => Err((
-            "is an address of a metadata service or of the local link, where no model is",
+    if metadata {
+        Err((
+            "is the address of a metadata service or link-local, where no model server is",
             form,
-        )),
-        false => Ok(uri),
+        ))
+    } else {
+        Ok(uri)
     }
 }
 

@@ -1,9 +1,10 @@
-//! The tables `[secrets]` and `[vault]`, and where the master key of the encrypted store is: the best place that is there.
+//! `[secrets]` and `[vault]`, and the source of the secret store's master key: the best one that is
+//! available.
 
 use super::{
-    ConfigError, Surroundings,
-    file::Section,
+    ConfigError, ProcessEnv,
     provider::{key, server_address, vault_path},
+    toml_file::Section,
 };
 use doors::{
     Secret,
@@ -15,16 +16,16 @@ use std::{
 };
 use toml::Table;
 
-/// What the operator's file says of secrets.
+/// The sections `[secrets]` and `[vault]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct SecretSettings {
     pub(super) key_file: Option<PathBuf>,
     pub(super) keyring: bool,
     pub(super) vault: Option<Vault>,
 }
 
-impl Said {
-    /// All of `[secrets]`.
+impl SecretSettings {
+    /// Reads `[secrets]`.
     pub(super) fn read(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
         let section = Section {
             path,
@@ -37,17 +38,14 @@ impl Said {
                 other => return Err(section.unknown(other, &["key_file", "keyring"])),
             }
         }
-        match self.keyring && self.key_file.is_some() {
-            true => Err(section.error(
-                "keyring",
-                "and `key_file` name two master keys",
-                "keep one of them",
-            )),
-            false => Ok(()),
+        if self.keyring && self.key_file.is_some() {
+            Err(section.error("keyring", "and `key_file` are both set", "keep one of them"))
+        } else {
+            Ok(())
         }
     }
 
-    /// All of `[vault]`.
+    /// Reads `[vault]`.
     pub(super) fn read_vault(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
         let section = Section {
             path,
@@ -104,81 +102,83 @@ fn check(vault: &Vault, section: &Section<'_>) -> Result<(), ConfigError> {
     }
     if vault.address.scheme_str() == Some("http") && !vault.allow_plain_http {
         let hint =
-            "use https, or say allow_plain_http = true: then anybody on the way can read the token";
+            "use https, or set allow_plain_http = true: the token can then be read on the network";
         return Err(section.error("address", "is not encrypted", hint));
     }
     match vault.token {
         KeySource::Vault { .. } => Err(section.error(
             "token",
-            "cannot lie in the Vault itself",
+            "cannot be in the Vault itself",
             "name a secret, a file or a variable",
         )),
         KeySource::Stored(_) | KeySource::File(_) | KeySource::Variable(_) => Ok(()),
     }
 }
 
-/// Everything with which credentials are found. Of the environment only what the configuration names is taken along.
+/// Builds the reader of credentials. It gets only those environment variables that the
+/// configuration names.
 pub(super) fn assemble<'k>(
-    said: Said,
+    settings: SecretSettings,
     keys: impl Iterator<Item = &'k KeySource>,
     state: &Path,
-    around: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Secrets, ConfigError> {
-    let token = said.vault.as_ref().map(|vault| &vault.token).cloned();
+    let token = settings.vault.as_ref().map(|vault| &vault.token).cloned();
     let named = keys.cloned().chain(token).filter_map(|key| match key {
         KeySource::Variable(name) => Some(name),
         KeySource::Stored(_) | KeySource::File(_) | KeySource::Vault { .. } => None,
     });
     let value = |name: String| {
-        let bytes = around.variable(&name)?.as_bytes().to_vec();
-        // One that is no secret is as good as none: whoever needs it hears of it.
+        let bytes = env.variable(&name)?.as_bytes().to_vec();
+        // An invalid value counts as missing; the reader reports it.
         Secret::new(bytes).ok().map(|secret| (name, secret))
     };
     let variables = named.filter_map(value).collect();
-    let (folder, master) = (state.join("secrets"), master_key(&said, around)?);
+    let folder = state.join("secrets");
+    let master = master_key(&settings, env)?;
     Ok(Secrets {
         folder,
         master,
         variables,
-        vault: said.vault,
+        vault: settings.vault,
     })
 }
 
-/// A variable that is set wins; set to nothing it is a mistake, and not a wish for a weaker key.
-fn master_key(said: &Said, around: &Surroundings) -> Result<MasterKey, ConfigError> {
-    if let Some(given) = &around.master_key {
+/// Chooses the master key. The variable has precedence; an empty one is an error, not a request for
+/// a weaker key.
+fn master_key(settings: &SecretSettings, env: &ProcessEnv) -> Result<MasterKey, ConfigError> {
+    if let Some(given) = &env.master_key {
         let given = given.clone().map_err(|bad| {
-            let hint = "unset it, or make one: head -c 32 /dev/urandom | base64";
+            let hint = "unset it, or create one: head -c 32 /dev/urandom | base64";
             ConfigError::new(
-                format!("`{}` is no master key: {bad}", super::MASTER_KEY),
+                format!("`{}` is not a master key: {bad}", super::MASTER_KEY),
                 hint,
             )
         })?;
         return Ok(MasterKey::Given(given));
     }
-    Ok(match (credential(around)?, &said.key_file, said.keyring) {
-        (Some(path), ..) => MasterKey::Credential(path),
-        (None, Some(path), _) => MasterKey::File(path.clone()),
-        (None, None, true) => MasterKey::Keyring,
-        (None, None, false) => MasterKey::Beside,
-    })
+    Ok(
+        match (credential(env)?, &settings.key_file, settings.keyring) {
+            (Some(path), ..) => MasterKey::Credential(path),
+            (None, Some(path), _) => MasterKey::File(path.clone()),
+            (None, None, true) => MasterKey::Keyring,
+            (None, None, false) => MasterKey::Beside,
+        },
+    )
 }
 
-/// The master key that the service manager passes on. One that may be there but cannot be reached is no wish for a weaker
-/// key either.
-fn credential(around: &Surroundings) -> Result<Option<PathBuf>, ConfigError> {
-    let folder = around.variable("CREDENTIALS_DIRECTORY").map(Path::new);
+/// The master key from systemd's credentials. If it may exist but cannot be reached, a weaker key
+/// must not be used instead.
+fn credential(env: &ProcessEnv) -> Result<Option<PathBuf>, ConfigError> {
+    let folder = env.variable("CREDENTIALS_DIRECTORY").map(Path::new);
     let Some(path) = folder.map(|folder| folder.join("airlock-master-key")) else {
         return Ok(None);
     };
     match path.try_exists() {
         Ok(there) => Ok(there.then_some(path)),
         Err(error) => Err(ConfigError::new(
-            format!(
-                "cannot look for the master key `{}`: {error}",
-                path.display()
-            ),
-            "mend the credentials of the service, or unset CREDENTIALS_DIRECTORY",
+            format!("cannot read the master key `{}`: {error}", path.display()),
+            "correct the credentials of the service, or unset CREDENTIALS_DIRECTORY",
         )),
     }
 }
@@ -187,20 +187,20 @@ fn credential(around: &Surroundings) -> Result<Option<PathBuf>, ConfigError> {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Result<Said, ConfigError> {
+    fn settings(text: &str) -> Result<SecretSettings, ConfigError> {
         let table: Table = text.parse().unwrap();
-        let mut said = Said::default();
+        let mut settings = SecretSettings::default();
         for (key, value) in &table {
             match key.as_str() {
-                "secrets" => said.read(value.as_table().unwrap(), Path::new("/c.toml"))?,
-                _ => said.read_vault(value.as_table().unwrap(), Path::new("/c.toml"))?,
+                "secrets" => settings.read(value.as_table().unwrap(), Path::new("/c.toml"))?,
+                _ => settings.read_vault(value.as_table().unwrap(), Path::new("/c.toml"))?,
             }
         }
-        Ok(said)
+        Ok(settings)
     }
 
-    fn place(text: &str, around: &Surroundings) -> String {
-        format!("{:?}", master_key(&said(text).unwrap(), around).unwrap())
+    fn place(text: &str, env: &ProcessEnv) -> String {
+        format!("{:?}", master_key(&settings(text).unwrap(), env).unwrap())
     }
 
     #[test]
@@ -208,33 +208,29 @@ mod tests {
         let folder =
             std::env::temp_dir().join(format!("airlock-credentials-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let mut around = Surroundings::default();
-        assert_eq!(place("", &around), "Beside");
-        assert_eq!(place("[secrets]\nkeyring = true", &around), "Keyring");
-        assert_eq!(
-            place("[secrets]\nkey_file = \"/k\"", &around),
-            "File(\"/k\")"
-        );
-        around
-            .variables
+        let mut env = ProcessEnv::default();
+        assert_eq!(place("", &env), "Beside");
+        assert_eq!(place("[secrets]\nkeyring = true", &env), "Keyring");
+        assert_eq!(place("[secrets]\nkey_file = \"/k\"", &env), "File(\"/k\")");
+        env.variables
             .insert("CREDENTIALS_DIRECTORY".into(), folder.clone().into());
         assert_eq!(
-            place("[secrets]\nkey_file = \"/k\"", &around),
+            place("[secrets]\nkey_file = \"/k\"", &env),
             "File(\"/k\")",
             "a service may have others"
         );
         std::fs::write(folder.join("airlock-master-key"), "x").unwrap();
-        assert!(place("[secrets]\nkey_file = \"/k\"", &around).starts_with("Credential("));
-        around.master_key = Some(Secret::new(b"sk-canary".to_vec()));
+        assert!(place("[secrets]\nkey_file = \"/k\"", &env).starts_with("Credential("));
+        env.master_key = Some(Secret::new(b"sk-canary".to_vec()));
         assert_eq!(
-            place("[secrets]\nkey_file = \"/k\"", &around),
+            place("[secrets]\nkey_file = \"/k\"", &env),
             "Given(Secret(..))"
         );
-        around.master_key = Some(Secret::new(Vec::new()));
-        let refused = master_key(&Said::default(), &around).unwrap_err();
+        env.master_key = Some(Secret::new(Vec::new()));
+        let refused = master_key(&SecretSettings::default(), &env).unwrap_err();
         assert_eq!(
             refused.message,
-            "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty"
+            "`AIRLOCK_MASTER_KEY` is not a master key: the secret is empty"
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }
@@ -245,22 +241,20 @@ mod tests {
             std::env::temp_dir().join(format!("airlock-no-credentials-{}", std::process::id()));
         std::fs::write(&file, "").unwrap();
         let variables = [("CREDENTIALS_DIRECTORY".into(), file.clone().into())].into();
-        let around = Surroundings {
+        let env = ProcessEnv {
             variables,
-            ..Surroundings::default()
+            ..ProcessEnv::default()
         };
         // Not by mode: root may look everywhere.
-        let refused = master_key(&Said::default(), &around).unwrap_err();
+        let refused = master_key(&SecretSettings::default(), &env).unwrap_err();
         assert!(
-            refused
-                .message
-                .starts_with("cannot look for the master key `"),
+            refused.message.starts_with("cannot read the master key `"),
             "{}",
             refused.message
         );
         std::fs::remove_file(&file).unwrap();
         assert_eq!(
-            place("", &around),
+            place("", &env),
             "Beside",
             "what is not there was not passed on"
         );
@@ -272,14 +266,15 @@ mod tests {
         let variables = variables
             .map(|(name, value)| (name.into(), value.into()))
             .into();
-        let around = Surroundings {
+        let env = ProcessEnv {
             variables,
-            ..Surroundings::default()
+            ..ProcessEnv::default()
         };
         let vault =
-            said("[vault]\naddress = \"https://v.example:8200\"\ntoken = { env = \"T\" }").unwrap();
+            settings("[vault]\naddress = \"https://v.example:8200\"\ntoken = { env = \"T\" }")
+                .unwrap();
         let keys = ["A", "EMPTY", "ABSENT"].map(|name| KeySource::Variable(name.to_owned()));
-        let secrets = assemble(vault, keys.iter(), Path::new("/state"), &around).unwrap();
+        let secrets = assemble(vault, keys.iter(), Path::new("/state"), &env).unwrap();
         assert_eq!(secrets.variables.keys().collect::<Vec<_>>(), ["A", "T"]);
         assert_eq!(secrets.folder, Path::new("/state/secrets"));
         assert!(
@@ -292,7 +287,7 @@ mod tests {
     fn mistakes_name_the_key_the_file_and_the_remedy() {
         let vault = "[vault]\naddress = \"https://v.example\"\ntoken = { file = \"/t\" }\n";
         assert!(
-            said(vault).is_ok() && said("[secrets]").is_ok(),
+            settings(vault).is_ok() && settings("[secrets]").is_ok(),
             "the positive control"
         );
         for (text, message, hint) in [
@@ -313,7 +308,7 @@ mod tests {
             ),
             (
                 "[secrets]\nkeyring = true\nkey_file = \"/k\"",
-                "`secrets.keyring` in `/c.toml` and `key_file` name two",
+                "`secrets.keyring` in `/c.toml` and `key_file` are both",
                 "keep one",
             ),
             (
@@ -333,22 +328,22 @@ mod tests {
             ),
             (
                 "[vault]\naddress = \"https://0xa9fea9fe\"\ntoken = { file = \"/t\" }",
-                "`vault.address` in `/c.toml` is an address of a metadata",
+                "`vault.address` in `/c.toml` is the address of a metadata",
                 "write",
             ),
             (
                 "[vault]\naddress = \"https://v\"\ntoken = { vault = \"x\" }",
-                "`vault.token` in `/c.toml` cannot lie in the Vault",
+                "`vault.token` in `/c.toml` cannot be in the Vault",
                 "name a secret",
             ),
             (
                 "[vault]\naddress = \"https://v\"\ntoken = \"hvs.x\"",
-                "`vault.token` in `/c.toml` must say where the key is",
+                "`vault.token` in `/c.toml` must name the source of the key",
                 "write { secret",
             ),
             (
                 &format!("{vault}mount = \"a/../b\""),
-                "`vault.mount` in `/c.toml` is no path",
+                "`vault.mount` in `/c.toml` is not a path",
                 "such as",
             ),
             (
@@ -357,7 +352,7 @@ mod tests {
                 "did you mean `mount`?",
             ),
         ] {
-            let refused = said(text).expect_err(text);
+            let refused = settings(text).expect_err(text);
             assert!(refused.message.starts_with(message), "{}", refused.message);
             assert!(refused.hint.starts_with(hint), "{text}: {}", refused.hint);
         }

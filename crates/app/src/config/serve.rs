@@ -1,8 +1,8 @@
-//! `[serve]`: where `airlock serve` listens, what of this machine requests may name, and how much of everything.
+//! `[serve]`: the listen address, host paths that requests may name, and limits.
 
 use super::{
     ConfigError,
-    file::{LIMITS, Section},
+    toml_file::{LIMITS, Section},
 };
 use spec::{LimitSet, ServerLimits, Size, Time};
 use std::{
@@ -13,38 +13,38 @@ use std::{
 };
 use toml::{Table, Value};
 
-/// What the file says of the server.
+/// The section `[serve]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Serve {
+pub(crate) struct ServeConfig {
     /// Where to listen.
-    pub(crate) listen: Option<Place>,
-    /// Names under which it may be addressed, beside its own.
+    pub(crate) listen: Option<ListenAddress>,
+    /// Accepted host names, beside its own.
     pub(crate) hosts: Vec<String>,
-    /// Folders that requests may name.
+    /// Host folders that requests may name.
     pub(crate) folders: Vec<PathBuf>,
-    /// Profiles that every key may use; unless said, those that show nothing of this machine.
+    /// Profiles that every key may use; the default is those without host paths.
     pub(crate) profiles: Option<Vec<String>>,
-    /// How much of everything.
+    /// The limits of the server.
     pub(crate) bounds: ServerLimits,
-    /// What a run or sandbox of a key without `admin` may not exceed.
+    /// The maximum of a run or sandbox of a key without `admin`.
     pub(crate) maximum: LimitSet,
 }
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-impl FromStr for Place {
+impl FromStr for ListenAddress {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
         match (text.strip_prefix("unix:"), text.parse()) {
             (Some(""), _) => Err("`unix:` needs a path".to_owned()),
-            (Some(path), _) => Ok(Place::Unix(PathBuf::from(path))),
-            (None, Ok(address)) => Ok(Place::Tcp(address)),
+            (Some(path), _) => Ok(ListenAddress::Unix(PathBuf::from(path))),
+            (None, Ok(address)) => Ok(ListenAddress::Tcp(address)),
             (None, Err(_)) => {
                 Err("write an address such as 127.0.0.1:7070 or [::1]:0, or unix:PATH".to_owned())
             }
@@ -52,11 +52,11 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Tcp(address) => address.fmt(out),
-            Place::Unix(path) => write!(out, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => address.fmt(out),
+            ListenAddress::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
 }
@@ -79,12 +79,12 @@ const KEYS: [&str; 14] = [
 ];
 
 /// Reads the table.
-pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<ServeConfig, ConfigError> {
     let section = Section {
         path,
         name: "serve",
     };
-    let mut serve = Serve::default();
+    let mut serve = ServeConfig::default();
     for (key, value) in table {
         let bounds = &mut serve.bounds;
         match key.as_str() {
@@ -143,9 +143,10 @@ fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBu
         .into_iter()
         .map(PathBuf::from)
         .collect();
-    match folders.iter().all(|folder| folder.is_absolute()) {
-        true => Ok(folders),
-        false => Err(section.error(key, "must be absolute paths", "begin each with /")),
+    if folders.iter().all(|folder| folder.is_absolute()) {
+        Ok(folders)
+    } else {
+        Err(section.error(key, "must be absolute paths", "begin each with /"))
     }
 }
 
@@ -153,13 +154,13 @@ fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBu
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Serve, ConfigError> {
+    fn read(text: &str) -> Result<ServeConfig, ConfigError> {
         super::read(&text.parse().unwrap(), Path::new("/c.toml"))
     }
 
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
-        let said = read(
+        let config = read(
             "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nprofiles = [\"agent\"]\nconnections = 2\nbody = \"1M\"\n\
              header_time = \"3s\"\nwrite_time = \"9s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"\n\
              [maximum]\nmemory = \"9G\"\npids = 10",
@@ -177,12 +178,10 @@ mod tests {
             grace: seconds(8),
         };
         let listen = "127.0.0.1:1".parse().ok();
-        let (hosts, folders, profiles) = (
-            vec!["a".into()],
-            vec!["/srv".into()],
-            Some(vec!["agent".into()]),
-        );
-        let wanted = Serve {
+        let hosts = vec!["a".into()];
+        let folders = vec!["/srv".into()];
+        let profiles = Some(vec!["agent".into()]);
+        let wanted = ServeConfig {
             listen,
             hosts,
             folders,
@@ -194,7 +193,7 @@ mod tests {
                 ..LimitSet::default()
             },
         };
-        assert_eq!(said, Ok(wanted));
+        assert_eq!(config, Ok(wanted));
         let unknown = read("[maximum]\nmemroy = \"1G\"").unwrap_err();
         assert_eq!(unknown.hint, "did you mean `memory`?");
         assert_eq!(

@@ -1,40 +1,40 @@
-//! `[log]`, `[trace]` and `[node]`: what a server tells of itself, where to, and by which name.
+//! `[log]`, `[trace]` and `[node]`: log file, trace exporter and node name of a server.
 
-use super::{ConfigError, file::Section, provider};
+use super::{ConfigError, provider, toml_file::Section};
 use ::doors::secrets::KeySource;
 use spec::{LogFile, LogFormat, LogLevel, LogSettings, Size};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The tables that are read here.
+/// The sections that this file reads.
 pub(super) const TABLES: [&str; 3] = ["log", "trace", "node"];
-const USUAL_SIZE: u64 = 64 << 20;
-const USUAL_KEEP: u32 = 7;
-/// Smaller pieces would be mostly names.
-const SMALLEST: u64 = 4 << 10;
-const MOST_KEPT: u32 = 1000;
-const MOST_HEADERS: usize = 16;
-const LONGEST_SLUG: usize = 128;
+const DEFAULT_LOG_BYTES: u64 = 64 << 20;
+const DEFAULT_LOG_FILES: u32 = 7;
+/// Smaller files would rotate with every few lines.
+const MIN_LOG_BYTES: u64 = 4 << 10;
+const MAX_LOG_FILES: u32 = 1000;
+const MAX_HEADERS: usize = 16;
+const MAX_SLUG_BYTES: usize = 128;
 
-/// What the file says.
+/// The three sections.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Telemetry {
+pub(crate) struct TelemetryConfig {
     pub(crate) log: LogSettings,
-    pub(crate) trace: Option<Trace>,
-    /// The name of this node; that of the machine unless said.
+    pub(crate) trace: Option<TraceConfig>,
+    /// The node's name; the machine's if unset.
     pub(crate) slug: Option<String>,
 }
 
-/// Where traces go.
+/// The trace exporter.
 #[derive(Clone, Debug)]
-pub(crate) struct Trace {
+pub(crate) struct TraceConfig {
     pub(crate) endpoint: String,
     pub(crate) sample: f64,
     /// Where the values of headers come from.
     pub(crate) headers: Vec<(String, KeySource)>,
 }
 
-impl Telemetry {
+impl TelemetryConfig {
     /// Where the values of headers come from.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         self.trace
@@ -59,19 +59,20 @@ impl Telemetry {
     }
 }
 
-/// A file of the usual size.
+/// A log file with the default size.
 pub(crate) fn log_file(path: PathBuf) -> LogFile {
     LogFile {
         path,
-        size: USUAL_SIZE,
-        keep: USUAL_KEEP,
+        size: DEFAULT_LOG_BYTES,
+        keep: DEFAULT_LOG_FILES,
     }
 }
 
 fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError> {
     let mut log = LogSettings::default();
     let mut file: Option<PathBuf> = None;
-    let (mut size, mut keep) = (USUAL_SIZE, USUAL_KEEP);
+    let mut size = DEFAULT_LOG_BYTES;
+    let mut keep = DEFAULT_LOG_FILES;
     for (key, value) in table {
         match key.as_str() {
             "level" => {
@@ -96,10 +97,10 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
             }
         }
     }
-    if size < SMALLEST {
+    if size < MIN_LOG_BYTES {
         return Err(section.error("size", "is too small", "write 4K or more"));
     }
-    if keep > MOST_KEPT {
+    if keep > MAX_LOG_FILES {
         return Err(section.error("keep", "is too many", "write 1 to 1000"));
     }
     if let (None, Some(key)) = (
@@ -118,13 +119,13 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
     Ok(log)
 }
 
-fn trace(table: &Table, section: &Section<'_>) -> Result<Trace, ConfigError> {
+fn trace(table: &Table, section: &Section<'_>) -> Result<TraceConfig, ConfigError> {
     section.needs(
         table,
         &["endpoint"],
         "write endpoint = \"http://127.0.0.1:4318\"",
     )?;
-    let mut trace = Trace {
+    let mut trace = TraceConfig {
         endpoint: String::new(),
         sample: 1.0,
         headers: Vec::new(),
@@ -165,16 +166,19 @@ fn headers(
         name: &full_name,
     };
     let table = section.table(key, value)?;
-    if table.len() > MOST_HEADERS {
+    if table.len() > MAX_HEADERS {
         return Err(section.error(key, "has too many", "write at most 16"));
     }
     let plain = |name: &str| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         (1..=64).contains(&name.len()) && name.bytes().all(known)
     };
-    let one = |(name, value): (&String, &Value)| match plain(name) {
-        true => Ok((name.clone(), provider::key(&inner, name, value)?)),
-        false => Err(inner.error(name, "is no name of a header", "such as authorization")),
+    let one = |(name, value): (&String, &Value)| {
+        if plain(name) {
+            Ok((name.clone(), provider::key(&inner, name, value)?))
+        } else {
+            Err(inner.error(name, "is not a header name", "such as authorization"))
+        }
     };
     table.iter().map(one).collect()
 }
@@ -186,9 +190,9 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
             "slug" => {
                 let text = section.text(key, value)?;
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-                if !(1..=LONGEST_SLUG).contains(&text.len()) || !text.bytes().all(plain) {
+                if !(1..=MAX_SLUG_BYTES).contains(&text.len()) || !text.bytes().all(plain) {
                     let hint = "use 1 to 128 of A-Z a-z 0-9 . _ -";
-                    return Err(section.error(key, "is no name of a node", hint));
+                    return Err(section.error(key, "is not a node name", hint));
                 }
                 slug = Some(text.to_owned());
             }
@@ -202,13 +206,13 @@ fn node(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigEr
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Result<Telemetry, ConfigError> {
+    fn config(text: &str) -> Result<TelemetryConfig, ConfigError> {
         let all: Table = text.parse().unwrap();
-        let mut said = Telemetry::default();
+        let mut config = TelemetryConfig::default();
         for (name, value) in &all {
-            said.read(name, value.as_table().unwrap(), Path::new("/c.toml"))?;
+            config.read(name, value.as_table().unwrap(), Path::new("/c.toml"))?;
         }
-        Ok(said)
+        Ok(config)
     }
 
     #[test]
@@ -216,7 +220,7 @@ mod tests {
         let text = "[log]\nlevel = \"warn\"\nformat = \"json\"\nfile = \"/l\"\nsize = \"1M\"\nkeep = 2\n\
                     [trace]\nendpoint = \"http://127.0.0.1:4318/\"\nsample = 0.5\nheaders = { authorization = { secret = \"t\" } }\n\
                     [node]\nslug = \"one\"\n";
-        let said = said(text).unwrap();
+        let config = config(text).unwrap();
         let file = Some(LogFile {
             path: "/l".into(),
             size: 1 << 20,
@@ -229,10 +233,14 @@ mod tests {
             quiet: false,
         };
         assert_eq!(
-            (said.log.clone(), said.slug.as_deref(), said.keys().count()),
+            (
+                config.log.clone(),
+                config.slug.as_deref(),
+                config.keys().count()
+            ),
             (log, Some("one"), 1)
         );
-        let trace = said.trace.unwrap();
+        let trace = config.trace.unwrap();
         assert_eq!(
             (trace.endpoint.as_str(), trace.sample),
             ("http://127.0.0.1:4318", 0.5)
@@ -273,7 +281,7 @@ mod tests {
             ),
             (
                 "[trace]\nendpoint = \"http://x\"\nheaders = { authorization = \"Bearer x\" }",
-                "`trace.headers.authorization` in `/c.toml` must say where",
+                "`trace.headers.authorization` in `/c.toml` must name the source",
             ),
             (
                 "[trace]\nendpoint = \"http://x\"\nheaders = { \"a b\" = { env = \"X\" } }",
@@ -281,7 +289,7 @@ mod tests {
             ),
             ("[node]\nslug = \"a b\"", "`node.slug` in `/c.toml`"),
         ] {
-            let error = said(text).expect_err(text);
+            let error = config(text).expect_err(text);
             assert!(
                 error.message.starts_with(start) && !error.hint.is_empty(),
                 "{}",

@@ -1,6 +1,6 @@
-//! `[webhooks]`: where notices about jobs may go, and how often one is tried.
+//! `[webhooks]`: where webhooks of jobs may be sent, and how often one is retried.
 
-use super::{ConfigError, file::Section};
+use super::{ConfigError, toml_file::Section};
 use ::doors::webhook::WebhookClientSettings;
 use spec::{Destination, Host};
 use std::path::Path;
@@ -13,21 +13,21 @@ const KEYS: [&str; 5] = [
     "hosts",
     "ca",
 ];
-/// With pauses of up to an hour, four days.
-const MOST_ATTEMPTS: u32 = 100;
+/// The maximum of attempts: with backoff up to an hour, about four days.
+const MAX_ATTEMPTS: u32 = 100;
 
-/// What the file says.
+/// The section `[webhooks]`.
 #[derive(Clone, Debug)]
-pub(crate) struct Webhooks {
-    /// How often one notice is tried.
+pub(crate) struct WebhooksConfig {
+    /// Attempts for each webhook.
     pub(crate) attempts: u32,
-    /// Where notices may go.
+    /// The allowed destinations.
     pub(crate) courier: WebhookClientSettings,
 }
 
-impl Default for Webhooks {
-    fn default() -> Webhooks {
-        Webhooks {
+impl Default for WebhooksConfig {
+    fn default() -> WebhooksConfig {
+        WebhooksConfig {
             attempts: 12,
             courier: WebhookClientSettings::default(),
         }
@@ -35,38 +35,38 @@ impl Default for Webhooks {
 }
 
 /// Reads the table.
-pub(super) fn read(table: &Table, path: &Path) -> Result<Webhooks, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<WebhooksConfig, ConfigError> {
     let section = Section {
         path,
         name: "webhooks",
     };
-    let mut said = Webhooks::default();
+    let mut config = WebhooksConfig::default();
     for (key, value) in table {
         match key.as_str() {
-            "attempts" => said.attempts = attempts(&section, key, value)?,
-            "allow_private" => said.courier.allow_private = section.flag(key, value)?,
-            "allow_plain_http" => said.courier.allow_plain_http = section.flag(key, value)?,
-            "hosts" => said.courier.hosts = hosts(&section, key, value)?,
+            "attempts" => config.attempts = attempts(&section, key, value)?,
+            "allow_private" => config.courier.allow_private = section.flag(key, value)?,
+            "allow_plain_http" => config.courier.allow_plain_http = section.flag(key, value)?,
+            "hosts" => config.courier.hosts = hosts(&section, key, value)?,
             "ca" => {
                 let file = Path::new(section.text(key, value)?);
                 if !file.is_absolute() {
                     return Err(section.error(
                         key,
-                        "must be a file, from the root on",
+                        "must be an absolute path",
                         "such as /etc/ssl/own.pem",
                     ));
                 }
-                said.courier.ca = Some(file.to_owned());
+                config.courier.ca = Some(file.to_owned());
             }
             other => return Err(section.unknown(other, &KEYS)),
         }
     }
-    Ok(said)
+    Ok(config)
 }
 
 fn attempts(section: &Section<'_>, key: &str, value: &Value) -> Result<u32, ConfigError> {
     match section.count(key, value)? {
-        count @ ..=MOST_ATTEMPTS => Ok(count),
+        count @ ..=MAX_ATTEMPTS => Ok(count),
         _ => Err(section.error(key, "is too large", "write 1 to 100")),
     }
 }
@@ -97,7 +97,7 @@ fn hosts(
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Webhooks, String> {
+    fn read(text: &str) -> Result<WebhooksConfig, String> {
         super::read(&text.parse().unwrap(), Path::new("/c.toml")).map_err(|error| error.message)
     }
 
@@ -112,18 +112,18 @@ mod tests {
             ),
             (12, false, false)
         );
-        let said = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1:8443\", \"[::1]:80\"]\nca = \"/a.pem\"").unwrap();
+        let config = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1:8443\", \"[::1]:80\"]\nca = \"/a.pem\"").unwrap();
         assert_eq!(
             (
-                said.attempts,
-                said.courier.allow_private,
-                said.courier.allow_plain_http
+                config.attempts,
+                config.courier.allow_private,
+                config.courier.allow_plain_http
             ),
             (3, true, true)
         );
         let host = |text: &str| text.parse().unwrap();
         assert_eq!(
-            said.courier.hosts,
+            config.courier.hosts,
             [
                 (host("in.house"), None),
                 (host("10.0.0.1"), Some(8443)),

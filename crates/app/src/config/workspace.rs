@@ -1,17 +1,17 @@
-//! The table `[workspace]`: which names are protected in a mounted workspace, and which files are hidden from programs.
-//! A local file only adds to both.
+//! `[workspace]`: protected names in mounted workspaces, and files that are hidden from programs. A
+//! local file can only add to both.
 
-use super::{ConfigError, file::Section, local::NARROW};
+use super::{ConfigError, local_file::NARROW_HINT, toml_file::Section};
 use spec::{HiddenFiles, ProtectedNames, Size, WorkspacePolicy, closest_name};
 use std::path::Path;
 use toml::{Table, Value};
 
 const NAME: &str = "workspace";
 const KEYS: [&str; 5] = ["protect", "unprotect", "hide", "copy_names", "copy_size"];
-/// Names that a file adds.
+/// The maximum of names that a file may add.
 const MAX_NAMES: usize = 256;
 
-/// What the operator's file says.
+/// Reads the operator's section.
 pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, ConfigError> {
     let section = Section { path, name: NAME };
     let mut policy = WorkspacePolicy::default();
@@ -33,7 +33,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<WorkspacePolicy, Config
     Ok(policy)
 }
 
-/// What a local file says on top.
+/// Applies the local file's section.
 pub(super) fn narrow(
     policy: &mut WorkspacePolicy,
     table: &Table,
@@ -45,19 +45,20 @@ pub(super) fn narrow(
             "protect" => {
                 let ProtectedNames { added, removed, .. } = &mut policy.protected;
                 let names = protect(&section, key, value)?;
-                // What both name is protected.
+                // A name that the local file protects is protected, even if the operator removed
+                // it.
                 removed.retain(|it| !names.iter().any(|name| name.eq_ignore_ascii_case(it)));
                 added.extend(names);
             }
             "hide" => {
                 let patterns = hide(&section, key, value)?;
                 if patterns.iter().any(|it| it == "none") {
-                    return Err(section.error(key, "would widen: `none` shows more", NARROW));
+                    return Err(section.error(key, "would widen: `none` shows more", NARROW_HINT));
                 }
                 policy.hide.extend(patterns);
             }
             "unprotect" | "copy_names" | "copy_size" => {
-                return Err(section.error(key, "cannot be set here", NARROW));
+                return Err(section.error(key, "cannot be set here", NARROW_HINT));
             }
             other => return Err(section.unknown(other, &[KEYS[0], KEYS[2]])),
         }
@@ -86,7 +87,7 @@ fn protect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String
     };
     match names.iter().find(bad) {
         Some(name) => {
-            let what = format!("has `{}`, which is no name", name.escape_debug());
+            let what = format!("has `{}`, which is not a valid name", name.escape_debug());
             let hint = "write a name, or a folder and a name in it, such as `deploy/run.sh`";
             Err(section.error(key, what, hint))
         }
@@ -153,7 +154,7 @@ mod tests {
             ),
             (
                 "protect = [\"../x\"]",
-                "`workspace.protect` in `/c.toml` has `../x`, which is no name",
+                "`workspace.protect` in `/c.toml` has `../x`, which is not a valid name",
                 "write a name",
             ),
             (
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(policy.protected.removed, [".zed"]);
         assert_eq!(policy.hide, ["*.x"]);
         for text in ["unprotect = [\".idea\"]", "hide = [\"none\"]"] {
-            assert_eq!(narrow(text).expect_err(text).hint, NARROW, "{text}");
+            assert_eq!(narrow(text).expect_err(text).hint, NARROW_HINT, "{text}");
         }
     }
 }

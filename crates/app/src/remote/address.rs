@@ -9,89 +9,91 @@ use std::{
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    /// In the open.
-    Plain(Host),
+pub(crate) enum ServerAddress {
+    /// Without TLS.
+    Plain(ServerHost),
     /// With TLS.
-    Encrypted(Host),
-    /// A socket of this machine.
+    Encrypted(ServerHost),
+    /// A local socket.
     Unix(PathBuf),
 }
 
-/// A name or address, and a port.
+/// A host name or IP address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    /// As it was written; an IPv6 address without its brackets.
+pub(crate) struct ServerHost {
+    /// The name as written; an IPv6 address without brackets.
     pub(crate) name: String,
     pub(crate) port: u16,
     /// What requests say in `Host`.
     authority: String,
 }
 
-impl Address {
-    /// Reads what a user wrote. The error says what is wrong with it.
-    pub(crate) fn parse(text: &str) -> Result<Address, String> {
+impl ServerAddress {
+    /// Parses a user's text. The error says what is wrong with it.
+    pub(crate) fn parse(text: &str) -> Result<ServerAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            return match path.starts_with('/') {
-                true => Ok(Address::Unix(path.into())),
-                false => Err("the path of a unix socket begins with a slash".to_owned()),
+            return if path.starts_with('/') {
+                Ok(ServerAddress::Unix(path.into()))
+            } else {
+                Err("the path of a unix socket begins with a slash".to_owned())
             };
         }
-        let uri: Uri = text.parse().map_err(|_| "it is no URL".to_owned())?;
+        let uri: Uri = text.parse().map_err(|_| "it is not a URL".to_owned())?;
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err("it has a path, and a server has none".to_owned());
+            return Err("it has a path, which a server address cannot have".to_owned());
         }
         match uri.scheme_str() {
-            Some("http") => Ok(Address::Plain(Host::of(&uri, 80)?)),
-            Some("https") => Ok(Address::Encrypted(Host::of(&uri, 443)?)),
-            _ => Err("it begins with none of http://, https://, unix:".to_owned()),
+            Some("http") => Ok(ServerAddress::Plain(ServerHost::of(&uri, 80)?)),
+            Some("https") => Ok(ServerAddress::Encrypted(ServerHost::of(&uri, 443)?)),
+            _ => Err("it does not begin with http://, https:// or unix:".to_owned()),
         }
     }
 
-    /// Whether what is sent there can be read by nobody on the way.
+    /// Whether traffic to this address cannot be read on the network.
     pub(crate) fn is_private(&self) -> bool {
         match self {
-            Address::Plain(host) => host.is_here(),
-            Address::Encrypted(_) | Address::Unix(_) => true,
+            ServerAddress::Plain(host) => host.is_this_machine(),
+            ServerAddress::Encrypted(_) | ServerAddress::Unix(_) => true,
         }
     }
 
     /// What requests say in `Host`.
     pub(crate) fn authority(&self) -> &str {
         match self {
-            Address::Plain(host) | Address::Encrypted(host) => &host.authority,
-            Address::Unix(_) => "localhost",
+            ServerAddress::Plain(host) | ServerAddress::Encrypted(host) => &host.authority,
+            ServerAddress::Unix(_) => "localhost",
         }
     }
 }
 
-impl Host {
-    fn of(uri: &Uri, default: u16) -> Result<Host, String> {
+impl ServerHost {
+    fn of(uri: &Uri, default: u16) -> Result<ServerHost, String> {
         let authority = uri.authority().ok_or("it names no host")?;
         if authority.as_str().contains('@') {
-            // It would be in the list of processes.
-            return Err("a name or key has no place in it".to_owned());
+            // A key in the URL would show in the process list.
+            return Err("it must not contain a user name or key".to_owned());
         }
         let port = match authority.as_str().rsplit_once(':') {
             Some((_, digits)) if !digits.ends_with(']') => {
-                digits.parse().map_err(|_| "its port is none")?
+                digits.parse().map_err(|_| "its port is not a number")?
             }
             _ => default,
         };
         let name = authority.host().trim_matches(['[', ']']).to_owned();
-        match name.is_empty() || port == 0 {
-            true => Err("it names no host, or no port".to_owned()),
-            false => Ok(Host {
+        if name.is_empty() || port == 0 {
+            Err("it names no host, or no port".to_owned())
+        } else {
+            Ok(ServerHost {
                 name,
                 port,
                 authority: format!("{}:{port}", authority.host()),
-            }),
+            })
         }
     }
 
-    /// Whether it is this machine, so that no network is between. `localhost` is only dialled at such addresses.
-    pub(super) fn is_here(&self) -> bool {
+    /// Whether this is the loopback interface. `localhost` is connected at loopback addresses only.
+    pub(super) fn is_this_machine(&self) -> bool {
         self.is_localhost() || self.name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 
@@ -99,18 +101,18 @@ impl Host {
         self.name.eq_ignore_ascii_case("localhost")
     }
 
-    /// Whether an address that its name was resolved to may be dialled.
-    pub(super) fn may_be(&self, address: &SocketAddr) -> bool {
+    /// Whether a resolved address may be connected.
+    pub(super) fn may_dial(&self, address: &SocketAddr) -> bool {
         !self.is_localhost() || address.ip().is_loopback()
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Plain(host) => write!(out, "http://{}", host.authority),
-            Address::Encrypted(host) => write!(out, "https://{}", host.authority),
-            Address::Unix(path) => write!(out, "unix:{}", path.display()),
+            ServerAddress::Plain(host) => write!(out, "http://{}", host.authority),
+            ServerAddress::Encrypted(host) => write!(out, "https://{}", host.authority),
+            ServerAddress::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
 }
@@ -120,7 +122,7 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> String {
-        Address::parse(text).map_or_else(
+        ServerAddress::parse(text).map_or_else(
             |why| format!("refused: {why}"),
             |address| address.to_string(),
         )
@@ -177,7 +179,7 @@ mod tests {
             ("http://127.0.0.1.evil.example:1", false),
         ] {
             assert_eq!(
-                Address::parse(text).unwrap().is_private(),
+                ServerAddress::parse(text).unwrap().is_private(),
                 private,
                 "{text}"
             );
@@ -186,19 +188,18 @@ mod tests {
 
     #[test]
     fn localhost_is_dialled_here_or_nowhere() {
-        let host = |text: &str| match Address::parse(text).unwrap() {
-            Address::Plain(host) => host,
+        let host = |text: &str| match ServerAddress::parse(text).unwrap() {
+            ServerAddress::Plain(host) => host,
             other => panic!("{other}"),
         };
-        let (here, there) = (
-            "127.0.0.1:1".parse().unwrap(),
-            "10.0.0.1:1".parse().unwrap(),
+        let here = "127.0.0.1:1".parse().unwrap();
+        let there = "10.0.0.1:1".parse().unwrap();
+        assert!(
+            host("http://localhost:1").may_dial(&here)
+                && !host("http://localhost:1").may_dial(&there)
         );
         assert!(
-            host("http://localhost:1").may_be(&here) && !host("http://localhost:1").may_be(&there)
-        );
-        assert!(
-            host("http://box.example:1").may_be(&there),
+            host("http://box.example:1").may_dial(&there),
             "the positive control"
         );
     }

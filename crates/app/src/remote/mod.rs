@@ -1,21 +1,21 @@
-//! A server of ours as seen from here: where it listens, how it is asked, what its events say. It knows HTTP and nothing
-//! of what commands mean; those are in `cli/`.
+//! The HTTP client of `airlock serve`: addresses, requests, event streams. It knows nothing about
+//! commands, which are in `cli/`.
 //!
-//! Neither redirects nor proxies are followed: the key goes to the address that was named, or nowhere.
+//! Neither redirects nor proxies are followed: the key is sent to the named address only.
 
 mod address;
-mod events;
-mod follow;
-mod http;
-mod trust;
+mod certificate_verifier;
+mod client;
+mod event_stream;
+mod server_sent_events;
 
 pub(crate) use self::{
-    address::Address,
-    events::Event,
-    follow::{Follow, Followed, PAUSES},
-    http::{
-        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead,
-        segment, segments, upload,
+    address::ServerAddress,
+    certificate_verifier::CertificateVerifier,
+    client::{
+        Client, ClientRequest, ClientResponse, Connection, IDLE_TIMEOUT, Problem, RemoteError,
+        query, read_ahead, segment, segments, upload,
     },
-    trust::Trust,
+    event_stream::{EventSource, EventStream, RETRY_DELAYS_MS},
+    server_sent_events::ServerEvent,
 };

@@ -47,7 +47,7 @@ fn open_and_lost(house: &House) -> (usize, u64) {
 /// How many lost calls a service said it found when it began.
 fn told_lost(said: &str) -> u64 {
     let (_, rest) = said
-        .split_once("calls whose end nobody saw: ")
+        .split_once("calls without a recorded end: ")
         .unwrap_or(("", "0;"));
     rest.split(';')
         .next()

@@ -312,11 +312,11 @@ fn what_stands_in_the_way_is_said_in_the_commands_own_words() {
         (&["sweep"], "`sweep` acts on this machine"),
         (
             &["run", "--explain", "--", "true"],
-            "--explain cannot be asked of a server",
+            "--explain cannot be used with a server",
         ),
         (
             &["run", "--tty", "--", "true"],
-            "--tty cannot be asked of a server",
+            "--tty cannot be used with a server",
         ),
         (
             &["run", "--workspace", ".", "--", "true"],
@@ -391,7 +391,7 @@ fn a_server_with_tls_is_believed_by_the_certificate_that_was_named_and_by_no_oth
     let stranger = output(remote(&folder, &url, &server.admin).args(words));
     assert_eq!(stranger.status.code(), Some(125));
     assert!(
-        said(&stranger).contains("its certificate is signed by nobody who is trusted here"),
+        said(&stranger).contains("its certificate is not signed by a trusted authority"),
         "{}",
         said(&stranger)
     );

@@ -1,13 +1,13 @@
-//! Artifacts of a server: listed page by page, streamed both ways, removed.
+//! Artifacts at a server: listed by page, streamed in both directions, removed.
 
-use super::{Row, Which};
+use super::{Row, VersionedName};
 use crate::{
     cli::{
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        screen::{Level, Screen},
+        terminal_filter::{FilterLevel, TerminalFilter},
     },
-    remote::{Answer, Ask, Client, query, segments, upload},
+    remote::{Client, ClientRequest, ClientResponse, query, segments, upload},
 };
 use http::{Method, header::CONTENT_TYPE};
 use serde::Deserialize;
@@ -21,16 +21,16 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may take to keep what was sent.
-const LONGEST_KEEPING: Duration = Duration::from_secs(3600);
-/// What one question may list.
-const PAGE: usize = 1000;
-/// What is asked for one list at most, and kept of the answers.
-const MOST_PAGES: usize = 1000;
-const MOST_BYTES: usize = 256 << 20;
+/// How long a server may take to store an upload.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Artifacts in one page.
+const PAGE_SIZE: usize = 1000;
+/// Bounds for one list: pages requested, and bytes of their answers.
+const MAX_PAGES: usize = 1000;
+const MAX_LIST_BYTES: usize = 256 << 20;
 
 #[derive(Deserialize)]
-struct Page {
+struct ArtifactPage {
     artifacts: Vec<Row>,
     next: Option<String>,
     #[serde(default)]
@@ -38,14 +38,14 @@ struct Page {
 }
 
 fn path(name: &[u8]) -> String {
-    // A last part that is `versions` would be a question of its own.
+    // A last segment `versions` would match the route that lists versions.
     match name.strip_suffix(b"/versions") {
         Some(folder) => format!("/v1/artifacts/{}%2Fversions", segments(folder)),
         None => format!("/v1/artifacts/{}", segments(name)),
     }
 }
 
-fn path_of(which: &Which) -> String {
+fn version_path(which: &VersionedName) -> String {
     let version = query(&[("version", which.version.map(|version| version.to_string()))]);
     format!(
         "{}{version}",
@@ -53,28 +53,34 @@ fn path_of(which: &Which) -> String {
     )
 }
 
-/// All of them that fit, and what a reader should know about the list.
+/// All matching artifacts, with notes about an incomplete list.
 pub(super) async fn list(
     client: &Client,
     name: Option<&str>,
     run: Option<&str>,
 ) -> Result<(Vec<Row>, Vec<String>), Failure> {
-    let (mut all, mut notes, mut after) = (Vec::new(), Vec::new(), None);
-    let (mut seen, mut bytes) = (HashSet::new(), 0);
-    while seen.len() < MOST_PAGES && bytes <= MOST_BYTES {
-        let asked = [
+    let mut all = Vec::new();
+    let mut notes = Vec::new();
+    let mut after = None;
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
+    while seen.len() < MAX_PAGES && bytes <= MAX_LIST_BYTES {
+        let parameters = [
             ("name", name.map(str::to_owned)),
             ("run_id", run.map(str::to_owned)),
-            ("limit", Some(PAGE.to_string())),
+            ("limit", Some(PAGE_SIZE.to_string())),
             ("after", after.clone()),
         ];
         let text = client
-            .ask(Ask::get(format!("/v1/artifacts{}", query(&asked))))
+            .send(ClientRequest::get(format!(
+                "/v1/artifacts{}",
+                query(&parameters)
+            )))
             .await?
             .text()
             .await?;
         bytes += text.len();
-        let page: Page = client.read(&text)?;
+        let page: ArtifactPage = client.read(&text)?;
         all.extend(page.artifacts);
         if page.unreadable > 0 {
             notes.push(format!("{} versions could not be read", page.unreadable));
@@ -83,16 +89,16 @@ pub(super) async fn list(
             return Ok((all, notes));
         };
         if !seen.insert(next.clone()) {
-            return Err(client.foreign("its list goes in circles").into());
+            return Err(client.not_airlock("its list repeats pages").into());
         }
         after = Some(next);
     }
-    notes.push("there is more than this list shows".to_owned());
+    notes.push("the list is incomplete".to_owned());
     Ok((all, notes))
 }
 
-/// What is known of one version.
-pub(super) async fn one(client: &Client, which: &Which) -> Result<Row, Failure> {
+/// The data of one version; the newest unless one is named.
+pub(super) async fn find(client: &Client, which: &VersionedName) -> Result<Row, Failure> {
     let name = which.name.as_path().to_string_lossy();
     let (rows, _) = list(client, Some(&name), None).await?;
     let mut fits = rows
@@ -110,7 +116,7 @@ pub(super) async fn one(client: &Client, which: &Which) -> Result<Row, Failure> 
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
 pub(super) async fn get(
     client: &Client,
-    which: &Which,
+    which: &VersionedName,
     output: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
@@ -120,9 +126,11 @@ pub(super) async fn get(
             "add --output FILE",
         ));
     }
-    let answer = client.ask(Ask::get(path_of(which))).await?;
+    let answer = client.send(ClientRequest::get(version_path(which))).await?;
     let Some(path) = output else {
-        return pour(answer, &mut Out::stdout()).await.map(drop);
+        return copy_body(answer, &mut OutputTarget::stdout())
+            .await
+            .map(drop);
     };
     let file = OpenOptions::new()
         .write(true)
@@ -130,96 +138,99 @@ pub(super) async fn get(
         .open(path)
         .map_err(|error| {
             Failure::invalid(
-                format!("cannot make `{}`: {error}", path.display()),
+                format!("cannot create `{}`: {error}", path.display()),
                 "give --output a new file",
             )
         })?;
-    let size = pour(answer, &mut Out::File(file)).await?;
-    match json {
-        true => print_json(&json!({ "name": which.name.as_path(), "size_bytes": size })),
-        false => {
-            message::say(&[Line::Note(format!(
-                "wrote `{}` ({size} bytes)",
-                path.display()
-            ))]);
-            Ok(())
-        }
+    let size = copy_body(answer, &mut OutputTarget::File(file)).await?;
+    if json {
+        print_json(&json!({ "name": which.name.as_path(), "size_bytes": size }))
+    } else {
+        message::print(&[Message::Note(format!(
+            "wrote `{}` ({size} bytes)",
+            path.display()
+        ))]);
+        Ok(())
     }
 }
 
-/// Where bytes go.
-pub(in crate::cli) enum Out {
+/// Where a response body is written.
+pub(in crate::cli) enum OutputTarget {
     File(File),
     Stdout,
-    /// A terminal, which gets only what is fit for it.
-    Screen(Box<Screen>),
+    /// A terminal, behind the terminal filter.
+    Terminal(Box<TerminalFilter>),
 }
 
-impl Out {
-    /// Standard output, whatever it is.
-    pub(in crate::cli) fn stdout() -> Out {
-        match io::stdout().is_terminal() {
-            true => Out::Screen(Box::new(Screen::new(Level::Lines))),
-            false => Out::Stdout,
+impl OutputTarget {
+    /// Standard output, filtered if it is a terminal.
+    pub(in crate::cli) fn stdout() -> OutputTarget {
+        if io::stdout().is_terminal() {
+            OutputTarget::Terminal(Box::new(TerminalFilter::new(FilterLevel::Lines)))
+        } else {
+            OutputTarget::Stdout
         }
     }
 
     pub(in crate::cli) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Out::File(file) => file.write_all(bytes),
-            Out::Stdout => io::stdout().lock().write_all(bytes),
-            Out::Screen(screen) => io::stdout().lock().write_all(&screen.show(bytes)),
+            OutputTarget::File(file) => file.write_all(bytes),
+            OutputTarget::Stdout => io::stdout().lock().write_all(bytes),
+            OutputTarget::Terminal(filter) => io::stdout().lock().write_all(&filter.show(bytes)),
         }
     }
 
-    /// Shows what was written, though more will come.
+    /// Flushes, although more output may follow.
     pub(in crate::cli) fn flush(&mut self) -> io::Result<()> {
         match self {
-            Out::File(_) => Ok(()),
-            Out::Stdout | Out::Screen(_) => io::stdout().lock().flush(),
+            OutputTarget::File(_) => Ok(()),
+            OutputTarget::Stdout | OutputTarget::Terminal(_) => io::stdout().lock().flush(),
         }
     }
 
     pub(in crate::cli) fn finish(&mut self) -> io::Result<()> {
         match self {
-            Out::File(_) => Ok(()),
-            Out::Stdout => io::stdout().lock().flush(),
-            Out::Screen(screen) => {
-                io::stdout().lock().write_all(&screen.finish())?;
+            OutputTarget::File(_) => Ok(()),
+            OutputTarget::Stdout => io::stdout().lock().flush(),
+            OutputTarget::Terminal(filter) => {
+                io::stdout().lock().write_all(&filter.finish())?;
                 io::stdout().lock().flush()
             }
         }
     }
 }
 
-/// Writes the body of an answer as it comes; how much it was. Nobody to read it is no failure of ours.
-pub(in crate::cli) async fn pour(mut answer: Answer, out: &mut Out) -> Result<u64, Failure> {
-    let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
+/// Copies a response body as it arrives and returns its size. A closed pipe is no error.
+pub(in crate::cli) async fn copy_body(
+    mut answer: ClientResponse,
+    out: &mut OutputTarget,
+) -> Result<u64, Failure> {
+    let failed = |error: io::Error| Failure::internal(format!("cannot write the output: {error}"));
     let mut size = 0;
-    while let Some(piece) = answer.piece().await? {
-        match out.write(&piece) {
+    while let Some(chunk) = answer.chunk().await? {
+        match out.write(&chunk) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(size),
             written => written.map_err(failed)?,
         }
-        size += piece.len() as u64;
+        size += chunk.len() as u64;
     }
     out.finish().map_err(failed)?;
     Ok(size)
 }
 
-/// Removes versions; how many.
-pub(super) async fn remove(client: &Client, which: &Which) -> Result<u64, Failure> {
+/// Removes versions and returns how many there were.
+pub(super) async fn remove(client: &Client, which: &VersionedName) -> Result<u64, Failure> {
     #[derive(Deserialize)]
-    struct Removed {
+    struct RemoveResponse {
         removed: u64,
     }
-    let Removed { removed } = client
-        .json(Ask::new(Method::DELETE, path_of(which)))
+    let RemoveResponse { removed } = client
+        .json(ClientRequest::new(Method::DELETE, version_path(which)))
         .await?;
     Ok(removed)
 }
 
-/// Keeps bytes as the next version of a name.
+/// Uploads bytes as the next version of a name.
 pub(super) async fn put(
     client: &Client,
     name: &[u8],
@@ -227,9 +238,9 @@ pub(super) async fn put(
     length: Option<u64>,
     content_type: Option<&str>,
 ) -> Result<Row, Failure> {
-    let ask = Ask::new(Method::PUT, path(name))
+    let ask = ClientRequest::new(Method::PUT, path(name))
         .body(upload(from, length))
-        .patience(LONGEST_KEEPING);
+        .response_timeout(UPLOAD_TIMEOUT);
     let ask = match content_type {
         Some(kind) => ask.header(CONTENT_TYPE, kind),
         None => ask,

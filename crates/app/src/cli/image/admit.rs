@@ -1,19 +1,19 @@
-//! `airlock image admit`: whether an image may be used here, and why. Runs nothing and notes nothing.
+//! `airlock image admit`: whether an image may be used here, and why. Runs and records nothing.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
     },
-    config::{self, Config, Surroundings},
+    config::{self, Config, ProcessEnv},
 };
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use spec::{CandidateImage, Digest, ImageAdmission, ImageRef, ImageRefusal, ImageUse};
 
-/// The answer is no.
+/// Exit status for an image that may not be used.
 const NOT_ADMITTED: u8 = 1;
 
 const EXAMPLES: &str = "\
@@ -21,7 +21,7 @@ Examples:
   airlock image admit python:3.12
   airlock image admit python:3.12 --for session --json
 
-What is not said about the image is taken as absent. Exit status: 0 if it may be used, 1 if not.";
+Properties that are not given count as absent. Exit status: 0 if it may be used, 1 if not.";
 
 /// The options of `airlock image admit`.
 #[derive(Args, Debug)]
@@ -30,13 +30,13 @@ pub(super) struct Options {
     /// The image
     #[arg(value_name = "REF")]
     reference: ImageRef,
-    /// What it is wanted for: one command, or a sandbox that an agent lives in
+    /// The intended use: one command (run), or a sandbox that an agent lives in (session)
     #[arg(long = "for", value_name = "USE", default_value = "run")]
     purpose: Purpose,
-    /// The digest it has
-    #[arg(long, value_name = "DIGEST", value_parser = entry::digest_of)]
+    /// The image's digest
+    #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
-    /// A label it has; repeatable
+    /// A label of the image; repeatable
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
     /// Print one JSON object
@@ -51,15 +51,15 @@ enum Purpose {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let mut config = global.configure(surroundings)?;
-    // The answer is the one that a run in this folder would get.
-    config::narrow(&mut config, None, surroundings)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let mut config = global.configure(env)?;
+    // The local `airlock.toml` applies, as for a run in this folder.
+    config::narrow(&mut config, None, env)?;
     let use_ = match options.purpose {
         Purpose::Run => ImageUse::Run,
         Purpose::Session => ImageUse::Session,
@@ -76,16 +76,17 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     tell(decision(&config, &facts, use_)?, options.json)
 }
 
-/// Without the policy nobody needs a list, nor a folder to keep it in.
+/// An open policy needs neither the list nor a state folder.
 fn decision(
     config: &Config,
     facts: &CandidateImage,
     use_: ImageUse,
 ) -> Result<Result<ImageAdmission, ImageRefusal>, Failure> {
     let policy = &config.policy.images;
-    match entry::is_open(config) {
-        true => Ok(spec::admit_image(policy, &[], facts, use_, &[])),
-        false => Ok(entry::open(config)?.admit(policy, facts, use_, &[])),
+    if allowed_entry::is_policy_open(config) {
+        Ok(spec::admit_image(policy, &[], facts, use_, &[]))
+    } else {
+        Ok(allowed_entry::open(config)?.admit(policy, facts, use_, &[]))
     }
 }
 
@@ -95,7 +96,7 @@ fn tell(decision: Result<ImageAdmission, ImageRefusal>, json: bool) -> Result<u8
             (true, None, "every image may be used here".to_owned(), None)
         }
         Ok(ImageAdmission::By(entry)) => {
-            let name = entry::name(&entry.pattern, entry.pin.as_ref());
+            let name = allowed_entry::entry_name(&entry.pattern, entry.pin.as_ref());
             (
                 true,
                 Some(name.clone()),
@@ -105,15 +106,12 @@ fn tell(decision: Result<ImageAdmission, ImageRefusal>, json: bool) -> Result<u8
         }
         Err(refused) => (false, None, refused.message, Some(refused.hint)),
     };
-    match json {
-        true => {
-            print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?
-        }
-        false => {
-            let word = if allowed { "allowed" } else { "refused" };
-            print(&format!("{word}: {}\n", printable(&reason)))?;
-            message::say(&hint.into_iter().map(Line::Hint).collect::<Vec<_>>());
-        }
+    if json {
+        print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?
+    } else {
+        let word = if allowed { "allowed" } else { "refused" };
+        print(&format!("{word}: {}\n", printable(&reason)))?;
+        message::print(&hint.into_iter().map(Message::Hint).collect::<Vec<_>>());
     }
     Ok(if allowed { 0 } else { NOT_ADMITTED })
 }

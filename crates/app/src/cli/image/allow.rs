@@ -1,13 +1,13 @@
-//! `airlock image allow`: puts images on the list of those that may be used.
+//! `airlock image allow`: adds images to the list of allowed images.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use spec::{Capability, Digest};
@@ -19,9 +19,9 @@ Examples:
   airlock image allow 'ghcr.io/example/tools/*' --capability python-tools --note 'built by us'
   airlock image allow debian@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
-A name says where an image claims to come from; only a digest says what it is. The same name
-may have several digests. Of several entries that mean an image the nearest decides: a tag before
-a repository before a path, and with a digest before without.";
+A name only claims where an image comes from; a digest identifies its contents. A name may have
+several digests. If several entries match an image, the most specific decides: a tag before a
+repository before a path, and with a digest before without.";
 
 /// The options of `airlock image allow`.
 #[derive(Args, Debug)]
@@ -31,10 +31,10 @@ pub(super) struct Options {
     #[arg(value_name = "REF")]
     reference: String,
     /// The one digest the image may have
-    #[arg(long, value_name = "DIGEST", value_parser = entry::digest_of)]
+    #[arg(long, value_name = "DIGEST", value_parser = allowed_entry::parse_digest)]
     digest: Option<Digest>,
-    /// What it is good for: base-tools, python-tools, node-tools, go-tools, secops-tools or a word of your own;
-    /// repeatable
+    /// What the image provides: base-tools, python-tools, node-tools, go-tools, secops-tools or a
+    /// word of your own; repeatable
     #[arg(long = "capability", value_name = "NAME", value_parser = capability)]
     capabilities: Vec<Capability>,
     /// Why it is allowed
@@ -51,14 +51,14 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let (pattern, pin) = entry::parse(&options.reference, options.digest.as_ref())?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let (pattern, pin) = allowed_entry::parse(&options.reference, options.digest.as_ref())?;
     let new = NewEntry {
         pattern,
         pin,
@@ -66,14 +66,19 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         marked: None,
         note: options.note,
     };
-    entry::open(&config)?.allow(&config.policy.images, &new, &entry::who())?;
-    let name = entry::name(&new.pattern, new.pin.as_ref());
-    match options.json {
-        true => print_json(&serde_json::json!({ "allowed": name }))?,
-        false => print(&format!("{name}\n"))?,
+    allowed_entry::open(&config)?.allow(
+        &config.policy.images,
+        &new,
+        &allowed_entry::current_user(),
+    )?;
+    let name = allowed_entry::entry_name(&new.pattern, new.pin.as_ref());
+    if options.json {
+        print_json(&serde_json::json!({ "allowed": name }))?
+    } else {
+        print(&format!("{name}\n"))?
     }
-    if entry::is_open(&config) {
-        message::say(&[Line::Note(entry::POLICY_IS_OPEN.to_owned())]);
+    if allowed_entry::is_policy_open(&config) {
+        message::print(&[Message::Note(allowed_entry::POLICY_IS_OPEN.to_owned())]);
     }
     Ok(0)
 }

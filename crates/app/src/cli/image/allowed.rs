@@ -1,13 +1,13 @@
-//! `airlock image allowed`: shows the images that may be used, or who changed the list.
+//! `airlock image allowed`: lists the allowed images, or the changes of the list.
 
-use super::entry;
+use super::allowed_entry;
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Show who changed the list and what was refused instead, the newest first
+    /// Show the changes of the list and refused ones instead, newest first
     #[arg(long)]
     trail: bool,
     /// Print one JSON object
@@ -33,13 +33,13 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let images = entry::open(&config)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let images = allowed_entry::open(&config)?;
     match (options.trail, options.json) {
         (false, true) => print_json(&list_json(&config, &images.list()?))?,
         (false, false) => print(&table(images.list()?.iter().map(row)))?,
@@ -48,14 +48,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         )?,
         (true, false) => print(&table(images.trail()?.iter().map(line)))?,
     }
-    if entry::is_open(&config) && !options.json {
-        message::say(&[Line::Note(entry::POLICY_IS_OPEN.to_owned())]);
+    if allowed_entry::is_policy_open(&config) && !options.json {
+        message::print(&[Message::Note(allowed_entry::POLICY_IS_OPEN.to_owned())]);
     }
     Ok(0)
 }
 
 fn list_json(config: &Config, list: &[AllowedImage]) -> Value {
-    let policy = if entry::is_open(config) {
+    let policy = if allowed_entry::is_policy_open(config) {
         "open"
     } else {
         "allowed"
@@ -85,7 +85,7 @@ fn line_json(line: &TrailLine) -> Value {
     json!({ "at": at.to_string(), "who": who, "what": what, "image": image, "about": about })
 }
 
-/// The name as `disallow` takes it, what it is good for, when and by whom it was added, and why.
+/// The columns of an entry: name as `disallow` takes it, capabilities, time, user, note.
 fn row(entry: &AllowedImage) -> Vec<String> {
     let words: Vec<_> = entry.capabilities.iter().map(Capability::as_str).collect();
     let words = if words.is_empty() {
@@ -93,7 +93,7 @@ fn row(entry: &AllowedImage) -> Vec<String> {
     } else {
         words.join(",")
     };
-    let name = entry::name(&entry.pattern, entry.pin.as_ref());
+    let name = allowed_entry::entry_name(&entry.pattern, entry.pin.as_ref());
     vec![
         name,
         words,
@@ -120,7 +120,7 @@ fn line(line: &TrailLine) -> Vec<String> {
     ]
 }
 
-/// Columns as wide as their widest cell; nothing in them can steer a terminal.
+/// Aligns columns and escapes control characters.
 fn table(rows: impl Iterator<Item = Vec<String>>) -> String {
     let rows: Vec<Vec<String>> = rows
         .map(|row| row.iter().map(|cell| printable(cell)).collect())

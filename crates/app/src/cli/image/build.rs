@@ -1,17 +1,18 @@
-//! `airlock image build`: an image from a recipe and Debian packages, without a registry; then it is checked.
+//! `airlock image build`: builds an image from a recipe and Debian packages without a registry,
+//! then checks it.
 
 use super::{
     check::{self, Subject},
+    image_store,
     recipe::{self, Source},
-    shared,
 };
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use image::build::{
@@ -36,10 +37,10 @@ Examples:
   airlock image build ./my-image --name localhost/my-image:1
 
 Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, runtime.
-docs/images.md tells how to write a recipe of one's own.";
+docs/images.md describes how to write a recipe.";
 
-/// Variables of the caller that whoever fetches packages gets.
-const FETCHING: [&str; 6] = [
+/// The caller's proxy variables, passed to the step that fetches packages.
+const PROXY_VARIABLES: [&str; 6] = [
     "http_proxy",
     "https_proxy",
     "no_proxy",
@@ -52,25 +53,25 @@ const FETCHING: [&str; 6] = [
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// A recipe of Airlock's own, or a folder with a Containerfile
+    /// A built-in recipe, or a folder with a Containerfile
     #[arg(value_name = "PROFILE|DIR")]
     what: PathBuf,
-    /// Also keep the image as an archive; one that exists is not overwritten
+    /// Also write the image to an archive; an existing one is not overwritten
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// linux/amd64, linux/arm64 or both [default: this machine's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = platform)]
     platform: Vec<Platform>,
-    /// What to call the image [default: localhost/PROFILE or localhost/DIR]
+    /// The image's name [default: localhost/PROFILE or localhost/DIR]
     #[arg(long, value_name = "REF")]
     name: Option<ImageRef>,
-    /// Where packages come from, as a file of apt [default: this machine's Debian sources]
+    /// Package sources, as an apt sources file [default: this machine's Debian sources]
     #[arg(long, value_name = "FILE")]
     sources: Option<PathBuf>,
     /// The static airlock-init for linux/arm64, for recipes that copy it
     #[arg(long, value_name = "FILE")]
     init_arm64: Option<PathBuf>,
-    /// Show what the build says
+    /// Show the build's output
     #[arg(long)]
     verbose: bool,
     /// Print one JSON object
@@ -83,34 +84,36 @@ fn platform(text: &str) -> Result<Platform, String> {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
     options.refuse_impossible()?;
     let source = Source::find(&options.what)?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => source.default_name()?,
     };
-    let plans = plans(options, &source, surroundings)?;
-    let temporary = surroundings
+    let plans = plans(options, &source, env)?;
+    let temporary = env
         .variable("TMPDIR")
         .map_or(Path::new("/var/tmp"), Path::new);
-    let images = shared::open(global, surroundings)?;
-    let workshop = Workshop::open(temporary).map_err(failure)?;
-    let archive = make(&plans, &workshop, &name, options);
-    let kept = archive.and_then(|archive| keep(&archive, options, &config, &name, &images));
-    // Also where it failed: what is in there may belong to ids that its owner cannot remove.
-    let closed = workshop.close().map_err(failure);
+    let images = image_store::open(global, env)?;
+    let workshop = Workshop::open(temporary).map_err(build_failure)?;
+    let archive = build_archive(&plans, &workshop, &name, options);
+    let kept =
+        archive.and_then(|archive| load_and_check(&archive, options, &config, &name, &images));
+    // The workshop is closed after a failure, too: its files may belong to subordinate ids that
+    // only it can remove.
+    let closed = workshop.close().map_err(build_failure);
     let status = kept?;
     closed.map(|()| status)
 }
 
 impl Options {
-    /// Whether the image can be run on this machine.
+    /// Whether the image can run on this machine.
     fn is_for_here(&self) -> bool {
         self.platform.is_empty()
             || self
@@ -119,15 +122,15 @@ impl Options {
                 .any(|one| Platform::here() == Some(*one))
     }
 
-    /// What would fail only after minutes.
+    /// Refuses options that would fail only after minutes.
     fn refuse_impossible(&self) -> Result<(), Failure> {
         if self.output.is_none() && !self.is_for_here() {
-            let message = "an image for another machine is of no use in this one's store";
+            let message = "an image for another platform cannot be used in this machine's store";
             return Err(Failure::invalid(message, "add --output FILE"));
         }
         match &self.output {
             Some(path) if path.symlink_metadata().is_ok() => {
-                let message = format!("cannot make `{}`: it is there already", path.display());
+                let message = format!("cannot create `{}`: it exists already", path.display());
                 Err(Failure::invalid(message, "choose another --output"))
             }
             _ => Ok(()),
@@ -135,15 +138,11 @@ impl Options {
     }
 }
 
-/// Where Python packages are fetched from.
-const PASSED: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
+/// The caller's variables that recipes may read: where Python packages come from.
+const PIP_VARIABLES: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
 
-/// One plan for each platform that was asked for.
-fn plans(
-    options: &Options,
-    source: &Source,
-    surroundings: &Surroundings,
-) -> Result<Vec<Plan>, Failure> {
+/// The build plans, one for each platform.
+fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Plan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
     if platforms.is_empty() {
@@ -151,10 +150,9 @@ fn plans(
     }
     platforms.sort_unstable();
     platforms.dedup();
-    let given = |names: &[&str]| -> BTreeMap<String, String> {
+    let variables = |names: &[&str]| -> BTreeMap<String, String> {
         let value = |name: &str| {
-            surroundings
-                .variable(name)
+            env.variable(name)
                 .and_then(|value| value.to_str())
                 .map(str::to_owned)
         };
@@ -163,40 +161,39 @@ fn plans(
             .filter_map(|name| Some(((*name).to_owned(), value(name)?)))
             .collect()
     };
-    // A recipe may be a stranger's, and its steps have the network: nothing else of the caller's is theirs to ask for.
+    // A recipe may be untrusted and its steps have the network, so that it gets none of the
+    // caller's other variables.
     let arguments: Vec<_> = recipe
         .arguments
         .iter()
         .map(String::as_str)
-        .filter(|name| PASSED.contains(name))
+        .filter(|name| PIP_VARIABLES.contains(name))
         .collect();
-    let mut values = given(&arguments);
-    let certificates = certificates(&mut values)?;
-    let epoch = epoch(surroundings)?;
-    let sources = options
-        .sources
-        .clone()
-        .or_else(recipe::sources_of_this_machine);
+    let mut values = variables(&arguments);
+    let pip_certificates = pip_certificates(&mut values)?;
+    let source_date = source_date(env)?;
+    let sources = options.sources.clone().or_else(recipe::host_apt_sources);
     let sources = sources.map(std::path::absolute).transpose();
-    let sources = sources
-        .map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
+    let sources = sources.map_err(|error| {
+        Failure::internal(format!("the current folder cannot be read: {error}"))
+    })?;
     let plan = |platform: Platform| {
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
             arguments: values.clone(),
-            certificates: certificates.clone(),
-            environment: given(&FETCHING),
+            certificates: pip_certificates.clone(),
+            environment: variables(&PROXY_VARIABLES),
             sources: sources.clone(),
             recipe: recipe.clone(),
             platform,
-            epoch,
+            epoch: source_date,
         })
     };
     platforms.into_iter().map(plan).collect()
 }
 
-/// The file that `PIP_CERT` names is not in the tree: it is brought there for the time of the build.
-fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
+/// Reads the file that `PIP_CERT` names; it is shown in the tree during the build.
+fn pip_certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
     let Some(path) = arguments.get_mut("PIP_CERT") else {
         return Ok(None);
     };
@@ -210,16 +207,16 @@ fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u
     Ok(Some(bytes))
 }
 
-/// No file of the image is younger: now, unless the caller wants the same image again.
-fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
-    match surroundings.variable("SOURCE_DATE_EPOCH") {
+/// The newest modification time in the image: now, or `SOURCE_DATE_EPOCH` for a reproducible image.
+fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
+    match env.variable("SOURCE_DATE_EPOCH") {
         Some(text) => text
             .to_str()
             .and_then(|text| text.parse().ok())
             .ok_or_else(|| {
                 Failure::invalid(
-                    "SOURCE_DATE_EPOCH is no number of seconds",
-                    "unset it, or give it such a number",
+                    "SOURCE_DATE_EPOCH is not a number of seconds",
+                    "unset it, or set it to such a number",
                 )
             }),
         None => Ok(SystemTime::now()
@@ -228,45 +225,47 @@ fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
     }
 }
 
-/// Builds every plan, and writes the archive.
-fn make(
+/// Builds every plan and writes the archive.
+fn build_archive(
     plans: &[Plan],
     workshop: &Workshop,
     name: &ImageRef,
     options: &Options,
 ) -> Result<PathBuf, Failure> {
     let mut tell = |progress: Progress| match progress {
-        Progress::Step(text) => message::say(&[Line::Note(text)]),
-        Progress::Said(text) if options.verbose => message::say(&[Line::Note(format!("  {text}"))]),
+        Progress::Step(text) => message::print(&[Message::Note(text)]),
+        Progress::Said(text) if options.verbose => {
+            message::print(&[Message::Note(format!("  {text}"))])
+        }
         Progress::Said(_) => {}
     };
     let built = plans
         .iter()
         .map(|plan| plan.build(workshop, &mut tell))
         .collect::<Result<Vec<Built>, _>>();
-    let built = built.map_err(failure)?;
+    let built = built.map_err(build_failure)?;
     let path = options
         .output
         .clone()
         .unwrap_or_else(|| workshop.place("image.tar"));
     let file = File::create_new(&path).map_err(|error| {
         Failure::invalid(
-            format!("cannot make `{}`: {error}", path.display()),
+            format!("cannot create `{}`: {error}", path.display()),
             "choose another --output",
         )
     })?;
     match write_archive(&mut BufWriter::new(file), name, &built) {
         Ok(()) => Ok(path),
         Err(error) => {
-            // A part of an image is of no use to anybody.
+            // A partial archive is removed; an error of the removal is ignored.
             let _ = std::fs::remove_file(&path);
-            Err(failure(error))
+            Err(build_failure(error))
         }
     }
 }
 
-/// Takes the image into the store, and checks it there if it is for this machine.
-fn keep(
+/// Loads the image into the store and checks it, if it is for this machine.
+fn load_and_check(
     archive: &Path,
     options: &Options,
     config: &Config,
@@ -275,9 +274,9 @@ fn keep(
 ) -> Result<u8, Failure> {
     if !options.is_for_here() {
         let text = format!(
-            "{name} is for another machine: it was written, and neither loaded nor checked"
+            "{name} is for another platform: it was written, but neither loaded nor checked"
         );
-        message::say(&[Line::Note(text)]);
+        message::print(&[Message::Note(text)]);
         if options.json {
             print_json(
                 &serde_json::json!({ "image": name.familiar(), "archive": archive, "lines": [] }),
@@ -285,7 +284,7 @@ fn keep(
         }
         return Ok(0);
     }
-    message::say(&[Line::Note(format!(
+    message::print(&[Message::Note(format!(
         "loading and checking {}",
         name.familiar()
     ))]);
@@ -301,24 +300,25 @@ fn keep(
         &subject,
         &ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
     )?;
-    match options.json {
-        true => print_json(&answer)?,
-        false => print(&answer.text())?,
+    if options.json {
+        print_json(&answer)?
+    } else {
+        print(&answer.text())?
     }
     Ok(answer.status())
 }
 
-fn failure(error: BuildError) -> Failure {
+fn build_failure(error: BuildError) -> Failure {
     let cause = error
         .source()
         .map(|cause| format!(": {cause}"))
         .unwrap_or_default();
     let hint = match &error {
-        BuildError::Failed { .. } => "add --verbose to see all that the build says",
+        BuildError::Failed { .. } => "add --verbose to see the build's output",
         BuildError::NoFile { .. } => {
-            "put the file beside the recipe; for airlock-init see --init-arm64"
+            "put the file into the recipe's folder; for airlock-init see --init-arm64"
         }
-        _ => "docs/images.md tells what building needs",
+        _ => "docs/images.md lists what a build needs",
     };
     let message = format!("{error}{cause}");
     Failure {

@@ -1,13 +1,14 @@
-//! `airlock image check`: each line of the image contract, shown by runs in the real sandbox, without a network.
+//! `airlock image check`: proves each requirement of the image contract by runs in a sandbox
+//! without a network.
 
-use super::shared;
+use super::image_store;
 use crate::{
     cli::{
         Global, conclude,
         message::{Failure, printable},
         open_engine, print, print_json, runtime,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use ::fs::Dir;
 use clap::Args;
@@ -26,15 +27,15 @@ use std::{
     time::Duration,
 };
 
-/// The image does not keep the contract.
-const FAILED: u8 = 1;
+/// Exit status if the image breaks the contract.
+const CONTRACT_BROKEN: u8 = 1;
 
 const EXAMPLES: &str = "\
 Examples:
   airlock image check ./rootfs
   airlock image check ./rootfs --profile python-tools --json
 
-Exit status: 0 if the image keeps the contract (warnings are allowed), 1 if not, 125 if it could not be checked.
+Exit status: 0 if the image satisfies the contract (warnings are allowed), 1 if not, 125 if it could not be checked.
 docs/images.md has the contract.";
 
 /// The options of `airlock image check`.
@@ -44,8 +45,8 @@ pub(super) struct Options {
     /// The name of an image of this machine, or a folder with a root file system
     #[arg(value_name = "REF|DIR")]
     image: PathBuf,
-    /// What the image is for: base-tools, python-tools, node-tools, go-tools, secops-tools, agent or runtime
-    /// [default: what its label io.cynodeai.sandbox.purpose says, else base-tools]
+    /// The image's purpose: base-tools, python-tools, node-tools, go-tools, secops-tools, agent or
+    /// runtime [default: from its label io.cynodeai.sandbox.purpose, else base-tools]
     #[arg(long, value_name = "NAME", value_parser = profile)]
     profile: Option<ImageProfile>,
     /// Print one JSON object
@@ -53,25 +54,25 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// An image to be checked.
+/// An image to check.
 #[derive(Debug)]
 pub(super) struct Subject {
-    /// As it was named.
+    /// The name on the command line.
     pub(super) name: String,
     /// Its unpacked root file system.
     pub(super) root: PathBuf,
-    /// What it says about itself; nothing is known of a mere folder.
+    /// The image's configuration; `None` for a folder.
     pub(super) config: Option<ImageConfig>,
-    /// Whom it wants to run as.
+    /// The image's user.
     pub(super) user: Option<User>,
-    /// Nobody removes it meanwhile.
+    /// Keeps the image from being removed during the check.
     #[expect(dead_code, reason = "its life is its use")]
     held: Option<Stored>,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, serde::Serialize)]
-pub(super) struct Answer {
+pub(super) struct ContractReport {
     image: String,
     profiles: Vec<&'static str>,
     agent_compatible: Option<bool>,
@@ -85,32 +86,30 @@ fn profile(text: &str) -> Result<ImageProfile, String> {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let subject = Subject::find(&options.image, global, surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let subject = Subject::find(&options.image, global, env)?;
     let profiles = match options.profile {
         Some(profile) => vec![profile],
         None => ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
     };
-    let answer = check(&config, &subject, &profiles)?;
-    match options.json {
-        true => print_json(&answer)?,
-        false => print(&answer.text())?,
+    let report = check(&config, &subject, &profiles)?;
+    if options.json {
+        print_json(&report)?
+    } else {
+        print(&report.text())?
     }
-    Ok(answer.status())
+    Ok(report.status())
 }
 
 impl Subject {
-    /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
-    fn find(
-        named: &Path,
-        global: &Global,
-        surroundings: &Surroundings,
-    ) -> Result<Subject, Failure> {
+    /// Finds the image as `airlock run --image` does: a path begins with `/` or `.`, everything
+    /// else is a name.
+    fn find(named: &Path, global: &Global, env: &ProcessEnv) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
         if name.starts_with(['/', '.']) {
             return Ok(Subject {
@@ -121,17 +120,15 @@ impl Subject {
                 held: None,
             });
         }
-        let stored = shared::open(global, surroundings)?.get(&shared::reference(&name)?)?;
+        let stored = image_store::open(global, env)?.get(&image_store::reference(&name)?)?;
         Ok(Subject::of(name, stored))
     }
 
-    /// An image of the store, held while it is checked.
+    /// An image of the store, kept while it is checked.
     pub(super) fn of(name: String, stored: Stored) -> Subject {
-        let (root, config, user) = (
-            stored.root().to_owned(),
-            stored.config().clone(),
-            stored.user(),
-        );
+        let root = stored.root().to_owned();
+        let config = stored.config().clone();
+        let user = stored.user();
         Subject {
             name,
             root,
@@ -142,25 +139,25 @@ impl Subject {
     }
 }
 
-/// Looks at the image from outside, then has it show each requirement from inside.
+/// Searches the image for credentials, then proves each requirement in a sandbox.
 pub(super) fn check(
     config: &Config,
     subject: &Subject,
     profiles: &[ImageProfile],
-) -> Result<Answer, Failure> {
-    let credentials = search(subject)?;
+) -> Result<ContractReport, Failure> {
+    let credentials = find_credentials(subject)?;
     let mut lines = runtime()?.block_on(async {
         let engine = open_engine(config, None)?;
         let mut lines = Vec::new();
         for requirement in contract::requirements(profiles) {
-            lines.push(prove(&engine, config, subject, requirement).await?);
+            lines.push(run_probes(&engine, config, subject, requirement).await?);
         }
         engine.close().await;
         Ok::<_, Failure>(lines)
     })?;
     lines.push(credentials.line());
     lines.extend(subject.config.iter().flat_map(contract::declarations));
-    Ok(Answer {
+    Ok(ContractReport {
         image: subject.name.clone(),
         profiles: profiles.iter().map(|profile| profile.name()).collect(),
         agent_compatible: subject.config.as_ref().map(contract::is_for_agents),
@@ -169,21 +166,21 @@ pub(super) fn check(
     })
 }
 
-fn search(subject: &Subject) -> Result<Search, Failure> {
+fn find_credentials(subject: &Subject) -> Result<Search, Failure> {
     let found = Dir::open(&subject.root).and_then(|root| Search::tree(&root));
-    let mut search = found.map_err(|error| {
+    let mut find_credentials = found.map_err(|error| {
         Failure::invalid(
             format!("cannot look into `{}`: {error}", subject.root.display()),
             "name a folder that you may read",
         )
     })?;
     if let Some(config) = &subject.config {
-        search.config(config);
+        find_credentials.config(config);
     }
-    Ok(search)
+    Ok(find_credentials)
 }
 
-async fn prove(
+async fn run_probes(
     engine: &Engine,
     config: &Config,
     subject: &Subject,
@@ -194,7 +191,7 @@ async fn prove(
         let mut spec = config
             .policy
             .admit(request(subject, requirement.effort, probe))?;
-        // An image is checked before it is put on the list of those that may be used.
+        // The image policy does not apply: an image is checked before it is allowed.
         spec.images = ImagePolicy::default();
         let result = engine.run(spec).await;
         results.push(refuse_unstarted(result)?);
@@ -237,7 +234,7 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
     }
 }
 
-/// That a program is not there is the image's affair; that no box could be made is not.
+/// A missing program is a finding about the image; a sandbox that cannot be created is an error.
 fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
     match (&result.status, &result.error) {
         (Status::NotStarted, Some(error)) if result.exit_status == 125 => Err(error.clone().into()),
@@ -245,13 +242,13 @@ fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
     }
 }
 
-impl Answer {
-    /// What the command exits with.
+impl ContractReport {
+    /// The exit status.
     pub(super) fn status(&self) -> u8 {
-        if self.passed { 0 } else { FAILED }
+        if self.passed { 0 } else { CONTRACT_BROKEN }
     }
 
-    /// A table, and what to do about each line that is not as it should be.
+    /// The results as a table, with a remedy for each warning and failure.
     pub(super) fn text(&self) -> String {
         let width = self
             .lines
@@ -272,14 +269,15 @@ impl Answer {
                 printable(&line.seen)
             ));
             if let Some(mend) = &line.mend {
-                text.push_str(&format!("      mend: {mend}\n"));
+                text.push_str(&format!("      fix: {mend}\n"));
             }
         }
         let name = printable(&self.image);
         let profiles = self.profiles.join(", ");
-        text.push_str(&match self.passed {
-            true => format!("\n{name} keeps the contract of {profiles}.\n"),
-            false => format!("\n{name} does not keep the contract of {profiles}.\n"),
+        text.push_str(&if self.passed {
+            format!("\n{name} satisfies the contract of {profiles}.\n")
+        } else {
+            format!("\n{name} does not satisfy the contract of {profiles}.\n")
         });
         text.push_str(match self.agent_compatible {
             Some(true) => "It is marked for work of agents.\n",

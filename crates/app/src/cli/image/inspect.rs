@@ -1,13 +1,14 @@
-//! `airlock image inspect`: what an image says of itself, and what became of it here.
+//! `airlock image inspect`: an image's configuration, and how it was unpacked here.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
         message::{Failure, printable},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::Stored;
@@ -21,7 +22,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Which image
+    /// The image
     #[arg(value_name = "REF")]
     name: String,
     /// Print one JSON object
@@ -30,23 +31,24 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let name = shared::reference(&options.name)?;
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let name = image_store::reference(&options.name)?;
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::inspect(
             &client,
             &options.name,
             options.json,
         ));
     }
-    let image = shared::open(global, surroundings)?.get(&name)?;
-    match options.json {
-        true => print_json(&object(&image))?,
-        false => print(&text(&image))?,
+    let image = image_store::open(global, env)?.get(&name)?;
+    if options.json {
+        print_json(&object(&image))?
+    } else {
+        print(&text(&image))?
     }
     Ok(0)
 }
@@ -62,18 +64,18 @@ fn object(image: &Stored) -> serde_json::Value {
     })
 }
 
-/// A line each; every word of the image's own is a stranger's.
+/// One field a line, escaped: the image's texts are untrusted.
 fn text(image: &Stored) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
-    let said = if config.user.is_empty() {
-        "nobody in particular"
+    let user_name = if config.user.is_empty() {
+        "not set"
     } else {
         &config.user
     };
     let user = match image.user() {
-        Some(user) => format!("{said} (uid {}, gid {})", user.uid, user.gid),
-        None => format!("{said} (in a box: uid 1000)"),
+        Some(user) => format!("{user_name} (uid {}, gid {})", user.uid, user.gid),
+        None => format!("{user_name} (in a sandbox: uid 1000)"),
     };
     let mut lines = vec![
         ("name", names.join(", ")),
@@ -85,7 +87,7 @@ fn text(image: &Stored) -> String {
             "size",
             format!(
                 "{} in {} files",
-                shared::size(image.size_bytes()),
+                human_size(image.size_bytes()),
                 image.files()
             ),
         ),

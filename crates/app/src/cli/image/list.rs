@@ -1,13 +1,14 @@
-//! `airlock image list`: the images of this machine.
+//! `airlock image list`: lists the images of this machine.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::Listed;
@@ -27,30 +28,27 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::list(&client, options.json));
     }
-    let listing = shared::open(global, surroundings)?.list()?;
-    match options.json {
-        true => {
-            let images: Vec<_> = listing.images.iter().map(object).collect();
-            print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
-        }
-        false => {
-            print(&table(listing.images.iter().map(row).collect()))?;
-            message::say(
-                &listing
-                    .problems
-                    .into_iter()
-                    .map(Line::Note)
-                    .collect::<Vec<_>>(),
-            );
-        }
+    let listing = image_store::open(global, env)?.list()?;
+    if options.json {
+        let images: Vec<_> = listing.images.iter().map(object).collect();
+        print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
+    } else {
+        print(&table(listing.images.iter().map(row).collect()))?;
+        message::print(
+            &listing
+                .problems
+                .into_iter()
+                .map(Message::Note)
+                .collect::<Vec<_>>(),
+        );
     }
     Ok(0)
 }
@@ -62,7 +60,7 @@ fn object(listed: &Listed) -> serde_json::Value {
     })
 }
 
-/// Aligned columns; what an image says of itself is a stranger's word.
+/// Aligns columns and escapes the image's texts, which are untrusted.
 pub(super) fn table(images: Vec<[String; 5]>) -> String {
     let titles = ["NAME", "DIGEST", "SIZE", "PLATFORM", "CREATED"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(titles).chain(images).collect();
@@ -85,7 +83,8 @@ pub(super) fn table(images: Vec<[String; 5]>) -> String {
 
 fn row(listed: &Listed) -> [String; 5] {
     let created = listed.created.as_deref().unwrap_or_default();
-    let (name, platform) = (listed.name.familiar(), listed.platform.to_string());
+    let name = listed.name.familiar();
+    let platform = listed.platform.to_string();
     cells(
         &name,
         listed.digest.hex(),
@@ -95,7 +94,7 @@ fn row(listed: &Listed) -> [String; 5] {
     )
 }
 
-/// What is shown of one.
+/// The columns of one image.
 pub(super) fn cells(
     name: &str,
     digest: &str,
@@ -106,9 +105,9 @@ pub(super) fn cells(
     [
         printable(name),
         printable(&digest.chars().take(12).collect::<String>()),
-        shared::size(size),
+        human_size(size),
         printable(platform),
-        // To the second.
+        // The time is cut to seconds.
         printable(&created.chars().take(19).collect::<String>()),
     ]
 }

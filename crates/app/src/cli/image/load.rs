@@ -1,13 +1,14 @@
-//! `airlock image load`: an archive or an OCI layout becomes an image of this machine.
+//! `airlock image load`: loads an archive or an OCI layout into the store.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::{Limits, Loaded, Progress, Source};
@@ -24,17 +25,17 @@ Examples:
   airlock image load agent.tar
   airlock image load ./layout --name agent:1
 
-It takes what `docker save` writes, and OCI layouts as a folder or as an archive, also compressed by gzip or zstd.
-Every digest is checked. docs/images.md says what becomes of owners, rights and devices.";
+It accepts archives of `docker save`, and OCI layouts as a folder or archive, also compressed by gzip or zstd.
+Every digest is checked. docs/images.md describes owners, permissions and devices.";
 
 /// The options of `airlock image load`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// An archive, a folder in OCI's layout, or - for standard input
+    /// An archive, a folder with an OCI layout, or - for standard input
     #[arg(value_name = "FILE|DIR|-")]
     source: PathBuf,
-    /// What to call it; without this, what it calls itself. Of several images in one archive, the one of this name
+    /// The image's name [default: the archive's]; selects one of several images in an archive
     #[arg(long, value_name = "REF")]
     name: Option<String>,
     /// Print one JSON object
@@ -43,13 +44,17 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let name = options.name.as_deref().map(shared::reference).transpose()?;
-    if let Some(client) = global.server(surroundings)? {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let name = options
+        .name
+        .as_deref()
+        .map(image_store::reference)
+        .transpose()?;
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::load(
             &client,
             &options.source,
@@ -57,19 +62,16 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             options.json,
         ));
     }
-    let images = shared::open(global, surroundings)?;
-    let problems: Vec<_> = images.sweep().into_iter().map(Line::Note).collect();
-    message::say(&problems);
-    let mut meter = Meter {
+    let images = image_store::open(global, env)?;
+    let problems: Vec<_> = images.sweep().into_iter().map(Message::Note).collect();
+    message::print(&problems);
+    let mut progress = LoadProgress {
         shown: io::stderr().is_terminal(),
     };
-    let loaded = images.load(
-        source(options)?,
-        name,
-        &Limits::default(),
-        &mut |progress| meter.show(progress),
-    );
-    meter.clear();
+    let loaded = images.load(source(options)?, name, &Limits::default(), &mut |step| {
+        progress.show(step)
+    });
+    progress.clear();
     report(&loaded?, options.json)?;
     Ok(0)
 }
@@ -101,26 +103,26 @@ fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
     let text = format!(
         "{word} {} ({})\n",
         names.join(", "),
-        shared::size(image.size_bytes())
+        human_size(image.size_bytes())
     );
     print(&message::printable(text.trim_end()))?;
     print("\n")?;
     if image.left_out() > 0 {
         let text = format!(
-            "{} devices and pipes were left out: a box has its own /dev",
+            "{} devices and pipes were omitted: a sandbox has its own /dev",
             image.left_out()
         );
-        message::say(&[Line::Note(text)]);
+        message::print(&[Message::Note(text)]);
     }
     Ok(())
 }
 
-/// One line that is written over and over, for somebody who watches.
-struct Meter {
+/// Progress on a terminal, one line that is redrawn.
+struct LoadProgress {
     shown: bool,
 }
 
-impl Meter {
+impl LoadProgress {
     fn show(&mut self, progress: Progress) {
         if self.shown {
             let Progress {
@@ -128,8 +130,8 @@ impl Meter {
                 layers,
                 bytes,
             } = progress;
-            let line = format!("\r\x1b[Klayer {layer} of {layers}, {}", shared::size(bytes));
-            // Nobody to see it is no failure of the load.
+            let line = format!("\r\x1b[Klayer {layer} of {layers}, {}", human_size(bytes));
+            // A write error is ignored: the terminal is gone.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
     }

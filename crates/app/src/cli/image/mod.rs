@@ -3,22 +3,22 @@
 mod admit;
 mod allow;
 mod allowed;
+mod allowed_entry;
 mod build;
 mod check;
 mod disallow;
-mod entry;
+pub(super) mod image_store;
 mod inspect;
 mod list;
 mod load;
-mod progress;
 mod pull;
+mod pull_progress;
 mod recipe;
 mod remote;
 mod rm;
-pub(super) mod shared;
 
 use super::Global;
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -43,43 +43,43 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show the images of this machine
+    /// List the images of this machine
     List(list::Options),
-    /// Take an image from an archive or an OCI layout
+    /// Load an image from an archive or an OCI layout
     Load(load::Options),
-    /// Show what an image says of itself, and what became of it here
+    /// Show an image's configuration, and how it was unpacked here
     Inspect(inspect::Options),
-    /// Take names away, and images with their last name
+    /// Remove image names, and each image with its last name
     Rm(rm::Options),
-    /// Build an image from a recipe and Debian packages, without a registry, and check it
+    /// Build an image from a recipe and Debian packages without a registry, and check it
     Build(build::Options),
-    /// Show in the sandbox that an image keeps the image contract
+    /// Check in a sandbox that an image satisfies the image contract
     Check(check::Options),
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     Pull(pull::Options),
-    /// Put images on the list of those that may be used
+    /// Add images to the list of allowed images
     Allow(allow::Options),
-    /// Take images off the list of those that may be used
+    /// Remove images from the list of allowed images
     Disallow(disallow::Options),
-    /// Show the images that may be used, or who changed the list
+    /// Show the allowed images, or the changes of the list
     Allowed(allowed::Options),
-    /// Say whether an image may be used here, and why
+    /// Show whether an image may be used here, and why
     Admit(admit::Options),
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     match options.action {
-        Action::List(options) => list::execute(&options, global, surroundings),
-        Action::Check(options) => check::execute(&options, global, surroundings),
-        Action::Build(options) => build::execute(&options, global, surroundings),
-        Action::Load(options) => load::execute(&options, global, surroundings),
-        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
-        Action::Rm(options) => rm::execute(&options, global, surroundings),
-        Action::Pull(options) => pull::execute(&options, global, surroundings),
-        Action::Allow(options) => allow::execute(options, global, surroundings),
-        Action::Disallow(options) => disallow::execute(&options, global, surroundings),
-        Action::Allowed(options) => allowed::execute(&options, global, surroundings),
-        Action::Admit(options) => admit::execute(options, global, surroundings),
+        Action::List(options) => list::execute(&options, global, env),
+        Action::Check(options) => check::execute(&options, global, env),
+        Action::Build(options) => build::execute(&options, global, env),
+        Action::Load(options) => load::execute(&options, global, env),
+        Action::Inspect(options) => inspect::execute(&options, global, env),
+        Action::Rm(options) => rm::execute(&options, global, env),
+        Action::Pull(options) => pull::execute(&options, global, env),
+        Action::Allow(options) => allow::execute(options, global, env),
+        Action::Disallow(options) => disallow::execute(&options, global, env),
+        Action::Allowed(options) => allowed::execute(&options, global, env),
+        Action::Admit(options) => admit::execute(options, global, env),
     }
 }

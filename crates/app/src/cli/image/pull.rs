@@ -1,14 +1,16 @@
-//! `airlock image pull`: an image from a registry, by way of a layout in the store's own folder.
+//! `airlock image pull`: pulls an image from a registry into a layout in the store's own folder,
+//! then unpacks it.
 
-use super::{progress::Meter, shared};
+use super::{image_store, pull_progress::PullProgress};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print, print_json,
         run::Signals,
+        size::human_size,
     },
-    config::{Config, Surroundings},
+    config::{Config, ProcessEnv},
 };
 use clap::Args;
 use image::{
@@ -24,10 +26,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// As after Ctrl-C everywhere.
-const CANCELLED: u8 = 130;
-/// Configuration and layers as they come, compressed.
-const MOST_BYTES: u64 = 16 << 30;
+/// Exit status after Ctrl-C.
+const CANCELLED_STATUS: u8 = 130;
+/// The maximum size of configuration and compressed layers.
+const MAX_IMAGE_BYTES: u64 = 16 << 30;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,8 +37,8 @@ Examples:
   airlock image pull ghcr.io/team/tool@sha256:…
   airlock image pull 127.0.0.1:5000/agent --json
 
-Every byte is checked against its digest as it comes. Credentials are those of `docker login`
-and `podman login`. Registries are asked over TLS; those on loopback addresses may do without.";
+Every byte is checked against its digest while it arrives. Credentials are those of `docker login`
+and `podman login`. Registries need TLS, except on loopback addresses.";
 
 /// The options of `airlock image pull`.
 #[derive(Args, Debug)]
@@ -48,10 +50,10 @@ pub(super) struct Options {
         help = "[REGISTRY/]NAME[:TAG][@DIGEST]; without a registry it is one of docker.io"
     )]
     name: String,
-    /// The machine it must be made for [default: linux on this one]
+    /// The platform [default: linux on this machine's architecture]
     #[arg(long, value_name = "linux/ARCH")]
     platform: Option<Platform>,
-    /// Ask the registry over plain http: anybody on the way can read the password
+    /// Use plain HTTP: the password can then be read on the network
     #[arg(long)]
     plain_http: bool,
     /// Print one JSON object
@@ -59,7 +61,7 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// What was pulled, as it is shown.
+/// The result of a pull, as `--json` prints it.
 #[derive(Debug, serde::Serialize)]
 struct Report {
     name: String,
@@ -72,62 +74,61 @@ struct Report {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    let outcome = attempt(options, global, surroundings);
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    let outcome = attempt(options, global, env);
     let cancelled = outcome
         .as_ref()
         .is_err_and(|failure| failure.code == ErrorCode::Cancelled);
     let status = conclude(outcome, options.json);
-    if cancelled { CANCELLED } else { status }
+    if cancelled { CANCELLED_STATUS } else { status }
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let config = global.configure(surroundings)?;
-    let name = shared::reference(&options.name)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let config = global.configure(env)?;
+    let name = image_store::reference(&options.name)?;
     check_registry(&config, &name)?;
     let began = Instant::now();
-    let pulled = cancellable(options, &name, &config, surroundings)?;
+    let pulled = cancellable(options, &name, &config, env)?;
     let report = report(&name, pulled, began.elapsed());
-    match options.json {
-        true => print_json(&report)?,
-        false => print(&text(&report))?,
+    if options.json {
+        print_json(&report)?
+    } else {
+        print(&text(&report))?
     }
     Ok(0)
 }
 
-/// Pulls until a signal; whatever comes of it, what was on its way is removed.
+/// Pulls until a signal arrives. Partial downloads are removed in every case.
 fn cancellable(
     options: &Options,
     name: &ImageRef,
     config: &Config,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Pulled, Failure> {
-    let images = Images::open(config.state.join(shared::FOLDER))?;
-    message::say(
+    let images = Images::open(config.state.join(image_store::FOLDER))?;
+    message::print(
         &images
             .sweep()
             .into_iter()
-            .map(Line::Note)
+            .map(Message::Note)
             .collect::<Vec<_>>(),
     );
-    let (runtime, scratch, meter) = (
-        crate::cli::runtime()?,
-        images.scratch()?,
-        Arc::new(Meter::new()),
-    );
+    let runtime = crate::cli::runtime()?;
+    let scratch = images.scratch()?;
+    let meter = Arc::new(PullProgress::new());
     let pulled = runtime.block_on(async {
-        let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
+        let unheard = |error| Failure::internal(format!("cannot wait for signals: {error}"));
         let mut signals = Signals::listen().map_err(unheard)?;
-        let request = request(options, name, surroundings).await?;
+        let request = request(options, name, env).await?;
         let watcher = Arc::clone(&meter);
         let pulling = async {
             let pulled = registry::pull(
                 &request,
                 scratch.path(),
-                Arc::new(move |event| watcher.tell(event)),
+                Arc::new(move |event| watcher.update(event)),
             )
             .await?;
-            keep(&images, name, scratch.path().to_owned()).await?;
+            unpack(&images, name, scratch.path().to_owned()).await?;
             Ok(pulled)
         };
         tokio::select! {
@@ -136,7 +137,7 @@ fn cancellable(
         }
     });
     meter.clear();
-    // Not waiting for what a signal interrupts; the next command sweeps what it leaves.
+    // An interrupted unpacking is not awaited; the next command sweeps its leftovers.
     runtime.shutdown_background();
     scratch.discard();
     pulled
@@ -153,7 +154,10 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
         .as_deref()
         .unwrap_or_default()
         .join(", ");
-    let message = format!("images are not pulled from `{}` here", name.registry());
+    let message = format!(
+        "pulling images from `{}` is not allowed here",
+        name.registry()
+    );
     let hint = match allowed.as_str() {
         "" => "`images.registries` of the configuration allows none".to_owned(),
         some => format!("`images.registries` of the configuration allows {some}"),
@@ -166,10 +170,8 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
 }
 
 fn cancelled() -> Failure {
-    let (message, hint) = (
-        "the pull was cancelled".to_owned(),
-        "nothing of it was kept".to_owned(),
-    );
+    let message = "the pull was cancelled".to_owned();
+    let hint = "nothing was stored".to_owned();
     Failure {
         code: ErrorCode::Cancelled,
         message,
@@ -177,14 +179,10 @@ fn cancelled() -> Failure {
     }
 }
 
-async fn request(
-    options: &Options,
-    name: &ImageRef,
-    surroundings: &Surroundings,
-) -> Result<Request, Failure> {
+async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result<Request, Failure> {
     let sources = Sources {
-        files: credential_files(surroundings),
-        search_path: surroundings.variable("PATH"),
+        files: credential_files(env),
+        search_path: env.variable("PATH"),
     };
     Ok(Request {
         name: name.clone(),
@@ -195,14 +193,15 @@ async fn request(
             Transport::Secure
         },
         credentials: sources.find(name).await?,
-        most_bytes: MOST_BYTES,
+        most_bytes: MAX_IMAGE_BYTES,
         patience: Patience::default(),
     })
 }
 
-/// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
-async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
-    let (images, name) = (images.clone(), name.clone());
+/// Unpacks the layout in a blocking task, so that signals are handled meanwhile.
+async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+    let images = images.clone();
+    let name = name.clone();
     let loading = tokio::task::spawn_blocking(move || {
         images
             .load(
@@ -219,18 +218,18 @@ async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), F
     Ok(loaded?)
 }
 
-/// Where `docker login` and `podman login` write, as far as this user is told to look there.
-fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
-    let path = |name: &str| surroundings.variable(name).map(PathBuf::from);
+/// The files that `docker login` and `podman login` write, by this user's environment.
+fn credential_files(env: &ProcessEnv) -> Vec<PathBuf> {
+    let path = |name: &str| env.variable(name).map(PathBuf::from);
     if let Some(named) = path("REGISTRY_AUTH_FILE") {
         return vec![named];
     }
     let podman = path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json"));
-    let home = || surroundings.home().map(|home| home.join(".docker"));
+    let home = || env.home().map(|home| home.join(".docker"));
     let docker = path("DOCKER_CONFIG")
         .or_else(home)
         .map(|folder| folder.join("config.json"));
-    // A relative path would lead into the current folder, which may be a hostile clone.
+    // Relative paths are ignored: the current folder may be a hostile clone.
     podman
         .into_iter()
         .chain(docker)
@@ -268,14 +267,14 @@ fn text(report: &Report) -> String {
     };
     let line = format!(
         "pulled {name} for {platform}: {counted}, {} in {seconds:.1} s",
-        shared::size(*bytes)
+        human_size(*bytes)
     );
     format!("{}\n{digest}\n", message::printable(&line))
 }
 
 impl From<CredentialsError> for Failure {
     fn from(error: CredentialsError) -> Self {
-        let hint = "mend it, or point REGISTRY_AUTH_FILE to a file without it".to_owned();
+        let hint = "fix it, or set REGISTRY_AUTH_FILE to a file without it".to_owned();
         Failure {
             code: ErrorCode::InvalidSpec,
             message: error.to_string(),
@@ -292,7 +291,8 @@ impl From<PullError> for Failure {
             Kind::Unavailable => ErrorCode::BackendUnavailable,
             Kind::Local => ErrorCode::Internal,
         };
-        let (mut message, mut cause) = (error.to_string(), std::error::Error::source(&error));
+        let mut message = error.to_string();
+        let mut cause = std::error::Error::source(&error);
         while let Some(next) = cause {
             message.push_str(&format!(": {next}"));
             cause = next.source();
@@ -317,9 +317,9 @@ mod tests {
                 .iter()
                 .map(|(name, value)| ((*name).into(), (*value).into()))
                 .collect();
-            credential_files(&Surroundings {
+            credential_files(&ProcessEnv {
                 variables,
-                ..Surroundings::default()
+                ..ProcessEnv::default()
             })
         };
         assert_eq!(
@@ -363,8 +363,8 @@ mod tests {
             layers: 1,
             duration_ms: 1250,
         };
-        let told =
+        let expected =
             "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
-        assert_eq!(text(&report), told);
+        assert_eq!(text(&report), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Where a recipe comes from: this program, or a folder of the caller's, which may be a stranger's clone.
+//! The source of a recipe: built in, or a folder of the caller, which may be an untrusted clone.
 
 use crate::cli::message::Failure;
 use ::fs::Dir;
@@ -15,18 +15,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// No file that is copied is larger.
-const LARGEST_FILE: u64 = 256 << 20;
-const LARGEST_RECIPE: u64 = 256 << 10;
-const NAMES: [&str; 2] = ["Containerfile", "Dockerfile"];
+/// The maximum size of a copied file.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+const MAX_RECIPE_BYTES: u64 = 256 << 10;
+const RECIPE_NAMES: [&str; 2] = ["Containerfile", "Dockerfile"];
 
-/// What the files that are copied hold, and whether they can be executed.
+/// The copied files: contents, and whether they are executable.
 pub(super) type Files = BTreeMap<String, (Vec<u8>, bool)>;
 
-/// A recipe with what lies beside it.
+/// A recipe with its build context.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// One of this program's own.
+    /// A built-in recipe.
     Profile(ImageProfile),
     /// A folder with a Containerfile.
     Folder {
@@ -37,7 +37,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// A name without a slash is first looked for among the profiles.
+    /// Finds the recipe: a built-in profile of that name, otherwise a folder.
     pub(super) fn find(what: &Path) -> Result<Source, Failure> {
         if let Some(profile) = what.to_str().and_then(ImageProfile::named) {
             return Ok(Source::Profile(profile));
@@ -51,10 +51,10 @@ impl Source {
             )
         };
         let folder = Dir::open(what).map_err(refused)?;
-        // Only one that is absent leaves room for the other name.
-        let (bytes, _) = match read(&folder, NAMES[0], LARGEST_RECIPE) {
+        // The second name is tried only if the first file is absent.
+        let (bytes, _) = match read(&folder, RECIPE_NAMES[0], MAX_RECIPE_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                read(&folder, NAMES[1], LARGEST_RECIPE)
+                read(&folder, RECIPE_NAMES[1], MAX_RECIPE_BYTES)
             }
             first => first,
         }
@@ -68,7 +68,7 @@ impl Source {
         })
     }
 
-    /// Under `localhost`, which no registry has.
+    /// The default name, under `localhost`, which is no registry.
     pub(super) fn default_name(&self) -> Result<ImageRef, Failure> {
         let name = match self {
             Source::Profile(profile) => profile.name().to_owned(),
@@ -84,23 +84,25 @@ impl Source {
         format!("localhost/{name}")
             .parse()
             .map_err(|bad: spec::BadImageRef| {
-                Failure::invalid(bad.to_string(), "say what to call the image with --name")
+                Failure::invalid(bad.to_string(), "choose a name with --name")
             })
     }
 
-    /// The recipe, down to the base image.
+    /// Parses the recipe.
     pub(super) fn recipe(&self) -> Result<Recipe, Failure> {
         let (name, text) = match self {
             Source::Profile(profile) => (profile.name().to_owned(), of_profile(*profile)),
             Source::Folder { path, text, .. } => (path.display().to_string(), text.as_str()),
         };
         Recipe::parse(text).map_err(|bad| {
-            let hint = "docs/images.md tells what a recipe may say; other builders know more";
+            let hint =
+                "docs/images.md lists what a recipe may contain; other builders support more";
             Failure::invalid(format!("the recipe of `{name}`, {bad}"), hint)
         })
     }
 
-    /// What the recipe copies. Our own programs are brought along; a file of that name beside the recipe goes before.
+    /// The files that the recipe copies. Airlock's own programs are built in; a file of that name
+    /// in the folder has precedence.
     pub(super) fn files(
         &self,
         recipe: &Recipe,
@@ -112,13 +114,13 @@ impl Source {
             let Step::Copy { from, .. } = step else {
                 continue;
             };
-            let beside = match self {
-                Source::Folder { folder, .. } => Some(read(folder, from, LARGEST_FILE)),
+            let in_folder = match self {
+                Source::Folder { folder, .. } => Some(read(folder, from, MAX_FILE_BYTES)),
                 Source::Profile(_) => None,
             };
-            let file = match (beside, from.as_str()) {
+            let file = match (in_folder, from.as_str()) {
                 (Some(Ok(file)), _) => file,
-                (_, FIRST_PROCESS) => (first_process(platform, init_arm64)?, true),
+                (_, FIRST_PROCESS) => (init_program(platform, init_arm64)?, true),
                 (_, name) if name == REFERENCE_AGENT.0 => (REFERENCE_AGENT.1.into(), true),
                 (Some(Err(error)), _) => {
                     let hint =
@@ -136,15 +138,15 @@ impl Source {
     }
 }
 
-/// The static program for a platform.
-fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
+/// The static `airlock-init` for a platform.
+fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
     if Platform::here() == Some(platform) {
         return Ok(engine::INIT_PROGRAM.to_vec());
     }
     let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
     let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {
         let what = format!(
-            "there is no airlock-init for linux/{} here",
+            "this program has no airlock-init for linux/{}",
             platform.architecture()
         );
         return Err(Failure::invalid(what, hint));
@@ -152,33 +154,34 @@ fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8
     let bytes = std::fs::read(path).map_err(|error| {
         Failure::invalid(format!("cannot read `{}`: {error}", path.display()), hint)
     })?;
-    // The machine of an ELF file: 183 is AArch64.
-    match bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
-        true => Ok(bytes),
-        false => Err(Failure::invalid(
-            format!("`{}` is no program for linux/arm64", path.display()),
+    // The machine field of an ELF file: 183 is AArch64.
+    if bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
+        Ok(bytes)
+    } else {
+        Err(Failure::invalid(
+            format!("`{}` is not a program for linux/arm64", path.display()),
             hint,
-        )),
+        ))
     }
 }
 
-/// A plain file beneath a folder, and whether it can be executed.
+/// Reads a regular file beneath a folder, and whether it is executable.
 fn read(folder: &Dir, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
     let file = folder.read_file(name)?;
-    let about = file.metadata()?;
-    if !about.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a plain file"));
     }
-    if about.len() > most {
+    if metadata.len() > most {
         return Err(io::Error::other(format!("it is larger than {most} bytes")));
     }
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
-    Ok((bytes, about.permissions().mode() & 0o111 != 0))
+    Ok((bytes, metadata.permissions().mode() & 0o111 != 0))
 }
 
-/// Where this machine's own packages come from, if it is of the same release of Debian.
-pub(super) fn sources_of_this_machine() -> Option<PathBuf> {
+/// This machine's apt sources, if they are of the same Debian release.
+pub(super) fn host_apt_sources() -> Option<PathBuf> {
     let places = [
         "/etc/apt/sources.list.d/debian.sources",
         "/etc/apt/sources.list",
@@ -198,18 +201,18 @@ mod tests {
     fn the_containerfile_that_cannot_be_read_is_the_one_that_is_told() {
         let folder = std::env::temp_dir().join(format!("airlock-recipe-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let told = || match Source::find(&folder) {
+        let outcome = || match Source::find(&folder) {
             Ok(Source::Folder { text, .. }) => text,
             Ok(Source::Profile(_)) => panic!("a folder is no profile"),
             Err(failure) => failure.message,
         };
-        std::fs::write(folder.join(NAMES[1]), "FROM b").unwrap();
-        assert_eq!(told(), "FROM b");
-        let large = "#".repeat(LARGEST_RECIPE as usize + 1);
-        std::fs::write(folder.join(NAMES[0]), large).unwrap();
-        let too_large = told();
-        std::fs::write(folder.join(NAMES[0]), "FROM a").unwrap();
-        let first = told();
+        std::fs::write(folder.join(RECIPE_NAMES[1]), "FROM b").unwrap();
+        assert_eq!(outcome(), "FROM b");
+        let large = "#".repeat(MAX_RECIPE_BYTES as usize + 1);
+        std::fs::write(folder.join(RECIPE_NAMES[0]), large).unwrap();
+        let too_large = outcome();
+        std::fs::write(folder.join(RECIPE_NAMES[0]), "FROM a").unwrap();
+        let first = outcome();
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(too_large.contains("it is larger than"), "{too_large}");
         assert_eq!(first, "FROM a");

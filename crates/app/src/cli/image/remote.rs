@@ -1,12 +1,14 @@
-//! Images of a server: listed, loaded, shown, removed. Its answers are the objects that `--json` prints.
+//! Images at a server: listed, loaded, shown, removed. The responses are the objects that `--json`
+//! prints.
 
-use super::{list, shared};
+use super::{image_store, list};
 use crate::{
     cli::{
         message::{self, Failure, printable},
         print, print_json,
+        size::human_size,
     },
-    remote::{Ask, Client, query, segments, upload},
+    remote::{Client, ClientRequest, query, segments, upload},
 };
 use http::Method;
 use serde::Deserialize;
@@ -18,20 +20,21 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may take to unpack an image.
-const LONGEST_LOAD: Duration = Duration::from_secs(3600);
+/// How long a server may take to unpack an upload.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize)]
-struct All {
+struct ImageList {
     images: Vec<Value>,
 }
 
-/// Lists them.
+/// Lists the server's images.
 pub(super) async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
-    let All { images } = client.json(Ask::get("/v1/images")).await?;
-    match json {
-        true => print_json(&json!({ "images": images, "notes": [] }))?,
-        false => print(&list::table(images.iter().map(row).collect()))?,
+    let ImageList { images } = client.json(ClientRequest::get("/v1/images")).await?;
+    if json {
+        print_json(&json!({ "images": images, "notes": [] }))?
+    } else {
+        print(&list::table(images.iter().map(row).collect()))?
     }
     Ok(0)
 }
@@ -50,13 +53,13 @@ fn row(image: &Value) -> [String; 5] {
 }
 
 #[derive(Deserialize)]
-struct Loaded {
+struct LoadResponse {
     names: Vec<String>,
     size_bytes: u64,
     fresh: bool,
 }
 
-/// Sends an archive.
+/// Uploads an archive.
 pub(super) async fn load(
     client: &Client,
     source: &Path,
@@ -65,15 +68,16 @@ pub(super) async fn load(
 ) -> Result<u8, Failure> {
     let (from, length) = archive(source)?;
     let path = format!("/v1/images{}", query(&[("name", name.map(str::to_owned))]));
-    let ask = Ask::new(Method::POST, path)
+    let ask = ClientRequest::new(Method::POST, path)
         .body(upload(from, length))
-        .patience(LONGEST_LOAD);
-    let told: Value = client.json(ask).await?;
+        .response_timeout(LOAD_TIMEOUT);
+    let answer: Value = client.json(ask).await?;
     if json {
-        print_json(&told)?;
+        print_json(&answer)?;
         return Ok(0);
     }
-    let loaded = Loaded::deserialize(&told).map_err(|error| client.foreign(error.to_string()))?;
+    let loaded = LoadResponse::deserialize(&answer)
+        .map_err(|error| client.not_airlock(error.to_string()))?;
     let word = if loaded.fresh {
         "loaded"
     } else {
@@ -82,7 +86,7 @@ pub(super) async fn load(
     let text = format!(
         "{word} {} ({})",
         loaded.names.join(", "),
-        shared::size(loaded.size_bytes)
+        human_size(loaded.size_bytes)
     );
     print(&format!("{}\n", message::printable(&text)))?;
     Ok(0)
@@ -96,24 +100,26 @@ fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure
     let failed =
         |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
     let file = File::open(source).map_err(|error| failed(error.to_string()))?;
-    let about = file.metadata().map_err(|error| failed(error.to_string()))?;
-    match about.is_dir() {
-        true => Err(failed("it is a folder".to_owned())),
-        false => Ok((Box::new(file), about.is_file().then_some(about.len()))),
+    let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
+    if metadata.is_dir() {
+        Err(failed("it is a folder".to_owned()))
+    } else {
+        Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
     }
 }
 
-/// Shows one.
+/// Shows one image.
 pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u8, Failure> {
-    let image: Value = client.json(Ask::get(path(name)?)).await?;
-    match json {
-        true => print_json(&image)?,
-        false => print(&lines(&image))?,
+    let image: Value = client.json(ClientRequest::get(path(name)?)).await?;
+    if json {
+        print_json(&image)?
+    } else {
+        print(&lines(&image))?
     }
     Ok(0)
 }
 
-/// What it says of itself, a line each.
+/// One field a line.
 fn lines(image: &Value) -> String {
     let Some(facts) = image.as_object() else {
         return String::new();
@@ -137,13 +143,18 @@ fn lines(image: &Value) -> String {
 
 /// Removes names.
 pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Result<u8, Failure> {
-    let (mut gone, mut images, mut freed) = (Vec::new(), Vec::new(), 0);
+    let mut gone = Vec::new();
+    let mut images = Vec::new();
+    let mut freed = 0;
     for name in names {
-        let removed: Removed = client.json(Ask::new(Method::DELETE, path(name)?)).await?;
+        let removed: RemoveResponse = client
+            .json(ClientRequest::new(Method::DELETE, path(name)?))
+            .await?;
         if !json {
-            let what = match removed.images.is_empty() {
-                true => "the image has other names".to_owned(),
-                false => format!("{} freed", shared::size(removed.freed_bytes)),
+            let what = if removed.images.is_empty() {
+                "the image has other names".to_owned()
+            } else {
+                format!("{} freed", human_size(removed.freed_bytes))
             };
             let text = removed
                 .names
@@ -162,14 +173,14 @@ pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Res
 }
 
 #[derive(Deserialize)]
-struct Removed {
+struct RemoveResponse {
     names: Vec<String>,
     images: Vec<String>,
     freed_bytes: u64,
 }
 
 fn path(name: &str) -> Result<String, Failure> {
-    // Checked here as well: what is no name is no part of an address either.
-    shared::reference(name)?;
+    // The name is checked here as well, so that an invalid one never becomes part of a URL.
+    image_store::reference(name)?;
     Ok(format!("/v1/images/{}", segments(name.as_bytes())))
 }

@@ -1,13 +1,14 @@
-//! `airlock image rm`: takes names away, and images with their last name.
+//! `airlock image rm`: removes image names, and each image with its last name.
 
-use super::{remote, shared};
+use super::{image_store, remote};
 use crate::{
     cli::{
         Global, conclude,
         message::{Failure, printable},
         print, print_json,
+        size::human_size,
     },
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use clap::Args;
 use image::Removed;
@@ -17,7 +18,7 @@ Examples:
   airlock image rm agent:1
   airlock image rm agent:1 agent:2 --json
 
-An image goes with its last name. One that a run is using stays, and the command says so.";
+An image is removed with its last name. An image that a run uses is kept, and the command reports it.";
 
 /// The options of `airlock image rm`.
 #[derive(Args, Debug)]
@@ -32,24 +33,24 @@ pub(super) struct Options {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let names = options
         .names
         .iter()
-        .map(|name| shared::reference(name))
+        .map(|name| image_store::reference(name))
         .collect::<Result<Vec<_>, _>>()?;
-    if let Some(client) = global.server(surroundings)? {
+    if let Some(client) = global.server(env)? {
         return crate::cli::runtime()?.block_on(remote::remove(
             &client,
             &options.names,
             options.json,
         ));
     }
-    let images = shared::open(global, surroundings)?;
+    let images = image_store::open(global, env)?;
     let mut all = Removed::default();
     for name in &names {
         let removed = images.remove(name)?;
@@ -71,9 +72,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn text(removed: &Removed) -> String {
-    let freed = match removed.images.is_empty() {
-        true => "the image has other names".to_owned(),
-        false => format!("{} freed", shared::size(removed.freed_bytes)),
+    let freed = if removed.images.is_empty() {
+        "the image has other names".to_owned()
+    } else {
+        format!("{} freed", human_size(removed.freed_bytes))
     };
     removed
         .names

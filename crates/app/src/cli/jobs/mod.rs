@@ -1,18 +1,18 @@
-//! `airlock jobs`: runs that outlast whoever asked for them, in a server: submit, watch, wait for, cancel, try again.
+//! `airlock jobs`: jobs of a server: submit, list, wait, cancel, retry.
 
 mod submit;
 mod wait;
 
 use super::{
     Global, REFUSED,
-    artifact::{Out, pour},
+    artifact::{OutputTarget, copy_body},
     conclude,
     message::{self, Failure, printable},
     print, print_json, print_lines,
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, query, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query, segment},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
@@ -29,7 +29,7 @@ Examples:
   airlock jobs logs $id
   airlock jobs cancel $id
 
-Jobs live in a server, started with `airlock serve`, and outlast it.";
+Jobs need a server, started with `airlock serve`, and are kept across its restarts.";
 
 /// The options of `airlock jobs`.
 #[derive(Args, Debug)]
@@ -42,27 +42,27 @@ pub(super) struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Submit a job, and print its identifier
-    #[command(override_usage = submit::USAGE, after_help = submit::EXAMPLES, after_long_help = submit::EXAMPLES, mut_args = submit::hidden)]
+    #[command(override_usage = submit::USAGE, after_help = submit::EXAMPLES, after_long_help = submit::EXAMPLES, mut_args = submit::hide_run_options)]
     Submit(Box<submit::Options>),
-    /// List jobs, the newest first
-    List(List),
+    /// List jobs, newest first
+    List(ListOptions),
     /// Show a job
-    Show(One),
-    /// Wait for a job, passing its output on; the exit status is its program's
-    Wait(One),
-    /// Cancel jobs that have not ended, with those that come after them
-    Cancel(Several),
-    /// Let jobs that have ended begin again
-    Retry(Several),
-    /// Show what a job's last attempt wrote
-    Logs(Logs),
-    /// Follow what happens to a job, one JSON object a line
-    Events(One),
+    Show(JobArgs),
+    /// Wait for a job and print its output; the exit status is its program's
+    Wait(JobArgs),
+    /// Cancel jobs that have not ended, and jobs that depend on them
+    Cancel(JobsArgs),
+    /// Run ended jobs again
+    Retry(JobsArgs),
+    /// Show the output of a job's last attempt
+    Logs(LogsOptions),
+    /// Follow a job's events, one JSON object a line
+    Events(JobArgs),
 }
 
-/// One job.
+/// Arguments of the commands for one job.
 #[derive(Args, Debug)]
-struct One {
+struct JobArgs {
     /// The job
     id: String,
     /// Print one JSON object
@@ -70,9 +70,9 @@ struct One {
     json: bool,
 }
 
-/// Some jobs.
+/// Arguments of the commands for several jobs.
 #[derive(Args, Debug)]
-struct Several {
+struct JobsArgs {
     /// The jobs
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
@@ -81,22 +81,23 @@ struct Several {
     json: bool,
 }
 
-/// Which jobs.
+/// The options of `airlock jobs list`.
 #[derive(Args, Debug)]
-struct List {
-    /// Only those of this status: queued, running, succeeded, failed, timed_out, oom_killed, cancelled, not_started, lost
+struct ListOptions {
+    /// Only jobs with this status: queued, running, succeeded, failed, timed_out, oom_killed,
+    /// cancelled, not_started, lost
     #[arg(long, value_name = "STATUS")]
     status: Option<String>,
-    /// Only those of this name
+    /// Only jobs with this name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Only those with this label
+    /// Only jobs with this label
     #[arg(long, value_name = "NAME=VALUE")]
     label: Option<String>,
-    /// At most so many, up to 200 [default: 50]
+    /// The maximum of jobs, up to 200 [default: 50]
     #[arg(long, value_name = "NUMBER")]
     limit: Option<u32>,
-    /// Only older ones than this cursor, which --json shows
+    /// Only jobs older than this cursor, which --json shows
     #[arg(long, value_name = "CURSOR")]
     before: Option<String>,
     /// Print one JSON object
@@ -104,12 +105,12 @@ struct List {
     json: bool,
 }
 
-/// Whose output.
+/// The options of `airlock jobs logs`.
 #[derive(Args, Debug)]
-struct Logs {
+struct LogsOptions {
     /// The job
     id: String,
-    /// Which stream: stdout or stderr
+    /// The stream: stdout or stderr
     #[arg(
         long,
         value_name = "NAME",
@@ -130,77 +131,77 @@ impl Action {
         match self {
             Action::Submit(options) => options.json(),
             Action::List(list) => list.json,
-            Action::Show(one) | Action::Wait(one) => one.json,
-            Action::Cancel(several) | Action::Retry(several) => several.json,
+            Action::Show(args) | Action::Wait(args) => args.json,
+            Action::Cancel(args) | Action::Retry(args) => args.json,
             Action::Events(_) | Action::Logs(_) => false,
         }
     }
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.action.json();
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
-    let none = || Failure::invalid("jobs live in a server, and none is named", hint);
-    let client = global.server(surroundings)?.ok_or_else(none)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let hint = "start one with `airlock serve`, then give --server URL or AIRLOCK_URL";
+    let none = || Failure::invalid("jobs need a server, and none is given", hint);
+    let client = global.server(env)?.ok_or_else(none)?;
     let runtime = super::runtime()?;
-    let status = runtime.block_on(carry_out(options.action, client, surroundings));
-    // A read of standard input may still be waiting; it must not hold us.
+    let status = runtime.block_on(carry_out(options.action, client, env));
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     status
 }
 
-async fn carry_out(
-    action: Action,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     match action {
-        Action::Submit(options) => submit::execute(*options, client, surroundings).await,
+        Action::Submit(options) => submit::execute(*options, client, env).await,
         Action::List(list) => list.show(&client).await,
-        Action::Show(one) => show(&client, &one).await,
-        Action::Wait(one) => wait::execute(client, one.id, one.json).await,
-        Action::Cancel(several) => change(&client, &several, Method::DELETE, "").await,
-        Action::Retry(several) => change(&client, &several, Method::POST, "/retry").await,
+        Action::Show(args) => show(&client, &args).await,
+        Action::Wait(args) => wait::execute(client, args.id, args.json).await,
+        Action::Cancel(args) => change(&client, &args, Method::DELETE, "").await,
+        Action::Retry(args) => change(&client, &args, Method::POST, "/retry").await,
         Action::Logs(logs) => logs.show(&client).await,
-        Action::Events(one) => wait::print_events(&client, &one.id).await,
+        Action::Events(args) => wait::print_events(&client, &args.id).await,
     }
 }
 
-/// The address of a job.
+/// The path of a job in the API.
 fn path(id: &str) -> String {
     format!("/v1/jobs/{}", segment(id.as_bytes()))
 }
 
-/// Each of them, whatever becomes of the others.
+/// Applies the action to every job, even if one fails.
 async fn change(
     client: &Client,
-    several: &Several,
+    args: &JobsArgs,
     method: Method,
     what: &str,
 ) -> Result<u8, Failure> {
-    let (mut jobs, mut errors) = (Vec::new(), Vec::new());
-    for id in &several.ids {
+    let mut jobs = Vec::new();
+    let mut errors = Vec::new();
+    for id in &args.ids {
         match client
-            .json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id))))
+            .json::<Value>(ClientRequest::new(
+                method.clone(),
+                format!("{}{what}", path(id)),
+            ))
             .await
         {
             Ok(job) => jobs.push(job),
-            Err(error) if several.ids.len() == 1 => return Err(error.into()),
+            Err(error) if args.ids.len() == 1 => return Err(error.into()),
             Err(error) => {
                 let failure = Failure::from(error);
                 let message = format!("{id}: {}", failure.message);
                 errors.push(json!({ "job_id": id, "error": failure.info() }));
-                message::say(&Failure { message, ..failure }.lines());
+                message::print(&Failure { message, ..failure }.lines());
             }
         }
     }
     let status = if errors.is_empty() { 0 } else { REFUSED };
-    if several.json {
+    if args.json {
         let mut all = json!({ "jobs": jobs });
         if !errors.is_empty() {
             all["errors"] = errors.into();
@@ -210,35 +211,39 @@ async fn change(
     Ok(status)
 }
 
-impl Logs {
+impl LogsOptions {
     async fn show(&self, client: &Client) -> Result<u8, Failure> {
         let stream = match self.stream {
             Stream::Stdout => "stdout",
             Stream::Stderr => "stderr",
         };
-        let asked = query(&[("stream", Some(stream.to_owned()))]);
+        let parameters = query(&[("stream", Some(stream.to_owned()))]);
         let answer = client
-            .ask(Ask::get(format!("{}/logs{asked}", path(&self.id))))
+            .send(ClientRequest::get(format!(
+                "{}/logs{parameters}",
+                path(&self.id)
+            )))
             .await?;
-        pour(answer, &mut Out::stdout()).await?;
+        copy_body(answer, &mut OutputTarget::stdout()).await?;
         Ok(0)
     }
 }
 
-/// What a server lists unless said.
-const USUALLY_LISTED: u32 = 50;
+/// A server's default limit.
+const DEFAULT_LIST_LIMIT: u32 = 50;
 
 #[derive(Deserialize)]
-struct Page {
+struct JobPage {
     jobs: Vec<Value>,
     before: Option<String>,
 }
 
-impl List {
+impl ListOptions {
     async fn show(self, client: &Client) -> Result<u8, Failure> {
-        let (mut jobs, mut before) = (Vec::new(), self.before);
-        let most = self.limit.unwrap_or(USUALLY_LISTED);
-        // A server looks through so many at a time: a page may have few, and not be the last.
+        let mut jobs = Vec::new();
+        let mut before = self.before;
+        let most = self.limit.unwrap_or(DEFAULT_LIST_LIMIT);
+        // A server scans a bounded number of jobs: a short page is not always the last.
         loop {
             let left = (most as usize).saturating_sub(jobs.len());
             let limit = if jobs.is_empty() {
@@ -246,23 +251,26 @@ impl List {
             } else {
                 Some(left.to_string())
             };
-            let asked = query(&[
+            let parameters = query(&[
                 ("status", self.status.clone()),
                 ("name", self.name.clone()),
                 ("label", self.label.clone()),
                 ("limit", limit),
                 ("before", before.clone()),
             ]);
-            let page: Page = client.json(Ask::get(format!("/v1/jobs{asked}"))).await?;
+            let page: JobPage = client
+                .json(ClientRequest::get(format!("/v1/jobs{parameters}")))
+                .await?;
             jobs.extend(page.jobs);
             before = page.before;
             if before.is_none() || jobs.len() >= most as usize {
                 break;
             }
         }
-        match self.json {
-            true => print_json(&json!({ "jobs": jobs, "before": before }))?,
-            false => print_lines(jobs.iter().map(line))?,
+        if self.json {
+            print_json(&json!({ "jobs": jobs, "before": before }))?
+        } else {
+            print_lines(jobs.iter().map(list_line))?
         }
         Ok(0)
     }
@@ -272,8 +280,8 @@ fn text<'a>(job: &'a Value, name: &str) -> &'a str {
     job[name].as_str().unwrap_or_default()
 }
 
-/// Identifier, how it is, since when, what it is called.
-fn line(job: &Value) -> String {
+/// One line of the list: identifier, state, time, name, labels.
+fn list_line(job: &Value) -> String {
     let state = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", waiting @ ("time" | "jobs" | "quota")) => format!("queued ({waiting})"),
         (status, _) => status.to_owned(),
@@ -282,7 +290,8 @@ fn line(job: &Value) -> String {
     let labels: Vec<_> = labels
         .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()))
         .collect();
-    let (id, since) = (text(job, "job_id"), text(job, "accepted_at"));
+    let id = text(job, "job_id");
+    let since = text(job, "accepted_at");
     format!(
         "{id}  {state:<14}  {since}  {} {}",
         text(job, "name"),
@@ -290,32 +299,33 @@ fn line(job: &Value) -> String {
     )
 }
 
-async fn show(client: &Client, one: &One) -> Result<u8, Failure> {
-    let job: Value = client.json(Ask::get(path(&one.id))).await?;
-    match one.json {
-        true => print_json(&job)?,
-        false => print_lines(described(&job))?,
+async fn show(client: &Client, args: &JobArgs) -> Result<u8, Failure> {
+    let job: Value = client.json(ClientRequest::get(path(&args.id))).await?;
+    if args.json {
+        print_json(&job)?
+    } else {
+        print_lines(description_lines(&job))?
     }
     Ok(0)
 }
 
-/// What there is to say of a job, a line each; what there is not is left out.
-fn described(job: &Value) -> Vec<String> {
+/// The description of a job, one field a line; empty fields are omitted.
+fn description_lines(job: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut say = |name: &str, said: &str| {
-        if !said.is_empty() {
-            lines.push(format!("{name:<12}{said}"));
+    let mut add = |name: &str, value: &str| {
+        if !value.is_empty() {
+            lines.push(format!("{name:<12}{value}"));
         }
     };
-    say("job", text(job, "job_id"));
-    say("name", text(job, "name"));
-    say("status", text(job, "status"));
-    say("waits for", text(job, "waiting_for"));
-    say(
+    add("job", text(job, "job_id"));
+    add("name", text(job, "name"));
+    add("status", text(job, "status"));
+    add("waits for", text(job, "waiting_for"));
+    add(
         "attempt",
         &format!("{} of {}", job["attempt"], job["most_attempts"]),
     );
-    say("run", text(job, "run_id"));
+    add("run", text(job, "run_id"));
     for (word, name) in [
         ("accepted", "accepted_at"),
         ("not before", "not_before"),
@@ -323,11 +333,11 @@ fn described(job: &Value) -> Vec<String> {
         ("started", "started_at"),
         ("ended", "ended_at"),
     ] {
-        say(word, text(job, name));
+        add(word, text(job, name));
     }
     let webhook = &job["webhook"];
     if webhook.is_object() {
-        say(
+        add(
             "webhook",
             &format!(
                 "{} ({}, {} requests)",
@@ -336,20 +346,20 @@ fn described(job: &Value) -> Vec<String> {
                 webhook["attempts"]
             ),
         );
-        say("", text(webhook, "error"));
+        add("", text(webhook, "error"));
     }
     for (word, name) in [("exit code", "exit_code"), ("signal", "signal")] {
         if let Some(number) = job["result"][name].as_i64() {
-            say(word, &number.to_string());
+            add(word, &number.to_string());
         }
     }
-    say("error", text(&job["error"], "message"));
-    say("hint", text(&job["error"], "hint"));
+    add("error", text(&job["error"], "message"));
+    add("hint", text(&job["error"], "hint"));
     let model = &job["result"]["usage"]["llm"];
     if model["calls"].as_u64().is_some_and(|calls| calls > 0) {
         let [calls, input, output] =
             ["calls", "input_tokens", "output_tokens"].map(|name| &model[name]);
-        say(
+        add(
             "models",
             &format!(
                 "{calls} calls, {input} tokens in, {output} out, {} USD",
@@ -358,7 +368,7 @@ fn described(job: &Value) -> Vec<String> {
         );
     }
     for kept in job["result"]["artifacts"].as_array().into_iter().flatten() {
-        say(
+        add(
             "kept",
             &format!("{}@{}", text(kept, "name"), kept["version"]),
         );
@@ -366,11 +376,12 @@ fn described(job: &Value) -> Vec<String> {
     lines
 }
 
-/// A new job: its identifier, or all about it.
-fn submitted(job: &Value, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(job)?,
-        false => print(&format!("{}\n", printable(text(job, "job_id"))))?,
+/// Prints a new job: its identifier, or all data with `--json`.
+fn print_submitted(job: &Value, json: bool) -> Result<u8, Failure> {
+    if json {
+        print_json(job)?
+    } else {
+        print(&format!("{}\n", printable(text(job, "job_id"))))?
     }
     Ok(0)
 }
@@ -383,7 +394,7 @@ mod tests {
     fn a_job_is_one_line_and_a_name_stays_within_its_part_of_an_address() {
         let job = json!({ "job_id": "01J", "status": "queued", "waiting_for": "jobs", "accepted_at": "T",
             "name": "nightly", "labels": { "a": "b" } });
-        assert_eq!(line(&job), "01J  queued (jobs)   T  nightly a=b");
+        assert_eq!(list_line(&job), "01J  queued (jobs)   T  nightly a=b");
         assert_eq!(path("a/../b?c"), "/v1/jobs/a%2F..%2Fb%3Fc");
     }
 
@@ -392,9 +403,9 @@ mod tests {
         let job = json!({ "job_id": "j", "name": null, "status": "failed", "attempt": 2, "most_attempts": 3,
             "webhook": { "url": "https://x", "state": "given_up", "attempts": 12, "error": "down" },
             "result": { "exit_code": 3, "signal": null, "usage": { "llm": { "calls": 0 } }, "artifacts": [{ "name": "a", "version": 1 }] } });
-        let said = described(&job);
+        let lines = description_lines(&job);
         assert_eq!(
-            said,
+            lines,
             [
                 "job         j",
                 "status      failed",

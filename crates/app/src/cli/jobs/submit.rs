@@ -1,13 +1,13 @@
-//! `airlock jobs submit`: the options of a run or an agent, and when, how often and after what it is run.
+//! `airlock jobs submit`: submits a run or an agent, with schedule, retries and dependencies.
 
-use super::{submitted, text, wait};
+use super::{print_submitted, text, wait};
 use crate::{
     cli::{
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         run,
     },
-    config::Surroundings,
-    remote::{Ask, Client, PAUSES, RemoteError},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, RETRY_DELAYS_MS, RemoteError},
 };
 use clap::Args;
 use http::{HeaderName, Method};
@@ -32,83 +32,85 @@ Examples:
   airlock jobs submit --agent 'Make the tests pass.' --llm=anthropic --model claude-sonnet-4-5 --budget-usd 0.50 --wait
   airlock jobs submit --file job.json
 
-It prints the job's identifier; with --wait the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
+It prints the job's identifier; with --wait, the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
 
-const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
-/// What a file with a job may have: more than servers take.
-const LARGEST_FILE: u64 = 16 << 20;
-const JOB: &str = "The job";
-const AGENT: &str = "The agent";
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The maximum size of a job file, above every server's limit.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+const JOB_HEADING: &str = "The job";
+const AGENT_HEADING: &str = "The agent";
 
-/// A job that is asked for.
+/// The options of `airlock jobs submit`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     #[command(flatten)]
     run: run::Options,
-    /// Run an agent that does this; a COMMAND is an agent of your own, which takes TASK_PAYLOAD
-    #[arg(long, value_name = "PROMPT", help_heading = AGENT)]
+    /// Run an agent with this task; a COMMAND replaces the built-in agent, and reads TASK_PAYLOAD
+    #[arg(long, value_name = "PROMPT", help_heading = AGENT_HEADING)]
     agent: Option<String>,
-    /// The model that the agent uses
-    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT)]
+    /// The agent's model
+    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT_HEADING)]
     model: Option<String>,
-    /// What the agent is told before the prompt
-    #[arg(long, value_name = "TEXT", requires = "agent", help_heading = AGENT)]
+    /// The agent's system prompt
+    #[arg(long, value_name = "TEXT", requires = "agent", help_heading = AGENT_HEADING)]
     system_prompt: Option<String>,
-    /// A tool that the agent has; repeatable [default: all of them]
-    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT)]
+    /// A tool of the agent; repeatable [default: all]
+    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT_HEADING)]
     tool: Vec<String>,
-    /// How often the agent may ask the model [default: 10]
-    #[arg(long, value_name = "NUMBER", requires = "agent", help_heading = AGENT)]
+    /// The maximum of model calls of the agent [default: 10]
+    #[arg(long, value_name = "NUMBER", requires = "agent", help_heading = AGENT_HEADING)]
     max_iterations: Option<u32>,
-    /// Read the job from this file, or from standard input if it is -; options about the job win
-    #[arg(long, value_name = "FILE", conflicts_with = "agent", help_heading = JOB)]
+    /// Read the job from this file, or from standard input if it is -; other job options override
+    /// it
+    #[arg(long, value_name = "FILE", conflicts_with = "agent", help_heading = JOB_HEADING)]
     file: Option<PathBuf>,
-    /// What it is called
-    #[arg(long, value_name = "NAME", help_heading = JOB)]
+    /// The job's name
+    #[arg(long, value_name = "NAME", help_heading = JOB_HEADING)]
     name: Option<String>,
-    /// A word of your own about it; repeatable
-    #[arg(long, value_name = "NAME=VALUE", help_heading = JOB)]
+    /// A label of the job; repeatable
+    #[arg(long, value_name = "NAME=VALUE", help_heading = JOB_HEADING)]
     label: Vec<String>,
-    /// Which of your jobs come first: -100 to 100, higher ones first [default: 0]
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = JOB)]
+    /// Priority among your jobs: -100 to 100, higher first [default: 0]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = JOB_HEADING)]
     priority: Option<i32>,
-    /// Not before this moment, such as 2030-01-01T03:00:00Z
-    #[arg(long, value_name = "TIME", help_heading = JOB)]
+    /// Start not before this time, such as 2030-01-01T03:00:00Z
+    #[arg(long, value_name = "TIME", help_heading = JOB_HEADING)]
     not_before: Option<String>,
-    /// Try again so many times if it does not succeed
-    #[arg(long, value_name = "NUMBER", help_heading = JOB)]
+    /// Retries if the job does not succeed
+    #[arg(long, value_name = "NUMBER", help_heading = JOB_HEADING)]
     retries: Option<u32>,
-    /// Try again only after these ends: failed, timed_out, oom_killed, lost
-    #[arg(long, value_name = "STATUS,…", value_delimiter = ',', requires = "retries", help_heading = JOB)]
+    /// Retry only after these statuses: failed, timed_out, oom_killed, lost
+    #[arg(long, value_name = "STATUS,…", value_delimiter = ',', requires = "retries", help_heading = JOB_HEADING)]
     retry_on: Vec<String>,
-    /// Before the first time it is tried again; doubles each time [default: 10s]
-    #[arg(long, value_name = "TIME", requires = "retries", help_heading = JOB)]
+    /// Pause before the first retry; doubles each time [default: 10s]
+    #[arg(long, value_name = "TIME", requires = "retries", help_heading = JOB_HEADING)]
     retry_pause: Option<Time>,
-    /// What to do if the server ends before it: rerun, or lost [default: lost]
-    #[arg(long, value_name = "WORD", help_heading = JOB)]
+    /// If the server ends first: rerun, or lost [default: lost]
+    #[arg(long, value_name = "WORD", help_heading = JOB_HEADING)]
     on_lost: Option<String>,
-    /// Only once this job has succeeded; repeatable
-    #[arg(long, value_name = "ID", help_heading = JOB)]
+    /// Start only after this job has succeeded; repeatable
+    #[arg(long, value_name = "ID", help_heading = JOB_HEADING)]
     after: Vec<String>,
-    /// Tell this address when it has ended, by a signed request
-    #[arg(long, value_name = "URL", help_heading = JOB)]
+    /// Notify this URL by a signed request when the job has ended
+    #[arg(long, value_name = "URL", help_heading = JOB_HEADING)]
     webhook: Option<String>,
-    /// Of what to tell: running, final [default: final]
-    #[arg(long, value_name = "EVENT,…", value_delimiter = ',', requires = "webhook", help_heading = JOB)]
+    /// Events to notify: running, final [default: final]
+    #[arg(long, value_name = "EVENT,…", value_delimiter = ',', requires = "webhook", help_heading = JOB_HEADING)]
     webhook_on: Vec<String>,
-    /// How long it is remembered once it has ended
-    #[arg(long, value_name = "TIME", help_heading = JOB)]
+    /// How long the ended job is kept
+    #[arg(long, value_name = "TIME", help_heading = JOB_HEADING)]
     keep_for: Option<Time>,
-    /// Wait for its end, passing its output on
-    #[arg(long, help_heading = JOB)]
+    /// Wait for the job's end, and print its output
+    #[arg(long, help_heading = JOB_HEADING)]
     wait: bool,
 }
 
-/// Hides what has no meaning for a job.
-pub(super) fn hidden(argument: clap::Arg) -> clap::Arg {
-    match ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+/// Hides options of a run that do not apply to a job.
+pub(super) fn hide_run_options(argument: clap::Arg) -> clap::Arg {
+    if ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
@@ -118,10 +120,10 @@ impl Options {
     }
 
     /// The body of the request.
-    fn order(self, surroundings: &Surroundings) -> Result<Value, Failure> {
-        let about = self.about()?;
-        let mut order = match &self.file {
-            Some(file) => read(file, &surroundings.current_folder)?,
+    fn request_body(self, env: &ProcessEnv) -> Result<Value, Failure> {
+        let job_fields = self.job_fields()?;
+        let mut request_body = match &self.file {
+            Some(file) => read(file, &env.current_folder)?,
             None => Map::new(),
         };
         let file = self.file.is_some();
@@ -134,12 +136,11 @@ impl Options {
             max_iterations,
             ..
         } = self;
-        let mut run = run::job_order(run, surroundings)?;
+        let mut run = run::job_run_request(run, env)?;
         match (file, agent) {
             (true, _) if run.is_empty() => {}
             (true, _) => {
-                let hint =
-                    "put what is run into the file, and leave its options and the command away";
+                let hint = "put the command and the options of the run into the file";
                 return Err(Failure::invalid(
                     "--file and options of a run exclude each other",
                     hint,
@@ -149,22 +150,22 @@ impl Options {
                 let hint = "write: airlock jobs submit [OPTIONS] -- COMMAND, or --agent PROMPT, or --file FILE";
                 return Err(Failure::invalid("there is nothing to run", hint));
             }
-            (false, None) => drop(order.insert("run".to_owned(), run.into())),
+            (false, None) => drop(request_body.insert("run".to_owned(), run.into())),
             (false, Some(prompt)) => {
                 let tools: Vec<_> = tool.iter().map(|name| json!({ "name": name })).collect();
-                let agent = said(json!({
+                let agent = without_unset(json!({
                     "prompt": prompt, "model": model, "system_prompt": system_prompt, "tools": tools,
                     "max_iterations": max_iterations, "command": run.remove("command"), "run": run,
                 }));
-                order.insert("agent".to_owned(), agent.into());
+                request_body.insert("agent".to_owned(), agent.into());
             }
         }
-        order.extend(about);
-        Ok(order.into())
+        request_body.extend(job_fields);
+        Ok(request_body.into())
     }
 
-    /// What is said of the job itself.
-    fn about(&self) -> Result<Map<String, Value>, Failure> {
+    /// The fields of the job itself.
+    fn job_fields(&self) -> Result<Map<String, Value>, Failure> {
         let labels = self.label.iter().map(|text| match text.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
             None => {
@@ -175,13 +176,15 @@ impl Options {
         let labels = labels.collect::<Result<Map<_, _>, _>>()?;
         let time = |time: Option<Time>| time.map(|time| time.to_string());
         let retries = self.retries.map(|most| {
-            said(json!({ "most": most, "on": self.retry_on, "pause": time(self.retry_pause) }))
+            without_unset(
+                json!({ "most": most, "on": self.retry_on, "pause": time(self.retry_pause) }),
+            )
         });
         let webhook = self
             .webhook
             .as_ref()
-            .map(|url| said(json!({ "url": url, "events": self.webhook_on })));
-        Ok(said(json!({
+            .map(|url| without_unset(json!({ "url": url, "events": self.webhook_on })));
+        Ok(without_unset(json!({
             "name": self.name, "labels": labels, "priority": self.priority, "not_before": self.not_before,
             "retries": retries, "on_lost": self.on_lost, "after": self.after, "webhook": webhook,
             "keep_for": time(self.keep_for),
@@ -189,23 +192,21 @@ impl Options {
     }
 }
 
-/// What was not said is not sent.
-fn said(value: Value) -> Map<String, Value> {
+/// Removes unset fields.
+fn without_unset(value: Value) -> Map<String, Value> {
     let Value::Object(map) = value else {
         return Map::new();
     };
-    let is_said = |value: &Value| match value {
+    let is_set = |value: &Value| match value {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
         Value::Object(map) => !map.is_empty(),
         Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     };
-    map.into_iter()
-        .filter(|(_, value)| is_said(value))
-        .collect()
+    map.into_iter().filter(|(_, value)| is_set(value)).collect()
 }
 
-/// A job from a file.
+/// Reads a job from a file.
 fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
     let hint = "give a file with one JSON object, as POST /v1/jobs takes it";
     let bad = |why: String| {
@@ -215,17 +216,21 @@ fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
         )
     };
     let mut bytes = Vec::new();
-    let read = match file == Path::new("-") {
-        true => io::stdin()
+    let read = if file == Path::new("-") {
+        io::stdin()
             .lock()
-            .take(LARGEST_FILE + 1)
-            .read_to_end(&mut bytes),
-        false => File::open(folder.join(file))
-            .and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)),
+            .take(MAX_FILE_BYTES + 1)
+            .read_to_end(&mut bytes)
+    } else {
+        File::open(folder.join(file))
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
     };
     read.map_err(|error| bad(error.to_string()))?;
-    if bytes.len() as u64 > LARGEST_FILE {
-        return Err(bad(format!("it is longer than {} MiB", LARGEST_FILE >> 20)));
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(bad(format!(
+            "it is longer than {} MiB",
+            MAX_FILE_BYTES >> 20
+        )));
     }
     serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))
 }
@@ -234,30 +239,31 @@ fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
 pub(super) async fn execute(
     options: Options,
     client: Client,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let (json, waits) = (options.json(), options.wait);
-    let order = options.order(surroundings)?;
-    let job = submit(&client, &order).await?;
+    let json = options.json();
+    let waits = options.wait;
+    let request_body = options.request_body(env)?;
+    let job = submit(&client, &request_body).await?;
     if !waits {
-        return submitted(&job, json);
+        return print_submitted(&job, json);
     }
     let id = text(&job, "job_id").to_owned();
-    message::say(&[Line::Note(format!("the job is {id}"))]);
+    message::print(&[Message::Note(format!("the job is {id}"))]);
     wait::execute(client, id, json).await
 }
 
-/// However often it is asked for, it is one job.
-async fn submit(client: &Client, order: &Value) -> Result<Value, RemoteError> {
-    let promise = engine::fresh_id().to_string();
-    let mut pauses = PAUSES.iter();
+/// Submits the job. Retries carry the same idempotency key, so that it is one job.
+async fn submit(client: &Client, request_body: &Value) -> Result<Value, RemoteError> {
+    let idempotency_key = engine::fresh_id().to_string();
+    let mut delays = RETRY_DELAYS_MS.iter();
     loop {
-        let ask = Ask::new(Method::POST, "/v1/jobs")
-            .json(order)
-            .header(PROMISE, &promise);
-        match (client.json(ask).await, pauses.next()) {
-            (Err(RemoteError::Broken { .. } | RemoteError::Silent { .. }), Some(pause)) => {
-                tokio::time::sleep(Duration::from_millis(*pause)).await;
+        let ask = ClientRequest::new(Method::POST, "/v1/jobs")
+            .json(request_body)
+            .header(IDEMPOTENCY_KEY, &idempotency_key);
+        match (client.json(ask).await, delays.next()) {
+            (Err(RemoteError::Broken { .. } | RemoteError::TimedOut { .. }), Some(delay)) => {
+                tokio::time::sleep(Duration::from_millis(*delay)).await;
             }
             (answer, _) => return answer,
         }
@@ -275,12 +281,12 @@ mod tests {
         options: Options,
     }
 
-    fn order(words: &[&str]) -> Result<Value, String> {
+    fn request_body(words: &[&str]) -> Result<Value, String> {
         let words = Words::try_parse_from([&["submit"], words].concat())
             .map_err(|error| error.to_string())?;
         words
             .options
-            .order(&Surroundings::default())
+            .request_body(&ProcessEnv::default())
             .map_err(|failure| failure.message)
     }
 
@@ -298,7 +304,7 @@ mod tests {
             "--label",
             "a=b=c",
         ];
-        let asked = order(
+        let body = request_body(
             &[
                 &words[..],
                 &[
@@ -319,12 +325,12 @@ mod tests {
             "retries": { "most": 2, "on": ["failed", "lost"] }, "labels": { "a": "b=c" }, "after": ["x"],
             "webhook": { "url": "https://h" },
         });
-        assert_eq!(asked, Ok(wanted));
+        assert_eq!(body, Ok(wanted));
     }
 
     #[test]
     fn a_prompt_is_a_job_of_an_agent_and_a_command_is_its_own() {
-        let asked = order(&[
+        let body = request_body(&[
             "--agent",
             "do",
             "--model",
@@ -341,34 +347,38 @@ mod tests {
             "prompt": "do", "model": "m", "tools": [{ "name": "shell" }], "command": ["mine"],
             "run": { "llm": "p", "contract": "raw" },
         } });
-        assert_eq!(asked, Ok(wanted));
+        assert_eq!(body, Ok(wanted));
         assert_eq!(
-            order(&["--agent", "do"]),
+            request_body(&["--agent", "do"]),
             Ok(json!({ "agent": { "prompt": "do" } }))
         );
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused() {
-        assert!(order(&[]).unwrap_err().contains("nothing to run"));
+        assert!(request_body(&[]).unwrap_err().contains("nothing to run"));
         assert!(
-            order(&["--model", "m", "--", "x"])
+            request_body(&["--model", "m", "--", "x"])
                 .unwrap_err()
                 .contains("--agent")
         );
-        assert!(order(&["--agent", "a", "--file", "f"]).is_err());
-        assert!(order(&["--retry-on", "lost", "--", "x"]).is_err());
+        assert!(request_body(&["--agent", "a", "--file", "f"]).is_err());
+        assert!(request_body(&["--retry-on", "lost", "--", "x"]).is_err());
         assert!(
-            order(&["--label", "a", "--", "x"])
+            request_body(&["--label", "a", "--", "x"])
                 .unwrap_err()
                 .contains("not a label")
         );
         assert!(
-            order(&["--run-id", "a", "--", "x"])
+            request_body(&["--run-id", "a", "--", "x"])
                 .unwrap_err()
                 .contains("--run-id")
         );
-        assert!(order(&["--tty", "--", "x"]).unwrap_err().contains("--tty"));
+        assert!(
+            request_body(&["--tty", "--", "x"])
+                .unwrap_err()
+                .contains("--tty")
+        );
     }
 
     #[test]
@@ -377,17 +387,17 @@ mod tests {
         std::fs::write(&file, r#"{"run":{"command":["true"]},"priority":1}"#).unwrap();
         let name = file.to_str().unwrap();
         assert_eq!(
-            order(&["--file", name, "--priority", "2"]),
+            request_body(&["--file", name, "--priority", "2"]),
             Ok(json!({ "run": { "command": ["true"] }, "priority": 2 }))
         );
         assert!(
-            order(&["--file", name, "--", "x"])
+            request_body(&["--file", name, "--", "x"])
                 .unwrap_err()
                 .contains("exclude each other")
         );
         std::fs::write(&file, "[]").unwrap();
         assert!(
-            order(&["--file", name])
+            request_body(&["--file", name])
                 .unwrap_err()
                 .contains("cannot read the job")
         );

@@ -1,15 +1,15 @@
-//! `airlock jobs wait` and `events`: a job to its end, over as many connections as it takes. Its output is passed on as
-//! `airlock run` would, and so is its exit status. Ctrl-C ends the waiting, not the job.
+//! `airlock jobs wait` and `events`: follows a job to its end, over as many connections as needed.
+//! Output and exit status are passed on as by `airlock run`. Ctrl-C stops waiting, not the job.
 
 use super::{path, text};
 use crate::{
     cli::{
         REFUSED,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        run::{self, Delivery, Piece, Show, Signals},
+        run::{self, Delivery, OutputChunk, OutputMode, Signals},
     },
-    remote::{Ask, Client, Event, Follow, Followed},
+    remote::{Client, ClientRequest, EventSource, EventStream, ServerEvent},
 };
 use http::HeaderName;
 use serde_json::{Value, json};
@@ -17,27 +17,31 @@ use spec::StdStream;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
-const LAST: &str = "end";
-/// A job that waits longer than this is told of.
-const QUIET: Duration = Duration::from_secs(2);
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const END_EVENT: &str = "end";
+/// How often a waiting job is reported.
+const NOTE_INTERVAL: Duration = Duration::from_secs(2);
 const INTERRUPTED: u8 = 130;
 const BROKEN_PIPE: u8 = 128 + 13;
 
-fn follow(client: &Client, id: &str) -> Followed {
+fn follow(client: &Client, id: &str) -> EventStream {
     let path = format!("{}/events", path(id));
     let ask = move |last: Option<&str>| match last {
-        None => Ask::get(path.clone()),
-        Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+        None => ClientRequest::get(path.clone()),
+        Some(last) => ClientRequest::get(path.clone()).header(LAST_EVENT_ID, last),
     };
-    Follow { ask, last: LAST }.begin(client)
+    EventSource {
+        ask,
+        last: END_EVENT,
+    }
+    .start(client)
 }
 
 /// Prints each event as one JSON object.
 pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failure> {
-    let mut followed = follow(client, id);
-    while let Some(event) = followed.next().await {
-        let Event { id, name, data } = event?;
+    let mut events = follow(client, id);
+    while let Some(event) = events.next().await {
+        let ServerEvent { id, name, data } = event?;
         let data = serde_json::from_str(&data).unwrap_or(Value::String(data));
         print_json(&json!({ "event": name, "id": id, "data": data }))?;
     }
@@ -47,55 +51,59 @@ pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failur
 /// Waits for a job, and exits like its program.
 pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()
-        .map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
-    let show = if json { Show::Nothing } else { Show::Streams };
+        .map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))?;
+    let show = if json {
+        OutputMode::Nothing
+    } else {
+        OutputMode::Streams
+    };
     let (outlet, writer) = run::open_outlet(show).unzip();
-    let mut watch = Watch {
-        followed: follow(&client, &id),
+    let mut watch = JobWatch {
+        events: follow(&client, &id),
         client,
         id,
         outlet,
         job: Value::Null,
-        seen: Seen::default(),
+        progress: OutputProgress::default(),
     };
-    let mut told = tokio::time::interval(QUIET);
-    told.tick().await;
+    let mut ticks = tokio::time::interval(NOTE_INTERVAL);
+    ticks.tick().await;
     loop {
         tokio::select! {
             more = watch.next() => if !more? { break },
-            _ = told.tick() => watch.tell(),
-            () = signals.next() => return Ok(watch.left()),
+            _ = ticks.tick() => watch.note_waiting(),
+            () = signals.next() => return Ok(watch.note_interrupted()),
         }
     }
-    let Watch {
+    let JobWatch {
         client,
         id,
         outlet,
-        seen,
+        progress,
         ..
     } = watch;
     drop(outlet);
     let delivery = tokio::select! {
-        delivery = run::delivered(writer) => delivery,
-        () = signals.next() => run::leave_at_once(),
+        delivery = run::wait_delivery(writer) => delivery,
+        () = signals.next() => run::exit_now(),
     };
-    let job: Value = client.json(Ask::get(path(&id))).await?;
+    let job: Value = client.json(ClientRequest::get(path(&id))).await?;
     if json {
         print_json(&job)?;
     }
-    let (status, lines) = ended(&job).map_err(|cause| client.foreign(cause))?;
-    message::say_below(&seen.last, &if json { Vec::new() } else { lines });
-    Ok(match (delivery, seen.lost) {
+    let (status, lines) = exit_status(&job).map_err(|cause| client.not_airlock(cause))?;
+    message::print_below(&progress.last, &if json { Vec::new() } else { lines });
+    Ok(match (delivery, progress.lost) {
         (Delivery::Complete, 0) => status,
         (Delivery::Complete, lost) => {
-            message::say(&[Line::Note(format!(
-                "{lost} bytes of output are not kept any more"
+            message::print(&[Message::Note(format!(
+                "{lost} bytes of output are no longer stored"
             ))]);
             status
         }
         (Delivery::NobodyReads, _) => BROKEN_PIPE,
         (Delivery::Failed(error), _) => {
-            message::say(&[Line::Error(format!(
+            message::print(&[Message::Error(format!(
                 "cannot pass on the program's output: {error}"
             ))]);
             REFUSED
@@ -103,42 +111,42 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
     })
 }
 
-/// A job that is waited for.
-struct Watch {
+/// A job that is followed.
+struct JobWatch {
     client: Client,
     id: String,
-    followed: Followed,
-    outlet: Option<mpsc::Sender<Piece>>,
-    /// As it was told last.
+    events: EventStream,
+    outlet: Option<mpsc::Sender<OutputChunk>>,
+    /// The job as last received.
     job: Value,
-    seen: Seen,
+    progress: OutputProgress,
 }
 
-/// What of its output was seen.
+/// How much of the output was received.
 #[derive(Default)]
-struct Seen {
-    /// How much of each stream of this attempt.
+struct OutputProgress {
+    /// Offset in each stream of this attempt.
     at: [u64; 2],
-    /// How much never came.
+    /// Bytes that were skipped.
     lost: u64,
     /// The last byte on standard error.
     last: Vec<u8>,
-    /// What was said of its waiting.
-    told: String,
+    /// The last note about waiting.
+    note: String,
 }
 
-impl Watch {
-    /// Takes one event; false behind the last. Nothing is lost if this is dropped while it waits for one.
+impl JobWatch {
+    /// Handles one event; `false` after the last. Cancel-safe.
     async fn next(&mut self) -> Result<bool, Failure> {
         let room = match &self.outlet {
             None => None,
             Some(outlet) => match outlet.reserve().await {
                 Ok(room) => Some(room),
-                // Nobody reads any more; that ends the waiting, as it would end a program.
+                // A closed pipe ends the waiting, as it would end a program.
                 Err(_) => return Ok(false),
             },
         };
-        let event = match self.followed.next().await {
+        let event = match self.events.next().await {
             None => return Ok(false),
             Some(Ok(event)) => event,
             Some(Err(error)) => {
@@ -146,7 +154,10 @@ impl Watch {
                 return Err(match self.job {
                     Value::Null => failure,
                     _ => Failure {
-                        hint: format!("the job may go on there: airlock jobs wait {}", self.id),
+                        hint: format!(
+                            "the job may continue at the server: airlock jobs wait {}",
+                            self.id
+                        ),
                         ..failure
                     },
                 });
@@ -155,50 +166,50 @@ impl Watch {
         match event.name.as_str() {
             "job" => {
                 self.job = serde_json::from_str(&event.data)
-                    .map_err(|error| self.client.foreign(error.to_string()))?;
+                    .map_err(|error| self.client.not_airlock(error.to_string()))?;
             }
             "output" => {
-                let piece = self
-                    .seen
+                let chunk = self
+                    .progress
                     .output(&event.data)
-                    .map_err(|cause| self.client.foreign(cause))?;
-                if let (Some(room), false) = (room, piece.1.is_empty()) {
-                    room.send(piece);
+                    .map_err(|cause| self.client.not_airlock(cause))?;
+                if let (Some(room), false) = (room, chunk.1.is_empty()) {
+                    room.send(chunk);
                 }
             }
-            // Each attempt has streams of its own.
-            "started" | "finished" => self.seen.at = [0; 2],
-            LAST => return Ok(false),
+            // Each attempt has its own streams.
+            "started" | "finished" => self.progress.at = [0; 2],
+            END_EVENT => return Ok(false),
             _ => {}
         }
         Ok(true)
     }
 
-    /// Says for what it waits, if that is new.
-    fn tell(&mut self) {
-        if let Some(line) = waits(&self.job)
-            && line != self.seen.told
+    /// Notes what the job waits for, if that has changed.
+    fn note_waiting(&mut self) {
+        if let Some(line) = waiting_note(&self.job)
+            && line != self.progress.note
         {
-            message::say(&[Line::Note(line.clone())]);
-            self.seen.told = line;
+            message::print(&[Message::Note(line.clone())]);
+            self.progress.note = line;
         }
     }
 
-    fn left(&self) -> u8 {
+    fn note_interrupted(&self) -> u8 {
         let note = format!(
-            "the job goes on; wait again with: airlock jobs wait {}; end it with: airlock jobs cancel {}",
+            "the job continues; wait again with: airlock jobs wait {}; cancel it with: airlock jobs cancel {}",
             self.id, self.id
         );
-        message::say(&[Line::Note(note)]);
+        message::print(&[Message::Note(note)]);
         INTERRUPTED
     }
 }
 
-impl Seen {
-    fn output(&mut self, data: &str) -> Result<Piece, String> {
-        let piece = run::Output::read(data)?;
-        let stream = piece.stream();
-        let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == StdStream::Stderr)]);
+impl OutputProgress {
+    fn output(&mut self, data: &str) -> Result<OutputChunk, String> {
+        let chunk = run::OutputEvent::read(data)?;
+        let stream = chunk.stream();
+        let (bytes, lost) = chunk.beyond(&mut self.at[usize::from(stream == StdStream::Stderr)]);
         self.lost = self.lost.saturating_add(lost);
         if stream == StdStream::Stderr {
             self.last = bytes
@@ -213,11 +224,11 @@ impl Seen {
     }
 }
 
-/// For what a job waits, in words.
-fn waits(job: &Value) -> Option<String> {
+/// What a job waits for.
+fn waiting_note(job: &Value) -> Option<String> {
     let for_what = match (text(job, "status"), text(job, "waiting_for")) {
         ("queued", "time") => format!("for its time, {}", text(job, "next_try_at")),
-        ("queued", "jobs") => "for the jobs that come before it".to_owned(),
+        ("queued", "jobs") => "for the jobs that it depends on".to_owned(),
         ("queued", "quota") => "for its tenant's quota".to_owned(),
         ("queued", _) => "for its turn".to_owned(),
         _ => return None,
@@ -228,28 +239,28 @@ fn waits(job: &Value) -> Option<String> {
         _ => String::new(),
     };
     Some(format!(
-        "the job is queued since {}, and waits {for_what}{before}",
+        "the job is queued since {} and waits {for_what}{before}",
         text(job, "accepted_at")
     ))
 }
 
-/// The exit status of a job, and what is left to say of it.
-fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
+/// The exit status of a job, and the messages about its end.
+fn exit_status(job: &Value) -> Result<(u8, Vec<Message>), String> {
     let error = |job: &Value| {
         let error = &job["error"];
         vec![
-            Line::Error(text(error, "message").to_owned()),
-            Line::Hint(text(error, "hint").to_owned()),
+            Message::Error(text(error, "message").to_owned()),
+            Message::Hint(text(error, "hint").to_owned()),
         ]
     };
-    // What is there of an attempt before says nothing of this end.
+    // The result of an earlier attempt does not describe this end.
     let status = text(job, "status");
     let result = Some(&job["result"])
         .filter(|result| !result.is_object() || text(result, "status") == status);
     match (status, result.unwrap_or(&Value::Null)) {
         ("cancelled", Value::Null) => Ok((INTERRUPTED, error(job))),
         ("lost", _) | (_, Value::Null) => Ok((REFUSED, error(job))),
-        (_, result) => run::told(result),
+        (_, result) => run::read_result(result),
     }
 }
 
@@ -261,7 +272,7 @@ mod tests {
     fn a_job_exits_like_its_program_would() {
         let of = |status: &str, result: Value| {
             let job = json!({ "status": status, "result": result, "error": { "message": "m", "hint": "h" } });
-            ended(&job).map(|(status, _)| status)
+            exit_status(&job).map(|(status, _)| status)
         };
         let result = |status: &str, exit: u8| json!({ "status": status, "signal": null, "exit_status": exit, "error": null });
         assert_eq!(of("succeeded", result("succeeded", 0)), Ok(0));
@@ -297,33 +308,33 @@ mod tests {
     fn what_a_job_waits_for_is_said_only_while_it_waits() {
         let job = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "accepted_at": "T1", "attempt": 0 });
         assert_eq!(
-            waits(&job).unwrap(),
-            "the job is queued since T1, and waits for its time, T2"
+            waiting_note(&job).unwrap(),
+            "the job is queued since T1 and waits for its time, T2"
         );
         let paused = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "not_before": null, "accepted_at": "T1", "attempt": 1 });
         assert_eq!(
-            waits(&paused).unwrap(),
-            "the job is queued since T1, and waits for its time, T2, after 1 attempt"
+            waiting_note(&paused).unwrap(),
+            "the job is queued since T1 and waits for its time, T2, after 1 attempt"
         );
         let again =
             json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
         assert_eq!(
-            waits(&again).unwrap(),
-            "the job is queued since T1, and waits for its turn, after 2 attempts"
+            waiting_note(&again).unwrap(),
+            "the job is queued since T1 and waits for its turn, after 2 attempts"
         );
-        assert_eq!(waits(&json!({ "status": "running" })), None);
-        assert_eq!(waits(&Value::Null), None);
+        assert_eq!(waiting_note(&json!({ "status": "running" })), None);
+        assert_eq!(waiting_note(&Value::Null), None);
     }
 
     #[test]
     fn each_attempt_has_output_of_its_own() {
-        let mut seen = Seen::default();
-        let piece = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
-        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"abc");
-        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"", "again");
-        seen.at = [0; 2];
+        let mut progress = OutputProgress::default();
+        let chunk = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
+        assert_eq!(progress.output(&chunk("abc")).unwrap().1, b"abc");
+        assert_eq!(progress.output(&chunk("abc")).unwrap().1, b"", "again");
+        progress.at = [0; 2];
         assert_eq!(
-            (seen.output(&piece("x")).unwrap().1, seen.last),
+            (progress.output(&chunk("x")).unwrap().1, progress.last),
             (b"x".to_vec(), b"x".to_vec())
         );
     }

@@ -1,4 +1,4 @@
-//! The admin's token in a file of its owner's: read if it is there, made if not.
+//! The admin token's file: read if it exists, created if not.
 
 use super::super::message::Failure;
 use doors::{Secret, SessionToken};
@@ -13,11 +13,11 @@ use std::{
     path::Path,
 };
 
-const LONGEST: u64 = 4096;
-/// What is shorter could be guessed.
-const SHORTEST: usize = 32;
+const MAX_TOKEN_FILE_BYTES: u64 = 4096;
+/// A shorter token could be guessed.
+const MIN_TOKEN_BYTES: usize = 32;
 
-/// The token, without the end of its line.
+/// Reads the token without its newline, or creates one.
 pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
     let failed = |error: io::Error| bad(path, &error.to_string());
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -31,7 +31,7 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
                 .expose();
             let mut file = File::from(made.map_err(|error| failed(error.into()))?);
             writeln!(file, "{}", *token).map_err(failed)?;
-            checked(path, token.as_bytes().to_vec())
+            check_token(path, token.as_bytes().to_vec())
         }
         Err(error) => Err(failed(error.into())),
     }
@@ -40,24 +40,28 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
 fn read(path: &Path, file: File) -> Result<Secret, Failure> {
     let found = fstat(&file).map_err(|error| bad(path, &error.to_string()))?;
     if found.st_mode & 0o077 != 0 || found.st_uid != geteuid().as_raw() {
-        return Err(bad(path, "others can read it, or it is somebody else's"));
+        return Err(bad(
+            path,
+            "other users can read it, or it belongs to another user",
+        ));
     }
     let mut token = Vec::new();
-    file.take(LONGEST)
+    file.take(MAX_TOKEN_FILE_BYTES)
         .read_to_end(&mut token)
         .map_err(|error| bad(path, &error.to_string()))?;
-    checked(path, token)
+    check_token(path, token)
 }
 
-fn checked(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
+fn check_token(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
     let token = Secret::new(token).map_err(|error| bad(path, &error.to_string()))?;
     let bytes = token.expose();
-    match bytes.len() >= SHORTEST && bytes.iter().all(u8::is_ascii_graphic) {
-        true => Ok(token),
-        false => Err(bad(
+    if bytes.len() >= MIN_TOKEN_BYTES && bytes.iter().all(u8::is_ascii_graphic) {
+        Ok(token)
+    } else {
+        Err(bad(
             path,
-            "it holds no token of 32 or more visible characters",
-        )),
+            "it does not hold a token of 32 or more printable characters",
+        ))
     }
 }
 
@@ -68,7 +72,7 @@ fn bad(path: &Path, why: &str) -> Failure {
     );
     Failure::invalid(
         message,
-        "remove it to have one made, or make it your own: chmod 600 FILE",
+        "remove it so that one is created, or make it private: chmod 600 FILE",
     )
 }
 
@@ -93,7 +97,7 @@ mod tests {
             read_or_make(&path)
                 .unwrap_err()
                 .message
-                .contains("others can read it")
+                .contains("other users can read it")
         );
         set(0o600);
         fs::write(&path, "short\n").unwrap();

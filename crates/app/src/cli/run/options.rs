@@ -1,7 +1,7 @@
-//! The options of `airlock run`, and how they become a request.
+//! The options of `airlock run`, and their conversion to a request.
 
 use super::{super::message::Failure, Identity};
-use crate::config::Surroundings;
+use crate::config::ProcessEnv;
 use clap::Args;
 use spec::{
     Backend, Barrier, Budget, Contract, Cpus, LimitSet, Money, Network, Policy, Profile,
@@ -30,173 +30,179 @@ Examples:
 
 const STATUSES: &str = "\
 Exit status:
-  the program's own    it ran
-  1                    it exited with 0, but broke its --contract
-  123                  it exited with 0, but not all of its changes could be applied
-  124                  stopped at --timeout
-  125                  Airlock refused or failed; no line of the program ran
+  the program's own    the program ran
+  1                    the program exited with 0, but its output breaks --contract
+  123                  the program exited with 0, but not all of its changes could be applied
+  124                  stopped after --timeout
+  125                  Airlock refused or failed; the program did not start
   126, 127             the command cannot be executed, or was not found
-  128+N                killed by signal N; 137 also when the memory limit did it
+  128+N                killed by signal N; 137 also at the memory limit
   130                  cancelled with Ctrl-C";
 
-const BOX: &str = "The box";
-const LIMITS: &str = "Limits";
-const FILES: &str = "Files";
-const DOORS: &str = "Doors";
-const OUTPUT: &str = "Output and identifiers";
+const SANDBOX_HEADING: &str = "The sandbox";
+const LIMITS_HEADING: &str = "Limits";
+const FILES_HEADING: &str = "Files";
+const DOORS_HEADING: &str = "Doors";
+const OUTPUT_HEADING: &str = "Output and identifiers";
 
 /// Run a command in a fresh sandbox
 ///
-/// The command sees the host's /usr read-only, an empty /workspace, no network, none of your environment and
-/// none of your processes. What it may see beyond that is granted by name, below.
+/// The command sees the host's /usr read-only, an empty /workspace, no network, none of your
+/// environment and none of your processes. Options below grant more.
 #[derive(Args, Clone, Debug, Default)]
 #[group(id = "run_options")]
 #[command(override_usage = "airlock run [OPTIONS] -- COMMAND [ARG]...",
           after_help = EXAMPLES, after_long_help = long_help())]
 pub(crate) struct Options {
-    /// Named policy: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    /// Profile: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     profile: Option<String>,
-    /// What makes the box: native, docker, podman, or container for whichever of the two there is
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    /// Backend: native, docker, podman, or container for either of the two
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     backend: Option<String>,
-    /// Image to run in, instead of the host's /usr; a folder if it begins with a dot or slash
-    #[arg(long, value_name = "REF|DIR", help_heading = BOX)]
+    /// Image to run in instead of the host's /usr; a folder if it begins with a dot or slash
+    #[arg(long, value_name = "REF|DIR", help_heading = SANDBOX_HEADING)]
     image: Option<PathBuf>,
-    /// What runs before the command, instead of what the image says; '' for nothing
-    #[arg(long, value_name = "PROGRAM", help_heading = BOX)]
+    /// Program to run before the command instead of the image's entrypoint; '' for none
+    #[arg(long, value_name = "PROGRAM", help_heading = SANDBOX_HEADING)]
     entrypoint: Option<OsString>,
-    /// Let the program change the image's files, in a copy that is gone afterwards
-    #[arg(long, help_heading = BOX)]
+    /// Let the program write to a temporary copy of the image's files
+    #[arg(long, help_heading = SANDBOX_HEADING)]
     writable_root: bool,
-    /// Network inside: none; doors, the granted ones; open, every public host by TCP; or host, which is no barrier at all
-    #[arg(long, value_name = "MODE", help_heading = BOX)]
+    /// Network: none; doors, only granted doors; open, every public host by TCP; or host, which
+    /// removes the network barrier
+    #[arg(long, value_name = "MODE", help_heading = SANDBOX_HEADING)]
     network: Option<Network>,
     /// Internal network of docker or podman to join
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     internal_network: Option<String>,
-    /// Who the program is inside, in numbers [default: the image's user, else 1000:1000]
-    #[arg(long, value_name = "UID[:GID]", help_heading = BOX)]
+    /// User inside, by number [default: the image's user, else 1000:1000]
+    #[arg(long, value_name = "UID[:GID]", help_heading = SANDBOX_HEADING)]
     user: Option<User>,
     /// Set a variable inside; repeatable
-    #[arg(long, value_name = "NAME=VALUE", help_heading = BOX)]
+    #[arg(long, value_name = "NAME=VALUE", help_heading = SANDBOX_HEADING)]
     env: Vec<OsString>,
     /// Pass one of your own variables by name; repeatable
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(long, value_name = "NAME", help_heading = SANDBOX_HEADING)]
     env_from: Vec<OsString>,
-    /// Let the program have a stored secret as a variable; not with the profile restrictive; repeatable
-    #[arg(long, value_name = "NAME=VARIABLE", help_heading = BOX)]
+    /// Set a variable inside to a stored secret; not with the profile restrictive; repeatable
+    #[arg(long, value_name = "NAME=VARIABLE", help_heading = SANDBOX_HEADING)]
     secret: Vec<OsString>,
     /// Refuse to run unless this barrier can be enforced; repeatable
-    #[arg(long, value_name = "BARRIER", help_heading = BOX)]
+    #[arg(long, value_name = "BARRIER", help_heading = SANDBOX_HEADING)]
     require: Vec<Barrier>,
 
-    /// Time on the clock, such as 30s or 5m
-    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    /// Timeout by the clock, such as 30s or 5m
+    #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     timeout: Option<Time>,
-    /// Memory of all its processes together, such as 512M
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    /// Memory of all processes together, such as 512M
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     memory: Option<Size>,
     /// Share of CPUs, such as 1.5
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     cpus: Option<Cpus>,
-    /// CPU time of all its processes together
-    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    /// CPU time of all processes together
+    #[arg(long, value_name = "TIME", help_heading = LIMITS_HEADING)]
     cpu_time: Option<Time>,
     /// Processes and threads
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     pids: Option<u32>,
     /// Largest single file
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     file_size: Option<Size>,
     /// Open files of each process
-    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS_HEADING)]
     open_files: Option<u32>,
     /// /tmp, /dev/shm, the home folder and a fresh workspace, together
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     disk: Option<Size>,
-    /// Bytes kept of each output stream for the result
-    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    /// Maximum size of each output stream in the result
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS_HEADING)]
     output: Option<Size>,
 
-    /// Your folder to show at /workspace: written when the program has ended (:staged, as `run` does by itself), at once (:live), or never (:ro) [default: a fresh one, gone afterwards]
-    #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES)]
+    /// Your folder to show at /workspace: :staged applies changes when the program ends (the
+    /// default), :live at once, :ro never [default: an empty temporary folder]
+    #[arg(long, value_name = "DIR[:MODE]", help_heading = FILES_HEADING)]
     workspace: Option<PathBuf>,
-    /// Take that folder although it is your home or one of the system
-    #[arg(long, requires = "workspace", help_heading = FILES)]
+    /// Accept a home or system folder as the workspace
+    #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     pub(in crate::cli) confirm_workspace: bool,
-    /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
-    #[arg(long, requires = "workspace", help_heading = FILES)]
+    /// Do not change the folder; keep the program's changes for `airlock workspace`
+    #[arg(long, requires = "workspace", help_heading = FILES_HEADING)]
     copy_on_write: bool,
-    /// Show a file or folder of yours inside, read-only unless :rw; repeatable
-    #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
+    /// Show a file or folder inside, read-only unless :rw; repeatable
+    #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES_HEADING)]
     mount: Vec<OsString>,
     /// Follow symbolic links below the current folder in --workspace, --mount, --input and --image
-    #[arg(long, help_heading = FILES)]
+    #[arg(long, help_heading = FILES_HEADING)]
     pub(in crate::cli) follow_links: bool,
     /// Show a volume of docker or podman inside, read-only unless :rw; repeatable
-    #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES)]
+    #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES_HEADING)]
     volume: Vec<OsString>,
     // Not a doc comment: rustdoc would take the brackets for a link.
-    #[arg(long, value_name = "NAME=FILE", help_heading = FILES,
+    #[arg(long, value_name = "NAME=FILE", help_heading = FILES_HEADING,
           help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
     input: Vec<OsString>,
-    /// Keep this file or folder of /workspace afterwards; repeatable
-    #[arg(long, value_name = "PATH", help_heading = FILES)]
+    /// Keep this file or folder of /workspace as an artifact; repeatable
+    #[arg(long, value_name = "PATH", help_heading = FILES_HEADING)]
     artifact: Vec<PathBuf>,
-    /// Let a protected name of the workspace, such as .envrc, be written; repeatable
-    #[arg(long, value_name = "NAME", help_heading = FILES)]
+    /// Let the program write a protected name of the workspace, such as .envrc; repeatable
+    #[arg(long, value_name = "NAME", help_heading = FILES_HEADING)]
     allow_protected: Vec<PathBuf>,
-    /// Hide files of the workspace, beside .env, keys and other credentials; `none` hides none of those; repeatable
-    #[arg(long, value_name = "GLOB", help_heading = FILES)]
+    /// Hide files of the workspace in addition to .env, keys and other credentials; `none` hides
+    /// none of those; repeatable
+    #[arg(long, value_name = "GLOB", help_heading = FILES_HEADING)]
     hide: Vec<String>,
 
     /// Open the LLM door at 127.0.0.1:8080 inside, to this provider; its key stays outside
-    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS)]
+    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS_HEADING)]
     llm: Option<Option<String>>,
     /// Open the inference door at localhost:11434 inside, to the model server of this machine
-    #[arg(long, help_heading = DOORS)]
+    #[arg(long, help_heading = DOORS_HEADING)]
     inference: bool,
-    /// Let only these models be used, * for any characters; repeatable
-    #[arg(long, value_name = "GLOB", help_heading = DOORS)]
+    /// Allow only these models, * matches any characters; repeatable
+    #[arg(long, value_name = "GLOB", help_heading = DOORS_HEADING)]
     allow_model: Vec<String>,
-    /// Money for models, such as 0.50; a call that could cost more than is left is refused
-    #[arg(long, value_name = "DOLLARS", help_heading = DOORS)]
+    /// Budget for models, such as 0.50; a call that could exceed it is refused
+    #[arg(long, value_name = "DOLLARS", help_heading = DOORS_HEADING)]
     budget_usd: Option<Money>,
-    /// Tokens for models, input and output together
-    #[arg(long, value_name = "NUMBER", help_heading = DOORS)]
+    /// Token budget for models, input and output together
+    #[arg(long, value_name = "NUMBER", help_heading = DOORS_HEADING)]
     budget_tokens: Option<u64>,
 
-    /// Let this host be reached through the egress door, at ports 80 and 443 or at PORT; *.example.com for all below; repeatable
-    #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS)]
+    /// Allow this host through the egress door, at ports 80 and 443 or at PORT; *.example.com for
+    /// all subdomains; repeatable
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS_HEADING)]
     allow_host: Vec<String>,
-    /// Let every public host be reached, and print the rules that were needed
-    #[arg(long, help_heading = DOORS)]
+    /// Allow every public host, and print the rules that were needed
+    #[arg(long, help_heading = DOORS_HEADING)]
     pub(super) learn: bool,
 
-    /// Pass standard input through; otherwise it is empty
-    #[arg(long, help_heading = OUTPUT)]
+    /// Pass standard input through [default: empty]
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     stdin: bool,
-    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too; no limit of time without --timeout
-    #[arg(long, help_heading = OUTPUT)]
+    /// Give the program a terminal, shown in yours; every key goes to it, Ctrl-C too; without
+    /// --timeout there is no time limit
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) tty: bool,
-    /// Print one JSON result instead of the program's own output
-    #[arg(long, help_heading = OUTPUT)]
+    /// Print one JSON result instead of the program's output
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(in crate::cli) json: bool,
-    /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
-    #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
+    /// Required format of stdout: raw (anything), or exactly one JSON object: task or envelope
+    /// [default: raw]
+    #[arg(long, value_name = "NAME", help_heading = OUTPUT_HEADING)]
     contract: Option<Contract>,
-    /// Print what would be done, and exit
-    #[arg(long, help_heading = OUTPUT)]
+    /// Print the plan of the run, and exit
+    #[arg(long, help_heading = OUTPUT_HEADING)]
     pub(super) explain: bool,
     /// Identifier of this run [default: a fresh one]
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     run_id: Option<String>,
     /// Identifier of the task this run belongs to
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     task_id: Option<String>,
     /// Identifier of the job this run belongs to
-    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT_HEADING)]
     job_id: Option<String>,
 
     /// The command and its arguments, passed on exactly as they are
@@ -205,18 +211,19 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Refuses what nobody can honour.
+    /// Refuses contradictory options.
     pub(super) fn refuse_impossible(&self) -> Result<(), Failure> {
-        match self.tty && self.json && !self.explain {
-            true => Err(Failure::invalid(
+        if self.tty && self.json && !self.explain {
+            Err(Failure::invalid(
                 "--tty and --json exclude each other",
-                "leave one of them away: with --json the output is in the result, and nobody types",
-            )),
-            false => Ok(()),
+                "omit one of them: with --json, the output is in the result and there is no terminal",
+            ))
+        } else {
+            Ok(())
         }
     }
 
-    /// Refuses what is about one command, where a whole job is carried out.
+    /// Refuses options about a single command, for jobs of steps.
     pub(in crate::cli) fn refuse_for_steps(&self) -> Result<(), Failure> {
         let given = [
             (self.tty, "--tty"),
@@ -228,53 +235,53 @@ impl Options {
         match given.into_iter().find(|(given, _)| *given) {
             None => Ok(()),
             Some((_, option)) => Err(Failure::invalid(
-                format!("{option} is about one command, and a job is none"),
-                "leave it away; what lies in /workspace/.artifacts afterwards is kept",
+                format!("{option} applies to a single command, not to a job"),
+                "omit it; files in /workspace/.artifacts are kept as artifacts",
             )),
         }
     }
 
-    /// Whether Airlock itself makes the sandbox, as far as the options say.
+    /// Whether the options select the native backend.
     pub(super) fn may_be_native(&self) -> bool {
         self.backend
             .as_deref()
             .is_none_or(|name| name == spec::Backend::Native.name())
     }
 
-    /// Whether standard input was asked for.
+    /// Whether `--stdin` was given.
     pub(in crate::cli) fn reads_stdin(&self) -> bool {
         self.stdin
     }
 
-    /// The folder whose changes are staged although nobody said so: Airlock itself makes the sandbox, and nothing is said of
-    /// how the folder is shared.
+    /// The workspace that is staged by default: native backend, and no mode given.
     pub(super) fn staged_by_default(&self) -> Option<PathBuf> {
         let is_native = self
             .backend
             .as_deref()
             .is_none_or(|name| name == Backend::Native.name());
-        let (folder, sharing) = self.workspace.clone().map(workspace_mode)?;
-        let is_default = sharing == Sharing::Default && !self.copy_on_write;
+        let (folder, mode) = self.workspace.clone().map(parse_workspace)?;
+        let is_default = mode == WorkspaceMode::Default && !self.copy_on_write;
         (is_native && is_default).then_some(folder)
     }
 
-    /// The workspace, where none was given.
+    /// Sets the workspace if none was given.
     pub(in crate::cli) fn use_workspace(&mut self, path: Option<PathBuf>) {
         self.workspace = self.workspace.take().or(path);
     }
 
-    /// Refuses what a server cannot do, and folders that are not written as the server's.
+    /// Refuses options that a server cannot carry out, and relative paths, which would be the
+    /// server's.
     pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
         let refused = |what: &str, hint: &str| {
             Err(Failure::invalid(
-                format!("{what} cannot be asked of a server"),
+                format!("{what} cannot be used with a server"),
                 hint,
             ))
         };
         if self.explain {
             return refused(
                 "--explain",
-                "leave --server away: it shows what would be done on this machine",
+                "omit --server: --explain shows what would be done on this machine",
             );
         }
         if self.tty {
@@ -302,23 +309,23 @@ impl Options {
         match folder.or(image).or(mount) {
             None => Ok(()),
             Some(option) => Err(Failure::invalid(
-                format!("with a server, {option} names a folder of the server's machine"),
-                "write it from the root on; for files of this machine there is --input NAME=FILE",
+                format!("with a server, {option} is a folder on the server's machine"),
+                "write an absolute path; to send files of this machine use --input NAME=FILE",
             )),
         }
     }
 
-    /// The name of the profile, if one was given.
+    /// The profile, if given.
     pub(in crate::cli) fn profile(&self) -> Option<&str> {
         self.profile.as_deref()
     }
 
-    /// The contract, if one was given.
+    /// The contract, if given.
     pub(super) fn contract(&self) -> Option<Contract> {
         self.contract
     }
 
-    /// What identifies this run even if it never becomes one.
+    /// The identifiers of this run, also for a refusal.
     pub(super) fn identity(&self) -> Identity {
         Identity {
             run_id: self.run_id.clone(),
@@ -328,23 +335,20 @@ impl Options {
         }
     }
 
-    /// The request these options make.
-    pub(in crate::cli) fn into_request(
-        self,
-        surroundings: &Surroundings,
-    ) -> Result<RunRequest, Failure> {
-        let folder = surroundings.current_folder.as_path();
-        let workspace = self.workspace.clone().map(workspace_mode);
-        let sharing = workspace.as_ref().map(|(_, sharing)| *sharing);
-        if sharing == Some(Sharing::Live) && self.copy_on_write {
+    /// Converts the options to a request.
+    pub(in crate::cli) fn into_request(self, env: &ProcessEnv) -> Result<RunRequest, Failure> {
+        let folder = env.current_folder.as_path();
+        let workspace = self.workspace.clone().map(parse_workspace);
+        let mode = workspace.as_ref().map(|(_, mode)| *mode);
+        if mode == Some(WorkspaceMode::Live) && self.copy_on_write {
             return Err(Failure::invalid(
                 "a workspace that is shared live cannot be copied on writing",
-                "leave `:live` or --copy-on-write away",
+                "omit `:live` or --copy-on-write",
             ));
         }
         Ok(RunRequest {
-            read_only_workspace: sharing == Some(Sharing::ReadOnly),
-            env: environment(&self.env_from, &self.env, surroundings)?,
+            read_only_workspace: mode == Some(WorkspaceMode::ReadOnly),
+            env: environment(&self.env_from, &self.env, env)?,
             limits: self.limits(),
             allowed_paths: None,
             command: self.command,
@@ -355,14 +359,14 @@ impl Options {
             writable_root: self.writable_root,
             workspace: workspace.map(|(path, _)| folder.join(path)),
             copy_on_write: self.copy_on_write,
-            staged: sharing == Some(Sharing::Staged),
+            staged: mode == Some(WorkspaceMode::Staged),
             mounts: self
                 .mount
                 .into_iter()
                 .map(|text| absolute_mount(folder, text))
                 .collect(),
             volumes: self.volume,
-            caller_env: surroundings.variables.clone(),
+            caller_env: env.variables.clone(),
             network: self.network,
             internal_network: self.internal_network,
             doors: Vec::new(),
@@ -405,30 +409,25 @@ impl Options {
             open_files: self.open_files,
             disk: self.disk,
             output: self.output,
-            // The others are for profiles.
+            // The other limits can be set in profiles only.
             ..LimitSet::default()
         }
     }
 }
 
-/// Variables passed by name, then those set outright: the more explicit word wins.
+/// The variables of `--env-from`, then those of `--env`, which win.
 fn environment(
     from: &[OsString],
     set: &[OsString],
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Vec<(OsString, OsString)>, Failure> {
-    let passed = from
-        .iter()
-        .map(|name| match surroundings.variables.get(name) {
-            Some(value) => Ok((name.clone(), value.clone())),
-            None => {
-                let message = format!("the variable `{}` is not set", name.display());
-                Err(Failure::invalid(
-                    message,
-                    "set it, or leave --env-from away",
-                ))
-            }
-        });
+    let passed = from.iter().map(|name| match env.variables.get(name) {
+        Some(value) => Ok((name.clone(), value.clone())),
+        None => {
+            let message = format!("the variable `{}` is not set", name.display());
+            Err(Failure::invalid(message, "set it, or omit --env-from"))
+        }
+    });
     passed
         .chain(set.iter().map(|text| assignment(text)))
         .collect()
@@ -449,7 +448,7 @@ fn assignment(text: &OsStr) -> Result<(OsString, OsString), Failure> {
     }
 }
 
-/// A folder is written as one: with `/` or `.` in front.
+/// A path begins with `/` or `.`; everything else is a name.
 fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
     match image.as_os_str().as_bytes().first() {
         Some(b'.') => current.join(image),
@@ -457,36 +456,37 @@ fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
     }
 }
 
-/// How a folder is shared, as an option says it.
+/// How the workspace is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sharing {
-    /// Nothing was said.
+enum WorkspaceMode {
+    /// No mode given.
     Default,
     Live,
     Staged,
     ReadOnly,
 }
 
-/// A folder and how it is shared, from `DIR[:live|staged|ro]`.
-fn workspace_mode(given: PathBuf) -> (PathBuf, Sharing) {
+/// Parses `DIR[:live|staged|ro]`.
+fn parse_workspace(given: PathBuf) -> (PathBuf, WorkspaceMode) {
     let bytes = given.as_os_str().as_bytes();
     let without = |suffix: &str| {
         let path = bytes.strip_suffix(suffix.as_bytes())?;
         Some(PathBuf::from(OsStr::from_bytes(path)))
     };
     let modes = [
-        (":live", Sharing::Live),
-        (":staged", Sharing::Staged),
-        (":ro", Sharing::ReadOnly),
+        (":live", WorkspaceMode::Live),
+        (":staged", WorkspaceMode::Staged),
+        (":ro", WorkspaceMode::ReadOnly),
     ];
     let said = modes
         .into_iter()
-        .find_map(|(suffix, sharing)| Some((without(suffix)?, sharing)));
-    said.unwrap_or((given, Sharing::Default))
+        .find_map(|(suffix, mode)| Some((without(suffix)?, mode)));
+    said.unwrap_or((given, WorkspaceMode::Default))
 }
 
-/// The box is made by another process, which need not stand in our folder. An empty host path stays
-/// empty, so that it is refused and does not become the current folder.
+/// Makes a mount's host path absolute, because the sandbox is created by another process with its
+/// own working directory. An empty path stays empty and is refused later, instead of becoming the
+/// current folder.
 fn absolute_mount(folder: &Path, text: OsString) -> OsString {
     match text.as_bytes().first() {
         None | Some(b'/' | b':') => text,
@@ -517,7 +517,7 @@ fn or_none(limit: Option<impl ToString>) -> String {
     limit.map_or("no limit".to_owned(), |limit| limit.to_string())
 }
 
-/// The built-in profiles, from the values themselves, so that the help cannot lie.
+/// The built-in profiles as a table, generated from their values.
 fn profile_table(policy: &Policy) -> String {
     let names = ["restrictive", "standard", "permissive", "agent"];
     let mut table = format!("Defaults by profile:\n  {:<14}", "");
@@ -571,16 +571,16 @@ mod tests {
         }
     }
 
-    fn surroundings() -> Surroundings {
-        Surroundings {
+    fn env() -> ProcessEnv {
+        ProcessEnv {
             variables: [("LANG".into(), "C".into()), ("TOKEN".into(), "t".into())].into(),
             current_folder: "/here".into(),
-            ..Surroundings::default()
+            ..ProcessEnv::default()
         }
     }
 
     fn request(words: &[&str]) -> Result<RunRequest, Failure> {
-        options(words).into_request(&surroundings())
+        options(words).into_request(&env())
     }
 
     #[test]
@@ -612,7 +612,7 @@ mod tests {
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
             volumes: vec!["v:/v".into()],
-            caller_env: surroundings().variables,
+            caller_env: env().variables,
             limits: LimitSet {
                 memory: "1G".parse().ok(),
                 cpu_time: "1m".parse().ok(),
@@ -665,9 +665,7 @@ mod tests {
             .map(OsString::from)
             .into_iter()
             .chain(odd.clone());
-        let asked = parsed(words.collect())
-            .into_request(&surroundings())
-            .unwrap();
+        let asked = parsed(words.collect()).into_request(&env()).unwrap();
         assert_eq!(asked.command, odd);
     }
 
@@ -693,12 +691,12 @@ mod tests {
 
     #[test]
     fn a_workspace_says_how_it_is_shared() {
-        let mode = |text: &str| workspace_mode(text.into());
-        assert_eq!(mode("w"), ("w".into(), Sharing::Default));
-        assert_eq!(mode("w:live"), ("w".into(), Sharing::Live));
-        assert_eq!(mode("w:ro"), ("w".into(), Sharing::ReadOnly));
-        assert_eq!(mode("w:staged"), ("w".into(), Sharing::Staged));
-        assert_eq!(mode("w:ro:live"), ("w:ro".into(), Sharing::Live));
+        let mode = |text: &str| parse_workspace(text.into());
+        assert_eq!(mode("w"), ("w".into(), WorkspaceMode::Default));
+        assert_eq!(mode("w:live"), ("w".into(), WorkspaceMode::Live));
+        assert_eq!(mode("w:ro"), ("w".into(), WorkspaceMode::ReadOnly));
+        assert_eq!(mode("w:staged"), ("w".into(), WorkspaceMode::Staged));
+        assert_eq!(mode("w:ro:live"), ("w:ro".into(), WorkspaceMode::Live));
     }
 
     #[test]

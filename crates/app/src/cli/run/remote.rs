@@ -1,16 +1,19 @@
-//! `airlock run` at a server: the same options, the same bytes, the same status. The run is the server's; we ask for it,
-//! pass its output on as it comes, and cancel it when we are told to.
+//! `airlock run` at a server: the same options, output and exit status. The run belongs to the
+//! server; this client requests it, prints its output, and cancels it on a signal.
 
 use super::{
-    Options, Signals, conclude, learned,
-    live::{self, Delivery, Ending, Show, Step},
-    order::{self, Goods},
+    Options, Signals, conclude, learned_rules,
+    output::{self, Delivery, FinishedRun, OutputMode, Step},
     report,
+    request_body::{self, Attachments},
 };
 use crate::{
-    cli::message::{self, Failure, Line},
-    config::Surroundings,
-    remote::{Ask, Client, Event, Follow, Followed, RemoteError, segment, segments},
+    cli::message::{self, Failure, Message},
+    config::ProcessEnv,
+    remote::{
+        Client, ClientRequest, EventSource, EventStream, RemoteError, ServerEvent, segment,
+        segments,
+    },
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, Method, header::ACCEPT};
@@ -22,45 +25,44 @@ use spec::{
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
 
-/// How long one question for a result waits; then it is asked again, so that a dead connection is noticed.
-const ONE_WAIT: Duration = Duration::from_secs(120);
-/// Between tries when the connection broke.
-const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+/// The timeout of one request for the result. It is then repeated, so that a dead connection is
+/// noticed.
+const RESULT_POLL_TIMEOUT: Duration = Duration::from_secs(120);
+/// Delays between retries after a broken connection.
+const RETRY_DELAYS_MS: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
-const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Carries out the command at a server.
-pub(super) fn attempt(
-    options: Options,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+pub(super) fn attempt(options: Options, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     options.refuse_at_a_server()?;
-    if surroundings.current_folder.join("airlock.toml").exists() {
-        let note = "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
-        message::say(&[Line::Note(note.to_owned())]);
+    if env.current_folder.join("airlock.toml").exists() {
+        let note = "`airlock.toml` in this folder applies to local runs only; the server has its own rules";
+        message::print(&[Message::Note(note.to_owned())]);
     }
-    let (json, learns) = (options.json, options.learn);
+    let json = options.json;
+    let learns = options.learn;
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
-    let promise = engine::fresh_id().to_string();
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
+    let request = options.into_request(env)?;
+    let idempotency_key = engine::fresh_id().to_string();
+    let attachments = Attachments::read(&request, env, follow_links)?;
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
         let signals = Signals::listen()
-            .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let uploads = Uploads::send(&client, &promise, goods).await?;
-        let outcome = match order::body(request, &uploads.goods) {
+            .map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
+        let uploads = UploadedInputs::send(&client, &idempotency_key, attachments).await?;
+        let outcome = match request_body::body(request, &uploads.attachments) {
             Ok(order) => {
-                let asked = Asked {
+                let asked = RemoteRun {
                     client: client.clone(),
                     order,
-                    promise,
+                    idempotency_key,
                 };
-                match json {
-                    true => asked.print_result(signals).await,
-                    false => asked.show(signals, learns).await,
+                if json {
+                    asked.print_result(signals).await
+                } else {
+                    asked.show(signals, learns).await
                 }
             }
             Err(refused) => Err(refused),
@@ -72,42 +74,42 @@ pub(super) fn attempt(
     status
 }
 
-/// The options of a run without a command, for a sandbox that stays.
-pub(in crate::cli) fn standing_order(
+/// The request body of a sandbox: the options of a run without a command.
+pub(in crate::cli) fn sandbox_request(
     options: Options,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
+    let request = options.into_request(env)?;
     if !request.command.is_empty() || request.stdin {
-        let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
+        let hint = "create the sandbox first, then run `airlock sandbox exec ID -- COMMAND`";
         return Err(Failure::invalid(
-            "a sandbox is made without a command",
+            "a sandbox is created without a command",
             hint,
         ));
     }
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
-    if let Some((name, _)) = goods.large.first() {
+    let attachments = Attachments::read(&request, env, follow_links)?;
+    if let Some((name, _)) = attachments.large.first() {
         let message = format!(
-            "the input `{}` is too large to go along",
+            "the input `{}` is too large for a request",
             name.escape_debug()
         );
         return Err(Failure::invalid(
             message,
-            "make the sandbox first, then `airlock sandbox put ID FILE`",
+            "create the sandbox first, then run `airlock sandbox put ID FILE`",
         ));
     }
-    match order::body(request, &goods)? {
+    match request_body::body(request, &attachments)? {
         Value::Object(order) => Ok(order),
         _ => Ok(Map::new()),
     }
 }
 
-/// The options of a run that a job shall be, later and more than once.
-pub(in crate::cli) fn job_order(
+/// The request body of a job's run.
+pub(in crate::cli) fn job_run_request(
     options: Options,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
     let identity = options.identity();
@@ -116,87 +118,95 @@ pub(in crate::cli) fn job_order(
         .map(|_| "--run-id")
         .or(identity.job_id.map(|_| "--job-id"))
     {
-        let message = format!("{option} has no meaning for a job, which the server names");
-        return Err(Failure::invalid(message, "find it by --name or --label"));
+        let message =
+            format!("{option} does not apply to a job, whose identifiers the server chooses");
+        return Err(Failure::invalid(message, "use --name or --label instead"));
     }
     let contract = options.contract();
     let follow_links = options.follow_links;
-    let request = options.into_request(surroundings)?;
-    let goods = Goods::gather(&request, surroundings, follow_links)?;
-    if let Some((name, _)) = goods.large.first() {
+    let request = options.into_request(env)?;
+    let attachments = Attachments::read(&request, env, follow_links)?;
+    if let Some((name, _)) = attachments.large.first() {
         let message = format!(
-            "the input `{}` is too large to go along",
+            "the input `{}` is too large for a request",
             name.escape_debug()
         );
         let hint =
-            "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
+            "store it first with `airlock artifact put FILE`, then give --input NAME=artifact:NAME";
         return Err(Failure::invalid(message, hint));
     }
-    let Value::Object(mut order) = order::body(request, &goods)? else {
+    let Value::Object(mut order) = request_body::body(request, &attachments)? else {
         return Ok(Map::new());
     };
-    // An agent has another one unless it is said.
+    // An unset contract is omitted, because agents have another default.
     order.extend(contract.map(|contract| ("contract".to_owned(), contract.to_string().into())));
     Ok(order)
 }
 
-/// Of a result that a server kept: the exit status, and what is left to say.
-pub(in crate::cli) fn told(result: &Value) -> Result<(u8, Vec<Line>), String> {
-    let told =
-        Told::deserialize(result).map_err(|error| format!("its result cannot be read: {error}"))?;
+/// Reads a stored result: the exit status, and the messages about its end.
+pub(in crate::cli) fn read_result(result: &Value) -> Result<(u8, Vec<Message>), String> {
+    let told = ResultResponse::deserialize(result)
+        .map_err(|error| format!("its result cannot be read: {error}"))?;
     let result = told.result();
     Ok((result.exit_status, report::lines(&result)))
 }
 
-/// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
-struct Uploads {
-    goods: Goods,
+/// Inputs too large for the request: artifacts of the server while the run lasts.
+struct UploadedInputs {
+    attachments: Attachments,
     names: Vec<String>,
 }
 
-impl Uploads {
-    async fn send(client: &Client, promise: &str, mut goods: Goods) -> Result<Uploads, Failure> {
+impl UploadedInputs {
+    async fn send(
+        client: &Client,
+        idempotency_key: &str,
+        mut attachments: Attachments,
+    ) -> Result<UploadedInputs, Failure> {
         let mut names = Vec::new();
-        for (number, (name, path)) in std::mem::take(&mut goods.large).into_iter().enumerate() {
-            let kept = format!("airlock-inputs/{promise}/{number}");
+        for (number, (name, path)) in std::mem::take(&mut attachments.large)
+            .into_iter()
+            .enumerate()
+        {
+            let kept = format!("airlock-inputs/{idempotency_key}/{number}");
             crate::cli::artifact::upload(client, &kept, &path).await?;
-            goods.kept.push((name, kept.clone()));
+            attachments.kept.push((name, kept.clone()));
             names.push(kept);
         }
-        Ok(Uploads { goods, names })
+        Ok(UploadedInputs { attachments, names })
     }
 
     async fn remove(&self, client: &Client) {
         for name in &self.names {
-            let ask = Ask::new(
+            let ask = ClientRequest::new(
                 Method::DELETE,
                 format!("/v1/artifacts/{}", segments(name.as_bytes())),
             );
-            if let Err(error) = client.ask(ask).await {
-                message::say(&[Line::Note(format!(
-                    "the server keeps the artifact `{name}`: {error}"
+            if let Err(error) = client.send(ask).await {
+                message::print(&[Message::Note(format!(
+                    "the artifact `{name}` remains at the server: {error}"
                 ))]);
             }
         }
     }
 }
 
-/// A run that is asked for. Asked again under the same promise it is the same run: the server names it.
+/// A requested run. Repeated requests carry the same idempotency key and get the same run.
 #[derive(Clone)]
-struct Asked {
+struct RemoteRun {
     client: Client,
     order: Value,
-    promise: String,
+    idempotency_key: String,
 }
 
-impl Asked {
-    fn ask(&self) -> Ask {
-        Ask::new(Method::POST, "/v1/runs")
+impl RemoteRun {
+    fn request(&self) -> ClientRequest {
+        ClientRequest::new(Method::POST, "/v1/runs")
             .json(&self.order)
-            .header(PROMISE, &self.promise)
+            .header(IDEMPOTENCY_KEY, &self.idempotency_key)
     }
 
-    /// Waits for the result, and prints it as it came.
+    /// Waits for the result and prints it unchanged.
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
         let mut cancelled = false;
         let waiting = self.result();
@@ -204,42 +214,51 @@ impl Asked {
         let text = loop {
             tokio::select! {
                 text = &mut waiting => break text?,
-                () = signals.next() => match cancelled {
-                    true => live::leave_at_once(),
-                    false => {
+                () = signals.next() => if cancelled {output::exit_now()} else {
                         cancelled = true;
                         self.cancel();
-                    }
-                },
+                    },
             }
         };
         let result = self.read(&text)?;
         crate::cli::print(&format!("{}\n", crate::cli::without_controls(&text)))?;
-        message::say(&report::refusal(&result));
+        message::print(&report::refusal(&result));
         Ok(result.exit_status)
     }
 
-    /// The result, whole.
+    /// Requests the complete result.
     async fn result(&self) -> Result<String, RemoteError> {
-        let (mut pauses, mut known) = (PAUSES.iter(), false);
+        let mut delays = RETRY_DELAYS_MS.iter();
+        let mut known = false;
         loop {
-            let answer = match self.client.ask(self.ask().patience(ONE_WAIT)).await {
+            let answer = match self
+                .client
+                .send(self.request().response_timeout(RESULT_POLL_TIMEOUT))
+                .await
+            {
                 Ok(answer) => answer.text().await,
                 Err(error) => Err(error),
             };
             match answer {
                 Ok(text) => return self.text(&text),
-                // It could not start; what is known of it is a result like any other.
-                Err(RemoteError::Refused(problem)) if of_a_run(&problem.instance).is_some() => {
+                // The run could not start; its result has the details.
+                Err(RemoteError::Refused(problem))
+                    if run_of_instance(&problem.instance).is_some() =>
+                {
                     let path = problem.instance.unwrap_or_default();
-                    let text = self.client.ask(Ask::get(path)).await?.text().await?;
+                    let text = self
+                        .client
+                        .send(ClientRequest::get(path))
+                        .await?
+                        .text()
+                        .await?;
                     return self.text(&text);
                 }
-                // Nobody is there to begin with.
+                // A server that was never reached is not retried.
                 Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
-                Err(RemoteError::Silent { .. }) => {}
-                Err(error) => match (error.may_pass(), pauses.next()) {
-                    (true, Some(pause)) => tokio::time::sleep(Duration::from_millis(*pause)).await,
+                Err(RemoteError::TimedOut { .. }) => {}
+                Err(error) => match (error.is_transient(), delays.next()) {
+                    (true, Some(delay)) => tokio::time::sleep(Duration::from_millis(*delay)).await,
                     _ => return Err(error),
                 },
             }
@@ -249,25 +268,25 @@ impl Asked {
 
     fn text(&self, bytes: &[u8]) -> Result<String, RemoteError> {
         let text = String::from_utf8(bytes.to_vec());
-        text.map_err(|_| self.client.foreign("its result is not UTF-8"))
+        text.map_err(|_| self.client.not_airlock("its result is not UTF-8"))
     }
 
     fn read(&self, text: &str) -> Result<RunResult, RemoteError> {
-        let told: Told = serde_json::from_str(text).map_err(|error| {
+        let told: ResultResponse = serde_json::from_str(text).map_err(|error| {
             self.client
-                .foreign(format!("its result cannot be read: {error}"))
+                .not_airlock(format!("its result cannot be read: {error}"))
         })?;
         Ok(told.result())
     }
 
-    /// Asks for the end of the run; that it ended is seen where it is followed.
+    /// Cancels the run in a background task; its end is seen in the events.
     fn cancel(&self) {
         let asked = self.clone();
         tokio::spawn(async move {
-            for pause in PAUSES {
+            for delay in RETRY_DELAYS_MS {
                 match asked.end().await {
-                    Err(error) if error.may_pass() => {
-                        tokio::time::sleep(Duration::from_millis(pause)).await
+                    Err(error) if error.is_transient() => {
+                        tokio::time::sleep(Duration::from_millis(delay)).await
                     }
                     _ => return,
                 }
@@ -276,39 +295,39 @@ impl Asked {
     }
 
     async fn end(&self) -> Result<(), RemoteError> {
-        let Named { run_id } = self
+        let RunIdResponse { run_id } = self
             .client
-            .json(self.ask().header(PREFER, "respond-async"))
+            .json(self.request().header(PREFER, "respond-async"))
             .await?;
         let path = format!("/v1/runs/{}", segment(run_id.as_bytes()));
         self.client
-            .ask(Ask::new(Method::DELETE, path))
+            .send(ClientRequest::new(Method::DELETE, path))
             .await
             .map(drop)
     }
 
-    fn follow(&self) -> Followed {
+    fn follow(&self) -> EventStream {
         let asked = self.clone();
-        // However often it is asked for, it is one run, whose events go on behind the last one.
+        // Repeated requests get the same run; its events continue after the last one received.
         let ask = move |last: Option<&str>| {
-            let ask = asked.ask().header(ACCEPT, "text/event-stream");
+            let ask = asked.request().header(ACCEPT, "text/event-stream");
             match last {
                 None => ask,
-                Some(last) => ask.header(LAST_EVENT, last),
+                Some(last) => ask.header(LAST_EVENT_ID, last),
             }
         };
-        Follow {
+        EventSource {
             ask,
             last: "finished",
         }
-        .begin(&self.client)
+        .start(&self.client)
     }
 
-    /// Passes the output on as it comes, and says what is left to say.
+    /// Prints the output as it arrives, then the messages about the end.
     async fn show(self, mut signals: Signals, learns: bool) -> Result<u8, Failure> {
-        let (mut outlet, writer) = live::open_outlet(Show::Streams).unzip();
-        let mut shown = Shown {
-            followed: self.follow(),
+        let (mut outlet, writer) = output::open_outlet(OutputMode::Streams).unzip();
+        let mut progress = RemoteOutput {
+            events: self.follow(),
             asked: self,
             at: [0; 2],
             lost: 0,
@@ -318,59 +337,59 @@ impl Asked {
         let mut cancelled = false;
         loop {
             tokio::select! {
-                step = shown.next(outlet.as_ref()) => match step? {
+                step = progress.next(outlet.as_ref()) => match step? {
                     Step::More => {}
                     Step::OutletClosed => {
                         outlet = None;
-                        shown.asked.cancel();
+                        progress.asked.cancel();
                     }
                     Step::Over => break,
                 },
-                () = signals.next() => match cancelled {
-                    true => live::leave_at_once(),
-                    false => {
+                () = signals.next() => if cancelled {output::exit_now()} else {
                         cancelled = true;
-                        shown.asked.cancel();
-                    }
-                },
+                        progress.asked.cancel();
+                    },
             }
         }
         drop(outlet);
         let delivery = tokio::select! {
-            delivery = live::delivered(writer) => delivery,
-            () = signals.next() => live::leave_at_once(),
+            delivery = output::wait_delivery(writer) => delivery,
+            () = signals.next() => output::exit_now(),
         };
-        shown.finish(delivery, learns)
+        progress.finish(delivery, learns)
     }
 }
 
-/// Of a run, what the server calls it.
+/// The identifier of a run.
 #[derive(Deserialize)]
-struct Named {
+struct RunIdResponse {
     run_id: String,
 }
 
-/// Whether a problem is about a run that was accepted.
-fn of_a_run(instance: &Option<String>) -> Option<&str> {
+/// The run that a problem document is about.
+fn run_of_instance(instance: &Option<String>) -> Option<&str> {
     instance.as_deref()?.strip_prefix("/v1/runs/")
 }
 
-/// How much was shown, and what came of it.
-struct Shown {
-    asked: Asked,
-    followed: Followed,
-    /// How much of each stream has come.
+/// The output received so far, and the result.
+struct RemoteOutput {
+    asked: RemoteRun,
+    events: EventStream,
+    /// Offset in each stream.
     at: [u64; 2],
-    /// How much of them never came.
+    /// Bytes that were skipped.
     lost: u64,
     /// The last byte on standard error.
     last: Option<u8>,
     result: Option<RunResult>,
 }
 
-impl Shown {
-    /// One event, taken only when there is room for it. Nothing is lost if this is dropped while waiting.
-    async fn next(&mut self, outlet: Option<&mpsc::Sender<live::Piece>>) -> Result<Step, Failure> {
+impl RemoteOutput {
+    /// Handles one event, taken only when the output queue has room. Cancel-safe.
+    async fn next(
+        &mut self,
+        outlet: Option<&mpsc::Sender<output::OutputChunk>>,
+    ) -> Result<Step, Failure> {
         let room = match outlet {
             None => None,
             Some(outlet) => match outlet.reserve().await {
@@ -378,9 +397,9 @@ impl Shown {
                 Err(_) => return Ok(Step::OutletClosed),
             },
         };
-        let event = match self.followed.next().await {
+        let event = match self.events.next().await {
             Some(Ok(event)) => event,
-            Some(Err(error)) => return Err(self.lost_sight(error)),
+            Some(Err(error)) => return Err(self.connection_lost(error)),
             None => return Ok(Step::Over),
         };
         match event.name.as_str() {
@@ -394,15 +413,17 @@ impl Shown {
                 self.result = Some(self.asked.read(&event.data)?);
                 return Ok(Step::Over);
             }
-            // `started` and `denied` are in the result; what a later server tells beyond that is not ours to show.
+            // `started` and `denied` are in the result; unknown events of later servers are
+            // ignored.
             _ => {}
         }
         Ok(Step::More)
     }
 
-    /// What of an output is new.
-    fn output(&mut self, event: &Event) -> Result<(StdStream, Vec<u8>), Failure> {
-        let piece = Output::read(&event.data).map_err(|cause| self.asked.client.foreign(cause))?;
+    /// The new bytes of an output event.
+    fn output(&mut self, event: &ServerEvent) -> Result<(StdStream, Vec<u8>), Failure> {
+        let piece =
+            OutputEvent::read(&event.data).map_err(|cause| self.asked.client.not_airlock(cause))?;
         let (index, stream) = match piece.stream {
             StreamName::Stdout => (0, StdStream::Stdout),
             StreamName::Stderr => (1, StdStream::Stderr),
@@ -415,13 +436,13 @@ impl Shown {
         Ok((stream, bytes))
     }
 
-    /// The server may be gone for good or not; the run may go on there.
-    fn lost_sight(&self, error: RemoteError) -> Failure {
+    /// Adds a hint to a lost connection: the run may continue.
+    fn connection_lost(&self, error: RemoteError) -> Failure {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
         match failure.code {
             ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
-                hint: "the run may go on there; GET /v1/runs tells".to_owned(),
+                hint: "the run may continue at the server; GET /v1/runs shows it".to_owned(),
                 ..failure
             },
             _ => failure,
@@ -429,22 +450,23 @@ impl Shown {
     }
 
     fn finish(self, delivery: Delivery, learns: bool) -> Result<u8, Failure> {
-        let mut result = self
-            .result
-            .ok_or_else(|| self.asked.client.foreign("it told no end of the run"))?;
-        // Only whether its line was ended matters below.
+        let mut result = self.result.ok_or_else(|| {
+            self.asked
+                .client
+                .not_airlock("it reported no end of the run")
+        })?;
+        // Only whether the last line ended with a newline matters.
         result.stderr = self.last.into_iter().collect();
         let delivery = match (delivery, self.lost) {
-            (Delivery::Complete, 1..) => Delivery::Failed(io::Error::other(format!(
-                "{} bytes were lost on the way",
-                self.lost
-            ))),
+            (Delivery::Complete, 1..) => {
+                Delivery::Failed(io::Error::other(format!("{} bytes were lost", self.lost)))
+            }
             (delivery, _) => delivery,
         };
-        let ending = Ending { result, delivery };
+        let ending = FinishedRun { result, delivery };
         let status = conclude(&ending, &ending.result.stderr, learns);
         if learns {
-            message::say_plainly(&learned::toml(&ending.result));
+            message::print_plain(&learned_rules::toml(&ending.result));
         }
         Ok(status)
     }
@@ -457,9 +479,9 @@ enum StreamName {
     Stderr,
 }
 
-/// A piece of output, as servers tell it.
+/// An `output` event.
 #[derive(Debug, Deserialize)]
-pub(in crate::cli) struct Output {
+pub(in crate::cli) struct OutputEvent {
     stream: StreamName,
     offset: u64,
     text: Option<String>,
@@ -468,15 +490,15 @@ pub(in crate::cli) struct Output {
     bytes: Vec<u8>,
 }
 
-impl Output {
-    pub(in crate::cli) fn read(data: &str) -> Result<Output, String> {
-        let mut piece: Output = serde_json::from_str(data)
+impl OutputEvent {
+    pub(in crate::cli) fn read(data: &str) -> Result<OutputEvent, String> {
+        let mut piece: OutputEvent = serde_json::from_str(data)
             .map_err(|error| format!("its output cannot be read: {error}"))?;
         piece.bytes = match (piece.text.take(), piece.base64.take()) {
             (Some(text), None) => text.into_bytes(),
             (None, Some(text)) => STANDARD
                 .decode(text)
-                .map_err(|_| "its output is no base64".to_owned())?,
+                .map_err(|_| "its output is not base64".to_owned())?,
             _ => return Err("its output has no bytes".to_owned()),
         };
         Ok(piece)
@@ -489,7 +511,7 @@ impl Output {
         }
     }
 
-    /// What of it lies behind what is known, and how much was skipped before it.
+    /// The bytes after the offset, and how many were skipped before them.
     pub(in crate::cli) fn beyond(self, at: &mut u64) -> (Vec<u8>, u64) {
         let lost = self.offset.saturating_sub(*at);
         let known = usize::try_from(at.saturating_sub(self.offset)).unwrap_or(usize::MAX);
@@ -499,9 +521,9 @@ impl Output {
     }
 }
 
-/// Of a result what there is to say about it.
+/// The fields of a result that messages need.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct ResultResponse {
     status: Status,
     signal: Option<i32>,
     exit_status: u8,
@@ -517,19 +539,19 @@ struct Told {
     #[serde(default)]
     notes: Vec<String>,
     #[serde(default)]
-    learned: Vec<Rule>,
+    learned: Vec<LearnedRuleResponse>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Rule {
+struct LearnedRuleResponse {
     host: String,
     ports: Vec<u16>,
     uses: u64,
 }
 
-impl Told {
+impl ResultResponse {
     fn result(self) -> RunResult {
-        let rule = |rule: Rule| {
+        let rule = |rule: LearnedRuleResponse| {
             let host = rule.host.parse().ok()?;
             Some(LearnedRule {
                 host,
@@ -537,14 +559,14 @@ impl Told {
                 uses: rule.uses,
             })
         };
-        // Its identifier is not looked at here; the server's is in the text.
+        // The identifier is not used; the server's is in the printed text.
         let blank = RunResult::blank(engine::fresh_id(), self.profile, Timestamp(0));
         RunResult {
             status: self.status,
             signal: self.signal,
             exit_status: self.exit_status,
             error: self.error,
-            // One that a later server knows has no words here.
+            // Unknown limits of later servers are ignored.
             limits_hit: self
                 .limits_hit
                 .into_iter()
@@ -597,7 +619,9 @@ mod tests {
             ..RunResult::blank(Id::new("r").unwrap(), "ci".into(), Timestamp(0))
         };
         let text = serde_json::to_string(&before).unwrap();
-        let after = serde_json::from_str::<Told>(&text).unwrap().result();
+        let after = serde_json::from_str::<ResultResponse>(&text)
+            .unwrap()
+            .result();
         assert_eq!(
             RunResult {
                 run_id: before.run_id.clone(),
@@ -610,7 +634,7 @@ mod tests {
     #[test]
     fn a_piece_is_shown_once_and_what_is_missing_is_counted() {
         let mut at = 0;
-        let mut take = |text: &str| Output::read(text).unwrap().beyond(&mut at);
+        let mut take = |text: &str| OutputEvent::read(text).unwrap().beyond(&mut at);
         assert_eq!(
             take(r#"{"stream":"stdout","offset":0,"text":"abc"}"#),
             (b"abc".to_vec(), 0)
@@ -634,7 +658,7 @@ mod tests {
             r#"{"stream":"stdout","offset":0}"#,
             r#"{"stream":"x","offset":0,"text":""}"#,
         ] {
-            assert!(Output::read(bad).is_err(), "{bad}");
+            assert!(OutputEvent::read(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,23 +1,23 @@
-//! What is left to say on stderr after the program's own output: why it was stopped, what it ran into,
-//! where the box was weaker than asked.
+//! Messages on stderr after the program's output: why it was stopped, denials, limits, and weaker
+//! enforcement.
 
-use super::super::message::Line;
+use super::super::message::Message;
 use spec::{Denial, Enforcer, ErrorCode, LimitName, RunResult, Status};
 
 const SIGABRT: i32 = 6;
 const SIGBUS: i32 = 7;
 const SIGSEGV: i32 = 11;
 
-/// Everything there is to say about a run whose output was passed on live.
-pub(super) fn lines(result: &RunResult) -> Vec<Line> {
+/// All messages about a run whose output was printed as it arrived.
+pub(super) fn lines(result: &RunResult) -> Vec<Message> {
     let mut lines = error(result);
     lines.extend(signal(result));
     lines.extend(notes(result));
     lines
 }
 
-/// With `--json` only a refusal is told on stderr, too.
-pub(super) fn refusal(result: &RunResult) -> Vec<Line> {
+/// With `--json`, only a refusal is reported on stderr, too.
+pub(super) fn refusal(result: &RunResult) -> Vec<Message> {
     match result.status {
         Status::NotStarted => error(result),
         Status::Queued
@@ -31,12 +31,12 @@ pub(super) fn refusal(result: &RunResult) -> Vec<Line> {
     }
 }
 
-/// What holds whatever became of the output: limits, denials, kept files, weaker enforcement.
-pub(super) fn notes(result: &RunResult) -> Vec<Line> {
+/// Notes that do not depend on the output: limits, denials, artifacts, weaker enforcement.
+pub(super) fn notes(result: &RunResult) -> Vec<Message> {
     let limits = result
         .limits_hit
         .iter()
-        .filter(|limit| !told_already(result, **limit))
+        .filter(|limit| !is_in_error(result, **limit))
         .map(limit_note);
     let denials = result.denials.iter().map(denial_note);
     let kept = result.artifacts.iter().map(|kept| {
@@ -50,7 +50,7 @@ pub(super) fn notes(result: &RunResult) -> Vec<Line> {
         .chain(denials)
         .chain(kept)
         .chain(notes)
-        .map(Line::Note)
+        .map(Message::Note)
         .collect()
 }
 
@@ -72,39 +72,40 @@ fn denial_note(denial: &Denial) -> String {
     }
 }
 
-fn error(result: &RunResult) -> Vec<Line> {
+fn error(result: &RunResult) -> Vec<Message> {
     match &result.error {
         Some(error) => {
             vec![
-                Line::Error(error.message.clone()),
-                Line::Hint(error.hint.clone().unwrap_or_default()),
+                Message::Error(error.message.clone()),
+                Message::Hint(error.hint.clone().unwrap_or_default()),
             ]
         }
         None => Vec::new(),
     }
 }
 
-/// A program killed by a signal says nothing itself; a shell would.
-fn signal(result: &RunResult) -> Option<Line> {
+/// Reports the signal that killed the program, as a shell would.
+fn signal(result: &RunResult) -> Option<Message> {
     let number = result.signal.filter(|_| result.error.is_none())?;
-    // Without a cgroup a program that gets no memory is not stopped: it is told so, and few are ready for that.
+    // Without a cgroup, an allocation beyond the limit fails instead of killing the program, and
+    // few programs handle that.
     let by_process = result.enforced_by.get("memory") == Some(&Enforcer::Rlimit);
     let perhaps = if by_process && [SIGABRT, SIGBUS, SIGSEGV].contains(&number) {
-        "; perhaps it got no more memory (--memory)"
+        "; possibly it ran out of memory (--memory)"
     } else {
         ""
     };
-    Some(Line::Note(format!(
+    Some(Message::Note(format!(
         "the program was killed by signal {number}{perhaps}"
     )))
 }
 
-fn told_already(result: &RunResult, limit: LimitName) -> bool {
+fn is_in_error(result: &RunResult, limit: LimitName) -> bool {
     let code = result.error.as_ref().map(|error| error.code);
     match limit {
         LimitName::WallTime => code == Some(ErrorCode::Timeout),
         LimitName::Memory => code == Some(ErrorCode::OomKilled),
-        // It concerns the copy in the result; what was passed on live is whole.
+        // The limit applies to the copy in the result; the printed output is complete.
         LimitName::Output => true,
         LimitName::Pids
         | LimitName::CpuTime
@@ -216,7 +217,7 @@ mod tests {
                 enforced_by: [("memory", enforcer)].into(),
                 ..result(Status::Failed)
             };
-            render(&lines(&result)).contains("perhaps it got no more memory (--memory)")
+            render(&lines(&result)).contains("possibly it ran out of memory (--memory)")
         };
         assert!(crashed(SIGSEGV, Enforcer::Rlimit) && crashed(SIGABRT, Enforcer::Rlimit));
         assert!(!crashed(15, Enforcer::Rlimit) && !crashed(SIGSEGV, Enforcer::CgroupV2));

@@ -1,9 +1,10 @@
-//! The signals that ask for the end of a run.
+//! The signals that end a run.
 
 use std::{future::pending, io};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Ctrl-C, SIGTERM and SIGHUP, except those the caller had us ignore (`nohup`, jobs in the background).
+/// SIGINT, SIGTERM and SIGHUP, except those that the parent process has set to ignore (`nohup`,
+/// background jobs).
 #[derive(Debug)]
 pub(in crate::cli) struct Signals {
     interrupt: Option<Signal>,
@@ -12,9 +13,9 @@ pub(in crate::cli) struct Signals {
 }
 
 impl Signals {
-    /// Starts listening; from now on these signals no longer end the process by themselves.
+    /// Starts listening. From now on, these signals do not end the process.
     pub(in crate::cli) fn listen() -> io::Result<Self> {
-        let ignored = all_ignored();
+        let ignored = ignored_mask();
         let listen = |kind| listen(kind, ignored);
         Ok(Signals {
             interrupt: listen(SignalKind::interrupt())?,
@@ -26,16 +27,16 @@ impl Signals {
     /// Waits for the next one.
     pub(in crate::cli) async fn next(&mut self) {
         tokio::select! {
-            () = received(&mut self.interrupt) => {}
-            () = received(&mut self.terminate) => {}
-            () = received(&mut self.hangup) => {}
+            () = wait_for(&mut self.interrupt) => {}
+            () = wait_for(&mut self.terminate) => {}
+            () = wait_for(&mut self.hangup) => {}
         }
     }
 }
 
-/// One more signal, unless the caller had us ignore it.
-pub(super) fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
-    listen(kind, all_ignored())
+/// Listens for one more signal, unless it is ignored.
+pub(super) fn listen_unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
+    listen(kind, ignored_mask())
 }
 
 fn listen(kind: SignalKind, ignored: u64) -> io::Result<Option<Signal>> {
@@ -45,12 +46,12 @@ fn listen(kind: SignalKind, ignored: u64) -> io::Result<Option<Signal>> {
     }
 }
 
-fn all_ignored() -> u64 {
+fn ignored_mask() -> u64 {
     ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
 /// Waits for a signal; for ever if it is ignored.
-pub(super) async fn received(signal: &mut Option<Signal>) {
+pub(super) async fn wait_for(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
             signal.recv().await;
@@ -59,7 +60,7 @@ pub(super) async fn received(signal: &mut Option<Signal>) {
     }
 }
 
-/// The set of ignored signals, as the kernel tells it: bit N-1 for signal N.
+/// Parses the mask of ignored signals: bit N-1 for signal N.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())

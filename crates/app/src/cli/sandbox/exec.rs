@@ -1,16 +1,16 @@
-//! `airlock sandbox exec`: a program in a sandbox that stays. It is started, then followed by its identifier, so that a
-//! broken connection loses nothing.
+//! `airlock sandbox exec`: runs a program in a sandbox of a server. The program is started, then
+//! followed by its identifier, so that a broken connection loses nothing.
 
-use super::{feed, path, pty};
+use super::{path, pty, stdin_upload};
 use crate::{
     cli::{
         REFUSED,
-        message::{self, Failure, Line},
+        message::{self, Failure, Message},
         print_json,
-        run::{self, Delivery, Show, Signals},
+        run::{self, Delivery, OutputMode, Signals},
     },
-    config::Surroundings,
-    remote::{Ask, Client, Follow, RemoteError, segment},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, EventSource, RemoteError, segment},
 };
 use clap::Args;
 use http::{HeaderName, Method};
@@ -26,10 +26,10 @@ Examples:
   tar -c src | airlock sandbox exec --stdin $id -- tar -x
   airlock sandbox exec --detach $id -- python3 -m http.server
 
-The exit status is the program's; 124 at --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
+The exit status is the program's; 124 after --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
 
 const BROKEN_PIPE: u8 = 128 + 13;
-const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// A program to run.
@@ -41,19 +41,19 @@ pub(super) struct Options {
     /// Set a variable; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Where it starts, inside
+    /// The working directory inside
     #[arg(long, value_name = "DIR")]
     directory: Option<String>,
-    /// Its time on the clock
+    /// The timeout, by the clock
     #[arg(long, value_name = "TIME")]
     timeout: Option<Time>,
-    /// Pass standard input through; otherwise it is empty
+    /// Pass standard input through [default: empty]
     #[arg(long)]
     stdin: bool,
-    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
+    /// Give the program a terminal, shown in yours; every key goes to it, Ctrl-C too
     #[arg(short, long, conflicts_with_all = ["json", "stdin", "detach"])]
     tty: bool,
-    /// Leave it running in the background, and print its identifier
+    /// Run it in the background, and print its identifier
     #[arg(long, conflicts_with = "stdin")]
     detach: bool,
     /// Print one JSON object instead of the program's own output
@@ -65,7 +65,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    fn order(&self) -> Result<Map<String, Value>, Failure> {
+    fn request_body(&self) -> Result<Map<String, Value>, Failure> {
         let env = self.env.iter().map(|text| match text.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
             None => {
@@ -73,16 +73,16 @@ impl Options {
                 Err(Failure::invalid(message, "write --env NAME=VALUE"))
             }
         });
-        let order = json!({
-            "command": run::words(&self.command, "the command")?,
+        let request_body = json!({
+            "command": run::utf8_all(&self.command, "the command")?,
             "env": env.collect::<Result<Map<_, _>, _>>()?,
             "directory": self.directory,
             "timeout": self.timeout.map(|time| time.to_string()),
             "open_stdin": self.stdin,
             "background": self.detach,
         });
-        match order {
-            Value::Object(order) => Ok(order
+        match request_body {
+            Value::Object(request_body) => Ok(request_body
                 .into_iter()
                 .filter(|(_, value)| !value.is_null())
                 .collect()),
@@ -91,9 +91,9 @@ impl Options {
     }
 }
 
-/// A program, and what came of it.
+/// A program's state, as the server reports it.
 #[derive(Debug, Deserialize)]
-pub(super) struct State {
+pub(super) struct ExecState {
     pub(super) exec_id: String,
     status: Status,
     exit_code: Option<i32>,
@@ -102,8 +102,8 @@ pub(super) struct State {
     error: Option<ErrorInfo>,
 }
 
-impl State {
-    /// What a shell would report.
+impl ExecState {
+    /// The exit status that a shell would report.
     pub(super) fn exit_status(&self) -> u8 {
         let by_signal = self.signal.map(|signal| 128u8.wrapping_add(signal as u8));
         match self.status {
@@ -120,16 +120,16 @@ impl State {
         }
     }
 
-    /// What is left to say about it.
-    pub(super) fn lines(&self) -> Vec<Line> {
+    /// Messages about the program's end.
+    pub(super) fn lines(&self) -> Vec<Message> {
         match (&self.error, self.signal) {
             (Some(error), _) => {
                 vec![
-                    Line::Error(error.message.clone()),
-                    Line::Hint(error.hint.clone().unwrap_or_default()),
+                    Message::Error(error.message.clone()),
+                    Message::Hint(error.hint.clone().unwrap_or_default()),
                 ]
             }
-            (None, Some(signal)) => vec![Line::Note(format!(
+            (None, Some(signal)) => vec![Message::Note(format!(
                 "the program was killed by signal {signal}"
             ))],
             (None, None) => Vec::new(),
@@ -137,15 +137,15 @@ impl State {
     }
 }
 
-/// A program that was started.
+/// A started program.
 #[derive(Clone)]
-pub(super) struct Started {
+pub(super) struct RemoteExec {
     pub(super) client: Client,
     pub(super) sandbox: String,
     pub(super) exec: String,
 }
 
-impl Started {
+impl RemoteExec {
     pub(super) fn path(&self) -> String {
         format!(
             "{}/exec/{}",
@@ -161,10 +161,16 @@ impl Started {
         }
     }
 
-    /// Ends it, whoever waits for that.
+    /// Cancels the program in a background task.
     pub(super) fn cancel(&self) {
-        let (client, path) = (self.client.clone(), self.path());
-        tokio::spawn(async move { client.ask(Ask::new(Method::DELETE, path)).await.map(drop) });
+        let client = self.client.clone();
+        let path = self.path();
+        tokio::spawn(async move {
+            client
+                .send(ClientRequest::new(Method::DELETE, path))
+                .await
+                .map(drop)
+        });
     }
 }
 
@@ -172,113 +178,119 @@ impl Started {
 pub(super) async fn execute(
     options: Options,
     client: Client,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let mut order = options.order()?;
+    let mut request_body = options.request_body()?;
     if options.tty {
-        return pty::execute(&options.id, order, client, surroundings).await;
+        return pty::execute(&options.id, request_body, client, env).await;
     }
-    let signals =
-        Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-    order.retain(|_, value| *value != json!(false));
-    let state = start(&client, &options.id, order).await?;
+    let signals = Signals::listen()
+        .map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
+    request_body.retain(|_, value| *value != json!(false));
+    let state = start(&client, &options.id, request_body).await?;
     if options.detach {
         return detached(&state, options.json);
     }
-    let started = Started {
+    let exec = RemoteExec {
         client,
         sandbox: options.id,
         exec: state.exec_id,
     };
     if options.stdin {
-        feed::begin(&started);
+        stdin_upload::start(&exec);
     }
-    match options.json {
-        true => started.print_result(signals).await,
-        false => started.show(signals).await,
+    if options.json {
+        exec.print_result(signals).await
+    } else {
+        exec.show(signals).await
     }
 }
 
-/// Starts a program; it does not end with us.
+/// Starts a program, which continues if this command ends.
 pub(super) async fn start(
     client: &Client,
     id: &str,
-    order: Map<String, Value>,
-) -> Result<State, Failure> {
-    let ask = Ask::new(Method::POST, format!("{}/exec", path(id))).json(&order.into());
+    request_body: Map<String, Value>,
+) -> Result<ExecState, Failure> {
+    let ask =
+        ClientRequest::new(Method::POST, format!("{}/exec", path(id))).json(&request_body.into());
     Ok(client.json(ask.header(PREFER, "respond-async")).await?)
 }
 
-fn detached(state: &State, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&json!({ "exec_id": state.exec_id }))?,
-        false => crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?,
+fn detached(state: &ExecState, json: bool) -> Result<u8, Failure> {
+    if json {
+        print_json(&json!({ "exec_id": state.exec_id }))?
+    } else {
+        crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?
     }
     Ok(0)
 }
 
-impl Started {
-    /// What it writes, and its end.
-    pub(super) fn follow(&self) -> crate::remote::Followed {
+impl RemoteExec {
+    /// Follows the program's output and end.
+    pub(super) fn follow(&self) -> crate::remote::EventStream {
         let path = format!("{}/events", self.path());
         let ask = move |last: Option<&str>| match last {
-            None => Ask::get(path.clone()),
-            Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+            None => ClientRequest::get(path.clone()),
+            Some(last) => ClientRequest::get(path.clone()).header(LAST_EVENT_ID, last),
         };
-        Follow {
+        EventSource {
             ask,
             last: "exited",
         }
-        .begin(&self.client)
+        .start(&self.client)
     }
 
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
-        let (mut followed, mut cancelled) = (self.follow(), false);
+        let mut events = self.follow();
+        let mut cancelled = false;
         loop {
             tokio::select! {
-                event = followed.next() => match event {
+                event = events.next() => match event {
                     Some(Ok(event)) if event.name == "exited" => break,
                     Some(Ok(_)) => {}
                     Some(Err(error)) => return Err(error.into()),
                     None => break,
                 },
-                () = signals.next() => match cancelled {
-                    true => run::leave_at_once(),
-                    false => { cancelled = true; self.cancel(); }
-                },
+                () = signals.next() => if cancelled {run::exit_now()} else { cancelled = true; self.cancel(); },
             }
         }
-        let whole: Value = self.client.json(Ask::get(self.path())).await?;
-        let state =
-            State::deserialize(&whole).map_err(|error| self.client.foreign(error.to_string()))?;
+        let whole: Value = self.client.json(ClientRequest::get(self.path())).await?;
+        let state = ExecState::deserialize(&whole)
+            .map_err(|error| self.client.not_airlock(error.to_string()))?;
         print_json(&whole)?;
         Ok(state.exit_status())
     }
 
     async fn show(self, mut signals: Signals) -> Result<u8, Failure> {
-        let (mut outlet, writer) = run::open_outlet(Show::Streams).unzip();
-        let (mut followed, mut cancelled, mut at, mut lost) = (self.follow(), false, [0u64; 2], 0);
+        let (mut outlet, writer) = run::open_outlet(OutputMode::Streams).unzip();
+        let mut events = self.follow();
+        let mut cancelled = false;
+        let mut shown = [0u64; 2];
+        let mut lost = 0;
         let state = loop {
             let event = tokio::select! {
-                event = followed.next() => event,
-                () = signals.next() => match cancelled {
-                    true => run::leave_at_once(),
-                    false => { cancelled = true; self.cancel(); continue; }
-                },
+                event = events.next() => event,
+                () = signals.next() => if cancelled {run::exit_now()} else { cancelled = true; self.cancel(); continue; },
             };
             let event = match event {
                 Some(Ok(event)) => event,
                 Some(Err(error)) => return Err(error.into()),
-                None => return Err(self.client.foreign("it told no end of the program").into()),
+                None => {
+                    return Err(self
+                        .client
+                        .not_airlock("it reported no end of the program")
+                        .into());
+                }
             };
             match event.name.as_str() {
-                "exited" => break serde_json::from_str::<State>(&event.data),
+                "exited" => break serde_json::from_str::<ExecState>(&event.data),
                 "output" => {
-                    let piece = run::Output::read(&event.data)
-                        .map_err(|cause| self.client.foreign(cause))?;
-                    let stream = piece.stream();
+                    let event_output = run::OutputEvent::read(&event.data)
+                        .map_err(|cause| self.client.not_airlock(cause))?;
+                    let stream = event_output.stream();
                     let index = usize::from(stream == StdStream::Stderr);
-                    let (bytes, skipped) = piece.beyond(&mut at[index]);
+                    let (bytes, skipped) = event_output.beyond(&mut shown[index]);
                     lost += skipped;
                     if let Some(to) = &outlet
                         && to.send((stream, bytes)).await.is_err()
@@ -290,28 +302,28 @@ impl Started {
                 _ => {}
             }
         };
-        let state = state.map_err(|error| self.client.foreign(error.to_string()))?;
+        let state = state.map_err(|error| self.client.not_airlock(error.to_string()))?;
         drop(outlet);
         let delivery = tokio::select! {
-            delivery = run::delivered(writer) => delivery,
-            () = signals.next() => run::leave_at_once(),
+            delivery = run::wait_delivery(writer) => delivery,
+            () = signals.next() => run::exit_now(),
         };
-        message::say(&state.lines());
+        message::print(&state.lines());
         Ok(match (delivery, lost) {
             (Delivery::Complete, 0) => state.exit_status(),
             (Delivery::NobodyReads, _) => BROKEN_PIPE,
             (Delivery::Failed(error), _) => {
-                failed(&format!("cannot pass on the program's output: {error}"))
+                report_failure(&format!("cannot pass on the program's output: {error}"))
             }
             (Delivery::Complete, lost) => {
-                failed(&format!("{lost} bytes of output were lost on the way"))
+                report_failure(&format!("{lost} bytes of output were lost"))
             }
         })
     }
 }
 
-fn failed(what: &str) -> u8 {
-    message::say(&[Line::Error(what.to_owned())]);
+fn report_failure(what: &str) -> u8 {
+    message::print(&[Message::Error(what.to_owned())]);
     REFUSED
 }
 
@@ -323,7 +335,9 @@ mod tests {
     fn the_status_is_what_a_shell_would_say() {
         let of = |text: &str| {
             let state = format!(r#"{{"exec_id":"e","error":null,{text}}}"#);
-            serde_json::from_str::<State>(&state).unwrap().exit_status()
+            serde_json::from_str::<ExecState>(&state)
+                .unwrap()
+                .exit_status()
         };
         assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
         assert_eq!(of(r#""status":"failed","exit_code":3,"signal":null"#), 3);

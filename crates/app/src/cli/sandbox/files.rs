@@ -1,12 +1,12 @@
-//! Files into a sandbox's workspace and out of it, streamed.
+//! Uploads files to and downloads files from a sandbox's workspace.
 
-use super::{file_path, own_name};
+use super::{file_name, file_path};
 use crate::{
     cli::{
-        artifact::{Out, pour},
-        message::{self, Failure, Line},
+        artifact::{OutputTarget, copy_body},
+        message::{self, Failure, Message},
     },
-    remote::{Ask, Client, upload},
+    remote::{Client, ClientRequest, upload},
 };
 use clap::Args;
 use http::Method;
@@ -17,78 +17,78 @@ use std::{
     time::Duration,
 };
 
-/// How long a large file may take.
-const LONGEST_UPLOAD: Duration = Duration::from_secs(3600);
+/// How long an upload may take.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// A file to put there.
+/// The options of `airlock sandbox put`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  airlock sandbox put $id main.py\n  date | airlock sandbox put $id - --name now.txt"
 )]
-pub(super) struct Put {
+pub(super) struct PutOptions {
     /// The sandbox
     id: String,
     /// The file; - is standard input, which needs --name
     file: PathBuf,
-    /// Where, below /workspace [default: the name of the file]
+    /// The path below /workspace [default: the name of the file]
     #[arg(long, value_name = "PATH")]
     name: Option<PathBuf>,
 }
 
-/// A file to fetch.
+/// The options of `airlock sandbox get`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  airlock sandbox get $id result.txt\n  airlock sandbox get $id result.txt --output here.txt"
 )]
-pub(super) struct Get {
+pub(super) struct GetOptions {
     /// The sandbox
     id: String,
     /// The file, below /workspace
     name: PathBuf,
-    /// The file to make; one that exists is not overwritten [default: standard output]
+    /// The file to create; an existing one is not overwritten [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-pub(super) async fn put(options: &Put, client: &Client) -> Result<u8, Failure> {
+pub(super) async fn put(options: &PutOptions, client: &Client) -> Result<u8, Failure> {
     let is_stdin = options.file.as_os_str() == "-";
-    let own = (!is_stdin).then(|| own_name(&options.file)).flatten();
-    let name = options.name.clone().or(own).ok_or_else(|| {
-        Failure::invalid(
-            "what comes from standard input has no name",
-            "add --name PATH",
-        )
-    })?;
+    let own = (!is_stdin).then(|| file_name(&options.file)).flatten();
+    let name =
+        options.name.clone().or(own).ok_or_else(|| {
+            Failure::invalid("standard input has no file name", "add --name PATH")
+        })?;
     let failed = |error: io::Error| {
         Failure::invalid(
             format!("cannot read `{}`: {error}", options.file.display()),
             "give a file of this machine",
         )
     };
-    let (from, length): (Box<dyn Read + Send>, _) = match is_stdin {
-        true => (Box::new(io::stdin()), None),
-        false => {
-            let file = File::open(&options.file).map_err(failed)?;
-            let about = file.metadata().map_err(failed)?;
-            if about.is_dir() {
-                return Err(failed(io::ErrorKind::IsADirectory.into()));
-            }
-            (Box::new(file), about.is_file().then_some(about.len()))
+    let (from, length): (Box<dyn Read + Send>, _) = if is_stdin {
+        (Box::new(io::stdin()), None)
+    } else {
+        let file = File::open(&options.file).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
+        (Box::new(file), metadata.is_file().then_some(metadata.len()))
     };
-    let ask = Ask::new(Method::PUT, file_path(&options.id, &name)?);
+    let ask = ClientRequest::new(Method::PUT, file_path(&options.id, &name)?);
     client
-        .ask(ask.body(upload(from, length)).patience(LONGEST_UPLOAD))
+        .send(
+            ask.body(upload(from, length))
+                .response_timeout(UPLOAD_TIMEOUT),
+        )
         .await?;
     Ok(0)
 }
 
-pub(super) async fn get(options: &Get, client: &Client) -> Result<u8, Failure> {
+pub(super) async fn get(options: &GetOptions, client: &Client) -> Result<u8, Failure> {
     let answer = client
-        .ask(Ask::get(file_path(&options.id, &options.name)?))
+        .send(ClientRequest::get(file_path(&options.id, &options.name)?))
         .await?;
     let Some(path) = &options.output else {
-        pour(answer, &mut Out::stdout()).await?;
+        copy_body(answer, &mut OutputTarget::stdout()).await?;
         return Ok(0);
     };
     let file = OpenOptions::new()
@@ -97,12 +97,12 @@ pub(super) async fn get(options: &Get, client: &Client) -> Result<u8, Failure> {
         .open(path)
         .map_err(|error| {
             Failure::invalid(
-                format!("cannot make `{}`: {error}", path.display()),
+                format!("cannot create `{}`: {error}", path.display()),
                 "give --output a new file",
             )
         })?;
-    let size = pour(answer, &mut Out::File(file)).await?;
-    message::say(&[Line::Note(format!(
+    let size = copy_body(answer, &mut OutputTarget::File(file)).await?;
+    message::print(&[Message::Note(format!(
         "wrote `{}` ({size} bytes)",
         path.display()
     ))]);

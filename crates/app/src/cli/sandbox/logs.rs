@@ -1,41 +1,41 @@
-//! `airlock sandbox logs`: what a program of a sandbox wrote until now, or until it ends.
+//! `airlock sandbox logs`: a program's output so far, or until it ends.
 
-use super::{exec::Started, path};
+use super::{exec::RemoteExec, path};
 use crate::{
     cli::{
-        artifact::{Out, pour},
-        message::{self, Failure, Line},
-        run::Output,
+        artifact::{OutputTarget, copy_body},
+        message::{self, Failure, Message},
+        run::OutputEvent,
     },
-    remote::{Answer, Ask, Client, query},
+    remote::{Client, ClientRequest, ClientResponse, query},
 };
 use clap::{Args, ValueEnum};
 use spec::StdStream;
 use std::io;
 
-/// Whose output.
+/// The options of `airlock sandbox logs`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     /// The sandbox
     id: String,
-    /// Which program [default: the newest]
+    /// The program [default: the newest]
     #[arg(long, value_name = "ID")]
     exec: Option<String>,
-    /// Which stream: stdout or stderr
+    /// The stream: stdout or stderr
     #[arg(
         long,
         value_name = "NAME",
         default_value = "stdout",
         hide_possible_values = true
     )]
-    stream: Name,
-    /// Go on until the program ends
+    stream: StreamName,
+    /// Follow the output until the program ends
     #[arg(long)]
     follow: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Name {
+enum StreamName {
     Stdout,
     Stderr,
 }
@@ -43,28 +43,28 @@ enum Name {
 impl Options {
     fn stream(&self) -> (StdStream, &'static str) {
         match self.stream {
-            Name::Stdout => (StdStream::Stdout, "stdout"),
-            Name::Stderr => (StdStream::Stderr, "stderr"),
+            StreamName::Stdout => (StdStream::Stdout, "stdout"),
+            StreamName::Stderr => (StdStream::Stderr, "stderr"),
         }
     }
 
-    async fn ask(
+    async fn fetch(
         &self,
         client: &Client,
         exec: Option<String>,
         more: (&str, u64),
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ClientResponse, Failure> {
         let stream = self.stream().1.to_owned();
-        let asked = [
+        let parameters = [
             ("exec", exec),
             ("stream", Some(stream)),
             (more.0, Some(more.1.to_string())),
         ];
         Ok(client
-            .ask(Ask::get(format!(
+            .send(ClientRequest::get(format!(
                 "{}/logs{}",
                 path(&self.id),
-                query(&asked)
+                query(&parameters)
             )))
             .await?)
     }
@@ -72,67 +72,70 @@ impl Options {
 
 /// Carries out the command.
 pub(super) async fn show(options: Options, client: Client) -> Result<u8, Failure> {
-    match options.follow {
-        true => follow(options, client).await,
-        false => all(options, client).await,
+    if options.follow {
+        follow(options, client).await
+    } else {
+        print_kept(options, client).await
     }
 }
 
-/// What there is when it begins, one piece after another.
-async fn all(options: Options, client: Client) -> Result<u8, Failure> {
+/// Prints the output that exists at the start, piece by piece.
+async fn print_kept(options: Options, client: Client) -> Result<u8, Failure> {
     let mut answer = options
-        .ask(&client, options.exec.clone(), ("offset", 0))
+        .fetch(&client, options.exec.clone(), ("offset", 0))
         .await?;
-    let (exec, total) = (
-        exec_of(&client, &answer)?,
-        answer.number("airlock-total").unwrap_or(0),
-    );
-    let mut out = Out::stdout();
+    let exec = exec_id(&client, &answer)?;
+    let total = answer.number("airlock-total").unwrap_or(0);
+    let mut out = OutputTarget::stdout();
     loop {
         let from = answer.number("airlock-offset").unwrap_or(0);
-        let size = pour(answer, &mut out).await?;
+        let size = copy_body(answer, &mut out).await?;
         let next = from.saturating_add(size);
         if size == 0 || next >= total {
             return Ok(0);
         }
         answer = options
-            .ask(&client, Some(exec.clone()), ("offset", next))
+            .fetch(&client, Some(exec.clone()), ("offset", next))
             .await?;
     }
 }
 
-fn exec_of(client: &Client, answer: &Answer) -> Result<String, Failure> {
+fn exec_id(client: &Client, answer: &ClientResponse) -> Result<String, Failure> {
     let exec = answer.header("airlock-exec").map(str::to_owned);
     exec.ok_or_else(|| {
         client
-            .foreign("it does not say of which program this is")
+            .not_airlock("its response does not name the program")
             .into()
     })
 }
 
-/// By its events, of which the server sends some sign even while the program is silent.
+/// Follows the events, because the server sends keep-alives while the program is silent.
 async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
-    let exec = exec_of(
+    let exec = exec_id(
         &client,
         &options
-            .ask(&client, options.exec.clone(), ("limit", 1))
+            .fetch(&client, options.exec.clone(), ("limit", 1))
             .await?,
     )?;
-    let (wanted, _) = options.stream();
-    let started = Started {
+    let (stream, _) = options.stream();
+    let exec = RemoteExec {
         client,
         sandbox: options.id,
         exec,
     };
-    let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
-    let (mut followed, mut out, mut at, mut lost) = (started.follow(), Out::stdout(), 0, 0);
-    while let Some(event) = followed.next().await {
+    let failed = |error: io::Error| Failure::internal(format!("cannot write the output: {error}"));
+    let mut events = exec.follow();
+    let mut out = OutputTarget::stdout();
+    let mut at = 0;
+    let mut lost = 0;
+    while let Some(event) = events.next().await {
         let event = event?;
         if event.name != "output" {
             continue;
         }
-        let piece = Output::read(&event.data).map_err(|cause| started.client.foreign(cause))?;
-        if piece.stream() != wanted {
+        let piece =
+            OutputEvent::read(&event.data).map_err(|cause| exec.client.not_airlock(cause))?;
+        if piece.stream() != stream {
             continue;
         }
         let (bytes, skipped) = piece.beyond(&mut at);
@@ -144,8 +147,8 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
     }
     out.finish().map_err(failed)?;
     if lost > 0 {
-        message::say(&[Line::Note(format!(
-            "{lost} bytes of output are not kept any more"
+        message::print(&[Message::Note(format!(
+            "{lost} bytes of output are no longer stored"
         ))]);
     }
     Ok(0)

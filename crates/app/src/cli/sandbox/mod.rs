@@ -1,10 +1,11 @@
-//! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
+//! `airlock sandbox`: long-lived sandboxes of a server: create, list, run programs, move files,
+//! remove.
 
 mod exec;
-mod feed;
 mod files;
 mod logs;
 mod pty;
+mod stdin_upload;
 
 use super::{
     Global, conclude,
@@ -12,8 +13,8 @@ use super::{
     print, print_json, run,
 };
 use crate::{
-    config::Surroundings,
-    remote::{Ask, Client, segment, segments},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, segment, segments},
 };
 use clap::{Args, Subcommand};
 use http::Method;
@@ -32,7 +33,7 @@ Examples:
   airlock sandbox get $id result.txt
   airlock sandbox rm $id
 
-Sandboxes live in a server, started with `airlock serve`.";
+Sandboxes need a server, started with `airlock serve`.";
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
@@ -40,7 +41,7 @@ Examples:
   airlock sandbox create --memory 1G --idle-timeout 1h --lifetime 8h --label team=blue
   airlock sandbox create --workspace /srv/project
 
-It prints the sandbox's identifier. Of the options of `run`, those about the command itself have no meaning here.";
+It prints the sandbox's identifier. Options of `run` about the command itself do not apply.";
 
 /// The options of `airlock sandbox`.
 #[derive(Args, Debug)]
@@ -52,30 +53,30 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a sandbox, and print its identifier
-    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = without_a_command)]
-    Create(Box<Create>),
+    /// Create a sandbox, and print its identifier
+    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = hide_command_options)]
+    Create(Box<CreateOptions>),
     /// List sandboxes
     List {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Run a program in a sandbox; its output and exit status are ours
+    /// Run a program in a sandbox; output and exit status are the program's
     Exec(exec::Options),
-    /// Show what the newest program of a sandbox wrote, or another's
+    /// Show the output of a sandbox's newest program, or another's
     Logs(logs::Options),
-    /// Put a file into a sandbox's workspace
-    Put(files::Put),
-    /// Fetch a file of a sandbox's workspace
-    Get(files::Get),
-    /// Stop everything in a sandbox where it is
-    Pause(One),
-    /// Let a paused sandbox go on
-    Resume(One),
-    /// Make a sandbox like this one, with a copy of its workspace, and print its identifier
-    Fork(One),
-    /// End sandboxes with everything in them
+    /// Upload a file to a sandbox's workspace
+    Put(files::PutOptions),
+    /// Download a file from a sandbox's workspace
+    Get(files::GetOptions),
+    /// Pause everything in a sandbox
+    Pause(SandboxArgs),
+    /// Resume a paused sandbox
+    Resume(SandboxArgs),
+    /// Create a sandbox like this one, with a copy of its workspace, and print its identifier
+    Fork(SandboxArgs),
+    /// Remove sandboxes with everything in them
     Rm {
         /// The sandboxes
         #[arg(required = true, value_name = "ID")]
@@ -86,8 +87,8 @@ enum Action {
     },
 }
 
-/// Hides what is about a command: a sandbox is made without one.
-fn without_a_command(argument: clap::Arg) -> clap::Arg {
+/// Hides options about a command: a sandbox is created without one.
+fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = [
         "command",
         "entrypoint",
@@ -98,15 +99,16 @@ fn without_a_command(argument: clap::Arg) -> clap::Arg {
         "run_id",
         "artifact",
     ];
-    match hidden.contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+    if hidden.contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
-/// What is asked of one sandbox.
+/// Arguments of the commands for one sandbox.
 #[derive(Args, Debug)]
-struct One {
+struct SandboxArgs {
     /// The sandbox
     id: String,
     /// Print one JSON object
@@ -114,18 +116,18 @@ struct One {
     json: bool,
 }
 
-/// A sandbox that is asked for.
+/// The options of `airlock sandbox create`.
 #[derive(Args, Debug)]
-struct Create {
+struct CreateOptions {
     #[command(flatten)]
     run: run::Options,
-    /// End it when nobody has used it for so long [default: 15m]
+    /// Idle timeout: remove it when unused for this time [default: 15m]
     #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
     idle_timeout: Option<Time>,
-    /// End it after so long in any case [default: 1h]
+    /// Lifetime: remove it after this time in any case [default: 1h]
     #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
     lifetime: Option<Time>,
-    /// A word of your own about it; repeatable
+    /// A label of the sandbox; repeatable
     #[arg(long, value_name = "NAME=VALUE", help_heading = "The sandbox")]
     label: Vec<String>,
 }
@@ -143,65 +145,62 @@ impl Action {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.action.json();
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let client = global.needs_server(surroundings)?;
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let client = global.require_server(env)?;
     let runtime = super::runtime()?;
-    let status = runtime.block_on(carry_out(options.action, client, surroundings));
-    // A read of standard input may still be waiting; it must not hold us.
+    let status = runtime.block_on(carry_out(options.action, client, env));
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     status
 }
 
-async fn carry_out(
-    action: Action,
-    client: Client,
-    surroundings: &Surroundings,
-) -> Result<u8, Failure> {
+async fn carry_out(action: Action, client: Client, env: &ProcessEnv) -> Result<u8, Failure> {
     let json = action.json();
     match action {
         Action::Create(create) => {
-            let order = order(*create, surroundings)?;
-            shown(
+            let request_body = request_body(*create, env)?;
+            print_created(
                 client
-                    .json(Ask::new(Method::POST, "/v1/sandboxes").json(&order))
+                    .json(ClientRequest::new(Method::POST, "/v1/sandboxes").json(&request_body))
                     .await?,
                 json,
             )
         }
         Action::List { .. } => list(&client, json).await,
-        Action::Exec(options) => exec::execute(options, client, surroundings).await,
+        Action::Exec(options) => exec::execute(options, client, env).await,
         Action::Logs(options) => logs::show(options, client).await,
         Action::Put(options) => files::put(&options, &client).await,
         Action::Get(options) => files::get(&options, &client).await,
         Action::Pause(one) => change(&client, &one, "pause").await,
         Action::Resume(one) => change(&client, &one, "resume").await,
         Action::Fork(one) => {
-            let ask = Ask::new(Method::POST, format!("{}/fork", path(&one.id))).json(&json!({}));
-            shown(client.json(ask).await?, json)
+            let ask = ClientRequest::new(Method::POST, format!("{}/fork", path(&one.id)))
+                .json(&json!({}));
+            print_created(client.json(ask).await?, json)
         }
         Action::Rm { ids, .. } => remove(&client, &ids, json).await,
     }
 }
 
-/// The address of a sandbox.
+/// The path of a sandbox in the API.
 fn path(id: &str) -> String {
     format!("/v1/sandboxes/{}", segment(id.as_bytes()))
 }
 
-/// The options of a run without a command, and how long it stays.
-fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> {
-    let mut order = run::standing_order(create.run, surroundings)?;
+/// The body of the request: options of a run without a command, lifetimes and labels.
+fn request_body(create: CreateOptions, env: &ProcessEnv) -> Result<Value, Failure> {
+    let mut request_body = run::sandbox_request(create.run, env)?;
     let time = |time: Option<Time>| time.map_or(Value::Null, |time| time.to_string().into());
     let own = [
         ("idle_timeout", time(create.idle_timeout)),
         ("lifetime", time(create.lifetime)),
     ];
-    order.extend(
+    request_body.extend(
         own.into_iter()
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.to_owned(), value)),
@@ -215,39 +214,41 @@ fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> 
     });
     let labels = labels.collect::<Result<Map<_, _>, _>>()?;
     if !labels.is_empty() {
-        order.insert("labels".to_owned(), labels.into());
+        request_body.insert("labels".to_owned(), labels.into());
     }
-    Ok(order.into())
+    Ok(request_body.into())
 }
 
-/// A new sandbox: its identifier, or all about it.
-fn shown(sandbox: Value, json: bool) -> Result<u8, Failure> {
-    match json {
-        true => print_json(&sandbox)?,
-        false => print(&format!(
+/// Prints a new sandbox: its identifier, or all data with `--json`.
+fn print_created(sandbox: Value, json: bool) -> Result<u8, Failure> {
+    if json {
+        print_json(&sandbox)?
+    } else {
+        print(&format!(
             "{}\n",
             printable(sandbox["sandbox_id"].as_str().unwrap_or_default())
-        ))?,
+        ))?
     }
     Ok(0)
 }
 
 #[derive(Deserialize)]
-struct All {
+struct SandboxList {
     sandboxes: Vec<Value>,
 }
 
 async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
-    let All { sandboxes } = client.json(Ask::get("/v1/sandboxes")).await?;
-    match json {
-        true => print_json(&json!({ "sandboxes": sandboxes }))?,
-        false => print(&sandboxes.iter().map(line).collect::<String>())?,
+    let SandboxList { sandboxes } = client.json(ClientRequest::get("/v1/sandboxes")).await?;
+    if json {
+        print_json(&json!({ "sandboxes": sandboxes }))?
+    } else {
+        print(&sandboxes.iter().map(list_line).collect::<String>())?
     }
     Ok(0)
 }
 
-/// Identifier, how it is, until when, and its labels.
-fn line(sandbox: &Value) -> String {
+/// One line of the list: identifier, state, expiry, labels.
+fn list_line(sandbox: &Value) -> String {
     let text = |name: &str| printable(sandbox[name].as_str().unwrap_or_default());
     let labels = sandbox["labels"].as_object().into_iter().flatten();
     let labels: Vec<_> = labels
@@ -257,18 +258,21 @@ fn line(sandbox: &Value) -> String {
         Some(reason) => format!("{} ({})", text("status"), printable(reason)),
         None => text("status"),
     };
-    let line = format!(
+    let list_line = format!(
         "{}  {state:<16}  until {}  {}",
         text("sandbox_id"),
         text("expires_at"),
         labels.join(" ")
     );
-    format!("{}\n", line.trim_end())
+    format!("{}\n", list_line.trim_end())
 }
 
-async fn change(client: &Client, one: &One, what: &str) -> Result<u8, Failure> {
+async fn change(client: &Client, one: &SandboxArgs, what: &str) -> Result<u8, Failure> {
     let sandbox: Value = client
-        .json(Ask::new(Method::POST, format!("{}/{what}", path(&one.id))))
+        .json(ClientRequest::new(
+            Method::POST,
+            format!("{}/{what}", path(&one.id)),
+        ))
         .await?;
     if one.json {
         print_json(&sandbox)?;
@@ -281,7 +285,7 @@ async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failu
     for id in ids {
         ended.push(
             client
-                .json::<Value>(Ask::new(Method::DELETE, path(id)))
+                .json::<Value>(ClientRequest::new(Method::DELETE, path(id)))
                 .await?,
         );
     }
@@ -291,7 +295,7 @@ async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failu
     Ok(0)
 }
 
-/// A path below the workspace as it stands in an address.
+/// The API path of a file in the workspace.
 fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     let hint = "name a file below /workspace, such as src/main.py";
     let inside = name.strip_prefix("/workspace").unwrap_or(name);
@@ -301,8 +305,8 @@ fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     Ok(format!("{}/files/{}", path(id), segments(bytes)))
 }
 
-/// What a file is called that nobody named.
-fn own_name(file: &std::path::Path) -> Option<PathBuf> {
+/// The default name of an uploaded file.
+fn file_name(file: &std::path::Path) -> Option<PathBuf> {
     file.file_name().map(PathBuf::from)
 }
 
@@ -315,7 +319,7 @@ mod tests {
         let sandbox = json!({ "sandbox_id": "01J", "status": "ended", "reason": "idle", "expires_at": "T",
             "labels": { "a": "b\u{1b}[2J" } });
         assert_eq!(
-            line(&sandbox),
+            list_line(&sandbox),
             "01J  ended (idle)      until T  a=b\\u{1b}[2J\n"
         );
     }

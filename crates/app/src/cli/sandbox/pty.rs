@@ -1,14 +1,15 @@
-//! `airlock sandbox exec --tty`: our terminal at a program far away, over a WebSocket. Binary frames are keys and what is
-//! shown, text frames are JSON about it. A connection that breaks is made again where it was.
+//! `airlock sandbox exec --tty`: the caller's terminal at a program of a server, over a WebSocket.
+//! Binary frames carry keys and output, text frames carry JSON. A broken connection is resumed at
+//! the same offset.
 
-use super::exec::{self, Started, State};
+use super::exec::{self, ExecState, RemoteExec};
 use crate::{
     cli::{
         message::{self, Failure},
-        run::{self, Piece, Show, terminal},
+        run::{self, OutputChunk, OutputMode, terminal},
     },
-    config::Surroundings,
-    remote::{Client, RemoteError, Stream as Wire, query},
+    config::ProcessEnv,
+    remote::{Client, Connection, RemoteError, query},
 };
 use futures_util::{SinkExt, StreamExt, stream::SplitSink};
 use http::{Request, header};
@@ -22,34 +23,34 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, handshake::client::generate_key, protocol::WebSocketConfig},
 };
 
-/// What one message may carry.
-const LARGEST_MESSAGE: usize = 1 << 20;
-const LONGEST_HANDSHAKE: Duration = Duration::from_secs(10);
-/// Servers ask every 20 seconds whether we are there.
-const LONGEST_SILENCE: Duration = Duration::from_secs(60);
-const PAUSES: [u64; 5] = [100, 300, 1000, 2000, 4000];
+/// The maximum size of one message.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Servers send a ping every 20 seconds.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const RETRY_DELAYS_MS: [u64; 5] = [100, 300, 1000, 2000, 4000];
 
-type Socket = WebSocketStream<Box<dyn Wire>>;
+type Socket = WebSocketStream<Box<dyn Connection>>;
 
-/// What a server says in a text frame.
+/// A text frame of the server.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Told {
+enum ServerMessage {
     Started(IgnoredAny),
     Offset(u64),
     Gap { to: u64 },
-    Exited(Box<State>),
+    Exited(Box<ExecState>),
     Error(IgnoredAny),
 }
 
-/// Starts the program, shows it, and gives its status.
+/// Starts the program, shows its terminal, and returns its exit status.
 pub(super) async fn execute(
     id: &str,
     mut order: Map<String, Value>,
     client: Client,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let (size, kind) = terminal::ours(surroundings)?;
+    let (size, kind) = terminal::caller_terminal(env)?;
     order.insert(
         "tty".to_owned(),
         json!({ "rows": size.rows, "columns": size.columns }),
@@ -60,96 +61,103 @@ pub(super) async fn execute(
             .or_insert_with(|| kind.to_string_lossy().into());
     }
     let state = exec::start(&client, id, order).await?;
-    let started = Started {
+    let started = RemoteExec {
         client,
         sandbox: id.to_owned(),
         exec: state.exec_id,
     };
-    let taken = terminal::Taken::take()?;
-    let (outlet, writer) = run::open_outlet(Show::Terminal).unzip();
-    let ended = View {
+    let taken = terminal::RawTerminal::enter()?;
+    let (outlet, writer) = run::open_outlet(OutputMode::Terminal).unzip();
+    let ended = PtySession {
         started: &started,
-        shown: 0,
+        bytes_shown: 0,
     }
-    .watch(outlet.as_ref())
+    .run(outlet.as_ref())
     .await;
     if ended.is_err() {
         started.cancel();
     }
     drop(outlet);
-    run::delivered(writer).await;
-    // Before anything is said there.
+    run::wait_delivery(writer).await;
+    // The terminal is restored before messages are printed.
     drop(taken);
     let state = ended?;
-    message::say(&state.lines());
+    message::print(&state.lines());
     Ok(state.exit_status())
 }
 
-/// Our terminal at a program.
-struct View<'a> {
-    started: &'a Started,
-    /// How much of its output was shown.
-    shown: u64,
+/// The caller's terminal, connected to a program.
+struct PtySession<'a> {
+    started: &'a RemoteExec,
+    /// Bytes of output shown so far.
+    bytes_shown: u64,
 }
 
-impl View<'_> {
-    /// To the end of the program, over as many connections as it takes.
-    async fn watch(mut self, outlet: Option<&mpsc::Sender<Piece>>) -> Result<State, Failure> {
-        let (mut keys, mut pauses) = (keys(), PAUSES.iter());
+impl PtySession<'_> {
+    /// Runs to the end of the program, over as many connections as needed.
+    async fn run(
+        mut self,
+        outlet: Option<&mpsc::Sender<OutputChunk>>,
+    ) -> Result<ExecState, Failure> {
+        let mut terminal_input = terminal_input();
+        let mut delays = RETRY_DELAYS_MS.iter();
         loop {
-            let before = self.shown;
-            let broken = match self.once(&mut keys, outlet).await {
+            let before = self.bytes_shown;
+            let broken = match self.run_connection(&mut terminal_input, outlet).await {
                 Ok(state) => return Ok(state),
                 Err(error) => error,
             };
-            if self.shown != before {
-                pauses = PAUSES.iter();
+            if self.bytes_shown != before {
+                delays = RETRY_DELAYS_MS.iter();
             }
-            match (broken.may_pass(), pauses.next()) {
-                (true, Some(pause)) => tokio::time::sleep(Duration::from_millis(*pause)).await,
+            match (broken.is_transient(), delays.next()) {
+                (true, Some(delay)) => tokio::time::sleep(Duration::from_millis(*delay)).await,
                 _ => return Err(broken.into()),
             }
         }
     }
 
-    /// One connection.
-    async fn once(
+    /// Runs one connection.
+    async fn run_connection(
         &mut self,
-        keys: &mut mpsc::Receiver<Typed>,
-        outlet: Option<&mpsc::Sender<Piece>>,
-    ) -> Result<State, RemoteError> {
+        terminal_input: &mut mpsc::Receiver<TerminalInput>,
+        outlet: Option<&mpsc::Sender<OutputChunk>>,
+    ) -> Result<ExecState, RemoteError> {
         let (mut to, mut from) = self.open().await?.split();
         let started = self.started;
         let broken = |error: Error| started.broken(&error.to_string());
-        send(&mut to, terminal::size().map(Typed::Size))
+        send(&mut to, terminal::size().map(TerminalInput::Size))
             .await
             .map_err(broken)?;
         loop {
             let message = tokio::select! {
-                message = timeout(LONGEST_SILENCE, from.next()) => message,
-                // Once nobody types any more, what is shown is still worth seeing.
-                Some(typed) = keys.recv() => {
-                    send(&mut to, Some(typed)).await.map_err(broken)?;
+                message = timeout(IDLE_TIMEOUT, from.next()) => message,
+                // Output continues after the end of input.
+                Some(input) = terminal_input.recv() => {
+                    send(&mut to, Some(input)).await.map_err(broken)?;
                     continue;
                 }
             };
             let message = message.map_err(|_| started.broken("nothing comes"))?;
             match message
-                .ok_or_else(|| started.broken("it ended too early"))?
+                .ok_or_else(|| started.broken("the stream ended too early"))?
                 .map_err(broken)?
             {
                 Message::Binary(bytes) => {
-                    self.shown += bytes.len() as u64;
+                    self.bytes_shown += bytes.len() as u64;
                     if let Some(outlet) = outlet {
-                        // Nobody to see it; the program goes on as it would behind a curtain.
+                        // A closed output is ignored: the program continues as on a detached
+                        // terminal.
                         _ = outlet.send((StdStream::Stdout, bytes.to_vec())).await;
                     }
                 }
                 Message::Text(text) => match serde_json::from_str(text.as_str()) {
-                    Ok(Told::Exited(state)) => return Ok(*state),
-                    Ok(Told::Offset(at) | Told::Gap { to: at }) => self.shown = at,
-                    Ok(Told::Started(_) | Told::Error(_)) => {}
-                    Err(error) => return Err(self.started.client.foreign(error.to_string())),
+                    Ok(ServerMessage::Exited(state)) => return Ok(*state),
+                    Ok(ServerMessage::Offset(at) | ServerMessage::Gap { to: at }) => {
+                        self.bytes_shown = at
+                    }
+                    Ok(ServerMessage::Started(_) | ServerMessage::Error(_)) => {}
+                    Err(error) => return Err(self.started.client.not_airlock(error.to_string())),
                 },
                 Message::Close(_) => return Err(started.broken("it was closed")),
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
@@ -159,17 +167,17 @@ impl View<'_> {
 
     async fn open(&self) -> Result<Socket, RemoteError> {
         let client = &self.started.client;
-        let asked = [
+        let parameters = [
             ("exec", Some(self.started.exec.clone())),
-            ("offset", Some(self.shown.to_string())),
+            ("offset", Some(self.bytes_shown.to_string())),
         ];
         let path = format!(
             "{}/pty{}",
             super::path(&self.started.sandbox),
-            query(&asked)
+            query(&parameters)
         );
         let mut request = Request::builder()
-            // Only its path is sent; a name is asked for.
+            // Only the path is sent; the WebSocket library requires a full URL.
             .uri(format!("ws://{}{path}", client.address.authority()))
             .header(header::HOST, client.address.authority())
             .header(header::CONNECTION, "Upgrade")
@@ -183,32 +191,35 @@ impl View<'_> {
             .body(())
             .map_err(|error| RemoteError::Local(error.to_string()))?;
         let bounds = WebSocketConfig::default()
-            .max_message_size(Some(LARGEST_MESSAGE))
-            .max_frame_size(Some(LARGEST_MESSAGE));
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES));
         let shaken = client_async_with_config(request, client.dial().await?, Some(bounds));
-        match timeout(LONGEST_HANDSHAKE, shaken).await {
+        match timeout(HANDSHAKE_TIMEOUT, shaken).await {
             Ok(Ok((socket, _))) => Ok(socket),
             Ok(Err(Error::Http(answer))) => {
-                Err(client.foreign(format!("it says {}", answer.status())))
+                Err(client.not_airlock(format!("it responds with {}", answer.status())))
             }
             Ok(Err(error)) => Err(self.started.broken(&error.to_string())),
-            Err(_) => Err(RemoteError::Silent {
+            Err(_) => Err(RemoteError::TimedOut {
                 address: client.address.clone(),
             }),
         }
     }
 }
 
-/// What is to be sent.
-enum Typed {
+/// Input from the terminal.
+enum TerminalInput {
     Keys(Vec<u8>),
     Size(spec::TerminalSize),
 }
 
-async fn send(to: &mut SplitSink<Socket, Message>, typed: Option<Typed>) -> Result<(), Error> {
-    match typed {
-        Some(Typed::Keys(bytes)) => to.send(Message::Binary(bytes.into())).await,
-        Some(Typed::Size(size)) => {
+async fn send(
+    to: &mut SplitSink<Socket, Message>,
+    input: Option<TerminalInput>,
+) -> Result<(), Error> {
+    match input {
+        Some(TerminalInput::Keys(bytes)) => to.send(Message::Binary(bytes.into())).await,
+        Some(TerminalInput::Size(size)) => {
             let text = json!({ "resize": { "rows": size.rows, "columns": size.columns } });
             to.send(Message::Text(text.to_string().into())).await
         }
@@ -216,15 +227,16 @@ async fn send(to: &mut SplitSink<Socket, Message>, typed: Option<Typed>) -> Resu
     }
 }
 
-/// What is typed here, and how large our window is, until nobody listens.
-fn keys() -> mpsc::Receiver<Typed> {
-    let (sender, typed) = mpsc::channel(4);
+/// Reads keys and window sizes until the receiver is dropped.
+fn terminal_input() -> mpsc::Receiver<TerminalInput> {
+    let (sender, input) = mpsc::channel(4);
     let sizes = sender.clone();
     tokio::spawn(async move {
-        let (mut stdin, mut buffer) = (tokio::io::stdin(), vec![0; 4096]);
+        let mut stdin = tokio::io::stdin();
+        let mut buffer = vec![0; 4096];
         while let Ok(count @ 1..) = stdin.read(&mut buffer).await {
             if sender
-                .send(Typed::Keys(buffer[..count].to_vec()))
+                .send(TerminalInput::Keys(buffer[..count].to_vec()))
                 .await
                 .is_err()
             {
@@ -236,10 +248,10 @@ fn keys() -> mpsc::Receiver<Typed> {
         terminal::watch_size(move |size| {
             let sizes = sizes.clone();
             let open = !sizes.is_closed();
-            tokio::spawn(async move { sizes.send(Typed::Size(size)).await.is_ok() });
+            tokio::spawn(async move { sizes.send(TerminalInput::Size(size)).await.is_ok() });
             open
         })
         .await
     });
-    typed
+    input
 }

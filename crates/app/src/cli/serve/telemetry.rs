@@ -1,4 +1,4 @@
-//! The log, the traces and the name of a server, from the settings.
+//! Log, traces and node facts of a server, from the configuration.
 
 use crate::{
     cli::message::Failure,
@@ -31,7 +31,7 @@ pub(super) fn open_log(
     })
 }
 
-/// Whoever rotates the file says so by this signal.
+/// Log rotation sends SIGHUP after it has moved the file.
 pub(super) fn reopen_on(mut hangup: Signal) {
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
@@ -40,31 +40,31 @@ pub(super) fn reopen_on(mut hangup: Signal) {
     });
 }
 
-/// Where traces go, with what the receiver wants to see.
+/// The trace exporter's settings, with the values of its headers read.
 pub(super) fn trace(config: &Config) -> Result<Option<TraceSettings>, Failure> {
-    let Some(said) = &config.telemetry.trace else {
+    let Some(trace) = &config.telemetry.trace else {
         return Ok(None);
     };
-    let found = |(name, source): &(String, KeySource)| {
-        Ok((name.clone(), found(source, &config.secrets)?.into()))
+    let secret_value = |(name, source): &(String, KeySource)| {
+        Ok((name.clone(), secret_value(source, &config.secrets)?.into()))
     };
-    let headers = said
+    let headers = trace
         .headers
         .iter()
-        .map(found)
+        .map(secret_value)
         .collect::<Result<_, ConfigError>>()?;
     Ok(Some(TraceSettings {
-        endpoint: said.endpoint.clone(),
-        sample: said.sample,
+        endpoint: trace.endpoint.clone(),
+        sample: trace.sample,
         headers,
     }))
 }
 
-/// Looked up on a thread of its own: this one may already be that of an event loop.
-fn found(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
+/// Reads a secret on a separate thread: the calling thread may already run an event loop.
+fn secret_value(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
     let broken = |why: &str| {
         ConfigError::new(
-            format!("a header of [trace] cannot be had: {why}"),
+            format!("a header of [trace] cannot be read: {why}"),
             "try again",
         )
     };
@@ -72,19 +72,19 @@ fn found(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
-        let found = runtime
+        let secret_value = runtime
             .map_err(|_| broken("no event loop"))?
             .block_on(secrets.find(source));
-        found.map_err(|error| {
+        secret_value.map_err(|error| {
             ConfigError::new(format!("for [trace]: {}", error.message), error.hint)
         })
     };
-    let found = std::thread::scope(|scope| scope.spawn(look).join());
-    let found = found.unwrap_or_else(|_| Err(broken("looking for it failed")))?;
-    String::from_utf8(found.expose().to_vec()).map_err(|_| broken("it is no text"))
+    let secret_value = std::thread::scope(|scope| scope.spawn(look).join());
+    let secret_value = secret_value.unwrap_or_else(|_| Err(broken("looking for it failed")))?;
+    String::from_utf8(secret_value.expose().to_vec()).map_err(|_| broken("it is no text"))
 }
 
-/// What is known of this node before it runs.
+/// Facts about this node that are known before it serves.
 pub(in crate::cli) fn facts(
     config: &Config,
     certificate: Option<&Path>,

@@ -1,10 +1,10 @@
-//! `airlock service`: the server as a service of systemd, of the machine's or of a user's own.
+//! `airlock service`: installs the server as a systemd service of the machine or of a user.
 
-mod manager;
+mod systemctl;
 mod unit;
 
 use super::{Global, conclude, message::Failure, print, print_json, print_lines};
-use crate::config::{Config, Place, Surroundings};
+use crate::config::{Config, ListenAddress, ProcessEnv};
 use ::fs::Dir;
 use clap::{Args, Subcommand};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -28,13 +28,13 @@ Examples:
   airlock service status --json
   airlock service uninstall
 
-The key of the admin is made at the first start, in the file `admin-key` of the state folder
-(mode 0600). Nothing that is not Airlock's own is ever overwritten or removed.
+The admin key is created at the first start, in the file `admin-key` of the state folder (mode
+0600). Files that Airlock did not write are never overwritten or removed.
 Exit status: 0, or 125 if it was refused; `status` exits with 1 if the service is not installed.";
 
-const LARGEST_UNIT: u64 = 1 << 20;
-const FIRST_CONFIGURATION: &str = "\
-# Settings of `airlock serve`. Everything has a default; `[serve]` says where it listens and how much it allows.
+const MAX_UNIT_BYTES: u64 = 1 << 20;
+const INITIAL_CONFIGURATION: &str = "\
+# Settings of `airlock serve`. Every key has a default; `[serve]` sets the listen address and limits.
 ";
 
 /// The options of `airlock service`.
@@ -43,13 +43,13 @@ const FIRST_CONFIGURATION: &str = "\
 pub(super) struct Options {
     #[command(subcommand)]
     action: Action,
-    /// Of your own service manager, without root
+    /// Use your own service manager, without root
     #[arg(long, global = true)]
     user: bool,
     /// The name of the service
     #[arg(long, global = true, value_name = "NAME", default_value = "airlock")]
     name: String,
-    /// Below this folder instead of `/`, as for an image of a machine
+    /// Install below this folder instead of `/`, such as for a machine image
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "user")]
     root: Option<PathBuf>,
     /// Print one JSON object
@@ -59,49 +59,50 @@ pub(super) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write the unit, and a first configuration if there is none
+    /// Write the unit, and an initial configuration if there is none
     Install {
         #[command(flatten)]
-        served: Served,
-        /// Say what would be done, and do nothing
+        unit_options: UnitOptions,
+        /// Show what would be done, and do nothing
         #[arg(long)]
         dry_run: bool,
-        /// Have systemd read the unit, start it now and at every boot
+        /// Reload systemd, and start the service now and at every boot
         #[arg(long, conflicts_with = "root")]
         start: bool,
     },
     /// Stop the service and remove its unit; configuration and state stay
     Uninstall,
-    /// Say whether it is installed, and what systemd says of it
+    /// Show whether the service is installed, and its state
     Status,
     /// Print the unit that `install` would write
     PrintUnit {
         #[command(flatten)]
-        served: Served,
+        unit_options: UnitOptions,
     },
 }
 
-/// What the unit is to say.
+/// Options that the unit passes to `airlock serve`.
 #[derive(Args, Debug)]
-struct Served {
-    /// Where to listen: an address, or unix:PATH [default: what the configuration says, else 127.0.0.1:7070]
+struct UnitOptions {
+    /// The listen address: HOST:PORT, or unix:PATH [default: from the configuration, else
+    /// 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
-    listen: Option<Place>,
-    /// A startup file for `airlock serve --node`
+    listen: Option<ListenAddress>,
+    /// A node file for `airlock serve --node`
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
 }
 
-/// Something that was done, or would be.
+/// A step that was done, or would be with `--dry-run`.
 #[derive(Debug, Serialize)]
-struct Step {
+struct ServiceChange {
     what: &'static str,
     about: String,
 }
 
-impl Step {
-    fn new(what: &'static str, about: impl Into<String>) -> Step {
-        Step {
+impl ServiceChange {
+    fn new(what: &'static str, about: impl Into<String>) -> ServiceChange {
+        ServiceChange {
             what,
             about: about.into(),
         }
@@ -109,36 +110,36 @@ impl Step {
 }
 
 /// Carries out the command.
-pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    conclude(attempt(options, global, surroundings), options.json)
+pub(super) fn execute(options: &Options, global: &Global, env: &ProcessEnv) -> u8 {
+    conclude(attempt(options, global, env), options.json)
 }
 
-fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    global.refuse_server(surroundings)?;
+fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    global.refuse_server(env)?;
     check_name(&options.name)?;
-    let place = UnitPlace::of(options, surroundings)?;
+    let place = UnitFile::of(options, env)?;
     match &options.action {
-        Action::PrintUnit { served } => {
-            print(&text(options, served, global, surroundings, &place)?)?;
+        Action::PrintUnit { unit_options } => {
+            print(&text(options, unit_options, global, env, &place)?)?;
             Ok(0)
         }
         Action::Install {
-            served,
+            unit_options,
             dry_run,
             start,
         } => {
-            let text = text(options, served, global, surroundings, &place)?;
+            let text = text(options, unit_options, global, env, &place)?;
             let mut steps = Vec::new();
-            let config = place.below(&configuration(options, global, surroundings)?)?;
+            let config = place.below(&configuration(options, global, env)?)?;
             write_all(&place, &text, &config, *dry_run, &mut steps)?;
             match (*start, *dry_run) {
-                (true, true) => steps.push(Step::new("would start", options.name.clone())),
-                (true, false) => steps.extend(manager::start(options.user, &options.name)?),
+                (true, true) => steps.push(ServiceChange::new("would start", options.name.clone())),
+                (true, false) => steps.extend(systemctl::start(options.user, &options.name)?),
                 (false, _) => {}
             }
-            told(options, &steps)?;
+            print_steps(options, &steps)?;
             if !*start && options.root.is_none() {
-                super::message::say(&[super::message::Line::Hint(manager::how(
+                super::message::print(&[super::message::Message::Hint(systemctl::start_hint(
                     options.user,
                     &options.name,
                 ))]);
@@ -150,52 +151,52 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     }
 }
 
-/// Names are parts of paths and of units.
+/// Checks the service name, which becomes a part of paths and of the unit.
 fn check_name(name: &str) -> Result<(), Failure> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    match !name.is_empty()
+    if !name.is_empty()
         && name.len() <= 64
         && name.bytes().all(allowed)
         && Id::new(name).is_ok()
         && !name.starts_with('-')
     {
-        true => Ok(()),
-        false => Err(Failure::invalid(
-            format!("`{}` is no name for a service", name.escape_debug()),
+        Ok(())
+    } else {
+        Err(Failure::invalid(
+            format!("`{}` is not a valid service name", name.escape_debug()),
             "use 1 to 64 of A-Z a-z 0-9 _ and -",
-        )),
+        ))
     }
 }
 
-/// Where the unit lies.
+/// The unit's file.
 #[derive(Debug)]
-struct UnitPlace {
+struct UnitFile {
     root: Option<PathBuf>,
     file: PathBuf,
 }
 
-impl UnitPlace {
-    fn of(options: &Options, around: &Surroundings) -> Result<UnitPlace, Failure> {
+impl UnitFile {
+    fn of(options: &Options, env: &ProcessEnv) -> Result<UnitFile, Failure> {
         let root = options
             .root
             .as_ref()
-            .map(|root| around.current_folder.join(root));
-        let folder = match options.user {
-            false => PathBuf::from("/etc/systemd/system"),
-            true => {
-                let own = around
-                    .variable("XDG_CONFIG_HOME")
-                    .map(PathBuf::from)
-                    .filter(|path| path.is_absolute());
-                let own = own.or_else(|| around.home().map(|home| home.join(".config")));
-                let hint = "set HOME, or leave --user away and be root";
-                own.ok_or_else(|| {
-                    Failure::invalid("there is no home for a service of your own", hint)
-                })?
-                .join("systemd/user")
-            }
+            .map(|root| env.current_folder.join(root));
+        let folder = if options.user {
+            let own = env
+                .variable("XDG_CONFIG_HOME")
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute());
+            let own = own.or_else(|| env.home().map(|home| home.join(".config")));
+            let hint = "set HOME, or omit --user and run as root";
+            own.ok_or_else(|| {
+                Failure::invalid("HOME is not set, and a user service needs it", hint)
+            })?
+            .join("systemd/user")
+        } else {
+            PathBuf::from("/etc/systemd/system")
         };
-        let mut place = UnitPlace {
+        let mut place = UnitFile {
             root,
             file: PathBuf::new(),
         };
@@ -203,7 +204,7 @@ impl UnitPlace {
         Ok(place)
     }
 
-    /// Where it lies below the root, in which no link is followed: it would lead into this machine.
+    /// The path below `--root`. Symbolic links are refused: they would lead into this machine.
     fn below(&self, path: &Path) -> Result<PathBuf, Failure> {
         let Some(root) = &self.root else {
             return Ok(path.to_owned());
@@ -222,12 +223,12 @@ impl UnitPlace {
         Ok(below)
     }
 
-    /// What lies there; none if nothing does.
+    /// Reads the unit; `None` if the file does not exist.
     fn found(&self) -> Result<Option<String>, Failure> {
         read(&self.file).map_err(|error| self.failed("read", &error))
     }
 
-    /// The same, if it is ours.
+    /// Reads the unit, and refuses one that Airlock did not write.
     fn ours(&self) -> Result<Option<String>, Failure> {
         match self.found()? {
             Some(text) if !text.starts_with(unit::MARK) => Err(Failure::invalid(
@@ -242,15 +243,15 @@ impl UnitPlace {
     }
 
     fn failed(&self, verb: &str, error: &io::Error) -> Failure {
-        unwritable(verb, &self.file, error)
+        file_failure(verb, &self.file, error)
     }
 }
 
-fn unwritable(verb: &str, path: &Path, error: &io::Error) -> Failure {
+fn file_failure(verb: &str, path: &Path, error: &io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot {verb} `{}`: {error}", path.display()),
-        hint: "be root for a service of the machine, or use --user for one of your own".to_owned(),
+        hint: "run as root for a system service, or use --user for a user service".to_owned(),
     }
 }
 
@@ -258,7 +259,7 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Err(rustix::io::Errno::NOENT) => return Ok(None),
-        // `systemctl mask` puts a link there: not ours either.
+        // `systemctl mask` creates a link, which is not Airlock's file either.
         Err(rustix::io::Errno::LOOP) => return Ok(Some(String::new())),
         opened => File::from(opened?),
     };
@@ -266,46 +267,46 @@ fn read(path: &Path) -> io::Result<Option<String>> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST_UNIT).read_to_end(&mut bytes)?;
+    file.take(MAX_UNIT_BYTES).read_to_end(&mut bytes)?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Which configuration the service reads.
-fn configuration(
-    options: &Options,
-    global: &Global,
-    around: &Surroundings,
-) -> Result<PathBuf, Failure> {
-    let usual = || match options.user {
-        false => Some(
-            PathBuf::from("/etc")
-                .join(&options.name)
-                .join("config.toml"),
-        ),
-        true => around
-            .home()
-            .map(|home| home.join(".config").join(&options.name).join("config.toml")),
+/// The configuration file of the service.
+fn configuration(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
+    let usual = || {
+        if options.user {
+            env.home()
+                .map(|home| home.join(".config").join(&options.name).join("config.toml"))
+        } else {
+            Some(
+                PathBuf::from("/etc")
+                    .join(&options.name)
+                    .join("config.toml"),
+            )
+        }
     };
     let named = global
         .config
         .as_ref()
-        .map(|path| around.current_folder.join(path));
+        .map(|path| env.current_folder.join(path));
     named
         .or_else(usual)
         .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --config FILE"))
 }
 
-fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
-    let usual = || match options.user {
-        false => Some(PathBuf::from("/var/lib").join(&options.name)),
-        true => around
-            .home()
-            .map(|home| home.join(".local/state").join(&options.name)),
+fn state(options: &Options, global: &Global, env: &ProcessEnv) -> Result<PathBuf, Failure> {
+    let usual = || {
+        if options.user {
+            env.home()
+                .map(|home| home.join(".local/state").join(&options.name))
+        } else {
+            Some(PathBuf::from("/var/lib").join(&options.name))
+        }
     };
     let named = global
         .state
         .as_ref()
-        .map(|path| around.current_folder.join(path));
+        .map(|path| env.current_folder.join(path));
     named
         .or_else(usual)
         .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
@@ -313,25 +314,25 @@ fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<Pa
 
 fn text(
     options: &Options,
-    served: &Served,
+    unit_options: &UnitOptions,
     global: &Global,
-    around: &Surroundings,
-    place: &UnitPlace,
+    env: &ProcessEnv,
+    place: &UnitFile,
 ) -> Result<String, Failure> {
-    let config = configuration(options, global, around)?;
+    let config = configuration(options, global, env)?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program: {error}")))?;
     let unit = Unit {
         name: options.name.clone(),
         user: options.user,
         program,
-        state: state(options, global, around)?,
-        listen: served.listen.as_ref().map(ToString::to_string),
-        node: served
+        state: state(options, global, env)?,
+        listen: unit_options.listen.as_ref().map(ToString::to_string),
+        node: unit_options
             .node
             .as_ref()
-            .map(|node| around.current_folder.join(node)),
-        grace: grace(&place.below(&config)?, around)?,
+            .map(|node| env.current_folder.join(node)),
+        grace: grace(&place.below(&config)?, env)?,
         config,
     };
     unit.text().map_err(|why| {
@@ -342,51 +343,52 @@ fn text(
     })
 }
 
-/// A configuration that cannot be read is refused now, and not by a service that does not start.
-fn grace(config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
-    // A link to what is not there is somebody's, and named by whoever reads it.
+/// Reads `serve.grace`. An unreadable configuration is refused at installation, not at the first
+/// start.
+fn grace(config: &Path, env: &ProcessEnv) -> Result<std::time::Duration, Failure> {
+    // A missing file has the default; a dangling link is reported by the reader.
     if config.symlink_metadata().is_err() {
         return Ok(spec::ServerLimits::default().grace);
     }
     let flags = crate::config::Flags {
         config: Some(config.to_owned()),
-        state: Some(around.current_folder.clone()),
+        state: Some(env.current_folder.clone()),
     };
-    let Config { serve, .. } = crate::config::load(&flags, around)?;
+    let Config { serve, .. } = crate::config::load(&flags, env)?;
     Ok(serve.bounds.grace)
 }
 
 fn write_all(
-    place: &UnitPlace,
+    place: &UnitFile,
     text: &str,
     config: &Path,
     dry_run: bool,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<ServiceChange>,
 ) -> Result<(), Failure> {
     let before = place.ours()?;
     let shown = place.file.display().to_string();
     if config.symlink_metadata().is_err() {
         if !dry_run {
-            write(config, FIRST_CONFIGURATION, 0o600)
-                .map_err(|error| unwritable("write", config, &error))?;
+            write(config, INITIAL_CONFIGURATION, 0o600)
+                .map_err(|error| file_failure("write", config, &error))?;
         }
-        steps.push(Step::new(
+        steps.push(ServiceChange::new(
             if dry_run { "would write" } else { "wrote" },
             config.display().to_string(),
         ));
     }
     match (before.as_deref() == Some(text), dry_run) {
-        (true, _) => steps.push(Step::new("unchanged", shown)),
-        (false, true) => steps.push(Step::new("would write", shown)),
+        (true, _) => steps.push(ServiceChange::new("unchanged", shown)),
+        (false, true) => steps.push(ServiceChange::new("would write", shown)),
         (false, false) => {
             write(&place.file, text, 0o644).map_err(|error| place.failed("write", &error))?;
-            steps.push(Step::new("wrote", shown));
+            steps.push(ServiceChange::new("wrote", shown));
         }
     }
     Ok(())
 }
 
-/// All of it or nothing: whoever reads it sees the old file or the new one.
+/// Replaces the file atomically.
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let folder = path
         .parent()
@@ -395,34 +397,38 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    let (name, mode) = (
-        path.file_name().unwrap_or_default(),
-        Mode::from_raw_mode(mode),
-    );
+    let name = path.file_name().unwrap_or_default();
+    let mode = Mode::from_raw_mode(mode);
     Dir::open(folder)?.replace(name, mode, |file| {
-        // Whatever the usual mask is: systemd and its users read units.
+        // The mode is set regardless of the umask: systemd and its users read units.
         rustix::fs::fchmod(&*file, mode)?;
         file.write_all(text.as_bytes())
     })
 }
 
-fn uninstall(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+fn uninstall(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let mut steps = Vec::new();
     match place.ours()? {
-        None => steps.push(Step::new("absent", place.file.display().to_string())),
+        None => steps.push(ServiceChange::new(
+            "absent",
+            place.file.display().to_string(),
+        )),
         Some(_) => {
             if options.root.is_none() {
-                steps.extend(manager::stop(options.user, &options.name)?);
+                steps.extend(systemctl::stop(options.user, &options.name)?);
             }
             fs::remove_file(&place.file).map_err(|error| place.failed("remove", &error))?;
-            steps.push(Step::new("removed", place.file.display().to_string()));
+            steps.push(ServiceChange::new(
+                "removed",
+                place.file.display().to_string(),
+            ));
             if options.root.is_none() {
-                steps.extend(manager::reload(options.user)?);
+                steps.extend(systemctl::reload(options.user)?);
             }
-            steps.push(Step::new("kept", "configuration and state"));
+            steps.push(ServiceChange::new("kept", "configuration and state"));
         }
     }
-    told(options, &steps)?;
+    print_steps(options, &steps)?;
     Ok(0)
 }
 
@@ -430,20 +436,23 @@ fn uninstall(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
 struct Status {
     unit: PathBuf,
     installed: bool,
-    /// Whether what lies there was written by us.
+    /// Whether Airlock wrote the unit.
     ours: bool,
-    /// What systemd says; absent if none runs here.
+    /// The answers of systemd; absent if it does not run here.
     #[serde(skip_serializing_if = "Option::is_none")]
     enabled: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     active: Option<String>,
 }
 
-fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+fn status(options: &Options, place: &UnitFile) -> Result<u8, Failure> {
     let found = place.found()?;
-    let asked = |word| match options.root.is_none() && manager::runs(options.user) {
-        true => manager::ask(options.user, word, &options.name),
-        false => None,
+    let query = |word| {
+        if options.root.is_none() && systemctl::is_running(options.user) {
+            systemctl::query(options.user, word, &options.name)
+        } else {
+            None
+        }
     };
     let status = Status {
         unit: place.file.clone(),
@@ -451,36 +460,36 @@ fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
         ours: found
             .as_ref()
             .is_some_and(|text| text.starts_with(unit::MARK)),
-        enabled: asked("is-enabled"),
-        active: asked("is-active"),
+        enabled: query("is-enabled"),
+        active: query("is-active"),
     };
     let installed = status.installed;
-    match options.json {
-        true => print_json(&status)?,
-        false => {
-            let unknown = || "no systemd runs here".to_owned();
-            let unit = match (status.installed, status.ours) {
-                (false, _) => "not installed".to_owned(),
-                (true, true) => format!("{}", status.unit.display()),
-                (true, false) => format!("{} (not written by airlock)", status.unit.display()),
-            };
-            print_lines([
-                format!("unit     {unit}"),
-                format!("enabled  {}", status.enabled.unwrap_or_else(unknown)),
-                format!("active   {}", status.active.unwrap_or_else(unknown)),
-            ])?;
-        }
+    if options.json {
+        print_json(&status)?
+    } else {
+        let unknown = || "systemd does not run here".to_owned();
+        let unit = match (status.installed, status.ours) {
+            (false, _) => "not installed".to_owned(),
+            (true, true) => format!("{}", status.unit.display()),
+            (true, false) => format!("{} (not written by airlock)", status.unit.display()),
+        };
+        print_lines([
+            format!("unit     {unit}"),
+            format!("enabled  {}", status.enabled.unwrap_or_else(unknown)),
+            format!("active   {}", status.active.unwrap_or_else(unknown)),
+        ])?;
     }
     Ok(u8::from(!installed))
 }
 
-fn told(options: &Options, steps: &[Step]) -> Result<(), Failure> {
-    match options.json {
-        true => print_json(&serde_json::json!({ "steps": steps })),
-        false => print_lines(
+fn print_steps(options: &Options, steps: &[ServiceChange]) -> Result<(), Failure> {
+    if options.json {
+        print_json(&serde_json::json!({ "steps": steps }))
+    } else {
+        print_lines(
             steps
                 .iter()
                 .map(|step| format!("{:<11}  {}", step.what, step.about)),
-        ),
+        )
     }
 }

@@ -1,10 +1,12 @@
 //! The text of a systemd unit for `airlock serve`.
 //!
-//! What it does not say: nothing that forbids namespaces or names (`RestrictNamespaces`, `PrivateUsers`, `ProtectHostname`),
-//! which boxes are made of; nothing that takes the cgroup tree away (`ProtectControlGroups`); no filter of system calls
-//! (`SystemCallFilter`, `MemoryDenyWriteExecute`, `RestrictSUIDSGID`), which every program inside would inherit; and
-//! nothing that covers parts of `/proc` (`ProtectProc`, `ProcSubset`, `ProtectKernelTunables`, `ProtectKernelLogs`): the kernel
-//! lets an ordinary user mount a `/proc` of a box only where all of the one before can be seen.
+//! Options that the unit omits on purpose: restrictions of namespaces (`RestrictNamespaces`,
+//! `PrivateUsers`, `ProtectHostname`), which sandboxes are made of; of the cgroup tree
+//! (`ProtectControlGroups`); system call filters (`SystemCallFilter`, `MemoryDenyWriteExecute`,
+//! `RestrictSUIDSGID`), which every sandboxed program would inherit; and options that cover parts
+//! of `/proc` (`ProtectProc`, `ProcSubset`, `ProtectKernelTunables`, `ProtectKernelLogs`): the
+//! kernel lets an unprivileged user mount a sandbox's `/proc` only where the whole of the existing
+//! one is visible.
 
 use std::{
     os::unix::ffi::OsStrExt,
@@ -12,44 +14,48 @@ use std::{
     time::Duration,
 };
 
-/// By this first line a unit is known to be ours.
+/// The first line, by which Airlock recognises its own units.
 pub(super) const MARK: &str = "# Written by `airlock service install`, which will replace it.";
-/// What ends after the grace: answers, what cancelled runs leave, the engine's own processes.
-const AFTER_GRACE: Duration = Duration::from_secs(30);
-/// Words of a line are bounded, as is everything.
-const LONGEST: usize = 4096;
+/// Time after the grace period for responses, cleanup of cancelled runs and the engine's own
+/// processes.
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(30);
+/// The maximum length of one word in the unit.
+const MAX_WORD_BYTES: usize = 4096;
 
-/// What the unit starts.
+/// The contents of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) name: String,
-    /// Of a user's own manager.
+    /// Whether the unit is for the user's service manager.
     pub(super) user: bool,
     pub(super) program: PathBuf,
     pub(super) config: PathBuf,
     pub(super) state: PathBuf,
     pub(super) listen: Option<String>,
     pub(super) node: Option<PathBuf>,
-    /// How long runs may go on when it is told to stop.
+    /// How long runs may continue after the stop signal.
     pub(super) grace: Duration,
 }
 
 impl Unit {
-    /// The file, or why there can be none.
+    /// The unit's text, or why it cannot be written.
     pub(super) fn text(&self) -> Result<String, String> {
-        let stop = (self.grace + AFTER_GRACE).as_secs();
-        let (start, folders) = (self.start()?, self.folders());
+        let stop = (self.grace + SHUTDOWN_MARGIN).as_secs();
+        let start = self.start()?;
+        let folders = self.folders();
         let (hardening, wanted) = match self.user {
-            // Its manager could take nothing away without a user namespace around everything.
+            // A user's service manager cannot restrict anything without a user namespace around the
+            // service.
             true => ("", "default.target"),
             false => (
                 "NoNewPrivileges=yes\nProtectSystem=full\nKeyringMode=private\n",
                 "multi-user.target",
             ),
         };
-        let network = match self.user {
-            true => "",
-            false => "Wants=network-online.target\nAfter=network-online.target\n",
+        let network = if self.user {
+            ""
+        } else {
+            "Wants=network-online.target\nAfter=network-online.target\n"
         };
         Ok(format!(
             "{MARK}\n\
@@ -88,9 +94,9 @@ impl Unit {
     }
 
     fn start(&self) -> Result<String, String> {
-        // Its output goes to a log, where no key belongs.
+        // The admin key goes to a file, because the output goes to a log.
         let key = self.state.join("admin-key");
-        // There, and only there, systemd reads `$$` as it stands.
+        // In the program's path, unlike elsewhere, systemd does not unescape `$$`.
         if self.program.as_os_str().as_bytes().contains(&b'$') {
             let shown = self.program.to_string_lossy().escape_debug().to_string();
             return Err(format!(
@@ -114,7 +120,7 @@ impl Unit {
         Ok(words.join(" "))
     }
 
-    /// Folders that the manager makes with the right owner and mode, where they are the usual ones.
+    /// Folders that systemd creates with the right owner and mode, where the default ones are used.
     fn folders(&self) -> String {
         let name = &self.name;
         let mut folders = format!("RuntimeDirectory={name}\nRuntimeDirectoryMode=0700\n");
@@ -128,12 +134,12 @@ impl Unit {
     }
 }
 
-/// A word as systemd reads it back. A program's path is no place for variables, and `%` begins a specifier.
+/// Quotes a word for systemd. Variables (`$`) and specifiers (`%`) are escaped.
 fn quoted(word: &Path) -> Result<String, String> {
     let shown = || word.to_string_lossy().escape_debug().to_string();
     let text = std::str::from_utf8(word.as_os_str().as_bytes())
         .map_err(|_| format!("`{}` is not UTF-8", shown()))?;
-    if text.is_empty() || text.len() > LONGEST || text.chars().any(char::is_control) {
+    if text.is_empty() || text.len() > MAX_WORD_BYTES || text.chars().any(char::is_control) {
         return Err(format!("`{}` cannot stand in a unit", shown()));
     }
     let plain =

@@ -1,16 +1,16 @@
-//! Tells an address of the caller's how a job is getting on. The caller at this machine names it; no job can.
+//! Reports a job's progress to a URL. The caller chooses it; the job cannot.
 
 use super::super::{Global, message::Failure};
 use crate::{
-    config::Surroundings,
-    remote::{Address, Ask, Client},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, ServerAddress},
 };
 use http::{Method, Uri};
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long one message may take in all.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The timeout of one callback.
+const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Callback {
     client: Client,
@@ -18,21 +18,20 @@ pub(super) struct Callback {
 }
 
 impl Callback {
-    pub(super) fn to(
-        url: &str,
-        global: &Global,
-        surroundings: &Surroundings,
-    ) -> Result<Callback, Failure> {
+    pub(super) fn to(url: &str, global: &Global, env: &ProcessEnv) -> Result<Callback, Failure> {
         let bad = |why: &str| {
-            let message = format!("`{}` cannot be told of the job: {why}", url.escape_debug());
+            let message = format!(
+                "`{}` cannot be notified of the job: {why}",
+                url.escape_debug()
+            );
             Failure::invalid(message, "write http://HOST:PORT/PATH or https://HOST/PATH")
         };
-        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
         let base = format!("{}://{authority}", uri.scheme_str().unwrap_or_default());
-        let address = Address::parse(&base).map_err(|why| bad(&why))?;
-        let tls = matches!(address, Address::Encrypted(_))
-            .then(|| global.tls(surroundings))
+        let address = ServerAddress::parse(&base).map_err(|why| bad(&why))?;
+        let tls = matches!(address, ServerAddress::Encrypted(_))
+            .then(|| global.tls(env))
             .transpose()?;
         let path = uri
             .path_and_query()
@@ -43,20 +42,20 @@ impl Callback {
                 address,
                 key: None,
                 tls,
-                silence: LONGEST,
+                idle_timeout: CALLBACK_TIMEOUT,
             },
             path,
         })
     }
 
-    /// The error says that it was not told.
-    pub(super) async fn tell(&self, what: &Value) -> Result<(), String> {
-        let ask = Ask::new(Method::POST, &self.path)
+    /// Sends a message; the error text says that it was not delivered.
+    pub(super) async fn send(&self, what: &Value) -> Result<(), String> {
+        let ask = ClientRequest::new(Method::POST, &self.path)
             .json(what)
-            .patience(LONGEST);
+            .response_timeout(CALLBACK_TIMEOUT);
         let untold =
-            |why: String| format!("{} was not told of the job: {why}", self.client.address);
-        match tokio::time::timeout(LONGEST, self.client.ask(ask)).await {
+            |why: String| format!("{} was not notified of the job: {why}", self.client.address);
+        match tokio::time::timeout(CALLBACK_TIMEOUT, self.client.send(ask)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(untold(error.to_string())),
             Err(_) => Err(untold("it took too long".to_owned())),

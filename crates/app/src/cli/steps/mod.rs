@@ -1,15 +1,15 @@
-//! `airlock steps`: a job from a file, carried out in a fresh sandbox, and its result in another file. Whatever happens, there
-//! is a whole result.
+//! `airlock steps`: runs a job of steps from a file in a fresh sandbox and writes its result to
+//! another file. A complete result is written in every case.
 
 mod callback;
-mod paper;
+mod job_file;
 
 use super::{
     Global, REFUSED, conclude,
-    message::{self, Failure, Line},
+    message::{self, Failure, Message},
     print_json, print_lines, run,
 };
-use crate::config::{self, Surroundings};
+use crate::config::{self, ProcessEnv};
 use callback::Callback;
 use clap::Args;
 use engine::steps::{JobControl, JobOutcome, JobRunner};
@@ -27,48 +27,50 @@ Examples:
   airlock steps --job job.json --result result.json --workspace . --llm=anthropic
   airlock steps --job job.json --result result.json --image localhost/my-agent -- my-agent
 
-Of the options of `run`, those about one command have no meaning here. With a COMMAND, that program carries the job out: it
-finds /job/job.json and writes /job/result.json. The variables SBA_JOB_PATH, SBA_RESULT_PATH, SBA_WORKSPACE,
-SBA_STDIN_STDOUT, SBA_EXECUTION_MODE, SBA_DIRECT_STEPS and SBA_CALLBACK_URL stand for options that are not given.
+Options of `run` about a single command do not apply. With a COMMAND, that program runs the job: it reads /job/job.json
+and writes /job/result.json. The variables SBA_JOB_PATH, SBA_RESULT_PATH, SBA_WORKSPACE, SBA_STDIN_STDOUT,
+SBA_EXECUTION_MODE, SBA_DIRECT_STEPS and SBA_CALLBACK_URL are used for options that are not given.
 
-Exit status: 0 the job succeeded, 1 it failed, 123 not all of its changes could be applied,
-124 its time was over, 125 nothing of it was carried out.";
+Exit status: 0 if the job succeeded, 1 if it failed, 123 if not all of its changes could be applied,
+124 after its timeout, 125 if nothing of it was started.";
 
-const STEPS: &str = "The job";
+const JOB_HEADING: &str = "The job";
 
-/// What `airlock run` exits with, too, if the program succeeded, but not all of its changes could be applied.
+/// The exit status of `airlock run`, too, if the program succeeded but not all of its changes could
+/// be applied.
 const CONFLICT: u8 = 123;
 
 /// The options of `airlock steps`.
 #[derive(Args, Clone, Debug, Default)]
-pub(super) struct Steps {
+pub(super) struct Options {
     /// File with the job; --stdin reads it from standard input, and prints the result [env: SBA_JOB_PATH]
-    #[arg(long, value_name = "FILE", help_heading = STEPS)]
+    #[arg(long, value_name = "FILE", help_heading = JOB_HEADING)]
     job: Option<PathBuf>,
     /// File for the result [env: SBA_RESULT_PATH]
-    #[arg(long, value_name = "FILE", help_heading = STEPS)]
+    #[arg(long, value_name = "FILE", help_heading = JOB_HEADING)]
     result: Option<PathBuf>,
-    /// direct_steps or agent_inference, whatever the job says [env: SBA_EXECUTION_MODE]
-    #[arg(long, value_name = "MODE", help_heading = STEPS)]
+    /// Override the job's mode: direct_steps or agent_inference [env: SBA_EXECUTION_MODE]
+    #[arg(long, value_name = "MODE", help_heading = JOB_HEADING)]
     mode: Option<String>,
-    /// Tell this address when the job begins, and with its result when it has ended [env: SBA_CALLBACK_URL]
-    #[arg(long, value_name = "URL", help_heading = STEPS)]
+    /// Notify this URL when the job begins, and of its result [env: SBA_CALLBACK_URL]
+    #[arg(long, value_name = "URL", help_heading = JOB_HEADING)]
     callback: Option<String>,
     #[command(flatten)]
     run: run::Options,
 }
 
-/// Hides what is about one command.
-pub(super) fn without_one_command(argument: clap::Arg) -> clap::Arg {
+/// Hides options that apply to a single command.
+pub(super) fn hide_command_options(argument: clap::Arg) -> clap::Arg {
     let hidden = ["entrypoint", "tty", "explain", "contract", "artifact"];
-    match hidden.contains(&argument.get_id().as_str()) {
-        true => argument.hide(true),
-        false => argument,
+    if hidden.contains(&argument.get_id().as_str()) {
+        argument.hide(true)
+    } else {
+        argument
     }
 }
 
-/// What is to be done, once options and variables are put together.
-struct Order {
+/// The request, from options and variables.
+struct StepsRequest {
     job: Option<PathBuf>,
     result: Option<PathBuf>,
     stdin: bool,
@@ -77,48 +79,44 @@ struct Order {
     callback: Option<Callback>,
 }
 
-pub(super) fn execute(options: Steps, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8 {
     let json = options.run.json;
-    conclude(attempt(options, global, surroundings), json)
+    conclude(attempt(options, global, env), json)
 }
 
-fn attempt(options: Steps, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let (order, run) = Order::of(options, global, surroundings)?;
-    let (carried, began) = match order.document() {
+fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
+    let (request, run) = StepsRequest::of(options, global, env)?;
+    let (outcome, began) = match request.read_document() {
         Err(result) => (JobOutcome::from(*result), false),
-        Ok(document) => order.carry_out(&document, run, global, surroundings),
+        Ok(read_document) => request.run_job(&read_document, run, global, env),
     };
-    order.deliver(&carried)?;
-    Ok(match (carried.result.status, began) {
+    request.write_result(&outcome)?;
+    Ok(match (outcome.result.status, began) {
         (StepStatus::Success, _) => 0,
-        (StepStatus::Failure, _) if is_conflict(&carried) => CONFLICT,
+        (StepStatus::Failure, _) if is_conflict(&outcome) => CONFLICT,
         (_, false) => REFUSED,
         (StepStatus::Timeout, true) => 124,
         (StepStatus::Failure, true) => 1,
     })
 }
 
-impl Order {
+impl StepsRequest {
     fn of(
-        options: Steps,
+        options: Options,
         global: &Global,
-        surroundings: &Surroundings,
-    ) -> Result<(Order, run::Options), Failure> {
-        let Steps {
+        env: &ProcessEnv,
+    ) -> Result<(StepsRequest, run::Options), Failure> {
+        let Options {
             job,
             result,
             mode,
             callback,
             mut run,
         } = options;
-        let variable = |name: &str| {
-            surroundings
-                .variable(name)
-                .filter(|value| !value.is_empty())
-        };
+        let variable = |name: &str| env.variable(name).filter(|value| !value.is_empty());
         let path = |given: Option<PathBuf>, name: &str| {
             let path = given.or_else(|| variable(name).map(PathBuf::from));
-            path.map(|path| surroundings.current_folder.join(path))
+            path.map(|path| env.current_folder.join(path))
         };
         let is_set =
             |name: &str| variable(name).is_some_and(|value| value == "1" || value == "true");
@@ -131,7 +129,7 @@ impl Order {
         };
         if job.is_none() && !stdin {
             let hint = "give --job FILE, or --stdin to read it from standard input";
-            return Err(Failure::invalid("there is no job", hint));
+            return Err(Failure::invalid("no job is given", hint));
         }
         let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
         let mode = mode.or_else(|| text("SBA_EXECUTION_MODE"));
@@ -139,7 +137,7 @@ impl Order {
         let mode = match mode.as_deref() {
             None => direct(),
             Some(name) => Some(ExecutionMode::named(name).ok_or_else(|| {
-                let message = format!("`{}` is no mode", name.escape_debug());
+                let message = format!("`{}` is not a mode", name.escape_debug());
                 Failure::invalid(message, "the modes are direct_steps and agent_inference")
             })?),
         };
@@ -147,11 +145,12 @@ impl Order {
             .or_else(|| text("SBA_JOB_STATUS_URL"))
             .or_else(|| text("SBA_CALLBACK_URL"));
         let callback = address
-            .map(|url| Callback::to(&url, global, surroundings))
+            .map(|url| Callback::to(&url, global, env))
             .transpose()?;
-        let (result, json) = (path(result, "SBA_RESULT_PATH"), run.json);
+        let result = path(result, "SBA_RESULT_PATH");
+        let json = run.json;
         Ok((
-            Order {
+            StepsRequest {
                 job,
                 result,
                 stdin,
@@ -163,11 +162,11 @@ impl Order {
         ))
     }
 
-    /// The job as it was given; what cannot be read is a result, too.
-    fn document(&self) -> Result<Vec<u8>, Box<StepJobResult>> {
+    /// Reads the job; an unreadable job is a result, too.
+    fn read_document(&self) -> Result<Vec<u8>, Box<StepJobResult>> {
         let read = match &self.job {
-            Some(path) => paper::read(path),
-            None => paper::read_stdin(),
+            Some(path) => job_file::read(path),
+            None => job_file::read_stdin(),
         };
         read.map_err(|error| {
             let message = format!("the job cannot be read: {error}");
@@ -175,19 +174,19 @@ impl Order {
         })
     }
 
-    /// What came of it, and whether anything was begun.
-    fn carry_out(
+    /// Runs the job. Returns the outcome, and whether anything was started.
+    fn run_job(
         &self,
-        document: &[u8],
+        read_document: &[u8],
         run: run::Options,
         global: &Global,
-        surroundings: &Surroundings,
+        env: &ProcessEnv,
     ) -> (JobOutcome, bool) {
-        let job = match engine::steps::read_job(document, self.mode) {
+        let job = match engine::steps::read_job(read_document, self.mode) {
             Ok(job) => job,
             Err(result) => return (JobOutcome::from(*result), false),
         };
-        match self.prepare(&job, document, run, global, surroundings) {
+        match self.prepare(&job, read_document, run, global, env) {
             Ok(done) => done,
             Err(failure) => {
                 let message = format!("{}; {}", failure.message, failure.hint);
@@ -204,17 +203,18 @@ impl Order {
     fn prepare(
         &self,
         job: &StepJob,
-        document: &[u8],
+        read_document: &[u8],
         run: run::Options,
         global: &Global,
-        surroundings: &Surroundings,
+        env: &ProcessEnv,
     ) -> Result<(JobOutcome, bool), Failure> {
         run.refuse_for_steps()?;
         let begun = engine::PrespawnedLauncher::give();
-        let mut config = global.configure(surroundings)?;
-        config::narrow(&mut config, run.profile(), surroundings)?;
-        let (follow_links, confirmed) = (run.follow_links, run.confirm_workspace);
-        let mut request = run.into_request(surroundings)?;
+        let mut config = global.configure(env)?;
+        config::narrow(&mut config, run.profile(), env)?;
+        let follow_links = run.follow_links;
+        let confirmed = run.confirm_workspace;
+        let mut request = run.into_request(env)?;
         let command = std::mem::take(&mut request.command);
         request.stdin = false;
         let mut spec = match engine::steps::admit(&config.policy, request, job) {
@@ -222,75 +222,75 @@ impl Order {
             Err(result) => return Ok((JobOutcome::from(*result), false)),
         };
         if !follow_links {
-            run::pin(&mut spec.run, &surroundings.current_folder)?;
+            run::pin(&mut spec.run, &env.current_folder)?;
         }
         if !spec.run.grants.ports().is_empty() || !spec.run.grants.secrets.is_empty() {
             super::leave_no_dump()?;
         }
         super::settings(&config)?.check(&spec.run)?;
         if !confirmed {
-            run::refuse_broad_workspace(spec.run.sandbox.workspace.as_deref(), surroundings)?;
+            run::refuse_broad_workspace(spec.run.sandbox.workspace.as_deref(), env)?;
         }
-        let carrier = if command.is_empty() {
+        let runner = if command.is_empty() {
             JobRunner::BuiltIn
         } else {
             JobRunner::Program(command)
         };
         let runtime = super::runtime()?;
-        let carried = runtime.block_on(async {
+        let outcome = runtime.block_on(async {
             let signals = run::Signals::listen();
-            let signals = signals.map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+            let signals = signals.map_err(|e| Failure::internal(format!("cannot wait for signals: {e}")))?;
             let engine = super::open_engine(&config, Some(begun))?;
-            self.tell(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
+            self.notify(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
             let (cancel, cancelled) = watch::channel(false);
-            // Whoever sends a signal does not wait.
+            // A signal does not wait for the grace period.
             let (_, terminated) = watch::channel(None);
-            // There is nobody to share the machine's threads with.
+            // File steps are not limited: no other job shares the machine.
             let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
             let wishes = JobControl { cancelled, terminated, file_slots: places };
-            let work = engine.run_job(spec, job, document, carrier, wishes, |_| ());
-            let carried = until_signal(signals, cancel, work).await;
-            self.tell(
-                json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": Report::of(&carried) }),
+            let work = engine.run_job(spec, job, read_document, runner, wishes, |_| ());
+            let outcome = until_signal(signals, cancel, work).await;
+            self.notify(
+                json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": StepsReport::of(&outcome) }),
             )
             .await;
             engine.close().await;
-            Ok::<_, Failure>(carried)
+            Ok::<_, Failure>(outcome)
         })?;
         runtime.shutdown_background();
-        let began = carried.result.failure_code.is_none() || has_begun(&carried);
-        Ok((carried, began))
+        let began = outcome.result.failure_code.is_none() || has_started(&outcome);
+        Ok((outcome, began))
     }
 
-    /// That nobody hears it is no failure of the job.
-    async fn tell(&self, what: serde_json::Value) {
+    /// A failed callback does not fail the job.
+    async fn notify(&self, what: serde_json::Value) {
         if let Some(callback) = &self.callback
-            && let Err(why) = callback.tell(&what).await
+            && let Err(why) = callback.send(&what).await
         {
-            message::say(&[Line::Note(why)]);
+            message::print(&[Message::Note(why)]);
         }
     }
 
-    fn deliver(&self, carried: &JobOutcome) -> Result<(), Failure> {
-        let report = Report::of(carried);
+    fn write_result(&self, outcome: &JobOutcome) -> Result<(), Failure> {
+        let report = StepsReport::of(outcome);
         if let Some(path) = &self.result {
-            paper::write(path, &report)?;
+            job_file::write(path, &report)?;
         }
         if self.json || self.stdin {
             return print_json(&report);
         }
-        say_output(&carried.program_output.stdout);
-        say_output(&carried.program_output.stderr);
-        print_lines(lines(&carried.result))?;
-        let notes = carried.notes.iter().cloned().map(Line::Note);
-        message::say(&notes.collect::<Vec<_>>());
+        say_output(&outcome.program_output.stdout);
+        say_output(&outcome.program_output.stderr);
+        print_lines(lines(&outcome.result))?;
+        let notes = outcome.notes.iter().cloned().map(Message::Note);
+        message::print(&notes.collect::<Vec<_>>());
         Ok(())
     }
 }
 
-/// What is told at this machine: what came of the job, and what became of the folder that it worked in.
+/// The printed result: the job's, with workspace changes and notes.
 #[derive(Serialize)]
-struct Report<'a> {
+struct StepsReport<'a> {
     #[serde(flatten)]
     result: &'a StepJobResult,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -299,32 +299,32 @@ struct Report<'a> {
     notes: &'a [String],
 }
 
-impl Report<'_> {
-    fn of(carried: &JobOutcome) -> Report<'_> {
-        Report {
-            result: &carried.result,
-            workspace: carried.workspace.as_ref(),
-            notes: &carried.notes,
+impl StepsReport<'_> {
+    fn of(outcome: &JobOutcome) -> StepsReport<'_> {
+        StepsReport {
+            result: &outcome.result,
+            workspace: outcome.workspace.as_ref(),
+            notes: &outcome.notes,
         }
     }
 }
 
-/// Whether the job failed by that alone. What a program says of itself is not believed.
-fn is_conflict(carried: &JobOutcome) -> bool {
-    let code = carried.result.failure_code.as_deref();
-    carried.not_applied.is_some() && code == Some("workspace_conflict")
+/// Whether the job failed only because of a conflict. The program's own result is not trusted.
+fn is_conflict(outcome: &JobOutcome) -> bool {
+    let code = outcome.result.failure_code.as_deref();
+    outcome.not_applied.is_some() && code == Some("workspace_conflict")
 }
 
-fn has_begun(carried: &JobOutcome) -> bool {
-    let result = &carried.result;
+fn has_started(outcome: &JobOutcome) -> bool {
+    let result = &outcome.result;
     let by_agent = matches!(
         result.failure_code.as_deref(),
         Some("agent_failed" | "constraint_violation" | "timeout")
     );
-    !result.steps.is_empty() || carried.program_output.exit_code.is_some() || by_agent
+    !result.steps.is_empty() || outcome.program_output.exit_code.is_some() || by_agent
 }
 
-/// The first signal cancels the job, the second ends us.
+/// Runs the job. The first signal cancels it, the second exits at once.
 async fn until_signal<T>(
     mut signals: run::Signals,
     cancel: watch::Sender<bool>,
@@ -335,25 +335,22 @@ async fn until_signal<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = signals.next() => match cancelled {
-                true => run::leave_at_once(),
-                false => {
+            () = signals.next() => if cancelled {run::exit_now()} else {
                     cancelled = true;
                     cancel.send_replace(true);
-                }
-            },
+                },
         }
     }
 }
 
-/// What a program of the caller's said, where it cannot be taken for the result.
+/// Prints the program's output on stderr, where it cannot be taken for the result.
 fn say_output(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lines: String = text
         .lines()
         .map(|line| format!("{}\n", message::printable(line)))
         .collect();
-    message::say_plainly(&lines);
+    message::print_plain(&lines);
 }
 
 fn lines(result: &StepJobResult) -> Vec<String> {

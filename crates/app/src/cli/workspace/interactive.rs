@@ -1,9 +1,9 @@
-//! Asks about one change after the other which are taken over.
+//! `--interactive`: asks for each change whether to commit it.
 
 use super::{line, name, patch};
 use crate::{
     cli::{Failure, message},
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use engine::workspaces::{ChangeKind, FileKind, LayerChange};
 use std::{
@@ -12,16 +12,16 @@ use std::{
 };
 
 const ANSWERS: &str = "\
-y - take it over
-n - leave it
-a - take this and all that follow
-q - leave this and all that follow
+y - commit it
+n - skip it
+a - commit this and all that follow
+q - skip this and all that follow
 d - show it as a patch
-? - show this
+? - show this help
 ";
 
-/// Refused where nobody could answer.
-pub(super) fn must_be_asked(what: &str, instead: &str) -> Result<(), Failure> {
+/// Refuses interaction without a terminal.
+pub(super) fn require_terminal(what: &str, instead: &str) -> Result<(), Failure> {
     if io::stdin().is_terminal() && io::stderr().is_terminal() {
         return Ok(());
     }
@@ -29,12 +29,12 @@ pub(super) fn must_be_asked(what: &str, instead: &str) -> Result<(), Failure> {
     Err(Failure::invalid(words, instead))
 }
 
-/// Which of the changes whoever sits there wants: these very paths. Those that could not be taken over are named and not
-/// asked about.
+/// Asks about each change and returns the chosen paths. Changes that cannot be committed are listed
+/// without a question.
 pub(super) async fn choose(
     changes: &[LayerChange],
     force: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
     patch_of: impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
 ) -> Result<Vec<PathBuf>, Failure> {
     let mut chosen = Vec::new();
@@ -42,7 +42,7 @@ pub(super) async fn choose(
     for (number, change) in changes.iter().enumerate() {
         let next = changes.get(number + 1);
         let has_below = next.is_some_and(|it| it.path.starts_with(&change.path));
-        // It comes with the first of what is in it.
+        // A new folder is created with the first change inside it.
         let is_implied = change.kind == FileKind::Folder
             && matches!(change.what, ChangeKind::Added | ChangeKind::Replaced);
         if has_below && is_implied {
@@ -50,15 +50,15 @@ pub(super) async fn choose(
         }
         let stands_against = change.left_out.is_some() || change.conflict.is_some();
         if stands_against && !force {
-            message::say_plainly(&format!("not taken over: {}", line(change)));
+            message::print_plain(&format!("not committed: {}", line(change)));
             continue;
         }
-        // What is held back is taken only one by one.
+        // A held-back change is taken only by its own answer.
         if all && change.left_out.is_none() {
             chosen.push(change.path.clone());
             continue;
         }
-        match ask(change, surroundings, &patch_of).await? {
+        match ask_decision(change, env, &patch_of).await? {
             Decision::Take => chosen.push(change.path.clone()),
             Decision::Leave => {}
             Decision::TakeAll => {
@@ -79,14 +79,14 @@ enum Decision {
     LeaveAll,
 }
 
-async fn ask(
+async fn ask_decision(
     change: &LayerChange,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
     patch_of: &impl AsyncFn(&Path) -> Result<Vec<u8>, Failure>,
 ) -> Result<Decision, Failure> {
     loop {
-        message::say_plainly(&format!(
-            "{}take over `{}`? [y,n,a,q,d,?] ",
+        message::print_plain(&format!(
+            "{}commit `{}`? [y,n,a,q,d,?] ",
             line(change),
             name(&change.path)
         ));
@@ -95,28 +95,28 @@ async fn ask(
             Some("y") => Decision::Take,
             Some("n") => Decision::Leave,
             Some("a") => Decision::TakeAll,
-            // Nobody is there any more.
+            // The terminal was closed.
             Some("q") | None => Decision::LeaveAll,
             Some("d") => {
-                patch::say(&patch_of(&change.path).await?, surroundings);
+                patch::print_to_stderr(&patch_of(&change.path).await?, env);
                 continue;
             }
             Some(_) => {
-                message::say_plainly(ANSWERS);
+                message::print_plain(ANSWERS);
                 continue;
             }
         });
     }
 }
 
-/// Whether whoever sits there says yes.
+/// Asks for a confirmation.
 pub(super) fn confirm(question: &str) -> Result<bool, Failure> {
-    message::say_plainly(&format!("{question} [y,N] "));
+    message::print_plain(&format!("{question} [y,N] "));
     let answer = read_line()?;
     Ok(matches!(answer.as_deref(), Some("y" | "yes")))
 }
 
-/// What was typed; none at the end.
+/// Reads an answer; `None` at the end of input.
 fn read_line() -> Result<Option<String>, Failure> {
     let mut line = String::new();
     match io::stdin().lock().read_line(&mut line) {

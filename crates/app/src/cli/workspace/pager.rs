@@ -1,8 +1,8 @@
-//! Shows what is long on a terminal, through the caller's pager.
+//! Shows long text through the caller's pager.
 
 use crate::{
     cli::{Failure, print},
-    config::Surroundings,
+    config::ProcessEnv,
 };
 use std::{
     ffi::OsStr,
@@ -11,19 +11,19 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A shell's way of saying that there is no such command, or that it cannot be started.
+/// The shell's exit statuses for a command that is not executable or not found.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
-/// Shows text that can steer no terminal, but in colour. Waits until whoever reads it has enough. To be called where signals
-/// can be waited for: Ctrl-C is the pager's.
-pub(super) fn page(text: &str, surroundings: &Surroundings) -> Result<(), Failure> {
-    // Nothing is begun after this that somebody could want to stop.
+/// Shows escaped text in the pager and waits for its end. Must run in the event loop, because
+/// Ctrl-C belongs to the pager meanwhile.
+pub(super) fn page(text: &str, env: &ProcessEnv) -> Result<(), Failure> {
+    // Ctrl-C stays ignored afterwards: nothing long follows.
     let _ours = signal(SignalKind::interrupt());
-    let Some(mut pager) = start(surroundings) else {
+    let Some(mut pager) = start(env) else {
         return print(text);
     };
     if let Some(mut stdin) = pager.stdin.take() {
-        // He need not read it to the end.
+        // The pager may quit early, which is no error.
         _ = stdin.write_all(text.as_bytes());
     }
     let ended = pager.wait();
@@ -34,14 +34,14 @@ pub(super) fn page(text: &str, surroundings: &Surroundings) -> Result<(), Failur
     Ok(())
 }
 
-fn start(surroundings: &Surroundings) -> Option<Child> {
-    let variables = &surroundings.variables;
+fn start(env: &ProcessEnv) -> Option<Child> {
+    let variables = &env.variables;
     let given = ["AIRLOCK_PAGER", "PAGER"];
     let given = given
         .iter()
         .find_map(|name| variables.get(OsStr::new(name)));
     let mut command = match given {
-        // Said so: none.
+        // An empty variable or `cat` disables the pager.
         Some(none) if none.is_empty() || none == "cat" => return None,
         Some(own) => {
             let mut shell = Command::new("/bin/sh");
@@ -54,10 +54,11 @@ fn start(surroundings: &Surroundings) -> Option<Child> {
             less
         }
     };
-    // Without our keys.
+    // The environment without Airlock's keys.
     command.env_clear().envs(variables);
-    // It ends at once if all fits, passes colours on and nothing else, and leaves the text on the screen.
-    if surroundings.variable("LESS").is_none() {
+    // `less` quits if the text fits on the screen, passes colours only, and leaves the text on the
+    // screen.
+    if env.variable("LESS").is_none() {
         command.env("LESS", "FRX");
     }
     command.stdin(Stdio::piped()).spawn().ok()

@@ -1,10 +1,9 @@
-//! A patch on its way to standard output: as it is for other programs; on a terminal in colour, and with nothing left in it
-//! that could steer one.
+//! Prints patches: unchanged for other programs; coloured and escaped on a terminal.
 
 use super::{escaped, pager};
 use crate::{
-    cli::{Failure, message, message::Line},
-    config::Surroundings,
+    cli::{Failure, message, message::Message},
+    config::ProcessEnv,
 };
 use engine::workspaces::Patch;
 use serde_json::{Value, json};
@@ -15,14 +14,14 @@ use std::{
 };
 
 const RESET: &str = "\x1b[0m";
-/// What is named on stderr of all that is not in it.
-const MAX_NAMED: usize = 20;
+/// The maximum of notes about changes that are not in the patch.
+const MAX_NOTES: usize = 20;
 
-/// Writes a patch. Its status: 1 if it is not whole.
-pub(super) fn write(patch: &Patch, surroundings: &Surroundings) -> Result<u8, Failure> {
+/// Writes a patch. The exit status is 1 if it is incomplete.
+pub(super) fn write(patch: &Patch, env: &ProcessEnv) -> Result<u8, Failure> {
     if io::stdout().is_terminal() {
-        let shown = shown(&patch.text, has_colour(surroundings));
-        pager::page(&shown, surroundings)?;
+        let terminal_text = terminal_text(&patch.text, has_colour(env));
+        pager::page(&terminal_text, env)?;
     } else {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(&patch.text).and_then(|()| stdout.flush()) {
@@ -33,29 +32,29 @@ pub(super) fn write(patch: &Patch, surroundings: &Surroundings) -> Result<u8, Fa
             Ok(()) | Err(_) => {}
         }
     }
-    let mut notes = named(&patch.held, patch.held_total, "behind `# ` in the patch");
-    notes.extend(named(
+    let mut notes = omitted_notes(&patch.held, patch.held_total, "after `# ` in the patch");
+    notes.extend(omitted_notes(
         &patch.omitted,
         patch.omitted_total,
         "not in the patch",
     ));
-    message::say(&notes);
+    message::print(&notes);
     Ok(u8::from(patch.omitted_total > 0))
 }
 
-fn named(some: &[(PathBuf, String)], total: usize, how: &str) -> Vec<Line> {
+fn omitted_notes(some: &[(PathBuf, String)], total: usize, how: &str) -> Vec<Message> {
     let line = |(path, reason): &(PathBuf, String)| {
-        Line::Note(format!("{how}: `{}`: {reason}", super::name(path)))
+        Message::Note(format!("{how}: `{}`: {reason}", super::name(path)))
     };
-    let mut lines: Vec<_> = some.iter().take(MAX_NAMED).map(line).collect();
+    let mut lines: Vec<_> = some.iter().take(MAX_NOTES).map(line).collect();
     if total > lines.len() {
         let more = total - lines.len();
-        lines.push(Line::Note(format!("{how}: {more} more")));
+        lines.push(Message::Note(format!("{how}: {more} more")));
     }
     lines
 }
 
-/// The same as a part of what `--json` prints.
+/// The patch as JSON.
 pub(super) fn value(patch: &Patch) -> Value {
     let omitted = patch
         .omitted
@@ -77,33 +76,33 @@ pub(super) fn value(patch: &Patch) -> Value {
     })
 }
 
-/// Whether whoever looks wants colours, as `NO_COLOR` says.
-pub(super) fn has_colour(surroundings: &Surroundings) -> bool {
-    surroundings.variable("NO_COLOR").is_none()
-        && surroundings.variable("TERM") != Some(OsStr::new("dumb"))
+/// Whether colours are wanted (`NO_COLOR`, `TERM=dumb`).
+pub(super) fn has_colour(env: &ProcessEnv) -> bool {
+    env.variable("NO_COLOR").is_none() && env.variable("TERM") != Some(OsStr::new("dumb"))
 }
 
-/// A patch for a terminal.
-pub(super) fn shown(text: &[u8], has_colour: bool) -> String {
-    let mut shown = String::with_capacity(text.len() + text.len() / 4);
+/// Colours and escapes a patch for a terminal.
+pub(super) fn terminal_text(text: &[u8], has_colour: bool) -> String {
+    let mut terminal_text = String::with_capacity(text.len() + text.len() / 4);
     let mut hunk = Hunk::default();
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let colour = hunk.colour(line);
         match colour.filter(|_| has_colour) {
             Some(colour) => {
-                shown.push_str(colour);
-                escaped(line, &mut shown);
-                shown.push_str(RESET);
+                terminal_text.push_str(colour);
+                escaped(line, &mut terminal_text);
+                terminal_text.push_str(RESET);
             }
-            None => escaped(line, &mut shown),
+            None => escaped(line, &mut terminal_text),
         }
-        shown.push('\n');
+        terminal_text.push('\n');
     }
-    shown
+    terminal_text
 }
 
-/// How many lines of a hunk are still to come: within it a program chose what stands behind the first character.
+/// The remaining lines of a hunk. Inside a hunk, the program chose everything after the first
+/// character.
 #[derive(Default)]
 struct Hunk {
     old: usize,
@@ -118,7 +117,7 @@ impl Hunk {
         const YELLOW: &str = "\x1b[33m";
         const CYAN: &str = "\x1b[36m";
         if self.old + self.new == 0 {
-            if let Some(hunk) = Hunk::begun(line) {
+            if let Some(hunk) = Hunk::parse_header(line) {
                 *self = hunk;
                 return Some(CYAN);
             }
@@ -146,8 +145,8 @@ impl Hunk {
         }
     }
 
-    /// From `@@ -1,2 +3 @@`.
-    fn begun(line: &[u8]) -> Option<Hunk> {
+    /// Parses `@@ -1,2 +3 @@`.
+    fn parse_header(line: &[u8]) -> Option<Hunk> {
         let line = std::str::from_utf8(line).ok()?.strip_prefix("@@ -")?;
         let (old, new) = line.strip_suffix(" @@")?.split_once(" +")?;
         let count = |range: &str| match range.split_once(',') {
@@ -161,21 +160,21 @@ impl Hunk {
     }
 }
 
-/// A patch on stderr, for whoever is asked about it.
-pub(super) fn say(text: &[u8], surroundings: &Surroundings) {
-    message::say_plainly(&shown(text, has_colour(surroundings)));
+/// Prints a patch on stderr, beside a question about it.
+pub(super) fn print_to_stderr(text: &[u8], env: &ProcessEnv) {
+    message::print_plain(&terminal_text(text, has_colour(env)));
 }
 
-/// Paths as they are given on the command line.
-pub(super) fn paths(given: &[PathBuf]) -> Vec<PathBuf> {
+/// Normalises paths from the command line.
+pub(super) fn clean_paths(given: &[PathBuf]) -> Vec<PathBuf> {
     // `src/` and `./src` are `src`.
     let clean = |path: &PathBuf| {
         let parts = path.components();
         let parts = parts.filter(|part| *part != std::path::Component::CurDir);
         parts.collect::<PathBuf>()
     };
-    let paths = given.iter().map(clean);
-    paths.filter(|path| path != Path::new("")).collect()
+    let clean_paths = given.iter().map(clean);
+    clean_paths.filter(|path| path != Path::new("")).collect()
 }
 
 #[cfg(test)]
@@ -186,8 +185,8 @@ mod tests {
     fn only_our_own_sequences_reach_a_terminal() {
         let text = b"--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- \x1b[2J\xe2\x80\xae\n-\r\xff\n+a\tb\n# y: kept\n";
         let plain = "--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- \\u{1b}[2J\\u{202e}\n-\\r\\xff\n+a\tb\n# y: kept\n";
-        assert_eq!(shown(text, false), plain);
-        let lines = shown(text, true);
+        assert_eq!(terminal_text(text, false), plain);
+        let lines = terminal_text(text, true);
         let lines: Vec<_> = lines.lines().collect();
         assert_eq!(lines[0], "\x1b[1m--- a/x\x1b[0m");
         assert!(
@@ -200,6 +199,6 @@ mod tests {
     #[test]
     fn a_path_is_what_it_means() {
         let given = ["./src/".into(), "a//b".into(), ".".into()];
-        assert_eq!(paths(&given), [Path::new("src"), Path::new("a/b")]);
+        assert_eq!(clean_paths(&given), [Path::new("src"), Path::new("a/b")]);
     }
 }

@@ -1,16 +1,18 @@
-//! Workspaces of a server: listed, compared, taken over, dropped. Its answers are the objects that `--json` prints.
+//! Workspaces at a server: listed, compared, committed, discarded. The responses are the objects
+//! that `--json` prints.
 
 use super::{
-    Action, Taking, Viewer, clean, commits, counts, discarded, interactive, line, lines,
-    must_be_named, name, no_workspace, notes, nothing_chosen, patch, say_newest, say_unknown,
+    Action, CommitArgs, FileViewer, commits, counts, discarded, interactive, line, lines, name,
+    no_workspace, note_newest, note_unknown, notes, nothing_done, patch, require_id_or_terminal,
+    workspace_path,
 };
 use crate::{
     cli::{
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Message, printable},
         print, print_json,
     },
-    config::Surroundings,
-    remote::{Ask, Client, query, segment, segments},
+    config::ProcessEnv,
+    remote::{Client, ClientRequest, query, segment, segments},
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use engine::workspaces::{ChangeKind, FileKind, LayerChange, Patch, UnappliedChange};
@@ -25,10 +27,10 @@ use std::{
 };
 
 /// How long a server may take to compare or copy a folder.
-const LONGEST_LOOK: Duration = Duration::from_secs(3600);
+const WORKSPACE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize)]
-struct Listed {
+struct WorkspaceEntry {
     id: String,
     folder: String,
     made_at: String,
@@ -36,13 +38,13 @@ struct Listed {
 }
 
 #[derive(Deserialize)]
-struct All {
-    workspaces: Vec<Listed>,
+struct WorkspaceList {
+    workspaces: Vec<WorkspaceEntry>,
 }
 
-/// A name is text or, where it is none, base64.
+/// A change. Paths that are not UTF-8 are base64.
 #[derive(Deserialize)]
-struct Changed {
+struct WireChange {
     path: Option<String>,
     path_base64: Option<String>,
     change: String,
@@ -54,7 +56,7 @@ struct Changed {
 }
 
 #[derive(Deserialize)]
-struct Remaining {
+struct WireLeftOut {
     path: Option<String>,
     path_base64: Option<String>,
     reason: String,
@@ -62,41 +64,41 @@ struct Remaining {
 }
 
 #[derive(Deserialize)]
-struct Compared {
-    changes: Vec<Changed>,
-    not_looked_into: Vec<Remaining>,
+struct DiffResponse {
+    changes: Vec<WireChange>,
+    not_looked_into: Vec<WireLeftOut>,
     compared: bool,
     #[serde(default)]
     commits: Vec<String>,
-    patch: Option<Written>,
-    /// Servers before this field tell all.
+    patch: Option<WirePatch>,
+    /// Absent in responses of older servers, which never truncate.
     #[serde(default)]
     truncated: bool,
 }
 
 #[derive(Deserialize)]
-struct Written {
+struct WirePatch {
     text: Option<String>,
     base64: Option<String>,
-    omitted: Vec<Remaining>,
+    omitted: Vec<WireLeftOut>,
     omitted_total: usize,
     held_back_total: usize,
 }
 
 #[derive(Deserialize)]
-struct TakenOver {
-    applied: Vec<Changed>,
-    left_out: Vec<Remaining>,
+struct CommitResponse {
+    applied: Vec<WireChange>,
+    left_out: Vec<WireLeftOut>,
     #[serde(default)]
     truncated: bool,
 }
 
 /// Carries out the command at a server.
-pub(super) async fn act(
+pub(super) async fn execute(
     client: &Client,
     action: Action,
     json: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
     match action {
         Action::List => list(client, json).await,
@@ -106,102 +108,109 @@ pub(super) async fn act(
             patch,
             only,
         } => {
-            let id = chosen(client, id).await?;
-            let told = difference(client, &id, patch, &patch::paths(&only)).await?;
-            match patch {
-                true => show_patch(client, &told, json, surroundings),
-                false => show(client, &told, stat, json),
+            let id = workspace_id(client, id).await?;
+            let answer = fetch_diff(client, &id, patch, &patch::clean_paths(&only)).await?;
+            if patch {
+                show_patch(client, &answer, json, env)
+            } else {
+                show(client, &answer, stat, json)
             }
         }
         Action::Show { id, file } => {
-            let (file, id) = (clean(file)?, chosen(client, id).await?);
+            let file = workspace_path(file)?;
+            let id = workspace_id(client, id).await?;
             show_file(client, &id, &file).await
         }
-        Action::Commit { id, taking } => commit(client, id, taking, json, surroundings).await,
+        Action::Commit { id, args } => commit(client, id, args, json, env).await,
         Action::Held { .. } => Err(Failure::invalid(
-            "a server keeps what was held back on its own machine",
-            "leave --server away, on the machine of the server",
+            "a server keeps held-back files on its own machine",
+            "run this on the server's machine without --server",
         )),
         Action::Discard { id, yes } => {
             let asks = id.is_none() && !yes;
             if asks {
-                must_be_named()?;
+                require_id_or_terminal()?;
             }
-            let id = chosen(client, id).await?;
-            let question = format!("drop all changes of `{}`?", printable(&id));
+            let id = workspace_id(client, id).await?;
+            let question = format!("discard all changes of `{}`?", printable(&id));
             if asks && !interactive::confirm(&question)? {
-                return nothing_chosen();
+                return nothing_done();
             }
             client
-                .ask(Ask::new(Method::DELETE, path(&id)).patience(LONGEST_LOOK))
+                .send(
+                    ClientRequest::new(Method::DELETE, path(&id))
+                        .response_timeout(WORKSPACE_TIMEOUT),
+                )
                 .await?;
             discarded(&id, json)
         }
     }
 }
 
-/// The workspace that was named, or the newest of those that the key sees.
-async fn chosen(client: &Client, id: Option<String>) -> Result<String, Failure> {
+/// The workspace with this id, or the newest that the key may see.
+async fn workspace_id(client: &Client, id: Option<String>) -> Result<String, Failure> {
     if let Some(id) = id {
         return Ok(id);
     }
-    let told: Value = client.json(Ask::get("/v1/workspaces")).await?;
-    let All { workspaces } = read(client, &told)?;
+    let answer: Value = client.json(ClientRequest::get("/v1/workspaces")).await?;
+    let WorkspaceList { workspaces } = read(client, &answer)?;
     let newest = workspaces.into_iter().next_back();
     let newest = newest.ok_or_else(no_workspace)?;
-    say_newest(&newest.id, Path::new(&newest.folder));
+    note_newest(&newest.id, Path::new(&newest.folder));
     Ok(newest.id)
 }
 
 async fn commit(
     client: &Client,
     id: Option<String>,
-    taking: Taking,
+    args: CommitArgs,
     json: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let id = chosen(client, id).await?;
-    let mut only = patch::paths(&taking.only);
-    if taking.interactive {
-        let told = difference(client, &id, false, &only).await?;
-        let Compared { changes, .. } = read(client, &told)?;
+    let id = workspace_id(client, id).await?;
+    let mut only = patch::clean_paths(&args.only);
+    if args.interactive {
+        let answer = fetch_diff(client, &id, false, &only).await?;
+        let DiffResponse { changes, .. } = read(client, &answer)?;
         let changes = all(client, changes, change)?;
         let patch_of = async |path: &Path| {
-            let told = difference(client, &id, true, &[path.to_owned()]).await?;
-            Ok(written(client, read(client, &told)?)?.text)
+            let answer = fetch_diff(client, &id, true, &[path.to_owned()]).await?;
+            Ok(parse_patch(client, read(client, &answer)?)?.text)
         };
-        only = interactive::choose(&changes, taking.force, surroundings, patch_of).await?;
+        only = interactive::choose(&changes, args.force, env, patch_of).await?;
         if only.is_empty() {
-            return nothing_chosen();
+            return nothing_done();
         }
     }
     let only: Vec<_> = only
         .iter()
         .map(|path| text(path))
         .collect::<Result<_, _>>()?;
-    let mut how = json!({ "force": taking.force, "partial": taking.partial, "keep": taking.keep });
-    // Older servers know neither.
+    let mut how = json!({ "force": args.force, "partial": args.partial, "keep": args.keep });
+    // Older servers know neither field.
     if !only.is_empty() {
         how["only"] = json!(only);
-        how["exactly"] = json!(taking.interactive);
+        how["exactly"] = json!(args.interactive);
     }
-    let ask = Ask::new(Method::POST, format!("{}/commit", path(&id)));
-    let told: Value = client.json(ask.json(&how).patience(LONGEST_LOOK)).await?;
-    committed(client, &told, json)
+    let ask = ClientRequest::new(Method::POST, format!("{}/commit", path(&id)));
+    let answer: Value = client
+        .json(ask.json(&how).response_timeout(WORKSPACE_TIMEOUT))
+        .await?;
+    print_commit(client, &answer, json)
 }
 
-/// A name as a server can be told it.
+/// A path as text, because JSON has no other bytes.
 fn text(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         let words = format!(
-            "the name `{}` is no text, which a server must be told",
+            "the name `{}` is not UTF-8, and cannot be sent to a server",
             name(path)
         );
         Failure::invalid(words, "name the folder that it is in")
     })
 }
 
-async fn difference(
+async fn fetch_diff(
     client: &Client,
     id: &str,
     patch: bool,
@@ -211,16 +220,17 @@ async fn difference(
     for path in only {
         pairs.push(("only", Some(text(path)?.to_owned())));
     }
-    let ask = Ask::get(format!("{}/diff{}", path(id), query(&pairs)));
-    Ok(client.json(ask.patience(LONGEST_LOOK)).await?)
+    let ask = ClientRequest::get(format!("{}/diff{}", path(id), query(&pairs)));
+    Ok(client.json(ask.response_timeout(WORKSPACE_TIMEOUT)).await?)
 }
 
 async fn show_file(client: &Client, id: &str, file: &Path) -> Result<u8, Failure> {
     let file = segments(file.as_os_str().as_encoded_bytes());
-    let ask = Ask::get(format!("{}/files/{file}", path(id))).patience(LONGEST_LOOK);
-    let mut answer = client.ask(ask).await?;
-    let mut viewer = Viewer::new();
-    while let Some(piece) = answer.piece().await? {
+    let ask = ClientRequest::get(format!("{}/files/{file}", path(id)))
+        .response_timeout(WORKSPACE_TIMEOUT);
+    let mut answer = client.send(ask).await?;
+    let mut viewer = FileViewer::new();
+    while let Some(piece) = answer.chunk().await? {
         if !viewer.write(&piece)? {
             break;
         }
@@ -233,14 +243,14 @@ fn path(id: &str) -> String {
     format!("/v1/workspaces/{}", segment(id.as_bytes()))
 }
 
-fn read<T: DeserializeOwned>(client: &Client, told: &Value) -> Result<T, Failure> {
-    T::deserialize(told).map_err(|error| client.foreign(error.to_string()).into())
+fn read<T: DeserializeOwned>(client: &Client, answer: &Value) -> Result<T, Failure> {
+    T::deserialize(answer).map_err(|error| client.not_airlock(error.to_string()).into())
 }
 
 async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
-    let told: Value = client.json(Ask::get("/v1/workspaces")).await?;
-    let All { workspaces } = read(client, &told)?;
-    let line = |one: &Listed| {
+    let answer: Value = client.json(ClientRequest::get("/v1/workspaces")).await?;
+    let WorkspaceList { workspaces } = read(client, &answer)?;
+    let line = |one: &WorkspaceEntry| {
         let used = if one.in_use { "  in use" } else { "" };
         let folder = name(Path::new(&one.folder));
         format!(
@@ -249,72 +259,75 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
             printable(&one.made_at)
         )
     };
-    match json {
-        true => print_json(&told)?,
-        false => print(&workspaces.iter().map(line).collect::<String>())?,
+    if json {
+        print_json(&answer)?
+    } else {
+        print(&workspaces.iter().map(line).collect::<String>())?
     }
     Ok(0)
 }
 
-fn show(client: &Client, told: &Value, stat: bool, json: bool) -> Result<u8, Failure> {
-    let Compared {
+fn show(client: &Client, answer: &Value, stat: bool, json: bool) -> Result<u8, Failure> {
+    let DiffResponse {
         changes,
         not_looked_into,
         compared,
         commits,
         truncated,
         ..
-    } = read(client, told)?;
+    } = read(client, answer)?;
     if json {
-        print_json(told)?;
+        print_json(answer)?;
         return Ok(0);
     }
     let changes = all(client, changes, change)?;
-    match stat {
-        true => print(&counts(&changes))?,
-        false => print(&lines(&changes, &commits))?,
+    if stat {
+        print(&counts(&changes))?
+    } else {
+        print(&lines(&changes, &commits))?
     }
-    say_unknown(&all(client, not_looked_into, left)?, compared);
-    say_truncated(truncated);
+    note_unknown(&all(client, not_looked_into, left)?, compared);
+    note_truncated(truncated);
     Ok(0)
 }
 
 fn show_patch(
     client: &Client,
-    told: &Value,
+    answer: &Value,
     json: bool,
-    surroundings: &Surroundings,
+    env: &ProcessEnv,
 ) -> Result<u8, Failure> {
-    let compared: Compared = read(client, told)?;
+    let compared: DiffResponse = read(client, answer)?;
     let made = commits(&compared.commits, "# * ");
-    let (is_compared, unknown) = (compared.compared, compared.not_looked_into.len());
-    let mut patch = written(client, compared)?;
+    let is_compared = compared.compared;
+    let unknown = compared.not_looked_into.len();
+    let mut patch = parse_patch(client, compared)?;
     if json {
-        print_json(told)?;
+        print_json(answer)?;
         return Ok(u8::from(patch.omitted_total > 0));
     }
     patch.text.splice(0..0, made.into_bytes());
-    let status = patch::write(&patch, surroundings)?;
-    say_unknown(&[], is_compared);
+    let status = patch::write(&patch, env)?;
+    note_unknown(&[], is_compared);
     if unknown > 0 {
-        message::say(&[Line::Note(format!(
-            "{unknown} folders could not be looked into; without --patch they are named"
+        message::print(&[Message::Note(format!(
+            "{unknown} folders could not be read; without --patch they are listed"
         ))]);
     }
     Ok(status)
 }
 
-/// The patch that a server told, with what of its changes stands behind `# `.
-fn written(client: &Client, told: Compared) -> Result<Patch, Failure> {
-    let Some(patch) = told.patch else {
-        return Err(client.foreign("it gives no patch").into());
+/// The patch of a response, with the changes that a commit would omit.
+fn parse_patch(client: &Client, answer: DiffResponse) -> Result<Patch, Failure> {
+    let Some(patch) = answer.patch else {
+        return Err(client.not_airlock("it gives no patch").into());
     };
     let text = bytes(patch.text, patch.base64);
     let Some(text) = text else {
-        return Err(client.foreign("its patch cannot be read").into());
+        return Err(client.not_airlock("its patch cannot be read").into());
     };
     let omitted = all(client, patch.omitted, left)?.into_iter();
-    let held = all(client, told.changes, change)?.into_iter();
+    let held = all(client, answer.changes, change)?.into_iter();
     let held = held.filter_map(|change| Some((change.path, change.left_out.or(change.conflict)?)));
     Ok(Patch {
         text: text.into_encoded_bytes(),
@@ -325,37 +338,35 @@ fn written(client: &Client, told: Compared) -> Result<Patch, Failure> {
     })
 }
 
-fn committed(client: &Client, told: &Value, json: bool) -> Result<u8, Failure> {
-    let TakenOver {
+fn print_commit(client: &Client, answer: &Value, json: bool) -> Result<u8, Failure> {
+    let CommitResponse {
         applied,
         left_out,
         truncated,
-    } = read(client, told)?;
-    let (applied, remaining) = (all(client, applied, change)?, all(client, left_out, left)?);
-    match json {
-        true => print_json(told)?,
-        false => {
-            print(&applied.iter().map(line).collect::<String>())?;
-            message::say(&notes(&remaining));
-            say_truncated(truncated);
-        }
+    } = read(client, answer)?;
+    let applied = all(client, applied, change)?;
+    let remaining = all(client, left_out, left)?;
+    if json {
+        print_json(answer)?
+    } else {
+        print(&applied.iter().map(line).collect::<String>())?;
+        message::print(&notes(&remaining));
+        note_truncated(truncated);
     }
     Ok(u8::from(!remaining.is_empty()))
 }
 
-fn say_truncated(truncated: bool) {
+fn note_truncated(truncated: bool) {
     if truncated {
-        message::say(&[Line::Note(
-            "there is more than a server tells of at once".to_owned(),
-        )]);
+        message::print(&[Message::Note("the server's list is truncated".to_owned())]);
     }
 }
 
-fn all<A, B>(client: &Client, told: Vec<A>, one: fn(A) -> Option<B>) -> Result<Vec<B>, Failure> {
-    let read: Option<Vec<B>> = told.into_iter().map(one).collect();
+fn all<A, B>(client: &Client, answer: Vec<A>, one: fn(A) -> Option<B>) -> Result<Vec<B>, Failure> {
+    let read: Option<Vec<B>> = answer.into_iter().map(one).collect();
     read.ok_or_else(|| {
         client
-            .foreign("it tells of a change in words that are not known here")
+            .not_airlock("it reports a change of an unknown kind")
             .into()
     })
 }
@@ -368,18 +379,18 @@ fn bytes(text: Option<String>, base64: Option<String>) -> Option<OsString> {
     }
 }
 
-fn left(told: Remaining) -> Option<UnappliedChange> {
-    let path = PathBuf::from(bytes(told.path, told.path_base64)?);
+fn left(answer: WireLeftOut) -> Option<UnappliedChange> {
+    let path = PathBuf::from(bytes(answer.path, answer.path_base64)?);
     Some(UnappliedChange {
         path,
-        reason: told.reason,
-        conflict: told.conflict,
+        reason: answer.reason,
+        conflict: answer.conflict,
         why: None,
     })
 }
 
-fn change(told: Changed) -> Option<LayerChange> {
-    let what = match told.change.as_str() {
+fn change(answer: WireChange) -> Option<LayerChange> {
+    let what = match answer.change.as_str() {
         "added" => ChangeKind::Added,
         "changed" => ChangeKind::Changed,
         "removed" => ChangeKind::Removed,
@@ -388,15 +399,15 @@ fn change(told: Changed) -> Option<LayerChange> {
         _ => return None,
     };
     Some(LayerChange {
-        path: bytes(told.path, told.path_base64)?.into(),
+        path: bytes(answer.path, answer.path_base64)?.into(),
         what,
-        kind: told.kind,
-        // Neither is shown.
+        kind: answer.kind,
+        // Mode and size are not shown.
         mode: 0,
         size_bytes: 0,
-        target: bytes(told.target, told.target_base64),
-        left_out: told.left_out,
-        conflict: told.conflict,
+        target: bytes(answer.target, answer.target_base64),
+        left_out: answer.left_out,
+        conflict: answer.conflict,
         why: None,
     })
 }

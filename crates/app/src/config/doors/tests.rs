@@ -2,9 +2,10 @@ use super::*;
 use ::doors::price::Price;
 use std::time::Duration;
 
-fn read(text: &str) -> Result<Doors, ConfigError> {
-    let (file, path) = (text.parse::<Table>().unwrap(), Path::new("/c.toml"));
-    super::super::operator::read(&file, path).map(|said| said.doors)
+fn read(text: &str) -> Result<DoorsConfig, ConfigError> {
+    let file = text.parse::<Table>().unwrap();
+    let path = Path::new("/c.toml");
+    super::super::operator_file::read(&file, path).map(|settings| settings.doors)
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn what_is_no_quota_is_refused_by_its_name() {
 fn a_budget_is_read_exactly_and_compared_limit_by_limit() {
     let text = "[profile.ci]\nbudget = { run_usd = 2.0, call_usd = 0.1, run_tokens = 5, requests = 6, concurrent = 7 }\n\
                 allow_models = [\"claude-*\"]\n[profile.sub]\nbase = \"ci\"\n[maximum]\nbudget = { run_usd = 10 }\n";
-    let policy = super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
+    let policy = super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
         .unwrap()
         .policy;
     let budget = Budget {
@@ -171,11 +172,11 @@ fn a_budget_is_read_exactly_and_compared_limit_by_limit() {
             ..Budget::default()
         }
     );
-    assert_eq!(more(&budget, &budget), None);
-    assert_eq!(more(&budget, &Budget::default()), None);
-    assert_eq!(more(&Budget::default(), &budget), Some("run_usd"));
+    assert_eq!(first_exceeded(&budget, &budget), None);
+    assert_eq!(first_exceeded(&budget, &Budget::default()), None);
+    assert_eq!(first_exceeded(&Budget::default(), &budget), Some("run_usd"));
     assert_eq!(
-        more(
+        first_exceeded(
             &Budget {
                 requests: Some(9),
                 ..budget.clone()

@@ -5,8 +5,8 @@ use std::path::Path;
 const CREDENTIAL: &str = "[credential.c]\nkey = { secret = \"c\" }\ninject = \"bearer\"\nhosts = [\"*.a.com\", \"g.com\"]\n";
 
 fn read(text: &str) -> Result<Policy, ConfigError> {
-    super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
-        .map(|said| said.policy)
+    super::super::operator_file::read(&text.parse().unwrap(), Path::new("/c.toml"))
+        .map(|settings| settings.policy)
 }
 
 /// The only rule of a profile that has these keys.
@@ -65,8 +65,8 @@ fn a_rule_says_which_host_how_and_how_much() {
         credential: None,
         allow_upgrade: true,
     };
-    let said = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
-    assert_eq!(one(said).unwrap(), rule(upgrade, &[443]));
+    let section = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
+    assert_eq!(one(section).unwrap(), rule(upgrade, &[443]));
     let limits = EgressLimits {
         per_minute: Some(3),
         sent: "1M".parse().ok(),
@@ -258,7 +258,7 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
         (
             "host = \"10.1\"\nmode = \"tunnel\"",
             "host` in `/c.toml` is a private address",
-            "say allow_private = true",
+            "set allow_private = true",
         ),
     ]);
 }
@@ -273,12 +273,12 @@ fn mistakes_in_repositories_name_the_key_the_file_and_the_remedy() {
         ),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"a/b.git\" }]",
-            "repos[1].repo` in `/c.toml` is no path",
+            "repos[1].repo` in `/c.toml` is not a valid repository path",
             "write the path",
         ),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"/a\" }]",
-            "repos[1].repo` in `/c.toml` is no path",
+            "repos[1].repo` in `/c.toml` is not a valid repository path",
             "write the path",
         ),
         (

@@ -127,8 +127,8 @@ fn the_key_of_a_known_provider_goes_to_its_own_address_only() {
         Some(KeySource::Stored("openai".into()))
     );
     assert_eq!(key("[openai]\nbase = \"https://other.example\""), None);
-    let said = "[openai]\nbase = \"https://other.example\"\nkey = { secret = \"other\" }";
-    assert_eq!(key(said), Some(KeySource::Stored("other".into())));
+    let section = "[openai]\nbase = \"https://other.example\"\nkey = { secret = \"other\" }";
+    assert_eq!(key(section), Some(KeySource::Stored("other".into())));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn no_spelling_of_a_metadata_service_is_a_provider_whatever_is_allowed() {
             assert!(
                 refused
                     .message
-                    .contains("is an address of a metadata service"),
+                    .contains("is the address of a metadata service"),
                 "{}",
                 refused.message
             );
@@ -172,7 +172,8 @@ fn no_spelling_of_a_metadata_service_is_a_provider_whatever_is_allowed() {
 
 #[test]
 fn a_private_or_unencrypted_address_must_be_said() {
-    let (private, plain) = ("allow_private = true", "allow_plain_http = true");
+    let private = "allow_private = true";
+    let plain = "allow_plain_http = true";
     for host in [
         "127.0.0.1",
         "127.1",
@@ -263,12 +264,12 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = \"sk-1\""),
-            "`provider.x.key` in `/c.toml` must say where the key is",
+            "`provider.x.key` in `/c.toml` must name the source of the key",
             "write { secret",
         ),
         (
             format!("{x}key = {{}}"),
-            "`provider.x.key` in `/c.toml` must say where the key is",
+            "`provider.x.key` in `/c.toml` must name the source of the key",
             "write { secret",
         ),
         (
@@ -278,7 +279,7 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = {{ secret = \"a\", env = \"B\" }}"),
-            "`provider.x.key` in `/c.toml` must name one place",
+            "`provider.x.key` in `/c.toml` must name exactly one source",
             "write",
         ),
         (
@@ -303,7 +304,7 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         ),
         (
             format!("{x}key = {{ vault = \"a/../b\" }}"),
-            "`provider.x.key.vault` in `/c.toml` is no path",
+            "`provider.x.key.vault` in `/c.toml` is not a path",
             "such as",
         ),
         (
@@ -357,12 +358,16 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         (usual.server.base.to_string().as_str(), usual.server.dialect),
         ("http://127.0.0.1:11434/", Dialect::Ollama)
     );
-    let said = read(
+    let section = read(
         "base = \"http://10.0.0.5:11434\"\nallow_plain_http = true\nmodels = [\"llama*\"]\ntime = \"5m\"\n",
     )
     .unwrap();
     assert_eq!(
-        (said.server.base.host(), said.models.len(), said.time),
+        (
+            section.server.base.host(),
+            section.models.len(),
+            section.time
+        ),
         (Some("10.0.0.5"), 1, "5m".parse().ok())
     );
     assert!(
@@ -372,7 +377,7 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         ("base = \"http://10.0.0.5\"", "is not encrypted"),
         (
             "base = \"http://169.254.169.254\"\nallow_plain_http = true",
-            "is an address of a metadata",
+            "is the address of a metadata",
         ),
         ("bse = \"x\"", "is not a known key"),
         ("models = []", "must be a list of texts, and not empty"),
