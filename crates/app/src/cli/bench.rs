@@ -24,9 +24,9 @@ and starts all of them. Compare numbers of one run only, not those of different 
 Targets are informative: the exit status is 0 whatever was measured.";
 
 const PROGRAM: &str = "airlock-bench";
-/// How much is made ahead where that is measured, unless the configuration has a pool.
+/// Sandboxes made ahead in the measurements of the pool, unless the configuration has a pool.
 const POOL: usize = 8;
-/// What `--idle` takes for no second phase.
+/// The value of `--idle` that omits the second phase.
 const NO_IDLE: &str = "none";
 
 /// The options of `airlock bench`.
@@ -58,7 +58,7 @@ pub(super) struct Options {
     /// Write the printed output to a file, too
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// What to run instead of /bin/true and Python
+    /// The command to run instead of /bin/true and Python
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
