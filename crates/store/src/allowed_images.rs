@@ -1,5 +1,5 @@
-//! The list of images that may be used, and the trail of who changed it and what was refused. What the list means is
-//! decided by [`spec::decide`]; here it is kept.
+//! The allow-list of images, and the trail of its changes and of refusals. [`spec::decide`] applies
+//! the list; this module stores it.
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -13,67 +13,68 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Every entry is looked at for every image.
+/// Every entry is compared with every image.
 const MOST_ENTRIES: i64 = 10_000;
 const MOST_CAPABILITIES: usize = 64;
 const LONGEST_NOTE: usize = 1000;
-/// Changes are always noted. Refusals stop here, or a loop of them would fill the disk.
+/// Changes are always recorded. Refusals stop at this number, or a loop of them would fill the
+/// disk.
 const LONGEST_TRAIL: i64 = 100_000;
-/// What one look at the trail shows.
+/// Rows shown by one query of the trail.
 const SHOWN_OF_TRAIL: u32 = 1000;
 
-/// The images that may be used, in the database of a state folder.
+/// The allow-list of images in the database of a state folder.
 #[derive(Debug)]
 pub struct AllowedImages {
     database: Database,
 }
 
-/// What somebody wants on the list.
+/// An entry to be added to the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEntry {
-    /// Which images.
+    /// Images that the entry matches.
     pub pattern: ImagePattern,
-    /// The one digest they may have.
+    /// The only digest that they may have.
     pub pin: Option<Digest>,
-    /// What they are good for.
+    /// Capabilities that the entry grants.
     pub capabilities: BTreeSet<Capability>,
-    /// Whether the image is marked for agents, if it is known.
+    /// Whether the image is labelled for agents, if known.
     pub marked: Option<bool>,
-    /// Why.
+    /// Note of the administrator.
     pub note: String,
 }
 
-/// One line of the trail.
+/// One entry of the trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrailLine {
-    /// When.
+    /// Time of the entry.
     pub at: Timestamp,
-    /// Who did it, or who was refused.
+    /// The user who changed the list or was refused.
     pub who: String,
     /// `allowed`, `disallowed` or `refused`.
     pub what: String,
-    /// The entry, or the image that was asked for.
+    /// The pattern of the entry, or the image that was refused.
     pub image: String,
-    /// The pin and the note, or the reason.
+    /// The digest and the note, or the reason of the refusal.
     pub about: String,
 }
 
 /// Why the list could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AllowedImagesError {
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// It is not for this one to change.
+    /// The user may not change the list.
     #[error("{who} may not change the list of allowed images")]
     NotYours {
-        /// Who tried.
+        /// The user who tried.
         who: Who,
     },
-    /// The entry is not one.
+    /// The entry is invalid.
     #[error("cannot allow `{pattern}`: {why}")]
     Entry {
-        /// Which one.
+        /// Pattern of the entry.
         pattern: ImagePattern,
         /// What is wrong with it.
         why: String,
@@ -81,19 +82,19 @@ pub enum AllowedImagesError {
     /// There is no such entry.
     #[error("there is no entry `{entry}` on the list of allowed images")]
     Missing {
-        /// What was asked for.
+        /// The pattern that was asked for.
         entry: String,
     },
-    /// What stands in the database is not what this Airlock writes.
+    /// A row of the database is not what this Airlock writes.
     #[error("the list of allowed images has an entry that cannot be read: `{}`", entry.escape_debug())]
     Unreadable {
-        /// Which one.
+        /// Pattern of the row.
         entry: String,
     },
 }
 
 impl AllowedImagesError {
-    /// What to do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
             AllowedImagesError::Database(error) => error.hint(),
@@ -104,21 +105,21 @@ impl AllowedImagesError {
                 "`airlock image allowed` shows the list"
             }
             AllowedImagesError::Unreadable { .. } => {
-                "nothing is allowed while it is there; put a copy of the database from a backup in its place"
+                "no image is allowed while it is there; restore the database from a backup"
             }
         }
     }
 }
 
 impl AllowedImages {
-    /// Opens the list in a state folder; makes an empty one if there is none.
+    /// Opens the list of a state folder; creates an empty one if there is none.
     pub fn open(state: &Path) -> Result<AllowedImages, DatabaseError> {
         Ok(AllowedImages {
             database: Database::open(state)?,
         })
     }
 
-    /// Puts an entry on the list, or in the place of the one with the same pattern and pin.
+    /// Adds an entry, or replaces the one with the same pattern and digest.
     pub fn allow(
         &self,
         policy: &ImagePolicy,
@@ -153,7 +154,7 @@ impl AllowedImages {
         }
     }
 
-    /// Takes entries off the list: all with this pattern, or the one with this pin. Says how many.
+    /// Removes entries: all with this pattern, or the one with this digest. Returns how many.
     pub fn disallow(
         &self,
         policy: &ImagePolicy,
@@ -185,7 +186,7 @@ impl AllowedImages {
         }
     }
 
-    /// The list, in the order of its names.
+    /// The list, sorted by pattern.
     pub fn list(&self) -> Result<Vec<AllowedImage>, AllowedImagesError> {
         let rows = self.database.read(|connection| {
             let mut select = connection.prepare(
@@ -199,7 +200,8 @@ impl AllowedImages {
             .collect()
     }
 
-    /// Whether an image may be used; a refusal is noted. Where the list cannot be read, nothing may be.
+    /// Decides whether an image may be used, and records a refusal. If the list cannot be read,
+    /// every image is refused.
     pub fn check(
         &self,
         policy: &ImagePolicy,
@@ -217,14 +219,14 @@ impl AllowedImages {
                     uid: rustix::process::getuid().as_raw(),
                     name: None,
                 };
-                // Refused it is, noted or not.
+                // The refusal stands whether it was recorded or not.
                 let _ = self
                     .database
                     .write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
             })
     }
 
-    /// The decision and its reason, for whoever merely asks.
+    /// Decides without recording, for callers that only ask.
     pub fn admit(
         &self,
         policy: &ImagePolicy,
@@ -242,7 +244,7 @@ impl AllowedImages {
         spec::decide(policy, &entries, image, use_, needed)
     }
 
-    /// The last lines of the trail, the newest first.
+    /// The latest entries of the trail, newest first.
     pub fn trail(&self) -> Result<Vec<TrailLine>, AllowedImagesError> {
         let lines = self.database.read(|connection| {
             let mut select = connection.prepare(
@@ -281,7 +283,7 @@ fn check_entry(new: &NewEntry) -> Result<(), AllowedImagesError> {
     ) {
         (true, _, _) => Err(wrong(
             new,
-            "a digest is one image, this means many".to_owned(),
+            "a digest selects one image, but this pattern matches many".to_owned(),
         )),
         (_, true, _) => Err(wrong(
             new,
@@ -323,7 +325,7 @@ fn pin_text(pin: Option<&Digest>) -> &str {
     pin.map_or("", Digest::as_str)
 }
 
-/// An entry, or the name of one that cannot be read.
+/// An entry, or the pattern of a row that cannot be read.
 fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     let (pattern, pin, words): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
     let read = || {
@@ -364,7 +366,7 @@ fn note(
     connection.execute(sql, params![now(), who, what, image, about])
 }
 
-/// The last one there is room for says so.
+/// The last refusal that fits says that later ones are not recorded.
 fn note_refusal(
     transaction: &Transaction<'_>,
     who: &Who,
@@ -380,7 +382,7 @@ fn note_refusal(
     match newest + 1 {
         id if id < LONGEST_TRAIL => note(transaction, &who, "refused", image, why)?,
         LONGEST_TRAIL => {
-            let full = format!("{why} (the trail is full: later refusals are not noted)");
+            let full = format!("{why} (the trail is full: later refusals are not recorded)");
             note(transaction, &who, "refused", image, &full)?
         }
         _ => 0,
@@ -388,7 +390,7 @@ fn note_refusal(
     Ok(())
 }
 
-/// SQLite's numbers have a sign.
+/// SQLite integers are signed.
 fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Timestamp> {
     Ok(Timestamp(
         u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0),

@@ -1,4 +1,4 @@
-//! What the list of allowed images promises, with several processes at once and when they are killed.
+//! Claims about the allow-list of images, with several processes at once and when they are killed.
 
 use super::*;
 use std::{
@@ -179,7 +179,7 @@ fn entries_that_make_no_sense_or_have_no_end_are_refused() {
     let cases = [
         (
             pinned("a/*", A),
-            "cannot allow `docker.io/a/*`: a digest is one image, this means many",
+            "cannot allow `docker.io/a/*`: a digest selects one image, but this pattern matches many",
         ),
         (
             NewEntry {
@@ -381,7 +381,7 @@ fn refusals_do_not_fill_the_disk_and_the_last_one_says_so() {
     assert_eq!(
         about,
         [
-            &format!("{why} (the trail is full: later refusals are not noted)"),
+            &format!("{why} (the trail is full: later refusals are not recorded)"),
             why,
             ""
         ]
@@ -420,7 +420,7 @@ fn an_entry_that_cannot_be_read_lets_nothing_in() {
     assert!(images.check(&on(), &facts("python"), ImageUse::Run).is_ok());
 }
 
-/// Adds `PREFIX-0`, `PREFIX-1`, … and says each when it is there.
+/// Adds `PREFIX-0`, `PREFIX-1`, … and prints each once it is stored.
 #[test]
 #[ignore = "a child of other tests"]
 fn child_adds() {
@@ -460,7 +460,7 @@ fn child(place: &Place, prefix: &str, count: u32) -> Child {
         .unwrap()
 }
 
-/// Every entry with all its words and its line in the trail, and nothing broken below.
+/// Every entry is complete and has its trail entry, and the database is intact.
 fn check_whole(images: &AllowedImages) -> Vec<String> {
     let list = images.list().unwrap();
     for entry in &list {
@@ -543,7 +543,7 @@ fn a_process_killed_while_it_makes_the_database_leaves_one_that_opens() {
     for round in 0..20 {
         let place = Place::new();
         let mut child = child(&place, "r", 3);
-        // Anywhere between its start and its end: the moment is what varies.
+        // The kill lands anywhere between start and end of the process.
         std::thread::sleep(Duration::from_micros(round * 700));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 use std::{fs, path::PathBuf, time::Duration};
 
-/// A state folder that is gone afterwards.
+/// A state folder, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -56,7 +56,7 @@ fn small() -> AuditSettings {
     }
 }
 
-/// Several files of lines of two tenants.
+/// Several files with records of two tenants.
 fn filled(name: &str) -> Scratch {
     let scratch = Scratch::new(name);
     let audit = Audit::open_with(&scratch.0, small()).unwrap();
@@ -105,7 +105,7 @@ fn whatever_is_cut_off_taken_away_or_put_back_is_found() {
     let keep = |name: &str| fs::read(scratch.file(name)).unwrap();
     let last = format!("server~{}.jsonl", scratch.files());
     let whole = keep(&last);
-    // Half a line, a whole one, all lines, the file.
+    // Removes half a record, a whole one, all records, the file.
     let line = whole.iter().rposition(|byte| *byte == b'{').unwrap();
     for length in [whole.len() - 3, line, 0] {
         fs::write(scratch.file(&last), &whole[..length]).unwrap();
@@ -130,7 +130,7 @@ fn whatever_is_cut_off_taken_away_or_put_back_is_found() {
     }
     verify(&scratch.0, None).unwrap();
     fs::remove_dir_all(scratch.0.join(FOLDER)).unwrap();
-    assert!(scratch.wrong().ends_with("the audit is gone"));
+    assert!(scratch.wrong().ends_with("the audit is missing"));
 }
 
 fn set_mode(path: &Path) {
@@ -151,7 +151,7 @@ fn a_tail_with_fitting_hashes_is_found_by_its_mark() {
             })
             .unwrap();
     }
-    // Another history that is a chain as well.
+    // Another history that is a valid chain, too.
     let other = Scratch::new("tail-other");
     let audit = Audit::open(&other.0).unwrap();
     for about in ["one", "another", "third"] {
@@ -187,7 +187,7 @@ fn half_a_line_of_a_dead_owner_is_cut_off() {
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 21);
 }
 
-/// As a loss of power leaves it: the next file is there, and the end of the one before is not.
+/// State after power loss: the next file exists, and the end of the previous one does not.
 #[test]
 fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
     let scratch = Scratch::new("begun");
@@ -221,7 +221,7 @@ fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
         (scratch.files(), verify(&scratch.0, None).unwrap().lines),
         (1, 2)
     );
-    // What the database knows was begun behind a line that was surely written.
+    // Starts that the database knows after the last durable record.
     begun(&fs::read(&first).unwrap(), "");
     let part = marks::Beginning {
         part: 2,
@@ -286,7 +286,7 @@ fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
         ..Asked::default()
     };
     assert!(!page(&scratch.0, &asked).unwrap().rows.is_empty());
-    // What nobody removed by the rules is missed.
+    // A file that retention did not remove is reported as missing.
     let first = fs::read_dir(scratch.0.join(FOLDER))
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -379,7 +379,8 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
     let audit = Audit::open(&scratch.0).unwrap();
     audit.note(&run("before", "t")).unwrap();
     let swap = |file| std::mem::replace(&mut audit.shared.state.lock().unwrap().writer.file, file);
-    // A file that takes nothing, and can be cut back: the end of a write that failed is the same.
+    // A file that accepts no writes but can be truncated: a write that fails halfway has the same
+    // effect.
     let limited =
         rustix::fs::memfd_create("limited", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let length = audit.shared.state.lock().unwrap().writer.length();
@@ -422,12 +423,12 @@ fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
         "the positive control"
     );
     audit.note(&run("unsure", "t")).unwrap();
-    // What is no file on a disk cannot be synced.
+    // A descriptor that cannot be synced.
     let (_reader, pipe) = std::io::pipe().unwrap();
     let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
     let swap = |file| {
         let mut state = audit.shared.state.lock().unwrap();
-        // Whether or not the threads have come by meanwhile, there is something to sync.
+        // There is something to sync, whether or not the maintenance threads ran meanwhile.
         state.synced = state.synced.clone().map(|_| 0);
         std::mem::replace(&mut state.writer.file, file)
     };
@@ -437,7 +438,7 @@ fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
     audit.note(&run("after", "t")).unwrap();
     audit.mark();
     let why = audit.trouble().expect("it is still unsure");
-    assert!(why.contains("cannot be made to last"), "{why}");
+    assert!(why.contains("cannot be synced to disk"), "{why}");
     drop(audit);
     let audit = Audit::open(&scratch.0).unwrap();
     audit.mark();
@@ -491,7 +492,7 @@ fn power_is_waited_for_by_many_at_once() {
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 80);
 }
 
-/// A line that tells of a change is written within the transaction that changes it.
+/// The record of a change is appended within the database transaction of that change.
 #[test]
 fn the_next_file_is_begun_within_a_transaction_of_the_database() {
     let scratch = Scratch::new("within");
@@ -518,7 +519,7 @@ fn known(scratch: &Scratch) -> Vec<marks::Beginning> {
         .unwrap()
 }
 
-/// Every file has its row, so the oldest can go, and what is left is believed.
+/// Every file has a row, so the oldest can be removed and the rest verifies.
 fn known_and_removable(scratch: &Scratch) {
     let known = known(scratch);
     assert_eq!(known.len(), scratch.files(), "{known:?}");
@@ -548,7 +549,7 @@ fn what_the_database_does_not_know_of_a_file_is_found_again() {
     ["1", "3"].into_iter().for_each(forget);
     drop(Audit::open_with(&scratch.0, small()).unwrap());
     known_and_removable(&scratch);
-    // Nor does it keep a server that runs from removing.
+    // It does not keep a running server from removing files either.
     let scratch = Scratch::new("unknown-live");
     let audit = Audit::open_with(
         &scratch.0,

@@ -1,21 +1,23 @@
-//! A copy of the database while others use it, and what is done to its file: pages that nobody needs are given back.
+//! Database operations for backup and restore: a consistent copy, integrity and schema checks,
+//! cancelling pending work after a restore, and vacuuming.
 
 use crate::database::{self, Database, DatabaseError, MIGRATIONS};
 use rusqlite::{Connection, params};
 use std::{collections::BTreeSet, path::Path};
 
-/// The file in a state folder that tells the first start after a restore of it.
+/// Marker file in a state folder: the next start is the first after a restore.
 pub const RESTORED: &str = "restored";
-/// The folder in a state folder into which a restore unpacks; while it is there this is no state yet.
+/// Folder into which a restore unpacks. While it exists, the state folder is incomplete.
 pub const RESTORING: &str = ".restoring";
-/// Jobs that are read at a time.
+/// Jobs read per query.
 const A_PAGE: u32 = 500;
 
-/// Free pages are given back when they are more than half of the file, and worth the copying.
+/// Minimum of free bytes for a vacuum; they must also be more than half of the file.
 const LEAST_FREE: u64 = 16 << 20;
 
-/// Copies the database of a state folder, as it is at one moment, into an empty file that is there. Writers go on meanwhile.
-/// The schema of the copy; none if there is no database. Nothing is brought forward, and a later schema is refused.
+/// Copies the database of a state folder, as a consistent snapshot, into an existing empty file;
+/// writers continue. Returns the schema version of the copy; `None` if there is no database.
+/// Nothing is migrated, and a newer schema is refused.
 pub fn copy(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
     let Some(database) = Database::open_as_it_is(state)? else {
         return Ok(None);
@@ -32,7 +34,8 @@ pub fn copy(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
     })
 }
 
-/// The schema of the database of a state folder, as it is; none if there is no database.
+/// Schema version of the database of a state folder, without migrating; `None` if there is no
+/// database.
 pub fn schema(state: &Path) -> Result<Option<i64>, DatabaseError> {
     let Some(database) = Database::open_as_it_is(state)? else {
         return Ok(None);
@@ -44,7 +47,7 @@ pub fn schema(state: &Path) -> Result<Option<i64>, DatabaseError> {
     })
 }
 
-/// Whether the database of a state folder is whole, brought forward to today's schema; what is wrong with it.
+/// Migrates the database of a state folder and checks its integrity; returns the problems found.
 pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
     let database = Database::open(state)?;
     database.read(|connection| {
@@ -56,7 +59,8 @@ pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
     })
 }
 
-/// The first difference between the schema of a database, as it is, and that which its version had when we made it.
+/// First difference between the schema of a database and the one that our migrations produce for
+/// its version. A foreign trigger in a restored file is found here.
 pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
     let Some(database) = Database::open_as_it_is(state)? else {
         return Ok(None);
@@ -79,8 +83,8 @@ pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
     })
 }
 
-/// Without the indexes that SQLite makes by itself. By its name alone nothing is left out: whoever writes the file with
-/// another program can give any name to a trigger.
+/// Excludes the automatic indexes of SQLite. Nothing is excluded by its name alone: a program that
+/// edits the file directly can give a trigger any name.
 fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String)>> {
     let all = "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE NOT (type = 'index' AND sql IS NULL)";
     let mut rows = connection.prepare(all)?;
@@ -88,21 +92,22 @@ fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, 
         .collect()
 }
 
-/// What waited in a database that was restored, and does not go on.
+/// Pending work of a restored database that was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Held {
-    /// Jobs that were ended as `lost`, with those that needed them.
+    /// Jobs that ended as `lost`, with their dependents.
     pub jobs: usize,
-    /// Notices that were given up.
+    /// Webhook notices that were given up.
     pub notices: usize,
 }
 
-/// Ends jobs that must not run twice, with those behind them, and gives up notices: since the backup of that moment they
-/// may have been dealt with. The notices name why; nobody is told of these ends.
+/// Ends the pending jobs that must not run twice, with their dependents, and gives up pending
+/// webhook notices: they may have been completed after the backup of that moment. The stored errors
+/// name the restore; no webhook announces these ends.
 pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError> {
     let database = Database::open(state)?;
     let message = format!("the state was restored from a backup of {made}");
-    let hint = "look whether it ran since then, and retry it if not";
+    let hint = "check whether it ran since then; if not, retry it";
     let error = serde_json::json!({ "code": "lost", "message": message, "hint": hint }).to_string();
     let now = i64::try_from(now_ms).unwrap_or(i64::MAX);
     let end = "WITH RECURSIVE held (n, id) AS (
@@ -121,7 +126,7 @@ pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError
     })
 }
 
-/// Calls with tenant and name of each job that was held at this moment.
+/// Calls `each` with tenant and id of every job that was cancelled by the restore at this time.
 pub fn each_held(
     state: &Path,
     at_ms: u64,
@@ -147,8 +152,8 @@ pub fn each_held(
     }
 }
 
-/// Gives pages back that nobody needs, if there are many; how many bytes. For the owner of a state folder, before it serves:
-/// it takes as long as a copy, and everybody waits.
+/// Vacuums the database if many pages are free; returns the bytes freed. Takes as long as a copy
+/// and blocks other processes, so the owner of the state folder calls it before it serves.
 pub fn reclaim(state: &Path) -> Result<u64, DatabaseError> {
     let database = Database::open(state)?;
     database.read(|connection| {
@@ -167,7 +172,7 @@ pub fn reclaim(state: &Path) -> Result<u64, DatabaseError> {
     })
 }
 
-/// The newest schema that is known here.
+/// The newest schema version that this program knows.
 pub fn newest_schema() -> i64 {
     database::newest()
 }

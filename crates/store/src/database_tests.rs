@@ -1,4 +1,4 @@
-//! What the database promises whoever keeps tables in it.
+//! Claims about the database.
 
 use super::*;
 use std::{
@@ -142,10 +142,7 @@ fn a_file_that_is_no_database_is_an_error_that_says_so() {
         "cannot use the database `STATE/airlock.db`: file is not a database"
     );
     let hint = place.open(&[ONE]).unwrap_err().hint();
-    assert!(
-        hint.starts_with("put a copy from a backup in its place"),
-        "{hint}"
-    );
+    assert!(hint.starts_with("restore it from a backup"), "{hint}");
     fs::write(place.file(), &whole).unwrap();
     assert_eq!(numbers(&place.open(&[ONE]).unwrap()), [1]);
 }
@@ -191,7 +188,11 @@ fn a_file_that_leads_elsewhere_is_refused() {
     assert!(place.refusal().ends_with("`airlock.db` is a symbolic link"));
     fs::remove_file(place.file()).unwrap();
     fs::hard_link(&elsewhere, place.file()).unwrap();
-    assert!(place.refusal().ends_with("`airlock.db` has a second name"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("`airlock.db` has a second hard link")
+    );
     fs::remove_file(&elsewhere).unwrap();
     assert_eq!(
         numbers(&place.open(&[ONE]).unwrap()),
@@ -244,11 +245,15 @@ fn a_file_or_folder_that_others_may_change_is_refused() {
     assert!(
         place
             .refusal()
-            .ends_with("`airlock.db` is open to other users")
+            .ends_with("`airlock.db` is accessible to other users")
     );
     set(&place.file(), 0o600);
     set(&place.0, 0o770);
-    assert!(place.refusal().ends_with("others may write to its folder"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("other users may write to its folder")
+    );
     set(&place.0, 0o755);
     assert!(place.open(&[ONE]).is_ok());
 }
@@ -256,7 +261,7 @@ fn a_file_or_folder_that_others_may_change_is_refused() {
 #[test]
 fn what_belongs_to_another_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        // An ordinary user cannot give a file away, but everybody can see one of root's.
+        // An ordinary user cannot give a file away, but every user can refer to one of root's.
         assert!(
             check_owner(0, "x")
                 .unwrap_err()
@@ -300,7 +305,7 @@ fn two_connections_of_one_process_do_not_take_each_others_locks() {
             scope.spawn(|| {
                 for _ in 0..10 {
                     let database = place.open(&[ONE]).unwrap();
-                    // Reads before it writes: lost without a lock.
+                    // Reads before it writes: an increment would be lost without a lock.
                     let next = |transaction: &Transaction<'_>| {
                         let most: i64 =
                             transaction.query_row("SELECT max(n) FROM t", [], |row| row.get(0))?;

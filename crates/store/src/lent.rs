@@ -1,5 +1,6 @@
-//! Buffers that come back: what is read of a file is lent out as bytes, and read into again once nobody has them. A large
-//! file passes through a few pieces of memory, instead of a fresh one at a time.
+//! A pool of read buffers: a buffer is handed out as `Bytes` and reused once the last handle is
+//! dropped, so a large file passes through a few buffers instead of a new allocation for each
+//! chunk.
 
 use bytes::Bytes;
 use rustix::{buffer::spare_capacity, io::Errno};
@@ -11,7 +12,7 @@ use std::{
 
 type Free = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// The buffers of one reader; there are as many as he has under way at a time.
+/// The buffers of one reader; it holds as many as the reader has in flight.
 #[derive(Clone, Debug, Default)]
 pub struct Buffers(Free);
 
@@ -21,7 +22,7 @@ struct Lent {
 }
 
 impl Buffers {
-    /// So many bytes of a file from there on, or fewer; none at its end.
+    /// Reads up to `length` bytes of a file from this offset; empty at its end.
     pub fn read(&self, file: impl AsFd, at: u64, length: usize) -> io::Result<Bytes> {
         let mut bytes = self
             .0

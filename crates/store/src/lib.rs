@@ -1,8 +1,8 @@
-//! What must last: artifacts in a folder or a bucket, and in a database the images that may be used, what models
-//! were used for, and a gateway's keys and runs.
+//! Durable data: artifacts in a folder or a bucket; in SQLite the allowed images, model usage, and
+//! a server's keys, runs, jobs and webhooks; and the audit log.
 //!
-//! Every file is reached by handle (`fs`: beneath, no symbolic links): a path string is never
-//! resolved twice.
+//! Files are opened relative to directory handles (`fs`: beneath, no symbolic links): a path string
+//! is never resolved twice.
 
 mod allowed_images;
 mod artifacts;

@@ -1,4 +1,4 @@
-//! Databases as every released Airlock left them are brought to today's schema, with all that was in them.
+//! Databases of every released schema migrate to the current one with all their rows.
 
 use crate::{
     AllowedImages, DatabaseError,
@@ -16,7 +16,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// What was released: the dump of a database with rows, and the hash of the step that led there.
+/// A released schema: the dump of a database with rows, and the hash of the migration that led
+/// there.
 const RELEASED: [(&str, &str); 4] = [
     (
         include_str!("schema/fixtures/1.sql"),
@@ -35,13 +36,13 @@ const RELEASED: [(&str, &str); 4] = [
         "a96762f2edc52bac587695b8f2f09dab45d265720ad956d6d91c1d0e2aeb3a1c",
     ),
 ];
-/// The state folder that a process of the test is to open.
+/// State folder that a child process of the test opens.
 const FOLDER: &str = "AIRLOCK_TEST_MIGRATE";
 
 struct Place(PathBuf);
 
 impl Place {
-    /// A state folder with the database of this schema.
+    /// A state folder with a database of this schema.
     fn of(schema: usize) -> Place {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
@@ -72,7 +73,7 @@ impl Place {
         version(&Connection::open(self.0.join("airlock.db")).unwrap())
     }
 
-    /// Another process that opens it.
+    /// A child process that opens it.
     fn opener(&self) -> Child {
         let this = std::env::current_exe().unwrap();
         let name = "migrations_tests::another_process_opens_it";
@@ -100,7 +101,7 @@ fn version(connection: &Connection) -> i64 {
         .unwrap()
 }
 
-/// Everything that was there is there, asked as today's Airlock asks.
+/// Every row is there, read through the current API.
 fn is_intact(state: &Path, schema: usize) {
     let images = AllowedImages::open(state).unwrap();
     let patterns: Vec<_> = images
@@ -289,7 +290,7 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
             crate::copy::foreign(&place.0).unwrap().as_deref(),
             Some("trigger `odd`")
         );
-        // A name that SQLite itself would not let anybody take.
+        // A name that SQLite itself would not allow.
         let rename =
             "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
             WHERE name = 'odd'";
@@ -396,7 +397,7 @@ fn a_process_that_is_killed_while_it_brings_it_forward_leaves_the_old_or_the_new
     for round in 0..60 {
         let place = Place::of(1);
         let mut child = place.opener();
-        // From at once to behind its end, however fast this machine is today.
+        // From an immediate kill to one after the end, however fast this machine is.
         match round {
             59 => assert!(child.wait().unwrap().success()),
             _ => std::thread::sleep(whole * round / 50),

@@ -1,14 +1,14 @@
-//! Artifact names as folder names: any bytes in, one plain name out, and no two alike.
+//! Encodes artifact names as folder names: any bytes in, one plain file name out, and no two alike.
 
 use sha2::{Digest, Sha256};
 
-/// Longer names become a digest: most file systems end a name at 255 bytes.
+/// Longer names are replaced by their digest: most file systems limit a name to 255 bytes.
 const LONGEST: usize = 200;
 
 /// The folder name of an artifact name.
 pub(crate) fn folder_name(name: &[u8]) -> String {
     let plain = percent_encoded(name);
-    // `~` is never plain, so that a digest cannot be mistaken for an encoded name.
+    // `~` is never left unencoded, so a digest cannot be mistaken for an encoded name.
     if plain.len() > LONGEST {
         format!("~{}", hexadecimal(&Sha256::digest(name)))
     } else {
@@ -16,7 +16,8 @@ pub(crate) fn folder_name(name: &[u8]) -> String {
     }
 }
 
-/// Letters, digits, `.`, `_` and `-` stay; a leading dot does not: dot names are ours.
+/// Letters, digits, `.`, `_` and `-` stay. A leading dot is encoded: dot names are reserved for the
+/// store.
 pub(crate) fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
@@ -30,7 +31,7 @@ pub(crate) fn percent_encoded(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that were encoded, if the text is such an encoding.
+/// Decodes a name; `None` if the text is no such encoding.
 pub(crate) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -44,7 +45,7 @@ pub(crate) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Bytes as lower-case hexadecimal digits.
+/// Lower-case hexadecimal digits of bytes.
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,5 +1,6 @@
-//! What a gateway keeps: keys, of which only hashes are known, and the runs that it accepted, each with exactly one final
-//! state. Several connections, so that whoever looks at a key or a run never waits for what is written down.
+//! The server's tables: API keys (stored as hashes), runs (each with exactly one final state),
+//! sandboxes, leases and telemetry. Separate connections let lookups of keys and runs proceed while
+//! something is written.
 
 mod days;
 mod sandboxes;
@@ -18,22 +19,23 @@ use std::{
     time::Duration,
 };
 
-/// How long an idempotency key is kept.
+/// How long an idempotency key is valid.
 pub const PROMISED_MS: u64 = 24 * 3_600_000;
-/// Begins the names of promises that are no idempotency keys, which have only visible characters: they are kept for as
-/// long as their run is.
+/// Prefix of idempotency keys that the server derives itself. Clients' keys have only visible
+/// characters. Keys with this prefix live as long as their run.
 pub const LASTING: char = '\u{1}';
-/// Promises of one owner; the oldest are forgotten first. There are as many owners as an admin made keys.
+/// Limit of idempotency keys of one owner; the oldest are removed first. An admin decides how many
+/// owners there are.
 const MOST_PROMISES: u32 = 50_000;
-/// How long a writer waits for another process; whoever asked is told then.
+/// How long a writer waits for another process before the caller gets an error.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// How many runs are read in one go, at most.
+/// Maximum rows of one page.
 pub const MOST_LISTED: u32 = 200;
 
-/// The tables of a gateway in the database of a state folder.
+/// The server's tables in the database of a state folder.
 #[derive(Debug)]
 pub struct Served {
-    /// Reads keys, and never waits: a reader does not, and nobody writes by it.
+    /// Reads keys. Never blocked: no writer uses this connection.
     keys: Database,
     /// Reads runs.
     pub(crate) reading: Database,
@@ -41,97 +43,115 @@ pub struct Served {
     changes: Database,
     /// Writes runs.
     runs: Database,
-    /// Writes what must outlast a power cut: that a job was accepted, started, ended.
+    /// Writes job transitions with full durability.
     durable: Database,
-    /// Reads what the scheduler asks for, and never waits for whoever reads lists.
+    /// Reads for the scheduler, so that it never waits for long list queries.
     pub(crate) jobs: Database,
-    /// Reads what is long, records of the node and lists of jobs: whoever reads keys, or one run or job, does not wait for that.
+    /// Long reads (telemetry, lists of jobs), so that lookups of one key, run or job do not wait
+    /// for them.
     pub(crate) telemetry: Database,
-    /// Whose turn it is to write, among those of this process: SQLite itself would let them sleep and try again.
+    /// Serializes writers of this process: SQLite itself would make them sleep and retry.
     turn: Mutex<()>,
 }
 
-/// What is written together.
+/// An open write transaction.
 #[derive(Debug)]
 pub struct Writing<'a> {
     pub(crate) transaction: &'a Transaction<'a>,
     database: &'a Database,
 }
 
-/// A key, as it is kept.
+/// A row of an API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct KeyRow {
+    /// Key id.
     pub id: String,
+    /// Name.
     pub name: String,
-    /// Whose it is; empty if it is its own.
+    /// Tenant; empty if the key is its own tenant.
     pub tenant: String,
     /// SHA-256 of the token.
     pub hash: [u8; 32],
-    /// Names, with spaces between.
+    /// Scope names, separated by spaces.
     pub scopes: String,
+    /// Time of creation.
     pub created_ms: u64,
+    /// Time of expiry.
     pub expires_ms: Option<u64>,
+    /// Time of revocation, if it was revoked.
     pub revoked_ms: Option<u64>,
 }
 
-/// A run that is about to be accepted.
+/// A run to be accepted.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewRun<'a> {
+    /// Run id.
     pub id: &'a str,
+    /// Owner.
     pub owner: &'a str,
+    /// Task, if one was named.
     pub task: Option<&'a str>,
+    /// Job, if it belongs to one.
     pub job: Option<&'a str>,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
-    /// An idempotency key with the hash of the request that it stands for.
+    /// Idempotency key, with the hash of its request.
     pub promise: Option<(&'a str, [u8; 32])>,
 }
 
-/// What became of a request to accept a run.
+/// Result of accepting a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// It may start.
+    /// The run is stored and may start.
     New,
-    /// The same request came before: this is its run.
+    /// The idempotency key and request match an earlier run; this is its id.
     Before(String),
-    /// Its idempotency key stands for another request.
+    /// The idempotency key belongs to a different request.
     OtherRequest,
-    /// There is a run of that name.
+    /// The run id is taken.
     NameTaken,
-    /// There is no room for a new one.
+    /// The limit of runs is reached.
     Full,
 }
 
-/// A run, as it is kept.
+/// A row of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct RunRow {
+    /// Row number.
     pub n: i64,
+    /// Run id.
     pub id: String,
+    /// Owner.
     pub owner: String,
+    /// Task, if one was named.
     pub task: Option<String>,
+    /// Job, if it belongs to one.
     pub job: Option<String>,
+    /// Status.
     pub status: String,
+    /// Time of acceptance.
     pub accepted_ms: u64,
-    /// JSON, once it is final.
+    /// Result as JSON, once the run has ended.
     pub result: Option<String>,
 }
 
-/// Which runs, newest first.
+/// Filter of a list of runs, newest first.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct RunFilter {
+    /// Owner; `None` for all.
     pub owner: Option<String>,
+    /// Status.
     pub status: Option<String>,
+    /// Task.
     pub task: Option<String>,
-    /// Only those that came before this one.
+    /// Only rows before this one.
     pub before: Option<i64>,
+    /// Maximum rows.
     pub limit: u32,
 }
 
 impl Served {
-    /// Opens the tables of a state folder; makes them if they are absent.
+    /// Opens the tables of a state folder; creates them if they are absent.
     pub fn open(state: &Path) -> Result<Served, DatabaseError> {
         let (keys, reading) = (Database::open(state)?, Database::open(state)?);
         let (changes, runs) = (Database::open(state)?, Database::open(state)?);
@@ -140,7 +160,8 @@ impl Served {
         changes.wait_at_most(PATIENCE)?;
         runs.wait_at_most(PATIENCE)?;
         durable.wait_at_most(PATIENCE)?;
-        // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
+        // A commit takes microseconds and survives this process; power loss may undo it, but then
+        // the run is gone, too.
         runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
         Ok(Served {
             keys,
@@ -154,7 +175,7 @@ impl Served {
         })
     }
 
-    /// Adds a key. False if its identifier is taken.
+    /// Adds a key; false if its id is taken.
     pub fn add_key(&self, key: &KeyRow) -> Result<bool, DatabaseError> {
         let add = "INSERT OR IGNORE INTO gateway_key (id, name, hash, scopes, created_ms, expires_ms, revoked_ms, tenant)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
@@ -175,7 +196,7 @@ impl Served {
         })
     }
 
-    /// The key of that identifier, revoked or not.
+    /// The key with this id, revoked or not.
     pub fn key(&self, id: &str) -> Result<Option<KeyRow>, DatabaseError> {
         self.keys.read(|connection| {
             connection
@@ -185,7 +206,7 @@ impl Served {
         })
     }
 
-    /// All keys, the oldest first.
+    /// All keys, oldest first.
     pub fn keys(&self) -> Result<Vec<KeyRow>, DatabaseError> {
         self.changes.read(|connection| {
             let mut rows =
@@ -194,15 +215,15 @@ impl Served {
         })
     }
 
-    /// Revokes a key, from now on and for ever. False if there is none.
+    /// Revokes a key permanently; false if there is none.
     pub fn revoke_key(&self, id: &str, at_ms: u64) -> Result<bool, DatabaseError> {
         let revoke = "UPDATE gateway_key SET revoked_ms = coalesce(revoked_ms, ?) WHERE id = ?";
         self.changes
             .write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
     }
 
-    /// Forgets keys that ended before this moment. Those of admins stay: a file may still offer one, which is not to be
-    /// taken for a new one.
+    /// Removes keys that ended before this time. Admin keys stay: the admin key file may still
+    /// contain one, and it must not be accepted as new.
     pub fn prune_keys(&self, before_ms: u64) -> Result<usize, DatabaseError> {
         let prune = "DELETE FROM gateway_key WHERE min(coalesce(revoked_ms, expires_ms), coalesce(expires_ms, revoked_ms)) < ?
                      AND ' ' || scopes || ' ' NOT LIKE '% admin %'";
@@ -210,19 +231,20 @@ impl Served {
             .write(|transaction| transaction.execute(prune, [number(before_ms)]))
     }
 
-    /// Writes a run down before it starts, unless it was promised before, its name is taken or there is no room.
+    /// Stores a run before it starts, unless its idempotency key is known, its id is taken or the
+    /// limit is reached.
     pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
         self.runs
             .write(|transaction| accept(transaction, run, room))
     }
 
-    /// Writes down how a run ended. What is final stays as it is.
+    /// Stores the end of a run. A final state is never changed.
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
         self.runs
             .write(|transaction| finish(transaction, id, status, result))
     }
 
-    /// Writes all that this does, or nothing of it.
+    /// Runs a closure in one write transaction: all of its writes or none.
     pub fn together<T>(
         &self,
         work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
@@ -230,7 +252,8 @@ impl Served {
         self.write_by(&self.runs, work)
     }
 
-    /// The same, and once it returns a power cut takes nothing of it back, nor of what was written before.
+    /// The same with an fsync: once it returns, power loss undoes neither these writes nor earlier
+    /// ones.
     pub fn together_durably<T>(
         &self,
         work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
@@ -252,12 +275,12 @@ impl Served {
         })
     }
 
-    /// The connection that lists are read by.
+    /// The connection for list queries.
     pub(crate) fn reading(&self) -> &Database {
         &self.reading
     }
 
-    /// The run of that identifier.
+    /// The run with this id.
     pub fn run(&self, id: &str) -> Result<Option<RunRow>, DatabaseError> {
         self.reading.read(|connection| {
             connection
@@ -267,7 +290,7 @@ impl Served {
         })
     }
 
-    /// Runs, the newest first, without what came of them.
+    /// Runs, newest first, without their results.
     pub fn list(&self, filter: &RunFilter) -> Result<Vec<RunRow>, DatabaseError> {
         self.reading.read(|connection| {
             let mut rows = connection.prepare_cached(
@@ -280,7 +303,8 @@ impl Served {
         })
     }
 
-    /// Every run that has no end yet. Whoever asks owns the state folder, so that nobody else can be at work on one.
+    /// All runs that have not ended. The caller owns the state folder, so no other server runs
+    /// them.
     pub fn unfinished(&self) -> Result<Vec<RunRow>, DatabaseError> {
         self.runs.read(|connection| {
             let mut rows = connection.prepare(&format!(
@@ -290,8 +314,8 @@ impl Served {
         })
     }
 
-    /// Forgets what is too old or too much; what goes on stays. Whoever has the most runs loses the oldest of them first.
-    /// How many runs are gone.
+    /// Removes runs that are too old or too many; unfinished ones stay. The owner with the most
+    /// runs loses its oldest first. Returns the number of runs removed.
     pub fn prune(&self, now_ms: u64, oldest_ms: u64, most: u32) -> Result<usize, DatabaseError> {
         self.runs.write(|transaction| {
             prune_promises(transaction, now_ms, MOST_PROMISES)?;
@@ -326,17 +350,17 @@ fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusq
 }
 
 impl Writing<'_> {
-    /// What SQLite said, with the place that it said it of.
+    /// Adds the database path to SQLite's error.
     pub(crate) fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
         done.map_err(|source| self.database.failed(source))
     }
 
-    /// As [`Served::accept`].
+    /// As [`ServerDatabase::accept`].
     pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
         accept(self.transaction, run, room).map_err(|source| self.database.failed(source))
     }
 
-    /// As [`Served::finish`].
+    /// As [`ServerDatabase::finish`].
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
         finish(self.transaction, id, status, result).map_err(|source| self.database.failed(source))
     }
@@ -394,7 +418,7 @@ fn finish(
 
 const RUN: &str = "n, id, owner, task, job, status, accepted_ms, result";
 
-/// What an idempotency key stands for, if it is known and still holds.
+/// The run that an idempotency key belongs to, if the key is known and valid.
 fn promised(
     transaction: &Transaction<'_>,
     run: &NewRun<'_>,
@@ -423,7 +447,7 @@ fn key_row(row: &Row<'_>) -> rusqlite::Result<KeyRow> {
         id: row.get("id")?,
         name: row.get("name")?,
         tenant: row.get("tenant")?,
-        // A hash that is none fits no token.
+        // A hash of the wrong length becomes zeros, which match no token.
         hash: hash.try_into().unwrap_or_default(),
         scopes: row.get("scopes")?,
         created_ms: back(row.get("created_ms")?),
@@ -445,7 +469,7 @@ fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
     })
 }
 
-/// SQLite counts to 2^63.
+/// SQLite integers end at 2^63.
 pub(crate) fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Claims about what a gateway keeps.
+//! Claims about the server's tables.
 
 use super::*;
 use std::{
@@ -100,7 +100,7 @@ fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
         "an identifier serves once"
     );
     assert_eq!(served.key("a").unwrap(), Some(key.clone()));
-    // Another process revokes it; no cache stands between.
+    // Another process revokes the key; no cache is in between.
     assert!(Served::open(&folder.0).unwrap().revoke_key("a", 7).unwrap());
     assert!(served.revoke_key("a", 8).unwrap() && !served.revoke_key("b", 8).unwrap());
     assert_eq!(

@@ -1,15 +1,17 @@
-//! `upkeep.lock`: whoever copies a state folder keeps others from taking files away meanwhile.
+//! The lock file `upkeep.lock`: a backup holds it shared, and removals of old files need it
+//! exclusively, so no file vanishes during a backup.
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{fs::File, io, path::Path};
 
 const LOCK: &str = "upkeep.lock";
 
-/// Keeps others from taking ledgers and audits away while it is held.
+/// The held lock; released when dropped.
 #[derive(Debug)]
 pub struct Upkeep(File);
 
-/// A program that is being started may have a copy of the lock until it is another program; it must not keep it.
+/// Unlocks explicitly: a child process may have inherited the descriptor until its `exec`, and must
+/// not keep the lock.
 impl Drop for Upkeep {
     fn drop(&mut self) {
         _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
@@ -17,14 +19,14 @@ impl Drop for Upkeep {
 }
 
 impl Upkeep {
-    /// For those who only look: waits for whoever takes something away.
+    /// Shared lock, for readers such as backups; waits for a removal that is under way.
     pub fn shared(state: &Path) -> io::Result<Upkeep> {
         let file = Upkeep::file(state)?;
         rustix::fs::flock(&file, FlockOperation::LockShared)?;
         Ok(Upkeep(file))
     }
 
-    /// For whoever takes something away; none while somebody looks.
+    /// Exclusive lock, for removals; `None` while a reader holds the lock.
     pub fn alone(state: &Path) -> io::Result<Option<Upkeep>> {
         let file = Upkeep::file(state)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

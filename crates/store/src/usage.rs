@@ -1,5 +1,4 @@
-//! What models were used for, for questions: a copy of the ledger that may be thrown away. How ledgers are read is the
-//! business of whoever fills it.
+//! Model usage for queries: a copy of the ledger that can be rebuilt. The caller reads the ledgers.
 
 use crate::{
     database::{Database, DatabaseError},
@@ -12,7 +11,8 @@ use std::{
     path::Path,
 };
 
-/// The sums end at 2^63. Doors write no more than this; what an older one wrote may be more.
+/// Upper bounds that keep the sums below 2^63. Doors write no larger values; an older ledger may
+/// contain some.
 const MOST_TOKENS: u64 = spec::MOST_TOKENS_OF_CALL;
 const MOST_MONEY: u64 = spec::Money::MOST_OF_CALL.0;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
@@ -25,117 +25,147 @@ const SETTLED: &str = "
     input = ?9, cache_read = ?10, cache_write_5m = ?11, cache_write_1h = ?12, audio_in = ?13, output = ?14,
     reasoning = ?15, audio_out = ?16, tool_requests = ?17 WHERE segment = ?1 AND n = ?2";
 
-/// The usage in the database of a state folder.
+/// The usage tables in the database of a state folder.
 #[derive(Debug)]
 pub struct Usage {
     database: Database,
 }
 
-/// How far a segment was read.
+/// How far a ledger segment was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Progress {
-    /// Which of its files, from 1.
+    /// File of the segment, from 1.
     pub part: u32,
+    /// Offset in the file.
     pub offset: u64,
+    /// Number of the last record read.
     pub n: u64,
+    /// Hash of the last record read.
     pub hash: [u8; 32],
 }
 
-/// What a line of the ledger changes.
+/// A change of the usage by one ledger record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// An attempt was reserved.
+    /// A model call was reserved.
     Reserved(Attempt),
-    /// The attempt that line `n` reserved has ended.
+    /// The call that record `n` reserved has ended.
     Settled(Ended),
 }
 
 /// An attempt to call a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Attempt {
+    /// Record number.
     pub n: u64,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
+    /// Run id.
     pub run: String,
+    /// Session.
     pub session: String,
+    /// Tenant.
     pub tenant: String,
+    /// Door of the call.
     pub door: String,
+    /// Provider.
     pub provider: String,
+    /// Model.
     pub model: String,
+    /// Operation.
     pub operation: String,
+    /// Number of the attempt.
     pub attempt: u32,
+    /// Version of the price book.
     pub price_book: String,
-    /// Nano-dollars.
+    /// Reserved cost in nano-dollars.
     pub reserved: u64,
 }
 
-/// How an attempt ended.
+/// The settled end of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Ended {
+    /// Record number of the reservation.
     pub n: u64,
     /// `final`, `partial`, `estimated` or `reserved`.
     pub source: &'static str,
+    /// Cost in nano-dollars.
     pub money: u64,
+    /// Cost beyond the reservation.
     pub overrun: u64,
+    /// HTTP status of the response.
     pub status: u16,
+    /// How the response ended.
     pub ending: String,
+    /// Duration.
     pub duration_ms: u64,
-    /// Input, cache read, cache written for 5 minutes and for 1 hour, audio in, output, reasoning, audio out, tools.
+    /// Input, cache read, cache written for 5 minutes and for 1 hour, audio in, output, reasoning,
+    /// audio out, tools.
     pub counts: [u64; 9],
 }
 
-/// What sums are made by.
+/// What usage is summed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum By {
+    /// By run.
     Run,
+    /// By session.
     Session,
+    /// By tenant.
     Tenant,
+    /// By model.
     Model,
+    /// By provider.
     Provider,
+    /// By day.
     Day,
 }
 
-/// Which attempts.
+/// Filter of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Filter {
+    /// Run.
     pub run: Option<String>,
+    /// Tenant.
     pub tenant: Option<String>,
+    /// Start of the time range, inclusive.
     pub since_ms: Option<u64>,
-    /// Without this moment itself.
+    /// End of the time range, exclusive.
     pub until_ms: Option<u64>,
 }
 
-/// A sum.
+/// Summed usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Total {
+    /// Key of the group.
     pub key: String,
+    /// Number of calls.
     pub calls: u64,
+    /// Input tokens.
     pub input_tokens: u64,
+    /// Output tokens.
     pub output_tokens: u64,
-    /// Of the input, what was read from a cache.
+    /// Input tokens that were read from a cache.
     pub cached_tokens: u64,
-    /// Nano-dollars.
+    /// Cost in nano-dollars.
     pub money: u64,
-    /// What of it went beyond reservations.
+    /// Cost beyond the reservations.
     pub overrun: u64,
-    /// Calls whose real cost is not known, so that they count in full; and what they come to.
+    /// Calls whose real cost is unknown, so that they count with their reservation, and the sum of
+    /// those.
     pub unsettled: u64,
+    /// Sum of their reservations.
     pub unsettled_money: u64,
-    /// Of these, calls that go on.
+    /// Unsettled calls that are still running.
     pub open: u64,
-    /// What was begun and used beside models, where sums are made by tenant or by day.
+    /// Runs, sandboxes and CPU time, where the sums are by tenant or by day.
     pub activity: Option<DayUse>,
-    /// More may come to it, or what is in it may become less: a call goes on, or its day does.
+    /// The sum may still change, because a call is running or the day has not ended.
     pub may_change: bool,
 }
 
 impl Usage {
-    /// Opens it in a state folder; empty if there was none.
+    /// Opens the tables of a state folder; creates them if they are absent.
     pub fn open(state: &Path) -> Result<Usage, DatabaseError> {
         Ok(Usage {
             database: Database::open(state)?,
@@ -152,7 +182,8 @@ impl Usage {
         })
     }
 
-    /// Adds what was read from a segment between two places. False if somebody else has done it meanwhile.
+    /// Adds the records between two positions of a segment. False if another process has read on
+    /// meanwhile.
     pub fn add(
         &self,
         segment: &str,
@@ -179,7 +210,8 @@ impl Usage {
         })
     }
 
-    /// Writes that a segment, read to this end, is being taken away. False if it was read further meanwhile, or is going.
+    /// Marks a fully read segment for removal. False if it was read further meanwhile, or is marked
+    /// already.
     pub fn begin_to_retire(
         &self,
         segment: &str,
@@ -191,7 +223,8 @@ impl Usage {
             if transaction.query_row(read, [segment], progress).optional()? != Some(end) {
                 return Ok(false);
             }
-            // No segment has a tilde in its name; one of the same name may be retired again one day.
+            // Segment names contain no tilde; a segment of the same name may be retired again
+            // later.
             let name = format!("{segment}~{now_ms}");
             let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done) VALUES (?, ?, ?, ?, ?, 0)";
             let (n, at) = (number(end.n, u64::MAX), number(now_ms, u64::MAX));
@@ -199,7 +232,7 @@ impl Usage {
         })
     }
 
-    /// Segments whose files are going.
+    /// Segments that are marked for removal.
     pub fn retiring(&self) -> Result<Vec<String>, DatabaseError> {
         self.database.read(|connection| {
             let mut rows =
@@ -209,7 +242,8 @@ impl Usage {
         })
     }
 
-    /// Writes that the files of a segment are gone. What it said stays, and its name is free.
+    /// Records that the files of a segment were removed. Its usage stays, and its name becomes
+    /// free.
     pub fn retired(&self, segment: &str) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let find = "SELECT name FROM usage_retired WHERE segment = ? AND done = 0";
@@ -229,7 +263,8 @@ impl Usage {
         })
     }
 
-    /// Forgets how far a segment was read, whose files somebody put aside. What it said stays, and its name is free.
+    /// Forgets the position in a segment whose files were set aside. Its usage stays, and its name
+    /// becomes free.
     pub fn set_aside(&self, segment: &str, now_ms: u64) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let name = format!("{segment}~{now_ms}");
@@ -243,14 +278,14 @@ impl Usage {
         })
     }
 
-    /// Sums, the dearest first; days in their order.
+    /// Sums, most expensive first; days in order.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
         self.database
             .read(|connection| totals(connection, by, filter))
     }
 
-    /// The same with what was begun and used beside models, as far as it is known by tenant and day, and with what may
-    /// still change as of now.
+    /// The sums with the activity of tenants and days, and whether they may still change as of
+    /// `now`.
     pub fn statement(
         &self,
         by: By,
@@ -277,7 +312,7 @@ impl Usage {
     }
 }
 
-/// SQLite counts to 2^63.
+/// SQLite integers end at 2^63.
 fn number(value: u64, most: u64) -> i64 {
     i64::try_from(value.min(most)).unwrap_or(i64::MAX)
 }
@@ -292,7 +327,8 @@ fn progress(row: &Row<'_>) -> rusqlite::Result<Progress> {
         part: row.get("part")?,
         offset: back(row.get("offset")?),
         n: back(row.get("n")?),
-        // A hash that is none fits no ledger, which is then named.
+        // A hash of the wrong length becomes zeros, which match no ledger: the mismatch is then
+        // reported.
         hash: hash.try_into().unwrap_or_default(),
     })
 }
@@ -356,7 +392,7 @@ fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite
     Ok(())
 }
 
-/// Whole days: of the first and the last one, too, if only a part of them is asked for.
+/// Activity is stored by day: the first and last day count as a whole.
 fn activity(
     connection: &Connection,
     by: By,
@@ -390,7 +426,7 @@ fn activity(
     all.collect()
 }
 
-/// Whoever used no model has a line, too.
+/// Tenants and days without model calls get a row, too.
 fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
     totals
         .iter_mut()

@@ -1,7 +1,7 @@
 use super::*;
 use std::{fs, path::PathBuf};
 
-/// A state folder that is gone afterwards.
+/// A state folder, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,5 +1,5 @@
-//! Notices about jobs on their way out: written in the transaction that changes the job, taken out once somebody has them
-//! or nobody ever will.
+//! The outbox of webhook notices about jobs: written in the transaction that changes the job,
+//! removed once delivered or given up.
 //!
 //! ```text
 //! enqueue ── waiting ── due ── settle ──┬── delivered
@@ -14,74 +14,89 @@ use crate::{
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use std::collections::HashMap;
 
-/// Notices that are looked at of one tenant in one go, at most: the next look goes on behind them.
+/// Notices scanned of one tenant at a time; the next scan continues after them.
 const MOST_LOOKED_AT: usize = 256;
 
-/// Notices that wait, of a job and of a tenant, and the bytes of the latter: beyond that the oldest is given up.
+/// Limits of waiting notices: per job, per tenant, and their bytes per tenant. Beyond them the
+/// oldest notice is given up.
 pub const MOST_OF_JOB: u32 = 16;
-/// The same of a tenant.
+/// Waiting notices of one tenant.
 pub const MOST_OF_TENANT: u32 = 10_000;
 const MOST_BYTES_OF_TENANT: i64 = 256 << 20;
-/// Notices of one job that are remembered.
+/// Notices stored of one job, settled ones included.
 const MOST_REMEMBERED: u32 = 32;
 
-/// A notice that is about to wait.
+/// A notice to be queued.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewNotice<'a> {
+    /// Notice id.
     pub id: &'a str,
+    /// Job id.
     pub job: &'a str,
+    /// Tenant.
     pub tenant: &'a str,
+    /// URL of the receiver.
     pub url: &'a str,
+    /// Event name.
     pub event: &'a str,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
+    /// Body of the request.
     pub body: &'a str,
 }
 
-/// A notice that waits.
+/// A waiting notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Notice {
+    /// Row number.
     pub n: i64,
+    /// Notice id.
     pub id: String,
+    /// Job id.
     pub job: String,
+    /// Tenant.
     pub tenant: String,
+    /// URL of the receiver.
     pub url: String,
+    /// Body of the request.
     pub body: String,
+    /// Attempts so far.
     pub attempts: u32,
 }
 
-/// The same, as far as is asked before it is taken.
+/// The fields of a due notice that decide whether it is sent now.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Waiting<'a> {
+    /// Job id.
     pub job: &'a str,
+    /// Tenant.
     pub tenant: &'a str,
+    /// URL of the receiver.
     pub url: &'a str,
 }
 
-/// Whether a notice is sent now.
+/// Whether a due notice is sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// It is.
+    /// Send it.
     Taken,
-    /// Another of the same tenant may be.
+    /// Skip it; another notice of the same tenant may be sent.
     PassedOver,
-    /// None of its tenant is.
+    /// Send none of its tenant.
     NoRoom,
 }
 
-/// How far looks at what waits have come.
+/// Position of the round-robin over tenants and their notices.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
-    /// The tenant that had the last turn.
+    /// The tenant that was served last.
     last: String,
-    /// Where looks at a tenant's go on, unless at the beginning.
+    /// Where the next scan of a tenant continues, unless at the beginning.
     places: HashMap<String, Place>,
 }
 
-/// Behind which of a tenant's notices a look goes on. It ends with those that were due when the first of these looks began:
-/// so it does end, and the next begins at the beginning.
+/// Position in a tenant's notices. A pass covers the notices that were due when it began, so it
+/// ends, and the next one starts at the beginning.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     due_ms: i64,
@@ -89,35 +104,35 @@ struct Place {
     until_ms: i64,
 }
 
-/// What became of an attempt.
+/// Result of a delivery attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It was taken.
+    /// The receiver accepted it.
     Delivered,
     /// It will not be tried again.
     GivenUp(String),
-    /// It is tried again then, and no later notice of its job before.
+    /// It is tried again at this time, and no later notice of its job before.
     PutOff {
-        /// When.
+        /// Time of the next attempt.
         due_ms: u64,
-        /// Why it failed.
+        /// Why the attempt failed.
         problem: String,
     },
 }
 
-/// How far the notices of a job are.
+/// Delivery progress of a job's notices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// `waiting` as long as one waits, else how the last one ended.
+    /// `waiting` while one waits, otherwise how the last one ended.
     pub state: String,
-    /// Of all notices together.
+    /// Attempts of all notices together.
     pub attempts: u32,
-    /// Why the last failed attempt failed, unless all is well.
+    /// Why the last attempt failed, if it did.
     pub problem: Option<String>,
 }
 
 impl Progress {
-    /// Of the notices of one job in their order, each as state, attempts and problem in a list of lists.
+    /// Reads the notices of one job in order, a JSON list of state, attempts and problem each.
     pub(crate) fn read(text: &str) -> Option<Progress> {
         let notices: Vec<(String, u32, Option<String>)> = serde_json::from_str(text).ok()?;
         notices
@@ -143,16 +158,16 @@ impl Progress {
     }
 }
 
-/// Which secret signs.
+/// Generation of the signing secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation {
-    /// The first is 1.
+    /// Counts from 1.
     pub number: u64,
-    /// Since when; 0 for the first.
+    /// Start of the generation in milliseconds; 0 for the first.
     pub since_ms: u64,
 }
 
-/// Lets a notice wait, behind those of the same job. Where too many wait the oldest is given up.
+/// Queues a notice after those of the same job. If too many wait, the oldest is given up.
 pub fn enqueue(writing: &Writing<'_>, notice: &NewNotice<'_>) -> Result<(), DatabaseError> {
     writing.done(enqueue_in(writing.transaction, notice))
 }
@@ -175,7 +190,7 @@ fn enqueue_in(transaction: &Transaction<'_>, notice: &NewNotice<'_>) -> rusqlite
     transaction.prepare_cached(add)?.execute(row).map(drop)
 }
 
-/// Drops what is too much, the oldest first.
+/// Gives up or removes the oldest notices beyond the limits.
 fn make_room(
     transaction: &Transaction<'_>,
     job: &str,
@@ -217,7 +232,7 @@ fn make_room(
     Ok(())
 }
 
-/// Nobody hears of what came before a notice that is given up: it would be out of order.
+/// Also gives up the earlier notices of the job: delivered later, they would be out of order.
 fn give_up(transaction: &Transaction<'_>, job: &str, n: i64, why: &str) -> rusqlite::Result<()> {
     let drop = "UPDATE webhook_notice SET state = 'given_up', body = '', problem = ?3
         WHERE job = ?1 AND n <= ?2 AND state = 'waiting'";
@@ -227,7 +242,7 @@ fn give_up(transaction: &Transaction<'_>, job: &str, n: i64, why: &str) -> rusql
         .map(|_| ())
 }
 
-/// What came of the job's last attempt, as far as this transaction knows: JSON.
+/// Result of the job's last attempt as JSON, as seen by this transaction.
 pub fn result_of(writing: &Writing<'_>, job: &str) -> Result<Option<String>, DatabaseError> {
     let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
     let found = writing
@@ -237,7 +252,7 @@ pub fn result_of(writing: &Writing<'_>, job: &str) -> Result<Option<String>, Dat
     writing.done(found)
 }
 
-/// Writes down what became of an attempt.
+/// Stores the result of a delivery attempt.
 pub fn settle(
     writing: &Writing<'_>,
     notice: &Notice,
@@ -276,7 +291,7 @@ fn settle_in(
     Ok(())
 }
 
-/// A new secret of this tenant's from now on.
+/// Starts a new generation of a tenant's signing secret.
 pub fn rotate(
     writing: &Writing<'_>,
     tenant: &str,
@@ -291,15 +306,15 @@ pub fn rotate(
     writing.done(rotated)
 }
 
-/// Forgets settled notices that are older, whose jobs are nobody's any more.
+/// Removes old settled notices whose jobs are gone.
 pub fn forget(writing: &Writing<'_>, before_ms: u64) -> Result<usize, DatabaseError> {
     let old = "DELETE FROM webhook_notice WHERE state <> 'waiting' AND at_ms < ?";
     writing.done(writing.transaction.execute(old, [number(before_ms)]))
 }
 
 impl Served {
-    /// Notices whose time has come and that are chosen, of each job the first, at most so many. Tenants behind the one that
-    /// had the last turn come first, then those from the beginning on.
+    /// Due notices that `choose` accepts: the first of each job, up to `limit`. Round-robin: starts
+    /// with the tenant after the one served last.
     pub fn due_notices(
         &self,
         now_ms: u64,
@@ -317,7 +332,7 @@ impl Served {
                 let tenant: Option<String> = next.query_row([&at], |row| row.get(0))?;
                 let tenant = match tenant {
                     Some(tenant) if !again || tenant <= first => tenant,
-                    // Nobody's name is empty: from the beginning, once.
+                    // No tenant name is empty: start again from the beginning, once.
                     None if !again && !first.is_empty() => {
                         (at, again) = (String::new(), true);
                         continue;
@@ -343,7 +358,7 @@ impl Served {
         })
     }
 
-    /// Which secret signs this tenant's notices.
+    /// The generation of the secret that signs this tenant's notices.
     pub fn webhook_generation(&self, tenant: &str) -> Result<Generation, DatabaseError> {
         self.reading.read(|connection| {
             let found = connection
@@ -358,8 +373,8 @@ impl Served {
     }
 }
 
-/// Those of one tenant. What a look did not come to, the next one does: however many wait for a receiver that takes none, the
-/// others have their turn.
+/// The due notices of one tenant. The next scan continues where this one stopped: however many
+/// notices wait for a receiver that refuses them, the others get their turn.
 fn due_of(
     connection: &Connection,
     tenant: &str,
@@ -418,7 +433,7 @@ fn generation(row: &Row<'_>) -> rusqlite::Result<Generation> {
     })
 }
 
-/// With its body, which is long, and so not read of those that are passed over.
+/// Loads the body only now: it is large and not needed of skipped notices.
 fn notice(connection: &Connection, row: &Row<'_>) -> rusqlite::Result<Notice> {
     let n = row.get("n")?;
     let body = "SELECT body FROM webhook_notice WHERE n = ?";

@@ -1,4 +1,4 @@
-//! Claims about notices on their way out.
+//! Claims about webhook notices.
 
 use super::*;
 use crate::jobs::{JobRoom, NewJob};
@@ -82,7 +82,7 @@ impl Ground {
         self.looked(now_ms, &mut Round::default(), (100, of_one))
     }
 
-    /// At most so many, and of each tenant.
+    /// Limits: in all, and per tenant.
     fn looked(&self, now_ms: u64, round: &mut Round, (most, of_one): (usize, u32)) -> Vec<Notice> {
         let mut taken: HashMap<String, u32> = HashMap::new();
         let choose = |waiting: Waiting<'_>| {
@@ -97,7 +97,7 @@ impl Ground {
         self.1.due_notices(now_ms, round, most, choose).unwrap()
     }
 
-    /// As a job's row has it.
+    /// The progress in a job's row.
     fn progress(&self, job: &str) -> Option<Progress> {
         let all = "SELECT json_group_array(json_array(state, attempts, problem)) FROM (
             SELECT state, attempts, problem FROM webhook_notice WHERE job = ? ORDER BY n)";

@@ -1,11 +1,12 @@
-//! What is written beside the bytes of a version: a small JSON file.
+//! The metadata file beside the bytes of a version, in JSON.
 
 use super::kept::{self, Kept, Lineage, New, Spot};
 use crate::names;
 use spec::{Timestamp, WorkspacePath};
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path};
 
-/// A name has at most 4000 bytes, of which JSON makes at most six characters each; a command less than 64 KiB.
+/// A name has at most 4000 bytes, each of at most six characters in JSON; a command has less than
+/// 64 KiB.
 pub(crate) const LONGEST: u64 = 512 << 10;
 
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -18,12 +19,12 @@ pub(crate) struct About {
     content_type: Option<String>,
     #[serde(flatten)]
     lineage: Lineage,
-    /// Where the bytes are, in a bucket.
+    /// Name of the object with the bytes, in a bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<String>,
 }
 
-/// JSON knows only text, file names are bytes.
+/// File names are bytes, JSON strings are text.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 enum Name {
@@ -31,7 +32,7 @@ enum Name {
     Bytes { percent_encoded: String },
 }
 
-/// What is known of the bytes themselves.
+/// Size and digest of the bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
     pub(crate) size_bytes: u64,
@@ -66,13 +67,14 @@ impl About {
         Ok(serde_json::to_vec(self)?)
     }
 
-    /// What it says of the version at this spot, unless it was written for another.
+    /// The stored artifact at this version's path, unless the metadata was written for another
+    /// name.
     pub(crate) fn kept(self, spot: &Spot) -> io::Result<Kept> {
         let name = self
             .name()
-            .ok_or_else(|| io::Error::other("what is written beside it has no name"))?;
+            .ok_or_else(|| io::Error::other("its metadata has no valid name"))?;
         if names::folder_name(kept::bytes_of(&name)) != spot.entry {
-            return Err(io::Error::other("it was kept under another name"));
+            return Err(io::Error::other("it was stored under another name"));
         }
         let guessed = || kept::guessed(name.as_path()).to_owned();
         let content_type = self
@@ -91,7 +93,7 @@ impl About {
         })
     }
 
-    /// The name it was kept under, unless the file says something that is no name.
+    /// The stored name, if it is valid.
     fn name(&self) -> Option<WorkspacePath> {
         let bytes = match &self.name {
             Name::Text(text) => text.clone().into_bytes(),

@@ -1,14 +1,14 @@
-//! Artifacts in a bucket of S3 or GCS, or in memory, through `object_store`.
+//! Artifacts in a bucket (S3, GCS) or in memory, through `object_store`.
 //!
 //! ```text
 //! PREFIX/[@OWNER/]NAME/bytes/UNIQUE           written first, under a name that nobody else ever has
 //! PREFIX/[@OWNER/]NAME/VERSION/about.json     made only if absent; says which bytes are its own
 //! ```
-//! A version is there when its `about.json` is, and that comes in one piece, after the bytes: no reader sees half of
-//! one. Two writers cannot make the same `about.json`, and whoever loses takes the next number: no two share one. What
-//! a writer leaves that died in between is bytes that no `about.json` names; the sweep takes them after a day, which
-//! is longer than a writer may take. Parts of an upload that was never completed are invisible here: the bucket's own
-//! rule for incomplete uploads removes them.
+//! A version exists when its `about.json` does. That is created atomically after the bytes, so no
+//! reader sees a partial version. Two writers cannot create the same `about.json`; the loser takes
+//! the next number. A writer that dies in between leaves bytes that no `about.json` names; the
+//! sweep removes them after a day, which is longer than a writer may take. Parts of incomplete
+//! uploads are invisible here: the bucket's lifecycle rule removes them.
 
 use super::{
     about::{self, About},
@@ -28,14 +28,16 @@ use std::{
 };
 use tokio::io::AsyncWriteExt;
 
-/// S3 takes 10,000 parts of at least 5 MiB; this many bytes wait in memory for each of the parts on their way.
+/// Part size: S3 takes 10,000 parts of at least 5 MiB. Each part being uploaded is buffered in
+/// memory.
 const PART: usize = 8 << 20;
 const PARTS_ON_THEIR_WAY: usize = 2;
-/// Bytes that nobody names are left alone for so long.
+/// Age after which unnamed bytes are removed.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 3600);
-/// Each lost race means that another writer won one.
+/// Maximum lost races; each means that another writer succeeded.
 const TRIES: usize = 1000;
-/// Ten million keys, a thousand a page and ten pages a second; a server that always names a next page has not more.
+/// Maximum time of a listing. Ten million keys take this long at ten pages of a thousand per
+/// second; a hostile server could return next pages for ever.
 const LONGEST_WALK: Duration = Duration::from_secs(1000);
 const BYTES: &str = "bytes";
 const ABOUT: &str = "about.json";
@@ -47,14 +49,14 @@ pub(crate) struct Bucket {
     prefix: Path,
 }
 
-/// Bytes on their way into a bucket.
+/// An upload in progress.
 #[derive(Debug)]
 pub(crate) struct Upload {
     writer: Option<BufWriter>,
     unique: String,
 }
 
-/// What one key is.
+/// A parsed object key.
 enum Key {
     About(Spot),
     Bytes {
@@ -83,7 +85,7 @@ impl Bucket {
         })
     }
 
-    /// Makes what was uploaded the next version of its name.
+    /// Publishes the uploaded bytes as the next version of their name.
     pub(crate) async fn publish(
         &self,
         upload: Upload,
@@ -95,7 +97,7 @@ impl Bucket {
         about.bytes = Some(unique.clone());
         let claimed = self.claim(owner, entry, &about).await;
         if claimed.is_err() {
-            // Best effort: what stays is the sweep's.
+            // Best effort: the sweep removes what remains.
             _ = self
                 .store
                 .delete(&self.bytes_at(owner, entry, &unique)?)
@@ -130,7 +132,7 @@ impl Bucket {
             {
                 Ok(_) => return Ok(next),
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
-                    // Our own, when only the answer to an earlier try was lost.
+                    // Our own object, if only the response to an earlier attempt was lost.
                     let there = self.about(&spot).await;
                     if there.is_ok_and(|there| there.bytes == about.bytes) {
                         return Ok(next);
@@ -140,7 +142,7 @@ impl Bucket {
             }
         }
         Err(io::Error::other(
-            "too many others keep artifacts of this name",
+            "too many other writers store artifacts of this name",
         ))
     }
 
@@ -158,7 +160,8 @@ impl Bucket {
         Ok(versions)
     }
 
-    /// Calls `each` with every version there is until it says that it is enough; all together weigh as much as is given back.
+    /// Calls `each` for every version until it returns false, and `weigh` with the size of every
+    /// object.
     pub(crate) async fn spots(
         &self,
         owner: Option<&Owner>,
@@ -177,34 +180,34 @@ impl Bucket {
         .await
     }
 
-    /// What is written of a version. A document of others may be longer than ours ever are, and is not read then.
+    /// Reads the metadata of a version. A foreign document may be too long, and is then not read.
     pub(crate) async fn about(&self, spot: &Spot) -> io::Result<About> {
         let found = self.store.get(&self.about_at(spot)?).await?;
         if found.meta.size > about::LONGEST {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "what is written beside it is too long",
+                "its metadata is too long",
             ));
         }
         let text = found.bytes().await?;
         About::read(&text).map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))
     }
 
-    /// Where the bytes of a version are; that all of them are there.
+    /// The key of a version's bytes, after checking that they are complete.
     pub(crate) async fn find(&self, spot: &Spot, about: &About) -> io::Result<Path> {
         let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
         let unique = about.bytes.as_deref().filter(|unique| is_unique(unique));
-        let unique =
-            unique.ok_or_else(|| damaged("it does not say where its bytes are".to_owned()))?;
+        let unique = unique
+            .ok_or_else(|| damaged("its metadata names no object with its bytes".to_owned()))?;
         let place = self.bytes_at(&spot.owner, &spot.entry, unique)?;
         let length = match self.store.head(&place).await {
-            Err(Error::NotFound { .. }) => return Err(damaged("its bytes are gone".to_owned())),
+            Err(Error::NotFound { .. }) => return Err(damaged("its bytes are missing".to_owned())),
             found => found?.size,
         };
         match length == about.size_bytes {
             true => Ok(place),
             false => Err(damaged(format!(
-                "{length} bytes are there, {} were kept",
+                "it has {length} bytes, {} were stored",
                 about.size_bytes
             ))),
         }
@@ -214,7 +217,7 @@ impl Bucket {
         Ok(self.store.get_range(place, range).await?)
     }
 
-    /// Removes one version: first out of sight, then its bytes.
+    /// Removes one version: first its metadata, which makes it invisible, then its bytes.
     pub(crate) async fn remove(&self, spot: &Spot) -> io::Result<()> {
         let about = self.about(spot).await;
         if about
@@ -241,7 +244,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes bytes that nobody names and that have been there for at least so long; says how many.
+    /// Removes unnamed bytes that are at least this old; returns how many.
     pub(crate) async fn sweep(&self, abandoned: Duration) -> io::Result<usize> {
         let mut bytes: BTreeMap<(Owner, String), Vec<(String, SystemTime)>> = BTreeMap::new();
         let mut abouts: BTreeMap<(Owner, String), Vec<Spot>> = BTreeMap::new();
@@ -270,7 +273,8 @@ impl Bucket {
             let spots = abouts
                 .remove(&(owner.clone(), entry.clone()))
                 .unwrap_or_default();
-            // As many as are named: looking which ones would cost a request for each.
+            // Counts are compared first: finding out which bytes are named costs a request for each
+            // version.
             if found.len() > spots.len() {
                 removed += self
                     .sweep_name(&owner, &entry, found, &spots, abandoned)
@@ -290,7 +294,7 @@ impl Bucket {
     ) -> io::Result<usize> {
         let mut named = BTreeSet::new();
         for spot in spots {
-            // One that cannot be read may name any of them.
+            // A version that cannot be read may name any of them, so the error ends the sweep.
             named.insert(self.about(spot).await?.bytes.unwrap_or_default());
         }
         let mut removed = 0;
@@ -315,19 +319,14 @@ impl Bucket {
     ) -> io::Result<()> {
         let mut all = self.store.list(Some(below));
         let end = tokio::time::Instant::now() + LONGEST_WALK;
-        let endless = |_| {
-            io::Error::new(
-                io::ErrorKind::TimedOut,
-                "its listing does not come to an end",
-            )
-        };
+        let endless = |_| io::Error::new(io::ErrorKind::TimedOut, "its listing does not end");
         loop {
             let next = std::future::poll_fn(|context| all.as_mut().poll_next(context));
             let Some(found) = tokio::time::timeout_at(end, next).await.map_err(endless)? else {
                 break;
             };
             let meta = found?;
-            // Whatever else lies in the bucket is not ours.
+            // Other objects in the bucket are not ours.
             let Some(key) = self.key(&meta.location) else {
                 continue;
             };
@@ -401,8 +400,8 @@ impl Upload {
     }
 }
 
-/// Whoever stops writing in the middle has the parts removed that are there already. Best effort: what stays is the
-/// bucket's own rule's.
+/// Aborts the upload if the writer stops before its end. Best effort: the bucket's lifecycle rule
+/// removes what remains.
 impl Drop for Upload {
     fn drop(&mut self) {
         if let (Some(mut writer), Ok(runtime)) =

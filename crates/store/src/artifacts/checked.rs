@@ -1,5 +1,6 @@
-//! Files that are known to hold what was kept: hashed when they were written or read, and not changed since. Hashing a large
-//! file takes longer than sending it; whatever changes a file changes its inode's time, and then it is hashed again.
+//! Cache of verified digests: files that were hashed when written or read, and not changed since.
+//! Hashing a large file takes longer than sending it; every change of a file changes the ctime of
+//! its inode, and then it is hashed again.
 
 use std::{
     collections::HashMap,
@@ -9,10 +10,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Beyond so many all are forgotten, and hashed again when they are read.
+/// Maximum entries; beyond it the cache is emptied and files are hashed again when read.
 const MOST: usize = 4096;
 
-/// A file as it is now.
+/// Identity and state of a file.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Condition {
     device: u64,
@@ -34,12 +35,12 @@ impl Condition {
     }
 }
 
-/// The digests of those.
+/// Digests by file stamp.
 #[derive(Debug, Default)]
 pub(crate) struct Checked(Mutex<HashMap<Condition, String>>);
 
 impl Checked {
-    /// Notes that a file had this digest when it was in this condition.
+    /// Records the digest of a file in this state.
     pub(crate) fn note(&self, condition: Condition, sha256: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST {
@@ -48,7 +49,7 @@ impl Checked {
         known.insert(condition, sha256.to_owned());
     }
 
-    /// Whether it has this digest for certain.
+    /// Whether the file in this state is known to have this digest.
     pub(crate) fn holds(&self, condition: &Condition, sha256: &str) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(condition).is_some_and(|digest| digest == sha256)

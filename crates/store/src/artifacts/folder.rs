@@ -1,4 +1,4 @@
-//! Artifacts in a folder, by handles.
+//! Artifacts in a folder, opened by handle.
 //!
 //! ```text
 //! artifacts/                       mode 0700
@@ -6,9 +6,9 @@
 //!   [@OWNER/]NAME/VERSION/bytes    NAME is encoded, VERSION counts 1, 2, 3, …; the machine's own have no owner
 //!   [@OWNER/]NAME/VERSION/about.json
 //! ```
-//! Not through `object_store`: its local store leaves files of killed writers that its own listing hides, does not
-//! know whether a writer lives, and walks by path. Here a version appears by one rename of a whole folder, and the
-//! lock on a draft dies with its writer.
+//! `object_store` is not used here: its local backend leaves files of killed writers that its own
+//! listing hides, cannot tell whether a writer lives, and resolves path strings. Here a version
+//! appears by one rename of a folder, and the lock on a draft ends with its writer.
 
 use super::{
     about::{self, About},
@@ -27,10 +27,10 @@ use std::{
 };
 
 const DRAFTS: &str = ".drafts";
-/// What one sweep looks at and complains about at most.
+/// Limits of one sweep: drafts examined and problems reported.
 const MOST_DRAFTS: usize = 100_000;
 const MOST_PROBLEMS: usize = 1000;
-/// Each lost race means that another writer won one.
+/// Maximum lost races; each means that another writer succeeded.
 const TRIES: usize = 10_000;
 
 /// Artifacts in a folder.
@@ -42,7 +42,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder; makes it if absent. Nobody but its owner may look into it.
+    /// Opens the folder; creates it if absent. Only its owner may access it.
     pub(crate) fn open(folder: &Path) -> io::Result<Folder> {
         DirBuilder::new()
             .recursive(true)
@@ -64,7 +64,7 @@ impl Folder {
         Draft::new(&self.drafts)
     }
 
-    /// Makes a draft the next version of its name, all at once.
+    /// Publishes a draft as the next version of its name, atomically.
     pub(crate) fn publish(
         &self,
         mut draft: Draft,
@@ -73,7 +73,7 @@ impl Folder {
         about: &About,
     ) -> io::Result<u64> {
         draft.bytes().sync_all()?;
-        // Nothing changes it after this: its folder is moved, not the file.
+        // Nothing changes the file after this: its folder is renamed, not the file.
         self.checked
             .note(Condition::of(draft.bytes())?, &about.sha256);
         let mut file = draft.folder().create_file(ABOUT, Mode::RUSR | Mode::WUSR)?;
@@ -82,7 +82,7 @@ impl Folder {
         draft.folder().sync()?;
         for _ in 0..TRIES {
             let (home, _) = self.make_home(owner)?;
-            // Both may vanish meanwhile: `remove` takes an empty name folder away.
+            // Both folders may vanish meanwhile: `remove` removes an empty name folder.
             let (folder, made) = match home.ensure_dir(entry, Mode::RWXU) {
                 Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
                 folder => folder?,
@@ -100,7 +100,7 @@ impl Folder {
             return Ok(version);
         }
         Err(io::Error::other(
-            "too many others keep artifacts of this name",
+            "too many other writers store artifacts of this name",
         ))
     }
 
@@ -113,7 +113,8 @@ impl Folder {
         }
     }
 
-    /// Calls `each` with every version there is, and what is there instead of one, until it says that it is enough.
+    /// Calls `each` for every version, and with the problem of every unreadable entry, until it
+    /// returns false.
     pub(crate) fn walk(
         &self,
         owner: Option<&Owner>,
@@ -150,7 +151,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The bytes of a version, and what is written beside them.
+    /// Opens the bytes of a version and reads its metadata.
     pub(crate) fn look(&self, spot: &Spot) -> io::Result<(File, About)> {
         let place = self.version_folder(spot)?;
         let damaged =
@@ -166,7 +167,7 @@ impl Folder {
         let found = bytes.metadata().map_err(damaged)?;
         if !found.is_file() || found.len() != about.size_bytes {
             let what = format!(
-                "{} bytes are there, {} were kept",
+                "it has {} bytes, {} were stored",
                 found.len(),
                 about.size_bytes
             );
@@ -175,7 +176,7 @@ impl Folder {
         Ok((bytes, about))
     }
 
-    /// How much a version weighs; nothing if it is gone.
+    /// Size of a version; 0 if it is gone.
     pub(crate) fn weight(&self, spot: &Spot) -> u64 {
         let place = self.version_folder(spot);
         let found = place.and_then(|place| place.stat(BYTES));
@@ -191,14 +192,14 @@ impl Folder {
         let home = self.home(&spot.owner)?;
         let folder = home.open_dir(&spot.entry)?;
         draft::retire(&self.drafts, &folder, spot.version)?;
-        // Stays if a version is left, or came meanwhile.
+        // The name folder stays if another version is left or was just published.
         match home.remove_dir(&spot.entry) {
             Err(left) if is_lost_race(&left) => Ok(()),
             removed => removed.map(drop),
         }
     }
 
-    /// Removes what dead writers left; gives back what could not be removed, and why.
+    /// Removes what dead writers left; returns what could not be removed, and why.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let drafts = self
@@ -262,7 +263,7 @@ fn walk_home(
 ) -> io::Result<bool> {
     for entry in home.entries()? {
         let entry = entry?.name.to_string_lossy().into_owned();
-        // Ours, and other owners'.
+        // Reserved names, and other owners' folders.
         if entry == DRAFTS || entry.starts_with('@') {
             continue;
         }
@@ -288,7 +289,7 @@ fn walk_home(
     Ok(true)
 }
 
-/// Whether somebody else was faster: put something there, or took the folder away.
+/// Whether a concurrent writer or remover was faster.
 fn is_lost_race(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -296,7 +297,7 @@ fn is_lost_race(error: &io::Error) -> bool {
     )
 }
 
-/// The version numbers in a name folder; what is no number is not ours.
+/// The version numbers in a name folder; other entries are not ours.
 fn versions(folder: &Dir) -> io::Result<Vec<u64>> {
     folder
         .entries()?

@@ -1,4 +1,5 @@
-//! What only a folder promises: drafts of the dead, damage, links, who may look. The rest is in `tests/artifacts`.
+//! Claims about the folder backend only: drafts of dead writers, damage, links, permissions. The
+//! others are in `tests/artifacts`.
 
 use super::{folder::Folder, *};
 use bytes::Bytes;
@@ -108,7 +109,7 @@ async fn what_is_not_finished_leaves_nothing_behind() {
     putting.write(Bytes::from(vec![0; 1 << 20])).await.unwrap();
     assert_eq!(place.drafts(), 1, "the draft is where it is looked for");
     drop(putting);
-    // What was being written at that moment is written first.
+    // A pending write completes first.
     let gone = async {
         while place.drafts() > 0 {
             tokio::task::yield_now().await;
@@ -265,7 +266,7 @@ async fn only_the_owner_may_look_into_the_folder() {
     );
 }
 
-/// The body of the child in `the_sweep_removes_drafts_of_dead_writers_only`.
+/// The body of the child process in `the_sweep_removes_drafts_of_dead_writers_only`.
 #[test]
 #[ignore = "a child of another test"]
 fn child_writes_until_it_is_killed() {

@@ -1,36 +1,37 @@
-//! What is known of a kept version, and what was known of it before: whose it is, and where it comes from.
+//! A stored version: its owner, name, metadata and lineage.
 
 use crate::names;
 use spec::{ArtifactRef, Id, Timestamp, WorkspacePath};
 use std::path::Path;
 
-/// Whoever is at this machine itself, without a key.
+/// Owner name of local users, who have no API key.
 const LOCAL: &str = "local";
-/// What is kept of a command.
+/// Limits of a stored command: arguments, and characters of each.
 const MOST_ARGUMENTS: usize = 64;
 const LONGEST_ARGUMENT: usize = 1024;
 
-/// Whose artifacts: names of two owners never meet.
+/// Owner of artifacts. Names of different owners are separate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(String);
 
 impl Owner {
-    /// Whoever is at this machine itself.
+    /// The local user.
     pub fn local() -> Owner {
         Owner(LOCAL.to_owned())
     }
 
-    /// Whoever has the key with this identifier.
+    /// The holder of the API key with this id.
     pub fn key(id: &Id) -> Owner {
         Owner(id.as_str().to_owned())
     }
 
-    /// Its name.
+    /// The owner's name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Its place; no encoded artifact name contains `@`. The machine's own have none, as they were before there were keys.
+    /// The owner's folder; no encoded artifact name contains `@`. The local owner has none, as
+    /// before there were keys.
     pub(crate) fn place(&self) -> String {
         match self.0 == LOCAL {
             true => String::new(),
@@ -38,7 +39,7 @@ impl Owner {
         }
     }
 
-    /// Whose place it is, if it is one.
+    /// The owner of a folder, if it is one's.
     pub(crate) fn of_place(place: &str) -> Option<Owner> {
         match place.strip_prefix('@') {
             None => place.is_empty().then(Owner::local),
@@ -56,25 +57,25 @@ impl Default for Owner {
     }
 }
 
-/// Where an artifact comes from.
+/// Origin of an artifact.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Lineage {
-    /// The run that made it.
+    /// The run that created it.
     pub run_id: Option<String>,
-    /// The session that it was made in.
+    /// The session in which it was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
-    /// What was run; cut where it is long.
+    /// The command; cut where it is long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
-    /// The digest of what the run was allowed to do.
+    /// Digest of the run's policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_hash: Option<String>,
 }
 
 impl Lineage {
-    /// Of what a run made.
+    /// The lineage of a run's artifact.
     pub fn of_run(run_id: &Id) -> Lineage {
         Lineage {
             run_id: Some(run_id.as_str().to_owned()),
@@ -91,23 +92,23 @@ impl Lineage {
     }
 }
 
-/// What is to be kept.
+/// An artifact to be stored.
 #[derive(Clone, Debug)]
 pub struct New {
-    /// Whose it will be.
+    /// Owner.
     pub owner: Owner,
-    /// How it will be called.
+    /// Name.
     pub name: WorkspacePath,
-    /// What its bytes are; guessed from its name if nobody says.
+    /// MIME type; guessed from the name if absent.
     pub content_type: Option<String>,
-    /// Where it comes from.
+    /// Origin.
     pub lineage: Lineage,
-    /// No longer than this, and than the store allows.
+    /// Maximum size in bytes, in addition to the store's own limit.
     pub limit_bytes: u64,
 }
 
 impl New {
-    /// Something of this machine's own, without a history.
+    /// An artifact of the local user, without a lineage.
     pub fn local(name: WorkspacePath) -> New {
         let (owner, lineage) = (Owner::local(), Lineage::default());
         New {
@@ -120,29 +121,29 @@ impl New {
     }
 }
 
-/// One kept version.
+/// One stored version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Whose it is.
+    /// Owner.
     pub owner: Owner,
-    /// Its name: where it lay in the workspace.
+    /// Name: its path in the workspace.
     pub name: WorkspacePath,
-    /// Counts from 1.
+    /// Version number, from 1.
     pub version: u64,
-    /// Its length.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Its digest, in hexadecimal.
+    /// SHA-256 in hexadecimal.
     pub sha256: String,
-    /// What its bytes are.
+    /// MIME type.
     pub content_type: String,
-    /// When it was kept.
+    /// Time of storage.
     pub kept_at: Timestamp,
-    /// Where it comes from.
+    /// Origin.
     pub lineage: Lineage,
 }
 
 impl Kept {
-    /// As results of runs name it.
+    /// The reference that results of runs contain.
     pub fn reference(&self) -> ArtifactRef {
         ArtifactRef {
             name: self.name.as_path().to_string_lossy().into_owned(),
@@ -153,7 +154,8 @@ impl Kept {
     }
 }
 
-/// What kind of bytes a name promises. Says nothing of what they are: readers must not believe it either.
+/// MIME type by the extension of a name. It says nothing about the bytes, and readers must not rely
+/// on it.
 pub(crate) fn guessed(name: &Path) -> &'static str {
     let extension = name
         .extension()
@@ -184,14 +186,14 @@ pub(crate) fn guessed(name: &Path) -> &'static str {
     }
 }
 
-/// Whether it can stand in a header, and in one line.
+/// Whether the text is valid in an HTTP header.
 pub(crate) fn is_content_type(text: &str) -> bool {
     (1..=255).contains(&text.len())
         && text.contains('/')
         && text.bytes().all(|byte| matches!(byte, 0x20..=0x7e))
 }
 
-/// One version by its place alone; what is written beside it has not been read.
+/// Location of one version; its metadata has not been read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot {
     pub(crate) owner: Owner,
@@ -209,7 +211,7 @@ impl Spot {
         }
     }
 
-    /// As a text that a listing can go on after.
+    /// The cursor of a listing that continues after this version.
     pub(crate) fn cursor(&self) -> String {
         format!("{}:{}:{}", self.owner.as_str(), self.entry, self.version)
     }
@@ -231,7 +233,7 @@ pub(crate) fn bytes_of(name: &WorkspacePath) -> &[u8] {
     name.as_path().as_os_str().as_bytes()
 }
 
-/// A version number as we write it; anything else is not ours.
+/// Parses a version number in our own format only.
 pub(crate) fn version_number(text: &str) -> Option<u64> {
     text.parse()
         .ok()

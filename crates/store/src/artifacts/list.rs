@@ -1,4 +1,4 @@
-//! Listing: by place first, which is cheap; what is written beside a version is read for those that are shown.
+//! Listing: first by location, which is cheap; metadata is read only for the versions shown.
 
 use super::{Artifacts, Kept, Owner, Share, kept::Spot, off_the_loop, place::Shelf};
 use crate::names;
@@ -12,38 +12,38 @@ use std::{
 };
 use tokio::task::JoinHandle;
 
-/// What one listing looks at.
+/// Maximum versions scanned by one listing.
 const LONGEST_LISTING: usize = 100_000;
-/// What one listing complains about at most.
+/// Maximum problems reported by one listing.
 const MOST_PROBLEMS: usize = 1000;
-/// So many versions are looked at at a time: each may be a request.
+/// Concurrent metadata reads; each may be a request.
 const AT_A_TIME: usize = 16;
 
-/// What a listing shows.
+/// Result of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// Sorted by owner, name and version.
     pub kept: Vec<Kept>,
     /// Entries that could not be read, and why.
     pub problems: Vec<String>,
-    /// There is more than one listing looks at.
+    /// The store has more versions than one listing scans.
     pub cut: bool,
-    /// Where the next page begins, if there is one.
+    /// Cursor of the next page, if there is one.
     pub next: Option<String>,
 }
 
-/// What is to be listed.
+/// Filter and position of a listing.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
-    /// Whose; everybody's if none.
+    /// Owner; `None` for all.
     pub owner: Option<&'a Owner>,
-    /// Which names.
+    /// Predicate on names.
     pub name: &'a (dyn Fn(&WorkspacePath) -> bool + Sync),
-    /// Only what this run made.
+    /// Only artifacts of this run.
     pub run_id: Option<&'a str>,
-    /// What an earlier page said comes next.
+    /// Cursor of the previous page.
     pub after: Option<&'a str>,
-    /// So many at most.
+    /// Page size.
     pub most: usize,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Wanted<'_> {
 }
 
 impl Wanted<'_> {
-    /// Everything of one owner, or of all.
+    /// All artifacts of one owner, or of all.
     pub fn all(owner: Option<&Owner>) -> Wanted<'_> {
         Wanted {
             owner,
@@ -69,7 +69,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Names that can be told from their place are; long ones only by what is written.
+    /// Whether the location may match: short names are encoded in it; for long ones the metadata
+    /// decides.
     fn may_be(&self, spot: &Spot) -> bool {
         let name = names::percent_decoded(&spot.entry).filter(|_| !spot.entry.starts_with('~'));
         let name =
@@ -86,7 +87,7 @@ impl Wanted<'_> {
 }
 
 impl Artifacts {
-    /// What is kept.
+    /// Lists stored artifacts.
     pub async fn list(&self, wanted: Wanted<'_>) -> Listing {
         let mut listing = Listing::default();
         match self.spots(wanted.owner, &mut listing.problems).await {
@@ -107,7 +108,7 @@ impl Artifacts {
         listing
     }
 
-    /// Looks at a few at a time, in order, until there are enough.
+    /// Reads metadata concurrently, in order, until the page is full.
     async fn fill(&self, listing: &mut Listing, spots: Vec<Spot>, wanted: Wanted<'_>) {
         let mut asked: VecDeque<(Spot, JoinHandle<io::Result<Kept>>)> = VecDeque::new();
         let mut last = None;
@@ -143,7 +144,7 @@ impl Artifacts {
         }
     }
 
-    /// The places of versions, as many as one listing looks at.
+    /// The locations of versions, up to the scan limit.
     pub(super) async fn spots(
         &self,
         owner: Option<&Owner>,
@@ -180,7 +181,7 @@ impl Artifacts {
         }
     }
 
-    /// How many names and bytes each owner has; however many versions these are.
+    /// Counts the names and bytes of each owner.
     pub(super) async fn weigh_all(&self) -> io::Result<HashMap<Owner, Share>> {
         let mut tally = Tally::default();
         match &self.0.shelf {
@@ -222,7 +223,7 @@ impl Artifacts {
     }
 }
 
-/// What is counted on a walk, in which the versions of a name follow each other.
+/// Counters of a scan, in which the versions of a name follow each other.
 #[derive(Default)]
 struct Tally {
     last: Option<Spot>,

@@ -1,7 +1,8 @@
-//! Artifacts: named, numbered, immutable files with a history. One store for all places that hold them.
+//! The artifact store: named, numbered, immutable files with a history, in a folder, in memory or
+//! in a bucket.
 //!
-//! What is common is here: whose a name is, digests, limits, retention. [`folder`] and [`bucket`] say how a version
-//! comes to be there whole or not at all, and how no two writers get the same number.
+//! This module has what all backends share: owners, digests, quotas, retention. [`folder`] and
+//! [`bucket`] make versions appear atomically and give no number twice.
 
 mod about;
 mod bucket;
@@ -37,21 +38,21 @@ use std::{
 };
 use weight::{Share, Weight};
 
-/// Where artifacts are, and how many.
+/// Settings of the artifact store.
 #[derive(Clone, Debug)]
 pub struct ArtifactSettings {
-    /// Where.
+    /// Where artifacts are stored.
     pub place: Place,
-    /// At most.
+    /// Limits of sizes and counts.
     pub limits: ArtifactLimits,
-    /// What some owners may have instead of what each may have.
+    /// Quotas of single tenants, which replace the general ones.
     pub tenants: Tenants,
-    /// For how long.
+    /// How many versions are kept, and for how long.
     pub retention: Retention,
 }
 
 impl ArtifactSettings {
-    /// In a folder, with defaults.
+    /// A store in a folder, with default limits.
     pub fn folder(folder: impl Into<PathBuf>) -> ArtifactSettings {
         let place = Place::Folder(folder.into());
         ArtifactSettings {
@@ -63,7 +64,7 @@ impl ArtifactSettings {
     }
 }
 
-/// A store of artifacts. Cheap to clone; all clones are the same.
+/// The artifact store. A cheap handle: all clones share one store.
 #[derive(Clone, Debug)]
 pub struct Artifacts(Arc<Inner>);
 
@@ -74,12 +75,13 @@ struct Inner {
     tenants: Tenants,
     retention: Retention,
     weight: Mutex<Weight>,
-    /// One look at everything is enough at a time.
+    /// Allows one measurement at a time.
     weighing: tokio::sync::Mutex<()>,
 }
 
 impl Artifacts {
-    /// Opens a store. A folder is made if absent; a bucket is not spoken to before it is needed.
+    /// Opens the store. A folder is created if absent; a bucket is not contacted before it is
+    /// needed.
     pub fn open(settings: ArtifactSettings) -> Result<Artifacts, StoreError> {
         let ArtifactSettings {
             place,
@@ -99,7 +101,8 @@ impl Artifacts {
         })))
     }
 
-    /// Removes one version, or all of them; says how many. The highest number may be given again.
+    /// Removes one version, or all of them; returns how many. The highest number may be given
+    /// again.
     pub async fn remove(
         &self,
         owner: &Owner,
@@ -138,7 +141,7 @@ impl Artifacts {
                 .await
             {
                 Ok(()) => removed += 1,
-                // Another remover was faster.
+                // A concurrent removal was faster.
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound && removed > 0 => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -149,8 +152,8 @@ impl Artifacts {
         Ok(removed)
     }
 
-    /// Removes what writers left that were killed on this machine, at once; gives back what could not be removed, and why.
-    /// For a bucket [`Artifacts::tidy`] does it.
+    /// Removes at once what killed writers left on this machine; returns what could not be removed,
+    /// and why. For a bucket, use [`Artifacts::tidy`].
     pub fn sweep(&self) -> Vec<String> {
         match &self.0.shelf {
             Shelf::Folder(folder) => folder.sweep(),
@@ -158,7 +161,8 @@ impl Artifacts {
         }
     }
 
-    /// Removes what dead writers left and what is not to be kept any longer: how much, and what could not be removed.
+    /// Removes what dead writers left and what retention expires; returns how much, and what could
+    /// not be removed.
     pub async fn tidy(&self) -> (usize, Vec<String>) {
         let mut problems = self.sweep();
         let mut removed = 0;
@@ -192,7 +196,7 @@ impl Artifacts {
         Ok(removed)
     }
 
-    /// Applies what is to be kept to the versions of one name, oldest first.
+    /// Applies retention to the versions of one name, oldest first.
     async fn expire(&self, versions: &[Spot]) -> io::Result<usize> {
         let Retention {
             keep_versions,
@@ -220,7 +224,7 @@ impl Artifacts {
         Ok(removed)
     }
 
-    /// One that cannot be read is not known to be old.
+    /// A version whose metadata cannot be read does not count as old.
     async fn is_older(&self, spot: &Spot, time: Duration) -> io::Result<bool> {
         match self.about(spot).await.and_then(|about| about.kept(spot)) {
             Ok(kept) => Ok(u128::from(now().0.saturating_sub(kept.kept_at.0)) > time.as_millis()),
@@ -282,7 +286,7 @@ impl Artifacts {
     }
 }
 
-/// Files have no event loop of their own.
+/// Runs file operations on the blocking pool.
 async fn off_the_loop<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

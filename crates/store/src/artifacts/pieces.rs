@@ -1,22 +1,23 @@
-//! Bytes that are gathered before they are written. A piece of a body keeps the whole buffer alive that it was read
-//! into, so small pieces are copied together: then memory is about what was sent, however it was cut.
+//! Buffer of body chunks before they are written. A slice of a received body keeps its whole buffer
+//! alive, so small chunks are copied together: memory use then follows the bytes sent, however they
+//! were split.
 
 use bytes::{Bytes, BytesMut};
 
-/// What is smaller than this is copied; a body is read into buffers of about as much.
+/// Smaller chunks are copied; bodies are read into buffers of about this size.
 const SMALL: usize = 16 << 10;
 
-/// Pieces in their order.
+/// Chunks in order.
 #[derive(Debug, Default)]
 pub struct Pieces {
     whole: Vec<Bytes>,
-    /// Comes after them.
+    /// Collects small chunks after the others.
     small: BytesMut,
     size_bytes: usize,
 }
 
 impl Pieces {
-    /// Adds one behind the others.
+    /// Appends a chunk.
     pub fn push(&mut self, piece: Bytes) {
         self.size_bytes += piece.len();
         if piece.len() < SMALL {
@@ -26,19 +27,19 @@ impl Pieces {
         self.whole.push(piece);
     }
 
-    /// The bytes in all of them.
+    /// Total bytes.
     pub fn size_bytes(&self) -> usize {
         self.size_bytes
     }
 
-    /// All of them, and none are left.
+    /// Takes all chunks.
     pub fn take(&mut self) -> Vec<Bytes> {
         self.close();
         self.size_bytes = 0;
         std::mem::take(&mut self.whole)
     }
 
-    /// The buffer goes with what is in it: the rest of it would keep it alive.
+    /// Gives the buffer away with its contents: the unused rest would keep it alive.
     fn close(&mut self) {
         if !self.small.is_empty() {
             self.whole.push(std::mem::take(&mut self.small).freeze());

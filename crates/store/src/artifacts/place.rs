@@ -1,4 +1,4 @@
-//! Where artifacts are: a folder, memory, or a bucket with its credentials.
+//! Where artifacts are stored: a folder, memory, or a bucket with its credentials.
 
 use super::{StoreError, bucket::Bucket, folder::Folder};
 use http_body_util::{BodyExt, Limited};
@@ -14,39 +14,39 @@ use object_store::{
 };
 use std::{fmt, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-/// Where artifacts are.
+/// Location of the artifact store.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// In a folder of this machine.
+    /// A folder of this machine.
     Folder(PathBuf),
-    /// In the memory of this process, and gone with it.
+    /// The memory of this process.
     Memory,
-    /// In a bucket of S3, or of whoever speaks like it.
+    /// A bucket of S3 or a compatible service.
     S3(Remote),
-    /// In a bucket of Google Cloud Storage.
+    /// A bucket of Google Cloud Storage.
     Gcs(Remote),
 }
 
-/// A bucket and how it is reached.
+/// A bucket and the access to it.
 #[derive(Clone)]
 pub struct Remote {
-    /// What the bucket is called.
+    /// Name of the bucket.
     pub bucket: String,
-    /// What all keys begin with; may be empty.
+    /// Prefix of all keys; may be empty.
     pub prefix: String,
-    /// The address of the server, where it is not the provider's own.
+    /// Address of the server, if not the provider's own.
     pub endpoint: Option<String>,
-    /// The region of S3.
+    /// Region of S3.
     pub region: String,
-    /// Whether the server may be spoken to in plain text.
+    /// Whether plain HTTP is allowed.
     pub allow_http: bool,
-    /// Of S3 the name of the access key; of GCS the service account, as JSON.
+    /// S3: access key id. GCS: service account as JSON.
     pub key: String,
-    /// The secret access key of S3.
+    /// S3: secret access key.
     pub secret: String,
 }
 
-/// Without what would open the bucket.
+/// Leaves the credentials out.
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -57,7 +57,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// What carries artifacts.
+/// The storage backend of artifacts.
 #[derive(Clone, Debug)]
 pub(crate) enum Shelf {
     Folder(Folder),
@@ -93,14 +93,14 @@ fn of_remote(
     bucket.map_err(|error| (remote.bucket.clone(), error))
 }
 
-/// Makes clients that go where they are sent by us, and nowhere a server sends them: what answers there, in a network of ours,
-/// would come out as an artifact.
+/// Creates HTTP clients that follow no redirects: a hostile server could redirect to an internal
+/// service, whose response would be stored as an artifact.
 #[derive(Debug)]
 struct Stays;
 
 impl HttpConnector for Stays {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // Another part of the program may have been first.
+        // Another part of the program may have installed it first.
         _ = rustls::crypto::ring::default_provider().install_default();
         let plain = options
             .get_config_value(&ClientConfigKey::AllowHttp)
@@ -110,7 +110,7 @@ impl HttpConnector for Stays {
             .redirect(reqwest::redirect::Policy::none())
             .https_only(!plain)
             .connect_timeout(Duration::from_secs(10))
-            // The whole answer must come within this; parts are small.
+            // Deadline for the whole response; parts are small.
             .timeout(Duration::from_secs(120))
             .user_agent("airlock")
             .build();
@@ -124,14 +124,14 @@ impl HttpConnector for Stays {
     }
 }
 
-/// A page of a listing has a thousand keys of at most a thousand letters, and what is known of them.
+/// A page of a listing has a thousand keys of at most 1024 characters, with their metadata.
 const LONGEST_WORD: usize = 16 << 20;
-/// No key, no name of an upload, and nothing else in an answer is longer.
+/// No key, upload id or other element of a response is longer.
 const LONGEST_PIECE: usize = 8 << 10;
 
-/// Reads answers before the client does. What is no object is bounded, whatever length it is said to have, for which the client
-/// would make room. And it asks for the next page, and for the next part of an upload, by what the last answer says, and panics
-/// if that is too long for an address.
+/// Checks responses before `object_store` parses them. All but object contents are bounded,
+/// whatever length is announced, for which the client would allocate memory. The client also panics
+/// if a continuation token or upload id is too long for a URL.
 #[derive(Debug)]
 struct Reads(reqwest::Client);
 
@@ -171,7 +171,7 @@ impl HttpService for Reads {
 fn bounded(body: HttpResponseBody) -> HttpResponseBody {
     let too_long = |_| {
         unfit(format!(
-            "an answer has more than {LONGEST_WORD} bytes, or stops in the middle"
+            "a response has more than {LONGEST_WORD} bytes, or ends early"
         ))
     };
     HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
@@ -182,7 +182,7 @@ async fn read(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
     match has_short_pieces(&text) {
         true => Ok(text.into()),
         false => Err(unfit(format!(
-            "an answer has a piece of more than {LONGEST_PIECE} bytes, or remarks"
+            "a response has an element of more than {LONGEST_PIECE} bytes, or comments"
         ))),
     }
 }
@@ -191,7 +191,8 @@ fn unfit(why: String) -> HttpError {
     HttpError::new(HttpErrorKind::Decode, io::Error::other(why))
 }
 
-/// What may be in the middle of a text, and would have it look shorter, is not in such an answer; `<?` only begins one.
+/// Comments and CDATA could hide a long element, and no such response contains them; `<?` occurs
+/// only at its start.
 fn has_short_pieces(page: &[u8]) -> bool {
     let mut pieces = page.split(|byte| *byte == b'<');
     pieces.all(|piece| piece.len() <= LONGEST_PIECE && !piece.starts_with(b"!"))
@@ -202,7 +203,7 @@ fn client(remote: &Remote) -> ClientOptions {
     ClientOptions::new().with_allow_http(remote.allow_http)
 }
 
-/// A server that is away is said to be so within seconds.
+/// An unreachable server is reported within seconds.
 fn patience() -> RetryConfig {
     RetryConfig {
         max_retries: 4,
@@ -212,14 +213,15 @@ fn patience() -> RetryConfig {
 }
 
 fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    // What cannot be in a header, the client panics over; and over what cannot be in an address, which the region is a part of.
+    // The client panics on a value that is invalid in a header, or in a URL, which contains the
+    // region.
     let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     let is_name = |text: &str| {
         text.bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
     if !is_word(&remote.key) || !is_name(&remote.region) {
-        let source = "the name of its access key, or its region, has a letter that none has".into();
+        let source = "its access key id or region has an invalid character".into();
         return Err(Error::Generic {
             store: "bucket",
             source,
@@ -233,7 +235,7 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         .with_client_options(client(remote))
         .with_http_connector(Stays)
         .with_retry(patience())
-        // We take away one by one; and over an answer about others than were named, the client panics.
+        // We delete objects one by one; the client panics if a bulk response names other keys.
         .with_disable_bulk_delete(true)
         .with_allow_http(remote.allow_http);
     if let Some(endpoint) = &remote.endpoint {
@@ -243,7 +245,7 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    // Always said: so a service account says nothing of where its tokens go.
+    // Always set, so that the service account's own URL cannot redirect the client.
     let endpoint = remote
         .endpoint
         .as_deref()
@@ -268,7 +270,7 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    /// Gives one answer to everybody; tells where, and how many came.
+    /// Gives one response to every request; returns its address and the number of requests.
     fn server(answer: String) -> (String, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -356,7 +358,7 @@ mod tests {
             let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
             let why = listed(&next).await.unwrap_err();
             assert!(
-                format!("{why:?}").contains("an answer has a piece"),
+                format!("{why:?}").contains("a response has an element"),
                 "{why:?}"
             );
         }
@@ -387,7 +389,7 @@ mod tests {
         };
         assert_eq!(listed(&page.len().to_string()).await, Ok(()), "the control");
         let why = listed("18000000000000000000").await.unwrap_err();
-        assert!(why.contains("stops in the middle"), "{why}");
+        assert!(why.contains("ends early"), "{why}");
     }
 
     #[tokio::test]
@@ -405,7 +407,7 @@ mod tests {
         };
         assert_eq!(begun("one").await, Ok(()), "the control");
         let why = begun(&"x".repeat(70_000)).await.unwrap_err();
-        assert!(why.contains("an answer has a piece"), "{why}");
+        assert!(why.contains("a response has an element"), "{why}");
     }
 
     #[tokio::test]

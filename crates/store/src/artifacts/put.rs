@@ -1,4 +1,4 @@
-//! Keeping: bytes come in pieces, are counted and digested on their way, and become a version at the end or never.
+//! Writing: chunks are counted and hashed as they come, and become a version at the end or never.
 
 use super::{
     Artifacts, Kept, New, Pieces, StoreError,
@@ -20,13 +20,14 @@ use std::{
 };
 use tokio::task::JoinHandle;
 
-/// Small pieces are gathered to so much before they are written; the next ones are gathered meanwhile.
+/// Chunks are collected up to this size before they are written; the next ones are collected
+/// meanwhile.
 const GATHERED: usize = 256 << 10;
-/// A writer that takes longer would race with the sweep.
+/// Maximum time of a write. A slower one would race with the sweep.
 const LONGEST: Duration = Duration::from_secs(12 * 3600);
 const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
 
-/// A version in the making. Dropped before its end, it leaves nothing.
+/// An artifact being written. Dropped before its end, it leaves nothing.
 #[derive(Debug)]
 pub struct Putting {
     artifacts: Artifacts,
@@ -36,7 +37,7 @@ pub struct Putting {
     gathered: Pieces,
     digest: Sha256,
     size_bytes: u64,
-    /// What was taken of the room in all, perhaps with a name.
+    /// The quota reserved so far, possibly including a name.
     taken: Share,
     sink: Option<Sink>,
 }
@@ -49,7 +50,8 @@ enum Sink {
     Upload(Box<Upload>),
 }
 
-/// Whether the name would be read as another: `NAME/versions` lists the versions of `NAME`, and `NAME@N` is one of them.
+/// Whether the name has a meaning in references: `NAME/versions` lists the versions of `NAME`, and
+/// `NAME@N` is one of them.
 fn is_taken(name: &WorkspacePath) -> bool {
     let name = name.as_path().to_string_lossy();
     let version = name.rsplit_once('@').map(|(_, version)| version);
@@ -57,7 +59,7 @@ fn is_taken(name: &WorkspacePath) -> bool {
 }
 
 impl Artifacts {
-    /// Begins to keep something as the next version of its name.
+    /// Starts writing the next version of a name.
     pub async fn begin(&self, mut new: New) -> Result<Putting, StoreError> {
         if is_taken(&new.name) {
             return Err(StoreError::Name { name: new.name });
@@ -98,8 +100,8 @@ impl Artifacts {
         })
     }
 
-    /// Names and versions; bytes are counted as they come. Says what was taken: writers at the same time share what
-    /// there is.
+    /// Checks the limits of names and versions; bytes are counted as they come. Returns the
+    /// reservation: concurrent writers share the quota.
     async fn check_counts(&self, new: &New, spot: &Spot) -> Result<Share, StoreError> {
         let failed = |source| StoreError::Keep {
             name: new.name.clone(),
@@ -119,7 +121,7 @@ impl Artifacts {
             let taken = self.take_name(&new.owner).map(|()| Share::NAME);
             return taken.or_else(|(what, limit)| quota(what, limit));
         }
-        // Retention makes room behind each new one.
+        // Retention makes room after each new version.
         let removed = self
             .0
             .retention
@@ -133,7 +135,7 @@ impl Artifacts {
 }
 
 impl Artifacts {
-    /// The new version is there whatever comes of the old ones; the next sweep tries again.
+    /// The new version exists whatever happens to the old ones; the next sweep tries again.
     async fn retain(&self, spot: Spot) {
         if self.0.retention == spec::Retention::default() {
             return;
@@ -152,7 +154,7 @@ impl Artifacts {
 }
 
 impl Putting {
-    /// The next bytes.
+    /// Appends bytes.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), StoreError> {
         if bytes.len() as u64 > self.new.limit_bytes.saturating_sub(self.size_bytes) {
             self.sink = None;
@@ -170,7 +172,7 @@ impl Putting {
         Ok(())
     }
 
-    /// Makes it a version, if its digest is the one that was expected.
+    /// Publishes the version, if its digest matches the expected one.
     pub async fn finish(mut self, expected: Option<&str>) -> Result<Kept, StoreError> {
         self.flush().await?;
         self.written().await?;
@@ -233,7 +235,8 @@ impl Putting {
         Ok(())
     }
 
-    /// It is kept: the room stays taken. If another writer was the first of this name, the name is his.
+    /// Commits the reservation. If another writer was the first of this name, the name belongs to
+    /// that one.
     fn is_there(&mut self, version: u64) {
         let mut kept = std::mem::take(&mut self.taken);
         if version != 1 {
@@ -274,7 +277,7 @@ impl Putting {
         Ok(())
     }
 
-    /// Waits for what is being written.
+    /// Waits for the pending write.
     async fn written(&mut self) -> Result<(), StoreError> {
         match self.sink.take() {
             Some(Sink::Writing(writing)) => {
@@ -307,7 +310,7 @@ fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, 
     ))
 }
 
-/// What was not kept takes no room.
+/// Releases the reservation of what was not published.
 impl Drop for Putting {
     fn drop(&mut self) {
         self.artifacts.give_back(&self.new.owner, self.taken);

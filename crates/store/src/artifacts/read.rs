@@ -1,4 +1,4 @@
-//! Reading: in pieces, whole or a part. Whoever reads all of it learns at the end whether it is what was kept.
+//! Reading: in chunks, whole or a range. A complete read verifies the digest at its end.
 
 use super::{
     Artifacts, Kept, Owner, StoreError,
@@ -14,21 +14,21 @@ use sha2::{Digest, Sha256};
 use spec::WorkspacePath;
 use std::{fs::File, io, ops::Range, sync::Arc};
 
-/// What is read at a time: of a file, and of a bucket, where each piece is a request.
+/// Chunk sizes: of a file, and of a bucket, where each chunk is a request.
 const PIECE: u64 = 256 << 10;
 const REMOTE_PIECE: u64 = 4 << 20;
 
-/// Which part is wanted, as HTTP asks for it.
+/// A byte range as in HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// From here, to there (included) or to the end.
+    /// From the first offset to the second (inclusive), or to the end.
     From(u64, Option<u64>),
-    /// So many bytes at the end.
+    /// The last bytes.
     Last(u64),
 }
 
 impl Part {
-    /// Which bytes these are of so many; none if there are no such.
+    /// Resolves the range for this size; `None` if it is empty.
     pub fn of(self, size: u64) -> Option<Range<u64>> {
         let range = match self {
             Part::From(from, to) => from..to.map_or(size, |to| to.saturating_add(1)).min(size),
@@ -38,13 +38,13 @@ impl Part {
     }
 }
 
-/// A version that is being read.
+/// A version being read.
 #[derive(Debug)]
 pub struct Reading {
     kept: Kept,
     source: Source,
     left: Range<u64>,
-    /// Of everything so far, when everything is read and it is not known yet.
+    /// Running digest, if the whole version is read and is not in the cache.
     digest: Option<Sha256>,
 }
 
@@ -54,7 +54,7 @@ enum Source {
     Object(Bucket, object_store::path::Path),
 }
 
-/// A file, as it was when it was opened.
+/// A file, and its state when it was opened.
 #[derive(Debug)]
 struct Opened {
     file: File,
@@ -64,7 +64,7 @@ struct Opened {
 }
 
 impl Artifacts {
-    /// Opens one version, the newest if none is named.
+    /// Opens one version, the newest by default.
     pub async fn open_version(
         &self,
         owner: &Owner,
@@ -136,7 +136,7 @@ impl Artifacts {
     }
 }
 
-/// What a server answers is no statement about what is kept.
+/// An error response of a server does not mean that the artifact is damaged.
 fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
     outcome.map_err(|error| match error.kind() {
         io::ErrorKind::Other => io::Error::new(io::ErrorKind::NotConnected, error),
@@ -145,12 +145,12 @@ fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
 }
 
 impl Reading {
-    /// What is known of it.
+    /// The metadata of the version.
     pub fn kept(&self) -> &Kept {
         &self.kept
     }
 
-    /// Only a part of it, then; what comes cannot be checked against the whole.
+    /// Restricts the read to a range; its bytes cannot be verified.
     pub fn only(mut self, part: Part) -> Result<Reading, StoreError> {
         let size_bytes = self.kept.size_bytes;
         let range = part.of(size_bytes);
@@ -162,12 +162,12 @@ impl Reading {
         Ok(self)
     }
 
-    /// What is still to come.
+    /// The range that remains to be read.
     pub fn left(&self) -> Range<u64> {
         self.left.clone()
     }
 
-    /// The next bytes; none at the end.
+    /// The next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
         if self.left.is_empty() {
             return self.check().map(|()| None);
@@ -197,7 +197,7 @@ impl Reading {
             return Err(self.damaged("it ends too early"));
         }
         self.left.start += bytes.len() as u64;
-        // Before the last bytes are given away, not after them.
+        // Verified before the last bytes are returned, not after.
         if self.left.is_empty() {
             self.check()?;
         }
@@ -217,7 +217,7 @@ impl Reading {
                 }
                 Ok(())
             }
-            false => Err(self.damaged("its bytes are not those that were kept")),
+            false => Err(self.damaged("its bytes are not those that were stored")),
         }
     }
 

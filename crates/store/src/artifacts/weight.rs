@@ -1,5 +1,6 @@
-//! How much there is in all and of each owner. What is there was weighed and is weighed again, because others write, too;
-//! what our own writers under way have taken is nowhere to be seen yet, so it is counted beside it.
+//! Quotas: how much each owner and all together have stored. Stored artifacts are measured again
+//! from time to time, because other processes write, too; reservations of our own writers are not
+//! visible in the store yet and are counted separately.
 
 use super::{Artifacts, Owner};
 use spec::ArtifactLimits;
@@ -10,27 +11,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long what was weighed is believed.
+/// How long a measurement is used.
 const WEIGHED_FOR: Duration = Duration::from_secs(60);
 
-/// What is there and what is about to be, as far as we know.
+/// Stored and reserved amounts, as far as this process knows.
 #[derive(Debug, Default)]
 pub(super) struct Weight {
     at: Option<Instant>,
     there: Shares,
     under_way: Shares,
-    /// What was kept since the last weighing began, which may have looked too early to see it.
+    /// Committed since the last measurement began, which may have been too early to see it.
     since: Shares,
 }
 
-/// What each owner has, and all of them together.
+/// Amounts by owner, and their sum.
 #[derive(Debug, Default)]
 struct Shares {
     all: Share,
     owners: HashMap<Owner, Share>,
 }
 
-/// Names and their bytes.
+/// Names and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) names: u64,
@@ -62,7 +63,7 @@ impl Share {
         }
     }
 
-    /// What is added never makes it more than `most`.
+    /// The addition never raises the amount above `max`.
     fn with_up_to(self, more: Share, most: Share) -> Share {
         let sum = self.with(more);
         Share {
@@ -81,7 +82,7 @@ impl Shares {
         self.set(owner, self.of(owner).with(more));
     }
 
-    /// Never more than that owner has: nobody else's is taken from the sum.
+    /// Never subtracts more than that owner has, so the sum stays right for the others.
     fn subtract(&mut self, owner: &Owner, less: Share) {
         self.set(owner, self.of(owner).without(less));
     }
@@ -100,7 +101,7 @@ impl Weight {
         self.at.is_some_and(|at| at.elapsed() < WEIGHED_FOR)
     }
 
-    /// Of all, and of one owner.
+    /// Amounts of all owners, and of one.
     fn sums(&self, owner: &Owner) -> (Share, Share) {
         let own = self.there.of(owner).with(self.under_way.of(owner));
         (self.there.all.with(self.under_way.all), own)
@@ -108,7 +109,8 @@ impl Weight {
 }
 
 impl Artifacts {
-    /// Looks how much there is, unless somebody has lately; who comes meanwhile waits for the same look.
+    /// Measures the store, unless that was done lately; concurrent callers wait for the same
+    /// measurement.
     pub(super) async fn weigh(&self) -> io::Result<()> {
         let _alone = self.0.weighing.lock().await;
         if self.weight().is_fresh() {
@@ -122,8 +124,9 @@ impl Artifacts {
             .iter()
             .for_each(|(owner, share)| there.add(owner, *share));
         let mut weight = self.weight();
-        // Some of it may have been seen and is counted twice until the next look. That is no more than its owner may
-        // have: so who keeps and removes all the time does not take the room of others.
+        // Some of it may have been measured already and count twice until the next measurement, but
+        // never beyond its owner's own limit: an owner that stores and removes all the time does
+        // not use up the quota of others.
         for (owner, kept) in &weight.since.owners {
             let most = self.most_of_one(owner);
             there.set(owner, there.of(owner).with_up_to(*kept, most));
@@ -132,7 +135,7 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Takes one more name for a writer, or says of which there is none, and how many there may be.
+    /// Reserves a name for a writer; otherwise returns the quota that is reached.
     pub(super) fn take_name(&self, owner: &Owner) -> Result<(), (&'static str, u64)> {
         let (most, of_one) = (self.0.limits.names, self.most_of_one(owner).names);
         let mut weight = self.weight();
@@ -147,7 +150,7 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Takes room for so much more of a writer's, or says of what there is none, and how much that is.
+    /// Reserves bytes for a writer; otherwise returns the quota that is reached.
     pub(super) fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
         let (most, of_one) = (self.0.limits.total_bytes, self.most_of_one(owner).bytes);
         let mut weight = self.weight();
@@ -163,12 +166,12 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Nothing came of what a writer had taken.
+    /// Releases the reservation of a writer that published nothing.
     pub(super) fn give_back(&self, owner: &Owner, taken: Share) {
         self.weight().under_way.subtract(owner, taken);
     }
 
-    /// What a writer had taken is there now.
+    /// Turns a reservation into stored usage.
     pub(super) fn is_there(&self, owner: &Owner, taken: Share) {
         let mut weight = self.weight();
         weight.under_way.subtract(owner, taken);
@@ -176,12 +179,12 @@ impl Artifacts {
         weight.since.add(owner, taken);
     }
 
-    /// What was there is not any more.
+    /// Subtracts what was removed.
     pub(super) fn is_gone(&self, owner: &Owner, removed: Share) {
         self.weight().there.subtract(owner, removed);
     }
 
-    /// Bytes that an owner's artifacts take, with what is being written.
+    /// Bytes of an owner's artifacts, including reservations.
     pub async fn held(&self, owner: &Owner) -> io::Result<u64> {
         self.weigh().await?;
         Ok(self.weight().sums(owner).1.bytes)
@@ -206,7 +209,7 @@ impl Artifacts {
     }
 }
 
-/// What one owner may have; of few names at least one.
+/// The general quota of one owner; at least one name.
 fn most_of_one(limits: &ArtifactLimits, owner: &Owner) -> Share {
     let usual = match *owner == Owner::local() {
         true => Share {
@@ -262,7 +265,7 @@ mod tests {
                 .map(|()| putting)
         }
 
-        /// As if what was weighed were a minute old.
+        /// Makes the last measurement look a minute old.
         fn a_minute_later(&self) {
             self.0.weight().at = None;
         }

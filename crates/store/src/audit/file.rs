@@ -1,4 +1,4 @@
-//! The end of the audit at which lines are written.
+//! The writer of the audit log.
 
 use super::{
     Entry, FOLDER, NAME,
@@ -16,24 +16,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What messages call it.
+/// Name of the log in messages.
 const CALLED: &str = "audit";
-/// Lines about what has happened that may wait for a disk with room.
+/// Maximum queue of event records while the disk is full.
 const MOST_WAITING: usize = 10_000;
 const DAY_MS: u64 = 86_400_000;
-/// How long somebody may hold the lock who only looks whether the audit is written.
+/// How long to wait for the lock, which a verification takes for a moment.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How the audit is kept.
+/// Settings of the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditSettings {
-    /// How lasting a line is before what it tells of goes on.
+    /// Durability of a record before the recorded action continues.
     pub durability: Durability,
-    /// How long lines are kept, at least.
+    /// Minimum retention of records.
     pub keep_for: Duration,
-    /// Bytes beyond which the oldest files go, however young they are.
+    /// Bytes beyond which the oldest files are removed, however recent they are.
     pub keep_bytes: u64,
-    /// A file that has grown to this is followed by the next.
+    /// Size at which the next file is started.
     pub file_bytes: u64,
 }
 
@@ -48,23 +48,31 @@ impl Default for AuditSettings {
     }
 }
 
-/// A line that waits to be written.
+/// A record with owned fields, for queues.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "as of an entry")]
 pub struct Note {
+    /// Kind of the record.
     pub what: String,
+    /// The decision.
     pub decision: super::Decision,
+    /// Tenant.
     pub tenant: String,
+    /// API key of the request.
     pub key: String,
+    /// Run or sandbox.
     pub run: String,
+    /// Task that it belongs to.
     pub task: String,
+    /// Job that it belongs to.
     pub job: String,
+    /// Rule that decided.
     pub rule: String,
+    /// Detail.
     pub about: String,
 }
 
 impl Note {
-    /// As a line.
+    /// Borrows the fields.
     pub fn entry(&self) -> Entry<'_> {
         Entry {
             what: &self.what,
@@ -82,7 +90,7 @@ impl Note {
 
 impl From<&Entry<'_>> for Note {
     fn from(entry: &Entry<'_>) -> Note {
-        /// No more of it is written.
+        /// Longer fields are cut.
         const LONGEST: usize = 512;
         let text =
             |text: &str| text[..text.floor_char_boundary(LONGEST.min(text.len()))].to_owned();
@@ -106,44 +114,44 @@ pub(super) struct Shared {
     pub(super) marks: Marks,
     pub(super) settings: AuditSettings,
     pub(super) state: Mutex<State>,
-    /// Told when something is surely on the disk, or nothing ever will be.
+    /// Signalled when records are synced, or when syncing has failed.
     pub(super) lasting: Condvar,
-    /// Told when somebody waits for that, and at the end.
+    /// Signalled when a caller waits for a sync, and at the end.
     pub(super) wanted: Condvar,
-    /// Told when a file was begun, and at the end.
+    /// Signalled when a file was started, and at the end.
     pub(super) begun: Condvar,
-    /// One sync at a time: nothing is sure before what stands before it.
+    /// One sync at a time: a record is durable only after everything before it.
     pub(super) syncing: Mutex<()>,
-    /// Held for life.
+    /// Held for the lifetime of the log.
     _lock: File,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) writer: Writer,
-    /// The day of the file, since 1970.
+    /// Day of the current file, since 1970.
     day: u64,
-    /// Up to which line everything is surely on the disk; or why a sync has failed, after which nothing is sure until the
-    /// next start reads what is there.
+    /// The record up to which everything is synced; or why a sync has failed: then nothing is
+    /// certain until the next start reads the files.
     pub(super) synced: Result<u64, String>,
     waiting: VecDeque<Note>,
     left_out: u64,
-    /// Why the last line could not be written.
+    /// Why the last record could not be written.
     pub(super) trouble: Option<String>,
-    /// Files that were begun and that the database does not know yet. Whoever writes a line may do so within a transaction
-    /// of that very database: it must not wait for it.
+    /// Files that were started and are not in the database yet. A record may be appended within a
+    /// transaction of that database, so the writer must not wait for it.
     pub(super) opened: Vec<Opened>,
-    /// How many wait until a line is surely on the disk.
+    /// Number of callers that wait for a sync.
     pub(super) waiters: usize,
-    /// Its owner is gone.
+    /// The log is being closed.
     pub(super) over: bool,
 }
 
-/// A file that was begun.
+/// A file that was started.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) beginning: Beginning,
-    /// The file before it, until that is surely on the disk.
+    /// The previous file, until it is synced.
     pub(super) before: Option<Arc<File>>,
 }
 
@@ -216,9 +224,9 @@ impl Shared {
         Ok(shared)
     }
 
-    /// What was marked as removed, by somebody who then died.
+    /// Completes removals of a process that died before it removed the marked files.
     fn remove_marked(&self, beginnings: &[Beginning], parts: &[u32]) -> io::Result<()> {
-        // Whoever starts next tries again.
+        // If a backup holds the lock, the next start tries again.
         let Some(_alone) = super::tidy::alone(self)? else {
             return Ok(());
         };
@@ -244,12 +252,12 @@ impl Shared {
         }
     }
 
-    /// Whether whoever adds a line waits for the disk.
+    /// Whether appending waits for the disk.
     pub(super) fn waits(&self) -> bool {
         self.settings.durability == Durability::Power
     }
 
-    /// Many wait, one sync answers them all.
+    /// One sync serves all waiting callers.
     fn last(&self, mut state: std::sync::MutexGuard<'_, State>, n: u64) -> io::Result<()> {
         state.waiters += 1;
         self.wanted.notify_one();
@@ -280,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Tells the thread that its owner is gone.
+    /// Tells the threads to end.
     pub(super) fn finish(&self) {
         self.state
             .lock()
@@ -290,7 +298,7 @@ impl Shared {
         self.begun.notify_one();
     }
 
-    /// Tries again to write what waits.
+    /// Retries the queued records.
     pub(super) fn try_again(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.waiting.is_empty() || state.left_out > 0 {
@@ -308,7 +316,7 @@ impl Shared {
         }
         if state.left_out > 0 {
             let about = format!(
-                "{} lines about what had happened found no room",
+                "{} records of events were dropped because the queue was full",
                 state.left_out
             );
             self.write(
@@ -351,7 +359,8 @@ impl Shared {
             })
     }
 
-    /// Goes on in the next file, without waiting for a disk or the database: its row and its mark are the threads' to write.
+    /// Continues in the next file without waiting for the disk or the database: the maintenance
+    /// threads store its row and the checkpoint.
     fn next_file(&self, state: &mut State) -> io::Result<()> {
         let (head, before) = (state.writer.head(), Arc::clone(&state.writer.file));
         state.writer.next_file(&self.folder, NAME, false)?;
@@ -377,14 +386,14 @@ fn take_lock(folder: &Folder) -> io::Result<File> {
     let until = Instant::now() + PATIENCE;
     while !journal::lock(&lock)? {
         if Instant::now() > until {
-            return Err(io::Error::other("the audit belongs to another process"));
+            return Err(io::Error::other("the audit is locked by another process"));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(lock)
 }
 
-/// Whether somebody writes it now.
+/// Whether a process is writing the log now.
 pub(super) fn is_live(folder: &Folder) -> bool {
     folder
         .lock_file(NAME)
@@ -392,7 +401,7 @@ pub(super) fn is_live(folder: &Folder) -> bool {
         .is_ok_and(|free| !free)
 }
 
-/// Puts an audit aside that cannot be believed, so that a new one can begin; where it is then.
+/// Moves a log that fails verification aside, so that a new one can start. Returns its new path.
 pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
     let Some(folder) = verify::existing(&state.join(FOLDER))? else {
         Marks::open(state)?.forget(NAME)?;
@@ -400,7 +409,7 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
     };
     let _lock = take_lock(&folder)?;
     let Some(_alone) = Upkeep::alone(state)? else {
-        return Err(io::Error::other("the state folder is being copied"));
+        return Err(io::Error::other("a backup of the state folder is running"));
     };
     let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
     std::fs::rename(state.join(FOLDER), &place)?;

@@ -1,30 +1,30 @@
-//! What the database knows of the audit's files: where each begins, which were removed, and the last line that is surely on
-//! the disk.
+//! The audit tables of the database: where each file starts, which files were removed, and the last
+//! record known to be synced.
 
 use crate::database::Database;
 use journal::{Hash, Head};
 use rusqlite::{OptionalExtension, Row, params};
 use std::{io, path::Path, time::Duration};
 
-/// How long another process may keep us waiting.
+/// How long to wait for the lock of another process.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// The marks of one journal.
+/// The audit tables for one journal.
 #[derive(Debug)]
 pub(super) struct Marks(Database);
 
-/// Where a file begins.
+/// Start of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Beginning {
     pub(super) part: u32,
-    /// Of the line before its first.
+    /// Number and hash of the last record before its first.
     pub(super) n: u64,
     pub(super) hash: Hash,
     pub(super) began_ms: u64,
     pub(super) removed: bool,
 }
 
-/// A line that is surely on the disk.
+/// A record known to be synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) part: u32,
@@ -53,12 +53,12 @@ fn read(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
 impl Marks {
     pub(super) fn open(state: &Path) -> io::Result<Marks> {
         let database = Database::open(state).map_err(io::Error::other)?;
-        // Whoever opens the audit waits for it.
+        // Opening the audit log waits for this.
         database.wait_at_most(PATIENCE).map_err(io::Error::other)?;
         Ok(Marks(database))
     }
 
-    /// The same without making a database; none if there is none.
+    /// The same without creating a database; `None` if there is none.
     pub(super) fn existing(state: &Path) -> io::Result<Option<Marks>> {
         match Database::open_as_it_is(state).map_err(io::Error::other)? {
             Some(_) => Marks::open(state).map(Some),
@@ -66,7 +66,7 @@ impl Marks {
         }
     }
 
-    /// In their order.
+    /// The starts of all files, in order.
     pub(super) fn beginnings(&self, name: &str) -> io::Result<Vec<Beginning>> {
         let sql = "SELECT part, n, hash, began_ms, removed_ms FROM audit_parts WHERE journal = ?1 ORDER BY part";
         let found = self.0.read(|connection| {
@@ -101,7 +101,7 @@ impl Marks {
         found.map_err(io::Error::other)
     }
 
-    /// A mark never goes back.
+    /// A checkpoint never goes back.
     pub(super) fn mark(&self, name: &str, mark: &Mark, now: u64) -> io::Result<()> {
         let sql = "INSERT INTO audit_heads (journal, part, n, hash, at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
             ON CONFLICT (journal) DO UPDATE SET part = ?2, n = ?3, hash = ?4, at_ms = ?5 WHERE ?3 >= n";
@@ -110,7 +110,7 @@ impl Marks {
         written.map(drop).map_err(io::Error::other)
     }
 
-    /// A file begins.
+    /// Records the start of a file.
     pub(super) fn begin(&self, name: &str, of: &Beginning) -> io::Result<()> {
         let sql = "INSERT OR IGNORE INTO audit_parts (journal, part, n, hash, began_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
         let values = params![name, of.part, number(of.n), of.hash, number(of.began_ms)];
@@ -118,7 +118,7 @@ impl Marks {
         written.map(drop).map_err(io::Error::other)
     }
 
-    /// A file is about to be removed.
+    /// Records that a file is about to be removed.
     pub(super) fn remove(&self, name: &str, part: u32, now: u64) -> io::Result<()> {
         let sql = "UPDATE audit_parts SET removed_ms = ?3 WHERE journal = ?1 AND part = ?2";
         let written = self
@@ -127,7 +127,7 @@ impl Marks {
         written.map(drop).map_err(io::Error::other)
     }
 
-    /// Nothing is known of it any more.
+    /// Removes everything known about the journal.
     pub(super) fn forget(&self, name: &str) -> io::Result<()> {
         let written = self.0.write(|transaction| {
             transaction.execute("DELETE FROM audit_parts WHERE journal = ?1", [name])?;

@@ -1,18 +1,18 @@
-//! Questions to the audit: the newest lines first, a page at a time, read backwards from the end of its files. They are
-//! shown as they stand there; whether they can be believed is `verify`'s to say.
+//! Queries of the audit log: newest records first, by page, read backwards from the end of its
+//! files. Shows the records as they are; `verify` decides whether they can be trusted.
 
 use super::{FOLDER, NAME, marks::Marks, verify::existing};
 use journal::{Folder, LONGEST, Numbered};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fs::File, io, os::unix::fs::FileExt, path::Path};
 
-/// Lines of a page.
+/// Maximum records of a page.
 const MOST_LINES: usize = 1000;
-/// Bytes that are read for a page; it may then be empty, and says where to go on.
+/// Maximum bytes read for a page. A page may then be empty; its cursor says where to continue.
 const MOST_READ: u64 = 64 << 20;
 const BLOCK: u64 = 256 << 10;
 
-/// What a line says, as it is read.
+/// The fields of a record, as they are parsed.
 #[derive(Debug, Deserialize)]
 pub(super) struct Line<'a> {
     n: u64,
@@ -45,32 +45,40 @@ impl Numbered for Line<'_> {
     }
 }
 
-/// What a line says; what is empty was not said.
+/// A record of the log; absent fields are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[allow(missing_docs, reason = "as of an entry")]
 pub struct Row {
-    /// Left out for whoever may not know how many there are.
+    /// Left out for callers who may not learn how many records there are.
     #[serde(default)]
     pub n: u64,
     /// Milliseconds since 1970.
     pub at_ms: u64,
+    /// Kind of the record.
     pub what: String,
+    /// `allowed`, `refused` or `happened`.
     pub decision: String,
+    /// Tenant.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tenant: String,
+    /// API key of the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
+    /// Run or sandbox.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub run: String,
+    /// Task that it belongs to.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub task: String,
+    /// Job that it belongs to.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub job: String,
+    /// Rule that decided.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rule: String,
+    /// Detail.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
-    /// SHA-256 of the line with everything before it.
+    /// Hash-chain value: SHA-256 of the record and everything before it.
     pub hash: String,
 }
 
@@ -93,22 +101,22 @@ impl From<Line<'_>> for Row {
     }
 }
 
-/// Which lines.
+/// Filter and position of a query.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// Of this run or sandbox.
+    /// Run or sandbox.
     pub run: Option<String>,
-    /// Of this tenant.
+    /// Tenant.
     pub tenant: Option<String>,
-    /// Of this kind, such as `run.end`; with a dot at its end, of all that begin so.
+    /// Kind, such as `run.end`; with a trailing dot, all kinds with that prefix.
     pub what: Option<String>,
-    /// Not older.
+    /// Oldest time, inclusive.
     pub since_ms: Option<u64>,
-    /// Not younger.
+    /// Newest time, inclusive.
     pub until_ms: Option<u64>,
-    /// Only such as stand before this place.
+    /// Cursor of the previous page.
     pub before: Option<String>,
-    /// At most so many, and never more than a thousand.
+    /// Page size, at most a thousand.
     pub limit: usize,
 }
 
@@ -128,21 +136,21 @@ impl Asked {
     }
 }
 
-/// Lines, the newest first.
+/// A page of records, newest first.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// They.
+    /// The records.
     pub rows: Vec<Row>,
-    /// Give it as `before` to read on; none at the end.
+    /// Cursor of the next page; `None` at the end.
     pub before: Option<String>,
 }
 
-/// A `before` that was none of ours.
+/// An invalid cursor.
 #[derive(Debug, thiserror::Error)]
-#[error("no line begins at this place")]
+#[error("the cursor is invalid")]
 pub struct WrongPlace;
 
-/// Reads one page. An error that is a [`WrongPlace`] is the question's fault.
+/// Reads one page. An error that is a [`BadCursor`] is the caller's fault.
 pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
     let Some(folder) = existing(&state.join(FOLDER))? else {
         return Ok(Page::default());
@@ -185,7 +193,7 @@ pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
     Ok(reading.page)
 }
 
-/// `PART-OFFSET`: where a line begins.
+/// `PART-OFFSET`: where a record starts.
 fn place(text: &str) -> Option<(u32, u64)> {
     let (part, offset) = text.split_once('-')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -197,14 +205,14 @@ struct Reading<'a> {
     asked: &'a Asked,
     page: Page,
     read: u64,
-    /// The page is full, or what is older is not asked for.
+    /// The page is full, or all older records are out of range.
     over: bool,
 }
 
 impl Reading<'_> {
-    /// Backwards from `end`, or from the end of the file.
+    /// Reads a file backwards from `end`, or from its end.
     fn part(&mut self, folder: &Folder, part: u32, end: Option<u64>) -> io::Result<()> {
-        // Its owner may remove an old one at any time.
+        // The server may remove an old file at any time.
         let Ok(file) = folder.read(NAME, part) else {
             return Ok(());
         };
@@ -221,7 +229,8 @@ impl Reading<'_> {
             let mut block = vec![0; usize::try_from(end - from).unwrap_or_default()];
             file.read_exact_at(&mut block, from)?;
             self.read += block.len() as u64;
-            // Up to the first line that begins in this block; one that is being written has no end yet.
+            // Up to the first record that starts in this block; a record that is being written has
+            // no end yet.
             let whole = block
                 .iter()
                 .rposition(|byte| *byte == b'\n')
@@ -234,7 +243,7 @@ impl Reading<'_> {
                     .map_or(block.len(), |at| at + 1),
             };
             if first >= whole && from > 0 {
-                // Longer than any line of ours, unless it is the last, which has no end yet.
+                // Longer than any record, unless it is the last one, which has no end yet.
                 end = match block.len() > LONGEST {
                     true => return Ok(()),
                     false => from,
@@ -246,7 +255,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The lines of a block, the last first; where the first of them that was looked at begins.
+    /// Reads the records of a block, the last first. Returns where the first record that was read
+    /// starts.
     fn lines(&mut self, block: &[u8], part: u32, at: u64) -> u64 {
         let mut end = block.len();
         while end > 0 && !self.over {
@@ -271,7 +281,8 @@ impl Reading<'_> {
         let Ok(text) = std::str::from_utf8(text) else {
             return;
         };
-        // Names of runs need no escapes: a line without the name is none of its.
+        // Run ids contain no characters that JSON escapes: a line without the id is not about the
+        // run.
         if self
             .asked
             .run

@@ -1,5 +1,5 @@
-//! The threads of an audit: one makes sure of what was written, and writes what had to wait; one tells the database how far
-//! that is, and removes what is too old.
+//! The maintenance threads of the audit log: one syncs records and writes queued ones; one stores
+//! checkpoints in the database and removes old files.
 
 use super::{
     Entry, NAME,
@@ -15,15 +15,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a line may be without being surely on the disk.
+/// Maximum time that a record stays unsynced.
 const BETWEEN_SYNCS: Duration = Duration::from_millis(500);
 const BETWEEN_MARKS: Duration = Duration::from_secs(5);
-/// How long a database that does not take it is left alone.
+/// Pause after a failed write to the database.
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
 const BETWEEN_REMOVALS: Duration = Duration::from_secs(3600);
 
-/// Makes sure of lines and writes those that had to wait, until its owner is gone. Never waits for the database: whoever
-/// writes a line within a transaction may wait for this.
+/// Syncs records and writes queued ones until the log is closed. Never waits for the database: a
+/// caller that appends within a database transaction may wait for this thread.
 pub(super) fn work(shared: &Shared) {
     loop {
         let over = wait(shared);
@@ -35,13 +35,13 @@ pub(super) fn work(shared: &Shared) {
     }
 }
 
-/// Tells the database how far it is, and removes what is too old, until its owner is gone.
+/// Stores checkpoints and removes old files until the log is closed.
 pub(super) fn keep(shared: &Shared) {
     let mut removed = None::<Instant>;
     loop {
         if removed.is_none_or(|last| last.elapsed() > BETWEEN_REMOVALS) {
             removed = Some(Instant::now());
-            // What cannot be removed now is an hour from now.
+            // A failed removal is tried again an hour later.
             _ = remove_old(shared);
         }
         if wait_for_file(shared) {
@@ -53,7 +53,7 @@ pub(super) fn keep(shared: &Shared) {
     }
 }
 
-/// Until it is time, or somebody waits; whether the owner is gone.
+/// Waits for the interval or for a caller. Returns whether the log is closed.
 fn wait(shared: &Shared) -> bool {
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     let idle = |state: &mut State| !state.over && (state.waiters == 0 || state.synced.is_err());
@@ -61,7 +61,7 @@ fn wait(shared: &Shared) -> bool {
     waited.unwrap_or_else(PoisonError::into_inner).0.over
 }
 
-/// Until it is time for a mark, or a file was begun; whether the owner is gone.
+/// Waits for the interval or for a new file. Returns whether the log is closed.
 fn wait_for_file(shared: &Shared) -> bool {
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     let idle =
@@ -70,8 +70,8 @@ fn wait_for_file(shared: &Shared) -> bool {
     waited.unwrap_or_else(PoisonError::into_inner).0.over
 }
 
-/// Makes sure of what was written, and marks how far that is: first where files begin, then the last line. What is missing
-/// makes less certain, and nothing wrong; the next one says as much.
+/// Syncs, then stores how far: first the starts of files, then the checkpoint. If one is missing,
+/// the proof is weaker and nothing is wrong; the next checkpoint covers it.
 pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
     let Some(mark) = sync(shared) else {
         return Ok(());
@@ -92,7 +92,7 @@ pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
     shared.marks.mark(NAME, &mark, journal::now())
 }
 
-/// Makes sure of what was written until now; none if that has failed, after which nothing is sure.
+/// Syncs all records written so far; `None` if that has failed: then nothing is certain.
 fn sync(shared: &Shared) -> Option<Mark> {
     let lock = || shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     let _one = shared
@@ -132,13 +132,13 @@ fn sync(shared: &Shared) -> Option<Mark> {
         sure.for_each(|opened| opened.before = None);
     }
     let why =
-        |error| format!("the audit cannot be made to last until the server starts again: {error}");
+        |error| format!("the audit cannot be synced to disk until the server restarts: {error}");
     state.synced = done.map(|()| mark.n).map_err(why);
     shared.lasting.notify_all();
     state.synced.is_ok().then_some(mark)
 }
 
-/// In the order of their lines, with the names of those that were begun.
+/// Syncs the files in the order of their records, then the directory entries of new ones.
 fn sync_files(shared: &Shared, older: &[Arc<File>], last: &File) -> io::Result<()> {
     older
         .iter()
@@ -149,7 +149,7 @@ fn sync_files(shared: &Shared, older: &[Arc<File>], last: &File) -> io::Result<(
     Ok(rustix::fs::fdatasync(last)?)
 }
 
-/// None while somebody copies the state folder: what was copied of the database tells of files that are still to be copied.
+/// `None` while a backup runs: its copy of the database names files that it has not copied yet.
 pub(super) fn alone(shared: &Shared) -> io::Result<Option<Upkeep>> {
     match shared.folder.path(NAME, 1).ancestors().nth(2) {
         Some(state) => Upkeep::alone(state),
@@ -157,7 +157,8 @@ pub(super) fn alone(shared: &Shared) -> io::Result<Option<Upkeep>> {
     }
 }
 
-/// Removes whole files whose every line is older than they are kept, and the oldest of those beyond the bytes that are kept.
+/// Removes files whose records are all older than the retention, and the oldest beyond the byte
+/// limit.
 pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
     let Some(_alone) = alone(shared)? else {
         return Ok(());
@@ -171,7 +172,7 @@ pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
     let mut bytes: u64 = sizes.iter().sum();
     let keep_ms = u64::try_from(shared.settings.keep_for.as_millis()).unwrap_or(u64::MAX);
     let oldest = journal::now().saturating_sub(keep_ms);
-    // The last is never removed.
+    // The last file is never removed.
     for (index, pair) in parts.windows(2).enumerate() {
         let [this, next] = [pair[0], pair[1]].map(|part| {
             let known = beginnings.iter().find(|beginning| beginning.part == part);
@@ -192,7 +193,8 @@ pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// The line first, then the marks, then the file: whoever dies between leaves it to the next.
+/// Record first, then the database, then the file: after a crash the next start completes the
+/// removal.
 fn remove(shared: &Shared, this: &Beginning, next: &Beginning, rule: &str) -> io::Result<()> {
     let about = format!("file {}, up to line {}", this.part, next.n);
     shared.note_removal(&Entry {
@@ -201,7 +203,7 @@ fn remove(shared: &Shared, this: &Beginning, next: &Beginning, rule: &str) -> io
         about: &about,
         ..Entry::default()
     })?;
-    // Without them nobody would believe that it was removed by us, or what follows.
+    // Without these rows, verification would report the file as missing.
     shared.marks.begin(NAME, this)?;
     shared.marks.begin(NAME, next)?;
     shared.marks.remove(NAME, this.part, journal::now())?;
@@ -209,7 +211,7 @@ fn remove(shared: &Shared, this: &Beginning, next: &Beginning, rule: &str) -> io
 }
 
 impl Shared {
-    /// Without waiting for the disk: that is this very thread's to make sure of.
+    /// Appends without waiting for the sync, which is this thread's own task.
     fn note_removal(&self, entry: &Entry<'_>) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.write(&mut state, entry).map(drop)

@@ -1,5 +1,5 @@
-//! Reads the audit and believes no line that does not follow from the one before, from where the database says that it
-//! begins to at least where the database says that it was.
+//! Verifies the audit log: every record must follow from the one before, from the start that the
+//! database names at least up to the checkpoint.
 
 use super::{
     FOLDER, NAME,
@@ -16,25 +16,25 @@ use std::{
 
 const BUFFER: usize = 256 << 10;
 
-/// What was found of an audit that is as it was written.
+/// Report of a log that verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Lines that were read.
+    /// Number of records read.
     pub lines: u64,
-    /// The number of the first of them: those before were removed when they were old.
+    /// Number of the first record; earlier ones were removed by retention.
     pub first: u64,
-    /// When the first was written, in milliseconds since 1970.
+    /// Time of the first record, in milliseconds since 1970.
     pub since_ms: u64,
-    /// The number of the last line.
+    /// Number of the last record.
     pub last: u64,
-    /// Its hash.
+    /// Hash of the last record.
     pub head: String,
 }
 
-/// Why it is not verified.
+/// Why the log did not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum Wrong {
-    /// It is not as it was written.
+    /// It was changed.
     #[error(transparent)]
     Problem(Problem),
     /// It cannot be read.
@@ -42,9 +42,9 @@ pub enum Wrong {
     Read(#[from] io::Error),
 }
 
-/// Reads every line that there is. With a head, a line of that hash must be among them.
+/// Verifies all records. With a head, a record of that hash must be among them.
 pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
-    // The owner may remove a file while we read: then there is another beginning.
+    // The server may remove an old file meanwhile; the second read then starts after it.
     let first = verify_once(state, head);
     match first {
         Err(Wrong::Problem(_)) => verify_once(state, head),
@@ -61,16 +61,16 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     };
     let Some(marks) = Marks::existing(state)? else {
         return match existing(&place)?.is_some() || wanted.is_some() {
-            true => Err(whole("the `airlock.db` that knows it is gone").into()),
+            true => Err(whole("`airlock.db`, which describes it, is missing").into()),
             false => Ok(Verified::default()),
         };
     };
-    // Before the files: what is marked is there.
+    // Read before the files: every file that the database names exists.
     let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
     let Some(folder) = existing(&place)? else {
         return match (mark, wanted) {
             (None, None) => Ok(Verified::default()),
-            _ => Err(whole("the audit is gone").into()),
+            _ => Err(whole("the audit is missing").into()),
         };
     };
     let before = is_live(&folder);
@@ -94,7 +94,7 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     }
     if wanted.is_some() && !end.seen {
         return Err(whole(
-            "no line has the hash that was noted: it was changed, cut off, or put back",
+            "no record has the given hash: the audit was changed, truncated or replaced by an older copy",
         )
         .into());
     }
@@ -108,7 +108,7 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     })
 }
 
-/// The last line that is surely on the disk: its number and hash.
+/// The last checkpoint: number and hash of its record.
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
     let Some(marks) = Marks::existing(state)? else {
         return Ok(None);
@@ -119,7 +119,7 @@ pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
         .map(|mark| (mark.n, hexadecimal(&mark.hash))))
 }
 
-/// A hash as its 64 digits are read.
+/// Parses a hash of 64 hexadecimal digits.
 pub fn parsed(text: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     if text.len() != 2 * hash.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -138,7 +138,7 @@ pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
     }
 }
 
-/// Where a file begins of which the database knows nothing, as its own first line says.
+/// Start of a file that the database does not know, from its own first record.
 pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beginning> {
     #[derive(serde::Deserialize)]
     struct First {
@@ -159,11 +159,13 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
             began_ms: first.at,
             removed: false,
         }),
-        _ => Err(io::Error::other("its first line is none of ours")),
+        _ => Err(io::Error::other(
+            "its first line is not a record of the audit",
+        )),
     }
 }
 
-/// The files of a journal, and what is known of them beside.
+/// The files of a journal, and what the database knows about them.
 pub(super) struct Check<'a> {
     pub(super) folder: &'a Folder,
     pub(super) name: &'a str,
@@ -172,7 +174,7 @@ pub(super) struct Check<'a> {
     pub(super) mark: Option<Mark>,
 }
 
-/// How far they were read and believed.
+/// How far the files were read and verified.
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) head: Head,
@@ -183,9 +185,9 @@ pub(super) struct End {
     lines: u64,
     first: u64,
     since_ms: u64,
-    /// Where the files begin that were read.
+    /// Starts of the files that were read.
     pub(super) beginnings: Vec<Beginning>,
-    /// Whether the marked line was among them.
+    /// Whether the checkpoint's record was among them.
     marked: bool,
     wanted: Option<Hash>,
     seen: bool,
@@ -206,10 +208,11 @@ impl Check<'_> {
             .find(|beginning| beginning.part == part)
     }
 
-    /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
+    /// Verifies the latest files, from the one with the checkpoint: `verify` covers the earlier
+    /// ones.
     pub(super) fn newest(&self) -> Result<End, Problem> {
         let marked = self.mark.map_or(0, |mark| mark.part);
-        // One of which nothing is known is read from the one before, so that it is known from then on.
+        // A file that the database does not know is verified from the one before it.
         let known = self
             .parts
             .iter()
@@ -219,7 +222,7 @@ impl Check<'_> {
         self.read(from.unwrap_or(0), None)
     }
 
-    /// Reads them from this one on, and looks for a line of this hash.
+    /// Verifies the files from this one on, and looks for a record with this hash.
     fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
         let mut end = End {
             wanted,
@@ -229,7 +232,8 @@ impl Check<'_> {
         if let Some(&first) = parts.first() {
             let beginning = self.beginning(first)?;
             end.head = beginning.head();
-            // Before the first line of all there is none that could have been noted.
+            // Before the very first record there is none whose hash could have been stored
+            // elsewhere.
             end.seen = beginning.n > 0 && wanted == Some(beginning.hash);
         }
         end.marked = self
@@ -253,7 +257,8 @@ impl Check<'_> {
         Ok(end)
     }
 
-    /// Whether nothing was ever surely written to it: a loss of power may leave it behind one that lost its end.
+    /// Whether the file is empty and unknown to the database: power loss may leave it after a file
+    /// that lost its end.
     fn is_only_begun(&self, part: u32) -> bool {
         self.known(part).is_none()
             && self
@@ -262,7 +267,7 @@ impl Check<'_> {
                 .is_ok_and(|size| size == 0)
     }
 
-    /// What the first file must follow.
+    /// The record that the first file must follow.
     fn beginning(&self, part: u32) -> Result<Beginning, Problem> {
         let before_was_removed = || self.known(part - 1).is_some_and(|before| before.removed);
         match (part, self.known(part)) {
@@ -280,7 +285,7 @@ impl Check<'_> {
             _ => Err(self.problem(
                 part,
                 0,
-                "the file before it is missing, and was not removed by us",
+                "the file before it is missing, and was not removed by retention",
             )),
         }
     }
@@ -337,7 +342,7 @@ impl Check<'_> {
                 match mark.hash == head.hash {
                     true => end.marked = true,
                     false => {
-                        let what = "it is not the line that the database knows: what stood here was rewritten";
+                        let what = "it is not the record that the database knows: it was rewritten";
                         return Err(self.problem(part, reader.line(), what));
                     }
                 }
@@ -362,7 +367,7 @@ impl Check<'_> {
             true => Ok(()),
             false => {
                 let what = format!(
-                    "it ends before line number {}, which was surely written",
+                    "it ends before record {}, which was written to disk",
                     mark.n
                 );
                 Err(self.problem(last, end.line, what))

@@ -1,4 +1,5 @@
-//! A job is accepted: written down with all that is needed to run it, unless it was before or there is no room.
+//! Accepts a job: stores everything needed to run it, unless its idempotency key is known or a
+//! limit is reached.
 
 use super::{
     end::{self, Change},
@@ -10,84 +11,99 @@ use crate::{
 };
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-/// Jobs that come right after one, at most, with those that have ended and are not forgotten yet.
+/// Maximum of direct dependents of one job, with those that have ended and are still stored.
 pub const MOST_BEHIND: u64 = 10_000;
 
-/// A job that is about to be accepted.
+/// A job to be accepted.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewJob<'a> {
+    /// Job id.
     pub id: &'a str,
+    /// Tenant.
     pub tenant: &'a str,
+    /// API key of the request.
     pub key: &'a str,
+    /// Name, if one was given.
     pub name: Option<&'a str>,
-    /// JSON.
+    /// Labels as JSON.
     pub labels: &'a str,
+    /// Priority; larger ones go first.
     pub priority: i32,
+    /// Time of acceptance.
     pub at_ms: u64,
+    /// Earliest start, if one was requested.
     pub not_before_ms: Option<u64>,
+    /// How long the job is stored after its end.
     pub keep_ms: u64,
+    /// Maximum attempts that count.
     pub most_attempts: u32,
-    /// Names of statuses, with spaces between.
+    /// Statuses to retry on, separated by spaces.
     pub retry_on: &'a str,
+    /// Pause before the second attempt.
     pub pause_ms: u64,
-    /// Run it again if its server ends before it.
+    /// Whether the job runs again if its server ends first.
     pub rerun: bool,
+    /// Jobs that must succeed first.
     pub after: &'a [String],
-    /// JSON.
+    /// Webhook as JSON.
     pub webhook: Option<&'a str>,
-    /// The request itself.
+    /// The request, as JSON.
     pub order: &'a str,
-    /// An idempotency key with the hash of the request that it stands for.
+    /// Idempotency key, with the hash of its request.
     pub promise: Option<(&'a str, [u8; 32])>,
 }
 
-/// How many may wait, and what they may take.
+/// Limits of pending jobs and of the bytes that jobs occupy.
 #[derive(Clone, Copy, Debug)]
 pub struct JobRoom {
-    /// Jobs that wait, of all tenants.
+    /// Queued jobs of all tenants.
     pub queued: u64,
-    /// The same of one.
+    /// Queued jobs of one tenant.
     pub queued_of_one: u64,
-    /// Jobs of this tenant that wait or run.
+    /// Queued and running jobs of this tenant.
     pub jobs: Option<u64>,
-    /// Bytes of orders and results, of all tenants.
+    /// Bytes of requests and results of all tenants.
     pub bytes: u64,
-    /// The same of one.
+    /// Bytes of requests and results of one tenant.
     pub bytes_of_one: u64,
 }
 
-/// Which bound is reached.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of the room")]
 pub enum WhichBound {
+    /// Queued jobs of all tenants.
     Queued,
+    /// Queued jobs of one tenant.
     QueuedOfOne,
+    /// Queued and running jobs of the tenant.
     Jobs,
+    /// Bytes of all tenants.
     Bytes,
+    /// Bytes of one tenant.
     BytesOfOne,
+    /// Dependents of one job.
     Behind,
 }
 
-/// What became of a request to accept a job.
+/// Result of adding a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// It is accepted.
+    /// The job is accepted.
     New,
-    /// The same, and over at once: it was to come after what did not succeed.
+    /// The job is accepted and ends at once, because a dependency did not succeed.
     InVain(Vec<Change>),
-    /// The same request came before: this is its job.
+    /// The idempotency key and request match an earlier job; this is its id.
     Before(String),
-    /// Its idempotency key stands for another request.
+    /// The idempotency key belongs to a different request.
     OtherRequest,
-    /// It is to come after one that there is not, or that is somebody else's.
+    /// This dependency does not exist, or belongs to another tenant.
     NoSuchJob(String),
-    /// There is no room.
+    /// A limit is reached.
     Full(WhichBound),
 }
 
 impl Writing<'_> {
-    /// Writes a job down.
+    /// Stores a job.
     pub fn add_job(&self, job: &NewJob<'_>, room: &JobRoom) -> Result<Added, DatabaseError> {
         self.done(add(self.transaction, job, room))
     }
@@ -127,7 +143,7 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
             params![job.tenant, name, &body[..], job.id, number(job.at_ms)],
         )?;
     }
-    // Whoever waits for what did not succeed is told at once.
+    // The failed dependency is reported with the acceptance.
     match needed.iter().find(|needed| is_in_vain(&needed.status)) {
         Some(ended) => {
             end::cancel_one(transaction, n, &end::in_vain(&ended.id), job.at_ms).map(Added::InVain)
@@ -136,7 +152,7 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
     }
 }
 
-/// Whether nothing comes of waiting for a job of this status.
+/// Whether a dependency with this status can no longer succeed.
 pub(super) fn is_in_vain(status: &str) -> bool {
     !matches!(status, "queued" | "running" | "succeeded")
 }
@@ -176,14 +192,14 @@ fn insert(
     ])
 }
 
-/// A job that another comes after.
+/// A job that the new job depends on.
 struct Needed {
     id: String,
     status: String,
     behind: u64,
 }
 
-/// Those that it comes after; or the first that its tenant does not have.
+/// The dependencies of a job; or the first one that its tenant does not have.
 fn needed(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
@@ -207,12 +223,13 @@ fn needed(
     Ok(Ok(found))
 }
 
-/// What one may have of what all have together: half of what the others leave, so that no two of them take everything.
+/// One tenant's share of a common limit: half of what the others leave, so that no two tenants can
+/// take everything.
 fn share(most: u64, all: u64, own: u64) -> u64 {
     most.saturating_sub(all.saturating_sub(own)).div_ceil(2)
 }
 
-/// Which bound one more of this tenant, with so many bytes, would be beyond.
+/// The limit that one more job of this tenant, with so many bytes, would exceed.
 pub(super) fn full(
     transaction: &Transaction<'_>,
     tenant: &str,
@@ -248,7 +265,7 @@ pub(super) fn full(
         .find_map(|(bound, reached)| reached.then_some(bound)))
 }
 
-/// What an idempotency key stands for, if it is known and still holds.
+/// The job that an idempotency key belongs to, if the key is known and valid.
 fn promised(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,

@@ -1,17 +1,18 @@
-//! What follows for those that come after a job that has ended: they wait for their turn, or are cancelled with all that
-//! come after them. A few at a time: one job may have thousands behind it, and everybody's writes wait for a transaction.
+//! Propagates the end of a job to its dependents: they become ready, or are cancelled together with
+//! their own dependents. Works in batches, because one job may have thousands of dependents and
+//! every write transaction blocks the others.
 //!
-//! Until all have followed the job is neither retried nor forgotten, and none of those behind it starts: whoever is to be
-//! cancelled still waits.
+//! Until the propagation is complete, the job is neither retried nor pruned, and none of its
+//! dependents starts.
 
 use super::end::{CHANGE, Change, change, in_vain};
 use crate::served::number;
 use rusqlite::{OptionalExtension, Transaction, params};
 
-/// Jobs that are looked at in one transaction.
+/// Dependents handled in one transaction.
 pub(super) const TOGETHER: usize = if cfg!(test) { 3 } else { 100 };
 
-/// From now on those behind this job follow it.
+/// Starts the propagation for a job.
 pub(super) fn begin(
     transaction: &Transaction<'_>,
     id: &str,
@@ -26,14 +27,14 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Whether some behind it have not followed yet.
+/// Whether the propagation of a job is incomplete.
 pub(super) fn is_followed(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<bool> {
     transaction
         .prepare_cached("SELECT 1 FROM job_followed WHERE id = ?")?
         .exists([id])
 }
 
-/// A job behind which not everything has followed.
+/// An ended job with an incomplete propagation.
 struct Followed {
     id: String,
     root: String,
@@ -41,7 +42,7 @@ struct Followed {
     seen: i64,
 }
 
-/// Some of what follows: of what began with this job, or with any.
+/// Propagates one batch: of the chain that began with this job, or of any.
 pub(super) fn follow(
     transaction: &Transaction<'_>,
     root: Option<&str>,
@@ -70,13 +71,13 @@ pub(super) fn follow(
             break;
         };
         let looked = some(transaction, &first, left, now_ms, &mut changes)?;
-        // Each costs something, even one behind which there is nothing left.
+        // Each job costs something, even one without remaining dependents.
         left -= looked.clamp(1, left);
     }
     Ok(changes)
 }
 
-/// At most so many behind this one. How many were looked at.
+/// Handles up to `limit` dependents of this job. Returns how many were handled.
 fn some(
     transaction: &Transaction<'_>,
     followed: &Followed,
@@ -109,7 +110,7 @@ fn some(
     Ok(next.len())
 }
 
-/// One that waits for nothing else waits for its time or turn.
+/// A job whose dependencies are all met waits for its time or for its turn.
 fn release(
     transaction: &Transaction<'_>,
     n: i64,
@@ -120,7 +121,7 @@ fn release(
     transaction
         .prepare_cached(met)?
         .execute(params![n, needs])?;
-    // What is about to be cancelled does not start before.
+    // A dependent that is about to be cancelled does not start before.
     let release = format!(
         "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
         WHERE n = ?1 AND waits_for = 'jobs' AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = ?1
@@ -137,7 +138,8 @@ fn release(
     }))
 }
 
-/// One that waits is over, and what comes after it follows. There are no circles: a job only waits for older ones.
+/// Cancels a waiting job and starts the propagation to its own dependents. There are no cycles: a
+/// job depends only on older ones.
 fn cancel(
     transaction: &Transaction<'_>,
     n: i64,

@@ -1,4 +1,4 @@
-//! Starts and ends of tries, and what follows: another try, a final state, and what waits for the job.
+//! State transitions of jobs: start and end of attempts, cancellation, retry and the final state.
 
 use super::{
     add::{self, JobRoom, WhichBound},
@@ -13,67 +13,71 @@ use crate::{
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 use spec::{ErrorCode, ErrorInfo};
 
-/// Tries that are remembered of a job.
+/// Run ids stored for one job.
 const MOST_RUNS: i64 = 200;
 
-/// A job whose state has changed.
+/// A changed job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Change {
+    /// Job id.
     pub id: String,
+    /// Tenant.
     pub tenant: String,
+    /// Status.
     pub status: String,
+    /// Run id of the last attempt.
     pub run: Option<String>,
-    /// JSON.
+    /// Webhook as JSON.
     pub webhook: Option<String>,
-    /// It only waits for something else than before.
+    /// Only what the job waits for has changed, not its status.
     pub moved: bool,
 }
 
-/// How a try ended.
+/// The end of an attempt.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct End<'a> {
+    /// Status of the attempt.
     pub status: &'a str,
-    /// JSON, as it is kept.
+    /// Result as stored JSON.
     pub result: Option<&'a str>,
-    /// JSON.
+    /// Error as JSON.
     pub error: Option<&'a str>,
+    /// Time of the end.
     pub at_ms: u64,
 }
 
-/// What became of a wish to cancel a job.
+/// Result of cancelling a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// It waited, and is over, with all that waited for it.
+    /// The job was queued; it is cancelled, with its dependents.
     Queued(Vec<Change>),
-    /// It is under way as this run, which is to be ended.
+    /// The job is running as this run, which the caller must end.
     Running(String),
-    /// It was over before.
+    /// The job had ended before.
     Before,
-    /// There is none.
+    /// There is no such job.
     Unknown,
 }
 
-/// What became of a wish to run a job again.
+/// Result of retrying a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Retried {
-    /// It waits.
+    /// The job is queued again.
     Queued,
-    /// It has not ended.
+    /// The job has not ended.
     NotFinal,
-    /// It is to come after this one, which did not succeed.
+    /// The job depends on this one, which did not succeed.
     InVain(String),
-    /// It has ended, and not all that come after it have followed yet.
+    /// The job has ended, but its dependents are not updated yet.
     Followed,
-    /// There is no room.
+    /// A limit is reached.
     Full(WhichBound),
-    /// There is none.
+    /// There is no such job.
     Unknown,
 }
 
 impl Writing<'_> {
-    /// A try begins: false unless it is the job's turn. Nobody else starts it then.
+    /// Starts an attempt; false unless the job is ready. A job is started by one server only.
     pub fn start_job(
         &self,
         id: &str,
@@ -84,12 +88,14 @@ impl Writing<'_> {
         self.done(start(self.transaction, id, run, boot, now_ms))
     }
 
-    /// The try that was this run is over. What has changed, the job itself first; nothing if it is not under way as this run.
+    /// Ends the attempt with this run. Returns the changed jobs, the job itself first; none if it
+    /// is not running as this run.
     pub fn end_job(&self, run: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
         self.done(end_try(self.transaction, run, end))
     }
 
-    /// A job whose turn it is waits until this moment, and this is why (JSON). False if that is not its turn any more.
+    /// Defers a ready job until this time, for this reason (JSON). False if it is not ready any
+    /// more.
     pub fn put_off_job(&self, id: &str, due_ms: u64, why: &str) -> Result<bool, DatabaseError> {
         let put_off =
             "UPDATE job SET waits_for = 'time', due_ms = ?2, error = ?3, version = version + 1
@@ -99,24 +105,25 @@ impl Writing<'_> {
             .map(|rows| rows == 1)
     }
 
-    /// All that were put off have their turn again at this moment: what there was none of may be there now. How many.
+    /// Makes all deferred jobs due at this time, because the missing quota may be available now.
+    /// Returns how many.
     pub fn look_again_at_jobs(&self, now_ms: u64) -> Result<usize, DatabaseError> {
         let again = "UPDATE job SET due_ms = ?1 WHERE waits_for = 'time' AND due_ms > ?1
             AND json_extract(error, '$.code') IN ('quota_exceeded', 'budget_exceeded')";
         self.done(self.transaction.execute(again, [number(now_ms)]))
     }
 
-    /// A job that waits is over without another try.
+    /// Ends a queued job without another attempt.
     pub fn refuse_job(&self, id: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
         self.done(refuse(self.transaction, id, end))
     }
 
-    /// Cancels a job: at once if it waits, else somebody has to end its run.
+    /// Cancels a job: at once if it is queued, otherwise the caller must end its run.
     pub fn cancel_job(&self, id: &str, now_ms: u64) -> Result<Cancelled, DatabaseError> {
         self.done(cancel(self.transaction, id, now_ms))
     }
 
-    /// A job that is over waits again, as if it had not been tried; unless so many wait already.
+    /// Queues an ended job again, as if it had not been tried, unless a limit is reached.
     pub fn retry_job(
         &self,
         id: &str,
@@ -126,7 +133,7 @@ impl Writing<'_> {
         self.done(retry(self.transaction, id, now_ms, room))
     }
 
-    /// Those whose time has come wait for their turn from now on. Which, at most so many.
+    /// Makes the jobs ready whose time has come, up to `limit`. Returns their ids.
     pub fn due_jobs(&self, now_ms: u64, most: u32) -> Result<Vec<String>, DatabaseError> {
         let due = "UPDATE job SET waits_for = 'turn', version = version + 1 WHERE n IN
             (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?) RETURNING id";
@@ -137,7 +144,7 @@ impl Writing<'_> {
         }))
     }
 
-    /// What comes after jobs that have ended follows them, some of it; nothing once all has.
+    /// Propagates ended jobs to one batch of their dependents; empty once all is done.
     pub fn follow_jobs(&self, now_ms: u64) -> Result<Vec<Change>, DatabaseError> {
         self.done(behind::follow(self.transaction, None, now_ms))
     }
@@ -240,7 +247,7 @@ pub(super) fn change(row: &Row<'_>) -> rusqlite::Result<Change> {
     })
 }
 
-/// Another try: in place of this one if `rerun` is 1.
+/// Queues another attempt; with `rerun` 1 it replaces this one.
 fn again(
     transaction: &Transaction<'_>,
     n: i64,
@@ -257,7 +264,7 @@ fn again(
     transaction.prepare_cached(&again)?.query_row(row, change)
 }
 
-/// The final state, with what follows for those that wait for it.
+/// Stores the final state and updates the dependents.
 fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
     let finish = format!(
         "UPDATE job SET status = ?2, waits_for = '', version = version + 1, boot = NULL, ended_ms = ?3,
@@ -278,7 +285,7 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
         &changes[0].id,
         end.status == "succeeded",
     )?;
-    // Few follow at once; of many the rest does soon.
+    // A few dependents are updated at once; the others soon after.
     changes.extend(behind::follow(
         transaction,
         Some(&changes[0].id),
@@ -287,11 +294,11 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
     Ok(changes)
 }
 
-/// What is said of a job that waits for one that did not succeed.
+/// Error of a job whose dependency did not succeed.
 pub(super) fn in_vain(id: &str) -> String {
     error(
         ErrorCode::Cancelled,
-        format!("it was to come after the job `{id}`, which did not succeed"),
+        format!("it depends on the job `{id}`, which did not succeed"),
         "see that job; once it has succeeded, retry this one",
     )
 }
@@ -302,11 +309,11 @@ fn error(code: ErrorCode, message: String, hint: &str) -> String {
         message,
         hint: Some(hint.to_owned()),
     };
-    // Nothing in it can fail to be JSON.
+    // Serialization of this struct cannot fail.
     serde_json::to_string(&error).unwrap_or_default()
 }
 
-/// One that waits, and for which nothing waits yet.
+/// Cancels a waiting job that has no dependents yet.
 pub(super) fn cancel_one(
     transaction: &Transaction<'_>,
     n: i64,
@@ -388,7 +395,7 @@ fn retry(
         .prepare_cached(needed)?
         .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<Result<_, _>>()?;
-    // What had succeeded and is forgotten since was good enough.
+    // A dependency that had succeeded and was pruned since is met.
     let is_in_vain = |done: bool, status: Option<&str>| status.map_or(!done, add::is_in_vain);
     if let Some((needs, ..)) = needed
         .iter()
@@ -415,7 +422,7 @@ fn retry(
     Ok(Retried::Queued)
 }
 
-/// What came of the tries before says nothing of those to come.
+/// Results of earlier attempts are not results of the new ones.
 fn forget_result(transaction: &Transaction<'_>, n: i64) -> rusqlite::Result<()> {
     let weigh =
         "UPDATE job SET bytes = bytes - (SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1)

@@ -1,4 +1,5 @@
-//! Jobs, as they last: from the moment they are accepted to exactly one final state, however often their server ends.
+//! Jobs, stored from their acceptance to exactly one final state, however often the server
+//! restarts.
 //!
 //! ```text
 //!            ┌──────── jobs ── all that it is after succeeded ──┐
@@ -8,9 +9,10 @@
 //!                              └── again, after a pause ────────┴── again ──────────┘
 //! ```
 //!
-//! Every arrow is one transaction, in which whatever waits for the job follows; where that is much, soon after (`behind.rs`). A job that is `running` names the server
-//! that has it under way (`boot`): after a crash there is another, and what became of the job is decided by what was asked
-//! for ([`next`]). Who has how many is kept by triggers; nobody counts rows.
+//! Every arrow is one transaction, which also updates the dependents of the job; many dependents
+//! are updated soon after, in batches (`dependents.rs`). A `running` job names the server that runs
+//! it (column `boot`): after a crash the next server settles it as its policy says ([`next_step`]).
+//! Triggers count the jobs of each tenant, so that no query counts rows.
 
 mod add;
 mod behind;

@@ -1,41 +1,43 @@
-//! What comes after a try of a job. Decides on data alone.
+//! Decides what follows an attempt of a job. Pure: uses data alone.
 
-/// How often a job is run again because its server ended.
+/// How often a job is rerun because its server ended.
 pub const MOST_RERUNS: u32 = 10;
-/// The longest pause between two tries.
+/// Maximum pause between two attempts.
 const LONGEST_PAUSE_MS: u64 = 3_600_000;
 
-/// How a job stands when a try ends, and what was asked for.
+/// State of a job when an attempt ends, and its policy.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Policy {
-    /// Tries that counted, with the one that ended.
+    /// Attempts that counted, including the one that ended.
     pub attempt: u32,
+    /// Maximum attempts that count.
     pub most_attempts: u32,
+    /// Reruns so far.
     pub reruns: u32,
-    /// Names of statuses, with spaces between.
+    /// Statuses to retry on, separated by spaces.
     pub retry_on: String,
+    /// Pause before the second attempt.
     pub pause_ms: u64,
-    /// Run again if its server ended.
+    /// Whether to run again if the server ended.
     pub rerun: bool,
-    /// Somebody asked for its end.
+    /// Whether a cancellation was requested.
     pub cancelled: bool,
 }
 
-/// What comes then.
+/// What follows the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It is over, with the status of this try.
+    /// The job ends with the status of this attempt.
     Final,
-    /// It is over because somebody wanted that, although its server ended first.
+    /// The job ends as cancelled: that was requested, and the server ended first.
     Cancelled,
-    /// Another try, which counts, so many milliseconds later.
+    /// Another attempt, which counts, after this many milliseconds.
     Retry(u64),
-    /// Another try in place of this one.
+    /// Another attempt in place of this one.
     Rerun,
 }
 
-/// After a try that ended so.
+/// Decides what follows an attempt with this status.
 pub fn next(policy: &Policy, status: &str) -> Next {
     let is_lost = status == "lost";
     if policy.cancelled {
@@ -55,7 +57,7 @@ pub fn next(policy: &Policy, status: &str) -> Next {
     }
 }
 
-/// Twice as long each time.
+/// Exponential backoff: doubles with each attempt.
 fn pause(policy: &Policy) -> u64 {
     let doublings = policy.attempt.saturating_sub(1).min(32);
     policy

@@ -1,5 +1,6 @@
-//! Forgets jobs that are over: what is too old, and of whoever has the most the oldest, a few at a time. Nothing waits for
-//! a job that is forgotten: one behind which not everything has followed its end (`behind.rs`) is kept until then.
+//! Prunes ended jobs: the expired ones, and of the tenant with the most jobs the oldest, in small
+//! batches. A job whose dependents are not updated yet (`dependents.rs`) is kept until then, so
+//! nothing waits for a pruned job.
 
 use crate::{
     DatabaseError,
@@ -7,15 +8,15 @@ use crate::{
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 
-/// How many are forgotten in one transaction: others wait for it.
+/// Jobs removed in one transaction, so that writers do not wait long.
 const TOGETHER: i64 = 500;
-/// Promises of one tenant whose jobs have ended; the oldest are forgotten first.
+/// Limit of idempotency keys of one tenant whose jobs have ended; the oldest are removed first.
 pub const MOST_PROMISES: u32 = 200_000;
-/// Not everything behind it has followed.
+/// The propagation to its dependents is incomplete.
 const FOLLOWED: &str = "EXISTS (SELECT 1 FROM job_followed WHERE job_followed.id = job.id)";
 
 impl Served {
-    /// Forgets what is too old or too much. How many jobs are gone.
+    /// Removes jobs that are expired or too many. Returns the number of jobs removed.
     pub fn prune_jobs(
         &self,
         now_ms: u64,
@@ -66,7 +67,7 @@ fn prune_many(
         .optional()?;
     let (excess, order) = match all {
         Some((excess, _)) if excess > 0 => (excess.min(TOGETHER), "ended"),
-        // By weight few are forgotten at a time: one may be most of it.
+        // By bytes, only a few are removed at a time: one job may have most of them.
         Some((_, true)) => (16, "over"),
         _ => return Ok(0),
     };
@@ -80,7 +81,7 @@ fn prune_many(
     let Some((tenant, ended)) = richest.first() else {
         return Ok(0);
     };
-    // Not below the second: then it is that one's turn.
+    // Not below the tenant with the second most: then that one loses jobs.
     let lead = richest
         .get(1)
         .map_or(*ended, |(_, second)| ended - second)
@@ -94,7 +95,7 @@ fn prune_many(
         .execute(params![tenant, excess.min(lead)])
 }
 
-/// One whose job has not ended is kept, however old it is.
+/// Keys of unfinished jobs are kept, however old they are.
 fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
     const ENDED: &str =
         "NOT EXISTS (SELECT 1 FROM job WHERE job.id = job_promise.job AND job.ended_ms IS NULL)";

@@ -1,4 +1,4 @@
-//! Questions about jobs. Those of the scheduler are answered by indexes alone, however many wait.
+//! Queries of jobs. Those of the scheduler are answered by indexes alone, however many jobs wait.
 
 use crate::webhooks::Progress;
 use crate::{
@@ -8,97 +8,122 @@ use crate::{
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use std::collections::BTreeMap;
 
-/// A job, as it is kept, without its order and result.
+/// A row of a job, without its request and result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct JobRow {
+    /// Row number.
     pub n: i64,
+    /// Identifier.
     pub id: String,
+    /// Tenant.
     pub tenant: String,
+    /// API key of the request.
     pub key: String,
+    /// Name, if one was given.
     pub name: Option<String>,
+    /// Labels.
     pub labels: BTreeMap<String, String>,
+    /// Status.
     pub status: String,
-    /// `turn`, `time` or `jobs` while it is queued.
+    /// `turn`, `time` or `jobs` while the job is queued.
     pub waits_for: Option<String>,
-    /// Of its state.
+    /// Counts the changes of its state.
     pub version: i64,
+    /// Priority; larger ones go first.
     pub priority: i32,
+    /// Time of acceptance.
     pub accepted_ms: u64,
+    /// Earliest start, if one was requested.
     pub not_before_ms: Option<u64>,
-    /// Not before this: as asked for, or by the pause of a retry.
+    /// Earliest start: as requested, or after the pause of a retry.
     pub due_ms: u64,
+    /// Time of the start.
     pub started_ms: Option<u64>,
+    /// Time of the end.
     pub ended_ms: Option<u64>,
+    /// Attempts that counted.
     pub attempt: u32,
+    /// Maximum attempts that count.
     pub most_attempts: u32,
+    /// Whether the job runs again if its server ends first.
     pub rerun: bool,
+    /// Run id of the last attempt.
     pub run: Option<String>,
-    /// Of all its tries, as far as they are remembered.
+    /// Run ids of its attempts, as far as they are stored.
     pub runs: Vec<String>,
+    /// Jobs that must succeed first.
     pub after: Vec<String>,
+    /// Whether a cancellation was requested.
     pub cancelled: bool,
-    /// JSON.
+    /// Webhook as JSON.
     pub webhook: Option<String>,
-    /// How far its notices are; none before the first.
+    /// Progress of its webhook notices; `None` before the first.
     pub told: Option<Progress>,
-    /// JSON.
+    /// Error as JSON.
     pub error: Option<String>,
 }
 
 impl JobRow {
-    /// Whether it has ended.
+    /// Whether the job has ended.
     pub fn is_final(&self) -> bool {
         self.ended_ms.is_some()
     }
 }
 
-/// Which jobs, newest first.
+/// Filter of a list of jobs, newest first.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct JobFilter {
+    /// Tenant; `None` for all.
     pub tenant: Option<String>,
+    /// Status.
     pub status: Option<String>,
+    /// Name.
     pub name: Option<String>,
+    /// Label that the job must have.
     pub label: Option<(String, String)>,
-    /// Only those that have not ended.
+    /// Only jobs that have not ended.
     pub open: bool,
-    /// Only those that came before this one.
+    /// Only rows before this one.
     pub before: Option<i64>,
+    /// Maximum rows.
     pub limit: u32,
 }
 
-/// Rows that are looked at for one page, at most, where no index knows the answer.
+/// Rows scanned for one page where no index answers the query.
 const MOST_LOOKED_AT: i64 = 2000;
 
 /// A page of jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Listed {
+    /// The rows.
     pub rows: Vec<JobRow>,
-    /// Behind which there may be more.
+    /// Cursor of the next page; `None` at the end.
     pub before: Option<i64>,
 }
 
-/// How many there are.
+/// Job counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Counts {
+    /// Queued jobs.
     pub queued: u64,
-    /// Of these, those that could start now.
+    /// Queued jobs that could start now.
     pub turn: u64,
+    /// Running jobs.
     pub running: u64,
+    /// Ended jobs.
     pub ended: u64,
-    /// Of orders and results.
+    /// Bytes of requests and results.
     pub bytes: u64,
 }
 
-/// A job that was under way when its server ended.
+/// A job that was running when its server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Ended {
+    /// Job id.
     pub id: String,
+    /// Tenant.
     pub tenant: String,
+    /// Run id.
     pub run: String,
 }
 
@@ -109,21 +134,21 @@ const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version,
     CASE WHEN webhook IS NOT NULL THEN (SELECT json_group_array(json_array(state, attempts, problem)) FROM (
         SELECT state, attempts, problem FROM webhook_notice WHERE webhook_notice.job = job.id ORDER BY webhook_notice.n)) END AS told";
 
-/// Of a tenant, whose turn is next.
+/// The ready jobs of a tenant, in order.
 pub(super) const NEXT: &str =
     "SELECT id FROM job WHERE tenant = ? AND waits_for = 'turn' ORDER BY priority DESC, n LIMIT ?";
-/// Who has something that could start.
+/// Tenants with ready jobs.
 pub(super) const ACTIVE: &str = "SELECT tenant FROM job_tenant WHERE turn > 0 AND tenant <> ''";
-/// When the next one is due.
+/// Time of the next due job.
 pub(super) const DUE: &str = "SELECT min(due_ms) FROM job WHERE waits_for = 'time'";
 
 impl Served {
-    /// The job of that identifier.
+    /// The job with this id.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, DatabaseError> {
         self.jobs.read(|connection| find(connection, id))
     }
 
-    /// The same with the request that it was accepted by.
+    /// The same with the request.
     pub fn job_with_order(&self, id: &str) -> Result<Option<(JobRow, String)>, DatabaseError> {
         self.jobs.read(|connection| {
             let Some(row) = find(connection, id)? else {
@@ -138,7 +163,7 @@ impl Served {
         })
     }
 
-    /// What came of its last try, as JSON.
+    /// Result of the last attempt as JSON.
     pub fn job_result(&self, id: &str) -> Result<Option<String>, DatabaseError> {
         self.reading().read(|connection| {
             let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
@@ -149,13 +174,13 @@ impl Served {
         })
     }
 
-    /// Jobs, the newest first. With a label, or a name of any tenant's, a page may have fewer than there are, or none: its
-    /// end says from where to go on.
+    /// Jobs, newest first. With a label, or a name of any tenant, a page may be short or empty
+    /// although there are more: its cursor says where to continue.
     pub fn list_jobs(&self, filter: &JobFilter) -> Result<Listed, DatabaseError> {
         self.list_among(filter, MOST_LOOKED_AT)
     }
 
-    /// The same, where so many rows are looked at in one go.
+    /// The same with another limit of scanned rows.
     pub(super) fn list_among(
         &self,
         filter: &JobFilter,
@@ -168,7 +193,7 @@ impl Served {
             of_them,
         } = listing(filter, most);
         let limit = filter.limit.min(MOST_LISTED) as usize;
-        // Whoever stops everything waits for nobody's long reading.
+        // A caller that cancels everything does not wait for long reads of others.
         let place = if filter.open {
             &self.jobs
         } else {
@@ -203,7 +228,7 @@ impl Served {
         })
     }
 
-    /// Tenants that have something to start.
+    /// Tenants with ready jobs.
     pub fn active_tenants(&self) -> Result<Vec<String>, DatabaseError> {
         self.jobs.read(|connection| {
             connection
@@ -213,7 +238,7 @@ impl Served {
         })
     }
 
-    /// The first jobs of a tenant that could start now.
+    /// The first ready jobs of a tenant.
     pub fn next_jobs(&self, tenant: &str, most: usize) -> Result<Vec<String>, DatabaseError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         self.jobs.read(|connection| {
@@ -224,7 +249,7 @@ impl Served {
         })
     }
 
-    /// When the next job is due of those that wait for their time.
+    /// Time of the next job that waits for its time.
     pub fn next_due(&self) -> Result<Option<u64>, DatabaseError> {
         self.jobs.read(|connection| {
             let due: Option<i64> = connection
@@ -234,7 +259,7 @@ impl Served {
         })
     }
 
-    /// Whether something behind jobs that have ended has not followed yet.
+    /// Whether dependents of ended jobs still have to be updated.
     pub fn jobs_follow(&self) -> Result<bool, DatabaseError> {
         self.jobs.read(|connection| {
             connection
@@ -243,13 +268,14 @@ impl Served {
         })
     }
 
-    /// How many there are: of this tenant, or of all.
+    /// Job counts of a tenant, or of all.
     pub fn job_counts(&self, tenant: Option<&str>) -> Result<Counts, DatabaseError> {
         self.jobs
             .read(|connection| counts(connection, tenant.unwrap_or_default()))
     }
 
-    /// Jobs that another server had under way. Whoever asks owns the state folder: that server is no more.
+    /// Jobs that another server was running. The caller owns the state folder, so that server has
+    /// ended.
     pub fn abandoned_jobs(&self, boot: &str) -> Result<Vec<Ended>, DatabaseError> {
         self.jobs.read(|connection| {
             let find =
@@ -271,7 +297,7 @@ impl Served {
 }
 
 impl Writing<'_> {
-    /// The job of that identifier, as it is in this transaction.
+    /// The job with this id, as seen by this transaction.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, DatabaseError> {
         self.done(find(self.transaction, id))
     }
@@ -304,17 +330,18 @@ pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<
     Ok(found.unwrap_or_default())
 }
 
-/// How to find a page.
+/// The SQL of a page.
 struct Listing {
-    /// Which rows are looked at, if not each of them is wanted.
+    /// The rows to scan, if the indexes do not select exactly.
     looked_at: Option<String>,
     query: String,
-    /// For these rows, and then for those that are wanted.
+    /// Parameters of the scan, then those of the filter.
     values: Vec<Box<dyn ToSql>>,
     of_them: Vec<Box<dyn ToSql>>,
 }
 
-/// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
+/// Contains only the conditions that are set, so that the indexes apply. Conditions without an
+/// index are applied to a bounded scan.
 fn listing(filter: &JobFilter, most: i64) -> Listing {
     let JobFilter {
         tenant,
@@ -328,7 +355,7 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
     let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let known = tenant.is_some();
-    // An index has either of them behind the tenant; where both are asked for, that of the name.
+    // Indexes have the status or the name after the tenant; with both, the one of the name is used.
     let status_known = known && name.is_none();
     for (column, value, known) in [
         ("tenant", tenant, true),
@@ -385,7 +412,7 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     let time = |column| row.get::<_, Option<i64>>(column).map(|time| time.map(back));
-    // Written by us as JSON; what is none is as if it were not there.
+    // Written by us as JSON; anything else counts as empty.
     let texts = |column| {
         row.get::<_, String>(column)
             .map(|text| serde_json::from_str(&text).unwrap_or_default())
@@ -423,7 +450,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     })
 }
 
-/// The end of a span that begins now.
+/// The end of a time span that begins now.
 pub(super) fn later(now_ms: u64, span_ms: u64) -> i64 {
     number(now_ms.saturating_add(span_ms))
 }

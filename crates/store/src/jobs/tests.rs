@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// A state folder of its own; gone with the test.
+/// A state folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -327,7 +327,7 @@ fn what_comes_after_follows() {
             ("c".into(), "cancelled".into())
         ]
     );
-    // Whoever comes after what failed is told at once; once that is tried again it can wait for it.
+    // A dependent of a failed job fails at once; while the job is retried, it can wait.
     let after = ["b".to_owned()];
     add(
         &served,
@@ -385,7 +385,7 @@ fn cancelling_takes_all_behind_it() {
         (1..=behind::TOGETHER).contains(&gone),
         "not what is still followed: {gone}"
     );
-    // Another server goes on.
+    // Another server takes over.
     let served = Served::open(&folder.0).unwrap();
     while served.jobs_follow().unwrap() {
         changes.extend(
@@ -925,7 +925,7 @@ fn only_so_many_come_right_after_one() {
     served.together(many).unwrap();
 }
 
-/// What may happen to jobs, in any order.
+/// Random operations on jobs.
 #[derive(Clone, Debug)]
 enum Step {
     Submit {
@@ -965,18 +965,18 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The world around the store: which runs really are under way.
+/// Model of the world around the store: which runs are really running.
 struct World {
     folder: Folder,
     served: Served,
     boot: u32,
     runs: u32,
     jobs: Vec<String>,
-    /// Runs that go on, with their jobs.
+    /// Running runs with their jobs.
     live: BTreeMap<String, String>,
-    /// The final state of each job since it was last retried.
+    /// The final state of each job since its last retry.
     finals: HashMap<String, String>,
-    /// Jobs that succeeded, at least once.
+    /// Jobs that succeeded at least once.
     succeeded: HashSet<String>,
 }
 
@@ -1109,7 +1109,7 @@ impl World {
         self.live.insert(run, id);
     }
 
-    /// The server is gone, and with it all that ran; the next one settles what it left.
+    /// The server and its runs are gone; the next one settles the jobs that were left.
     fn crash(&mut self) {
         self.live.clear();
         self.served = Served::open(&self.folder.0).unwrap();
@@ -1184,7 +1184,7 @@ impl World {
                 .any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
             assert_eq!(row.status == "running", runs, "{}", row.id);
             if row.waits_for.as_deref() == Some("jobs") {
-                // What it waits for may have ended, if it is about to follow.
+                // A dependency may have ended while its propagation is incomplete.
                 let follows = |id: &String| followed.contains(id);
                 let goes_on = |id: &String| !self.finals.contains_key(id) || follows(id);
                 assert!(

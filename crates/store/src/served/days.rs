@@ -1,4 +1,4 @@
-//! What tenants began and used, day by day.
+//! Daily activity of tenants: runs and sandboxes started, CPU time used.
 
 use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
@@ -6,30 +6,32 @@ use rusqlite::params;
 use spec::Day;
 use std::collections::HashMap;
 
-/// What a tenant began and used on a day.
+/// A tenant's activity on one day.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct DayUse {
+    /// Runs started.
     pub runs: u64,
+    /// Sandboxes started.
     pub sandboxes: u64,
+    /// CPU time used.
     pub cpu_ms: u64,
 }
 
 impl DayUse {
-    /// A run was begun.
+    /// One run started.
     pub const RUN: DayUse = DayUse {
         runs: 1,
         sandboxes: 0,
         cpu_ms: 0,
     };
-    /// A sandbox was begun.
+    /// One sandbox started.
     pub const SANDBOX: DayUse = DayUse {
         runs: 0,
         sandboxes: 1,
         cpu_ms: 0,
     };
 
-    /// So much CPU time was used.
+    /// CPU time used.
     pub fn cpu(cpu_ms: u64) -> DayUse {
         DayUse {
             cpu_ms,
@@ -39,7 +41,7 @@ impl DayUse {
 }
 
 impl Writing<'_> {
-    /// Adds to a tenant's day.
+    /// Adds to a tenant's activity on a day.
     pub fn add_to_day(&self, tenant: &str, day: Day, more: DayUse) -> Result<(), DatabaseError> {
         if more == DayUse::default() {
             return Ok(());
@@ -66,7 +68,7 @@ impl Writing<'_> {
 }
 
 impl Served {
-    /// What every tenant began and used on this day.
+    /// The activity of every tenant on this day.
     pub fn day(&self, day: Day) -> Result<HashMap<String, DayUse>, DatabaseError> {
         self.reading.read(|connection| {
             let question = "SELECT tenant, runs, sandboxes, cpu_ms FROM tenant_day WHERE day = ?";

@@ -1,41 +1,46 @@
-//! Which sandboxes a gateway made: so that one that died with its server is known to the next, and made only once.
+//! Sandboxes of a server, stored so that after a crash the next server reports them as lost, and an
+//! idempotency key creates only one.
 
 use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
 use rusqlite::{Row, Transaction, params};
 
-/// A sandbox, as it is kept.
+/// A row of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct SandboxRow {
+    /// Sandbox id.
     pub id: String,
+    /// Owner.
     pub owner: String,
-    /// JSON.
+    /// Labels as JSON.
     pub labels: String,
+    /// Sandbox backend.
     pub backend: String,
+    /// Profile.
     pub profile: String,
+    /// Time of creation.
     pub created_ms: u64,
-    /// An idempotency key with the hash of the request that it stands for.
+    /// Idempotency key, with the hash of its request.
     pub promise: Option<(String, Vec<u8>)>,
-    /// When and why it ended.
+    /// When and why the sandbox ended.
     pub ended: Option<(u64, String)>,
 }
 
-/// How much is remembered of sandboxes that ended. Those of one owner are forgotten before anybody else's.
+/// Retention of ended sandboxes. The owner with the most loses its oldest first.
 #[derive(Clone, Copy, Debug)]
 pub struct Remembered {
-    /// What ended before is forgotten,
+    /// Sandboxes that ended before this time are removed,
     pub since_ms: u64,
-    /// unless it was promised; then what ended before this.
+    /// unless an idempotency key created them: those are kept until this time.
     pub promised_since_ms: u64,
-    /// Of one owner.
+    /// Maximum for one owner.
     pub of_one: u32,
-    /// Of all.
+    /// Maximum for all owners.
     pub of_all: u32,
 }
 
 impl Writing<'_> {
-    /// Writes a sandbox down before it is made. False if one of that name lives.
+    /// Stores a sandbox before it is created; false if a live one has its id.
     pub fn add_sandbox(&self, row: &SandboxRow) -> Result<bool, DatabaseError> {
         let add = "INSERT INTO gateway_sandbox (id, owner, labels, backend, profile, created_ms, promise, body)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -70,13 +75,13 @@ impl Writing<'_> {
         self.done(added.map(|count| count == 1))
     }
 
-    /// One that could not be made.
+    /// Removes a sandbox that could not be created.
     pub fn drop_sandbox(&self, id: &str) -> Result<(), DatabaseError> {
         let drop = "DELETE FROM gateway_sandbox WHERE id = ?";
         self.done(self.transaction.execute(drop, [id]).map(|_| ()))
     }
 
-    /// Writes an end down.
+    /// Stores the end of a sandbox.
     pub fn end_sandbox(&self, id: &str, reason: &str, now_ms: u64) -> Result<(), DatabaseError> {
         let end = "UPDATE gateway_sandbox SET ended_ms = ?2, reason = ?3 WHERE id = ?1 AND ended_ms IS NULL";
         self.done(
@@ -86,7 +91,7 @@ impl Writing<'_> {
         )
     }
 
-    /// Forgets ended ones that are too old or too many.
+    /// Removes ended sandboxes that are too old or too many.
     pub fn forget_sandboxes(&self, remembered: &Remembered) -> Result<(), DatabaseError> {
         self.done(forget(self.transaction, remembered))
     }
@@ -101,7 +106,7 @@ fn forget(transaction: &Transaction<'_>, remembered: &Remembered) -> rusqlite::R
     } = *remembered;
     let old = "DELETE FROM gateway_sandbox WHERE ended_ms < CASE WHEN promise IS NULL THEN ?1 ELSE ?2 END";
     transaction.execute(old, params![number(since_ms), number(promised_since_ms)])?;
-    // The newest of everybody, then the second of everybody, and so on: whoever has the most loses first.
+    // Ranks rows by their position within their owner: the owner with the most rows loses first.
     let many = "DELETE FROM gateway_sandbox WHERE id IN (
         SELECT id FROM (SELECT id, place, row_number() OVER (ORDER BY place, ended_ms DESC) AS among_all FROM (
             SELECT id, ended_ms, row_number() OVER (PARTITION BY owner ORDER BY ended_ms DESC, id) AS place
@@ -112,7 +117,8 @@ fn forget(transaction: &Transaction<'_>, remembered: &Remembered) -> rusqlite::R
 }
 
 impl Served {
-    /// Those that are remembered; whatever has no end yet was lost, now. Whoever asks owns the state folder.
+    /// Marks all sandboxes without an end as lost and returns those that are kept. The caller owns
+    /// the state folder, so no other server runs them.
     pub fn lost_sandboxes(
         &self,
         now_ms: u64,

@@ -1,120 +1,161 @@
-//! Records of a node: its starts and ends, its containers, what these and the server wrote. Written by the thread that
-//! writes runs, together with them; what cannot be written is no reason to refuse a run.
+//! Telemetry of a node: starts and ends of the server, its containers, their output and the
+//! server's log lines. Written by the thread that writes runs, in the same transactions; an error
+//! here does not refuse a run.
 
 use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::HashMap;
 
-/// Deleted in one go, so that nobody who writes waits long.
+/// Rows deleted per transaction, so that writers do not wait long.
 const TOGETHER: u32 = 2000;
 
-/// What a row takes beside its lines, in the table and its indexes.
+/// Estimated bytes of a row beside its lines, in the table and its indexes.
 const ROW_BYTES: u64 = 100;
 
-/// How long and how much is kept.
+/// Retention of telemetry.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Kept {
+    /// Log lines before this time are removed.
     pub logs_since_ms: u64,
+    /// Containers and starts of the node before this time are removed.
     pub containers_since_ms: u64,
-    /// Bytes of lines, of all; whoever has the most loses the oldest first, and the node's own are apart.
+    /// Maximum bytes of log lines of all owners. The owner with the most loses its oldest first;
+    /// the node's own lines have a separate share.
     pub log_bytes: u64,
-    /// Containers of all; whoever has the most loses the oldest first.
+    /// Maximum number of containers. The owner with the most loses its oldest first.
     pub containers: u32,
 }
 
-/// A container that is about to be made.
+/// A container to be created.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewContainer<'a> {
+    /// Container id.
     pub id: &'a str,
+    /// Owner.
     pub owner: &'a str,
+    /// Runtime of the sandbox.
     pub runtime: &'a str,
+    /// Image, or an empty text.
     pub image: &'a str,
+    /// Task, if one was named.
     pub task: Option<&'a str>,
+    /// Job, if it belongs to one.
     pub job: Option<&'a str>,
-    /// JSON.
+    /// Labels as JSON.
     pub labels: &'a str,
+    /// Trace id.
     pub trace: Option<&'a str>,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// How a container ended.
+/// The end of a container.
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ContainerEnd<'a> {
     /// `exited`, `failed` or `lost`.
     pub status: &'a str,
+    /// Exit code of the program.
     pub exit_code: Option<i32>,
-    /// None if its program never ran.
+    /// `None` if its program never started.
     pub started_ms: Option<u64>,
+    /// Time of the end.
     pub stopped_ms: u64,
+    /// Time of removal.
     pub removed_ms: u64,
 }
 
-/// A container, as it is kept.
+/// A row of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ContainerRow {
+    /// Row number.
     pub n: i64,
+    /// Identifier.
     pub id: String,
+    /// Owner.
     pub owner: String,
+    /// Kind.
     pub kind: String,
+    /// Runtime of the sandbox.
     pub runtime: String,
+    /// Image, or an empty text.
     pub image: String,
+    /// Task, if one was named.
     pub task: Option<String>,
+    /// Job, if it belongs to one.
     pub job: Option<String>,
+    /// Labels as JSON.
     pub labels: String,
+    /// Trace id.
     pub trace: Option<String>,
+    /// Status.
     pub status: String,
+    /// Exit code of the program.
     pub exit_code: Option<i64>,
+    /// Time of creation.
     pub created_ms: u64,
+    /// Time of the start.
     pub started_ms: Option<u64>,
+    /// Time of the end.
     pub stopped_ms: Option<u64>,
+    /// Time of removal.
     pub removed_ms: Option<u64>,
 }
 
-/// Which containers, newest first.
+/// Filter of a list of containers, newest first.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct ContainerFilter {
+    /// Owner; `None` for all.
     pub owner: Option<String>,
+    /// Kind.
     pub kind: Option<String>,
+    /// Status.
     pub status: Option<String>,
+    /// Task.
     pub task: Option<String>,
+    /// Job.
     pub job: Option<String>,
-    /// Only those that came before this one.
+    /// Only rows before this one.
     pub before: Option<i64>,
+    /// Maximum rows.
     pub limit: u32,
 }
 
-/// Lines that came together.
+/// A batch of log lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct LogRow {
+    /// Row number.
     pub n: i64,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
+    /// Kind of the source.
     pub source_kind: String,
+    /// Name of the source.
     pub source_name: String,
+    /// Owner; empty for the node itself.
     pub owner: String,
+    /// Stream: `stdout` or `stderr`.
     pub stream: String,
+    /// The lines.
     pub lines: String,
 }
 
-/// Which lines, oldest first.
+/// Filter of log lines, oldest first.
 #[derive(Clone, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct LogFilter {
+    /// Kind of the source.
     pub source_kind: String,
+    /// Name of the source.
     pub source_name: String,
+    /// Owner; `None` for all.
     pub owner: Option<String>,
+    /// Stream: `stdout` or `stderr`.
     pub stream: Option<String>,
-    /// With this moment.
+    /// Start of the time range, inclusive.
     pub since_ms: Option<u64>,
-    /// Without this moment.
+    /// End of the time range, exclusive.
     pub until_ms: Option<u64>,
-    /// From this row on.
+    /// First row to read.
     pub from: i64,
 }
 
@@ -124,7 +165,7 @@ impl Writing<'_> {
             .map_err(|source| self.database.failed(source))
     }
 
-    /// Writes a container down. A name that was used before is another's from now on.
+    /// Stores a container. A container with the same id is replaced.
     pub fn add_container(&self, new: &NewContainer<'_>) -> Result<(), DatabaseError> {
         let add = "INSERT OR REPLACE INTO container_inventory
             (id, owner, kind, runtime, image, task, job, labels, trace, status, created_ms)
@@ -158,7 +199,7 @@ impl Writing<'_> {
         )
     }
 
-    /// Writes down that its program runs, unless it is over by now.
+    /// Stores the start of a container's program, unless the container has ended.
     pub fn start_container(&self, id: &str, at_ms: u64) -> Result<(), DatabaseError> {
         let start = "UPDATE container_inventory SET status = 'running', started_ms = ?2
             WHERE id = ?1 AND stopped_ms IS NULL AND started_ms IS NULL";
@@ -166,7 +207,7 @@ impl Writing<'_> {
         self.telemetry(started.and_then(|mut start| start.execute(params![id, number(at_ms)])))
     }
 
-    /// Writes its end down.
+    /// Stores the end of a container.
     pub fn end_container(&self, id: &str, end: &ContainerEnd<'_>) -> Result<(), DatabaseError> {
         let finish = "UPDATE container_inventory SET status = ?2, exit_code = ?3, started_ms = coalesce(started_ms, ?4),
             stopped_ms = ?5, removed_ms = ?6 WHERE id = ?1 AND stopped_ms IS NULL";
@@ -192,7 +233,7 @@ impl Writing<'_> {
         )
     }
 
-    /// Forgets one that could not be made.
+    /// Removes a container that could not be created.
     pub fn drop_container(&self, id: &str) -> Result<(), DatabaseError> {
         self.telemetry(
             self.transaction
@@ -200,7 +241,7 @@ impl Writing<'_> {
         )
     }
 
-    /// Writes lines down.
+    /// Stores log lines.
     pub fn add_log(&self, row: &LogRow) -> Result<(), DatabaseError> {
         let add =
             "INSERT INTO log_event (at_ms, source_kind, source_name, owner, stream, bytes, lines)
@@ -233,7 +274,8 @@ impl Writing<'_> {
 }
 
 impl Served {
-    /// Writes a start down; what a server before left open was lost. Which start this is.
+    /// Stores a start of the server and returns its number; what a previous server left open is
+    /// marked as lost.
     pub fn boot(
         &self,
         version: &str,
@@ -253,7 +295,7 @@ impl Served {
         })
     }
 
-    /// Writes the end of a start down.
+    /// Stores the end of the server.
     pub fn shut_down(&self, boot: i64, outcome: &str, now_ms: u64) -> Result<(), DatabaseError> {
         let end = "UPDATE node_boot SET ended_ms = ?2, outcome = ?3 WHERE n = ?1";
         self.runs.write(|transaction| {
@@ -262,7 +304,7 @@ impl Served {
         Ok(())
     }
 
-    /// How the start before this one ended, if there was one.
+    /// How the server ended before this start, if there was one.
     pub fn ended_before(&self, boot: i64) -> Result<Option<String>, DatabaseError> {
         let last = "SELECT outcome FROM node_boot WHERE n < ? ORDER BY n DESC LIMIT 1";
         self.reading.read(|connection| {
@@ -272,7 +314,7 @@ impl Served {
         })
     }
 
-    /// The container of that name.
+    /// The container with this id.
     pub fn container(&self, id: &str) -> Result<Option<ContainerRow>, DatabaseError> {
         self.telemetry.read(|connection| {
             let mut find =
@@ -281,7 +323,7 @@ impl Served {
         })
     }
 
-    /// Containers, the newest first.
+    /// Containers, newest first.
     pub fn containers(&self, filter: &ContainerFilter) -> Result<Vec<ContainerRow>, DatabaseError> {
         self.telemetry.read(|connection| {
             let mut rows = connection.prepare_cached(&containers_query(filter))?;
@@ -303,7 +345,7 @@ impl Served {
         })
     }
 
-    /// Reads lines until there are none or the visitor has enough.
+    /// Reads log rows until there are no more or the visitor returns false.
     pub fn logs(
         &self,
         filter: &LogFilter,
@@ -343,7 +385,8 @@ impl Served {
         })
     }
 
-    /// Forgets what is too old or too much, in small pieces. How many rows are gone.
+    /// Removes records that are too old or too many, in small batches. Returns the number of rows
+    /// removed.
     pub fn prune_telemetry(&self, kept: &Kept) -> Result<usize, DatabaseError> {
         let logs = format!(
             "DELETE FROM log_event WHERE n IN (SELECT n FROM log_event WHERE at_ms < ?1 LIMIT {TOGETHER})"
@@ -383,7 +426,7 @@ impl Served {
         }
     }
 
-    /// Forgets the oldest lines of each who has more than his share. How many rows are gone.
+    /// Removes the oldest lines of each owner above its share. Returns the number of rows removed.
     fn shrink_logs(&self, most: u64) -> Result<usize, DatabaseError> {
         let sizes = self.telemetry.read(|connection| {
             let all = "SELECT owner, sum(bytes) + count(*) * ?1 FROM log_event GROUP BY owner";
@@ -432,8 +475,8 @@ impl Served {
         Ok(old.len())
     }
 
-    /// Gives pages that nothing lies in back to the disk, a few at a time; how many are left. A database of before these
-    /// could be given back so is written anew, once.
+    /// Returns free pages to the disk, a few at a time; returns how many are left. A database
+    /// without incremental vacuum is rewritten once.
     pub fn vacuum(&self) -> Result<u64, DatabaseError> {
         const PAGES: u32 = 256;
         let mode = |connection: &Connection| {
@@ -444,7 +487,7 @@ impl Served {
                 connection.pragma_update(None, "auto_vacuum", 2)?;
                 connection.execute_batch("VACUUM")?;
             }
-            // It gives back one page a step.
+            // SQLite frees one page per step.
             let mut giving = connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES})"))?;
             let mut pages = giving.query([])?;
             while pages.next()?.is_some() {}
@@ -454,7 +497,7 @@ impl Served {
     }
 }
 
-/// By its owner's index, or by number: what is asked for in both ways at once is found by no index.
+/// Uses the owner's index or the row number: a query that allows both uses no index.
 fn containers_query(filter: &ContainerFilter) -> String {
     let whose = if filter.owner.is_some() {
         "owner = ?1"
@@ -468,8 +511,8 @@ fn containers_query(filter: &ContainerFilter) -> String {
     )
 }
 
-/// How many bytes of each owner's stay: as many as there are, up to what all who have more may have alike. The node's own,
-/// whose owner is empty, are apart; of the rest nobody has more than a quarter of all.
+/// Byte share of each owner: its own size, up to an equal share of what the smaller owners leave.
+/// The node's own lines (empty owner) have a quarter; no other owner has more than a quarter.
 fn shares(mut sizes: Vec<(String, u64)>, most: u64) -> HashMap<String, u64> {
     let quarter = most / 4;
     let mut shares: HashMap<String, u64> = HashMap::from([(String::new(), quarter)]);

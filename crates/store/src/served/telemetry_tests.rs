@@ -70,7 +70,7 @@ fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
             writing.add_container(&container("b", "acme", 10))?;
             writing.start_container("a", 11)?;
             writing.end_container("a", &end(20))?;
-            // Too late: it is over.
+            // Too late: the container has ended.
             writing.start_container("a", 30)
         })
         .unwrap();

@@ -1,4 +1,5 @@
-//! Leases on tasks: at most one holder works on a task at a time, and whoever takes over finds how far it has come.
+//! Workflow leases: at most one holder works on a task at a time, and the next holder finds its
+//! checkpoint.
 //!
 //! ```text
 //! nobody ─ start ─▶ held ─ checkpoint, start, resume by its holder ─▶ held for longer
@@ -10,58 +11,65 @@ use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-/// Tasks of one owner that are worked on, or wait to be taken over.
+/// Maximum of leases of one owner, expired ones included.
 pub const MOST_WORKFLOWS: u32 = 10_000;
-/// What may be written down of how far they have come, of one owner, in bytes.
+/// Maximum bytes of checkpoints of one owner.
 pub const MOST_CHECKPOINTS: u64 = 64 << 20;
-/// How long a lease is if nobody says.
+/// Default lease duration.
 const USUAL_MS: u64 = 300_000;
-/// For how long somebody may still take over what nobody holds any more.
+/// How long an expired lease and its checkpoint are kept.
 const ABANDONED_MS: u64 = 7 * 24 * 3_600_000;
 
-/// A lease, as it is kept.
+/// A stored lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Lease {
+    /// Run id of the workflow.
     pub run: String,
+    /// Holder of the lease.
     pub holder: String,
-    /// What the request that began it was called.
+    /// Idempotency key of the request that started it.
     pub idempotency: Option<String>,
+    /// Duration of the lease.
     pub lease_ms: u64,
+    /// Time of expiry.
     pub expires_ms: u64,
-    /// JSON.
+    /// Checkpoint as JSON.
     pub checkpoint: Option<String>,
 }
 
-/// Whoever wants one, and for how long.
+/// A request to take or renew a lease.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewLease {
+    /// Owner of the task.
     pub owner: String,
+    /// Task.
     pub task: String,
-    /// What it is called if nobody has begun before.
+    /// Run id if this request starts the workflow.
     pub run: String,
+    /// Who asks for the lease.
     pub holder: String,
+    /// Idempotency key of the request.
     pub idempotency: Option<String>,
-    /// As before if he does not say; else the usual.
+    /// `None` keeps the previous duration, or the default.
     pub lease_ms: Option<u64>,
+    /// Current time.
     pub now_ms: u64,
 }
 
-/// What became of it.
+/// Result of a lease request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taking {
-    /// It is his, from the beginning or from somebody whose time was over.
+    /// The caller holds the lease: new, or taken over after it expired.
     Started(Lease),
-    /// It was his already, and is for longer now.
+    /// The caller held the lease already; it is extended.
     AlreadyHis(Lease),
-    /// Somebody else has it.
+    /// Another holder has the lease.
     Held,
-    /// His tenant has too many.
+    /// The owner has too many leases.
     Full,
-    /// His tenant has written down too much.
+    /// The owner's checkpoints are too large.
     TooMuch,
-    /// Nobody has begun.
+    /// The task has no lease.
     Unknown,
 }
 
@@ -70,17 +78,17 @@ impl Writing<'_> {
         done.map_err(|source| self.database.failed(source))
     }
 
-    /// Begins to work on a task, or goes on with it.
+    /// Starts a workflow, takes it over if its lease has expired, or renews it.
     pub fn start_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
         self.worked(start(self.transaction, wanted))
     }
 
-    /// Goes on with a task that somebody has begun.
+    /// Resumes a workflow that was started before.
     pub fn resume_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
         self.worked(resume(self.transaction, wanted))
     }
 
-    /// Writes down how far it has come, and holds it for longer.
+    /// Stores a checkpoint and renews the lease.
     pub fn checkpoint_workflow(
         &self,
         wanted: &NewLease,
@@ -102,12 +110,13 @@ impl Writing<'_> {
         })())
     }
 
-    /// Forgets what nobody took over for long.
+    /// Removes leases that expired long ago.
     pub fn prune_workflows(&self, now_ms: u64) -> Result<usize, DatabaseError> {
         self.worked(forget(self.transaction, now_ms))
     }
 
-    /// Gives it back, with how far it had come. False if it is somebody else's, also if his time is over.
+    /// Releases a lease and removes its checkpoint. False if another holder has it, even if that
+    /// lease has expired.
     pub fn release_workflow(
         &self,
         owner: &str,
@@ -128,7 +137,7 @@ impl Writing<'_> {
 }
 
 impl Served {
-    /// The lease on a task, whether or not its time is over.
+    /// The lease of a task, expired or not.
     pub fn workflow(&self, owner: &str, task: &str) -> Result<Option<Lease>, DatabaseError> {
         let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
         self.reading
@@ -140,7 +149,7 @@ fn start(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<T
     let before = find(transaction, &wanted.owner, &wanted.task)?;
     match before {
         Some(before) if before.holder == wanted.holder => {
-            // The same request again, whose answer was lost.
+            // A retry of the same request, whose response was lost.
             let again = before.idempotency.is_some() && before.idempotency == wanted.idempotency;
             let lease = renew(transaction, wanted, before)?;
             Ok(if again {
@@ -174,7 +183,7 @@ fn resume(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<
     }
 }
 
-/// Forgets what nobody took over, then counts.
+/// Prunes first, then counts.
 fn is_full(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<bool> {
     forget(transaction, wanted.now_ms)?;
     let count = "SELECT count(*) FROM workflow WHERE owner = ?";
@@ -187,7 +196,8 @@ fn forget(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize>
     transaction.execute("DELETE FROM workflow WHERE expires_ms < ?", [old])
 }
 
-/// Whether the owner would have more written down than he may. Lengths are known without reading the texts.
+/// Whether the owner's checkpoints would exceed the limit. SQLite knows the lengths without reading
+/// the texts.
 fn is_too_much(
     transaction: &Transaction<'_>,
     wanted: &NewLease,
