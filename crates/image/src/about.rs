@@ -1,10 +1,10 @@
-//! What the store writes down: about an image, and about a name.
+//! The JSON files of the store: metadata of an image, and records of its names.
 
 use crate::document::Platform;
 use serde::{Deserialize, Serialize};
 use spec::{Digest, ImageConfig};
 
-/// `image.json`
+/// `image.json`: the metadata of a stored image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
     pub(crate) id: String,
@@ -12,7 +12,7 @@ pub(crate) struct About {
     pub(crate) created: Option<String>,
     pub(crate) diff_ids: Vec<String>,
     pub(crate) config: ImageConfig,
-    /// Numeric, if the image names one that is not root.
+    /// Numeric user, if the image names one that is not root.
     pub(crate) user: Option<(u32, u32)>,
     pub(crate) size_bytes: u64,
     pub(crate) files: u64,
@@ -20,19 +20,19 @@ pub(crate) struct About {
     pub(crate) left_out: u64,
 }
 
-/// A file in `names/`.
+/// A file in `names/`: one name of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Named {
-    /// Complete.
+    /// The full name, with registry and tag.
     pub(crate) name: String,
-    /// The image's id.
+    /// Image id: the digest of its configuration.
     pub(crate) image: String,
-    /// Digests by which registries know it: of an index, then of a manifest.
+    /// Digests of the image at registries: of an index, then of a manifest.
     pub(crate) digests: Vec<String>,
 }
 
 impl Named {
-    /// The last that led to it.
+    /// The digest of the manifest; the image id if none is known.
     pub(crate) fn digest(&self) -> Option<Digest> {
         Digest::new(self.digests.last().unwrap_or(&self.image))
     }

@@ -1,5 +1,5 @@
-//! The bytes of a layer: read, checked and decompressed on a thread of their own, while another writes the files. What
-//! a layer hashes to is known at its end; until then its bytes are a stranger's, and go no further than a draft.
+//! Reads, decompresses and hashes a layer on a separate thread while another unpacks it. The digest
+//! is known only at the end; until then the contents are unverified and stay in a draft.
 
 use crate::{
     error::ImageError,
@@ -17,21 +17,21 @@ use std::{
 
 const CHUNK: usize = 256 << 10;
 const CHUNKS_AHEAD: usize = 8;
-/// 128 MiB, the most that `zstd` itself accepts without being told to.
+/// 128 MiB, the maximum window that `zstd` accepts by default.
 const LARGEST_ZSTD_WINDOW: u32 = 27;
 
 /// One layer of a manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
-    /// Its name where the parts lie.
+    /// Path of the layer in the source.
     pub(crate) name: String,
-    /// What its bytes hash to, and how many they are, where a manifest says so.
+    /// Digest and size of the stored bytes, if the manifest states them.
     pub(crate) blob: Option<(Digest, u64)>,
-    /// What it hashes to as plain tar.
+    /// Digest of the uncompressed tar.
     pub(crate) diff_id: Digest,
 }
 
-/// A stream without its compression, if it has one.
+/// Decompresses a stream, if it is compressed.
 pub(crate) struct Plain {
     compressed: bool,
     reader: Box<dyn Read + Send>,
@@ -72,7 +72,7 @@ impl Read for Plain {
     }
 }
 
-/// The plain bytes of a layer as they come from the other thread.
+/// Reads the uncompressed chunks that the other thread sends.
 pub(crate) struct Chunks {
     from: Receiver<Vec<u8>>,
     chunk: Vec<u8>,
@@ -92,7 +92,7 @@ impl Read for Chunks {
 impl BufRead for Chunks {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.taken == self.chunk.len() {
-            // A sender that is gone has sent all, or has failed: that is told when it is joined.
+            // The sender has finished or failed; joining its thread reports which.
             self.chunk = self.from.recv().unwrap_or_default();
             self.taken = 0;
         }
@@ -106,8 +106,8 @@ impl BufRead for Chunks {
 
 impl Input for Chunks {}
 
-/// Passes the plain bytes of a layer to `unpack`, and then says whether they were what was promised. `plain` counts
-/// those of all layers: one that is small as it lies there can be named many times.
+/// Passes the uncompressed layer to `unpack`, then verifies its digests. `plain` counts the
+/// uncompressed bytes of all layers: a small layer may be listed many times.
 pub(crate) fn unpack(
     part: Part,
     layer: &Layer,
@@ -139,7 +139,7 @@ pub(crate) fn unpack(
         };
         (unpacked, reading.join().unwrap_or_else(|_| gone()))
     });
-    // What the reader met is the reason for what the unpacker then missed.
+    // A read error is the cause of the error that the unpacker saw.
     let hashed = hashed?;
     unpacked?;
     let Some((blob, diff_id)) = hashed else {
@@ -151,14 +151,14 @@ pub(crate) fn unpack(
     check_digest(&format!("{what}, decompressed,"), &layer.diff_id, &diff_id)
 }
 
-/// What follows the end of the archive belongs to the layer, too.
+/// Bytes after the end of the archive are part of the layer's digest.
 fn drain(chunks: &mut Chunks, what: &str) -> Result<(), ImageError> {
     io::copy(chunks, &mut io::sink())
         .map(drop)
         .map_err(ImageError::read(what))
 }
 
-/// Digests of the layer as it lies there and as plain tar; nothing if the unpacker gave up.
+/// Returns the digests of the stored and of the uncompressed layer; `None` if the unpacker gave up.
 fn produce(
     part: Part,
     sender: SyncSender<Vec<u8>>,
@@ -206,7 +206,7 @@ fn produce(
     }))
 }
 
-/// As much as there is, so that chunks are large.
+/// Fills the buffer, so that chunks are large.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -220,7 +220,7 @@ fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Hashes what is read through it, and tells the digest at the end of the part.
+/// Hashes what is read through it, and sends the digest at the end.
 struct Hashing {
     from: Part,
     hash: Sha256,
@@ -235,7 +235,7 @@ impl Read for Hashing {
             if self.from.size() > 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // Nobody listens a second time.
+            // The receiver takes only the first digest.
             let _ = self.end.send(finished(self.hash.clone()));
         }
         Ok(count)

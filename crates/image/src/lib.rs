@@ -1,5 +1,6 @@
-//! OCI images without a daemon: archives and layouts are read, registries asked, layers unpacked safely into a store
-//! that boxes start from. Everything here comes from strangers: names, sizes, digests and contents.
+//! OCI images without a daemon: reads archives and layouts, pulls from registries, and unpacks
+//! layers into the store from which sandboxes start. All input is untrusted: names, sizes, digests
+//! and contents.
 
 mod about;
 pub mod build;

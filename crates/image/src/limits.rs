@@ -1,29 +1,29 @@
-//! How much an image may be. Each bound is far above honest images and far below what hurts a machine.
+//! Limits of an image's size. Each is far above real images and far below what harms a machine.
 
 use spec::Size;
 
 use crate::error::ImageError;
 
-/// The bounds of one image.
+/// The limits of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// All files together as they are on disk, holes included; and all layers together as tar.
+    /// Bytes of all files on disk, holes included; and of all layers as tar.
     pub unpacked_bytes: u64,
-    /// One file.
+    /// Bytes of one file.
     pub file_bytes: u64,
-    /// Entries of all layers together, with the folders that only a name leads through.
+    /// Entries of all layers, including folders created only because a path leads through them.
     pub entries: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// A path from the root of an image, in bytes, as the kernel has it.
+/// Bytes of a path from the image's root, as in the kernel.
 pub(crate) const LONGEST_PATH: usize = 4096;
-/// One name of a path.
+/// Bytes of one path component.
 pub(crate) const LONGEST_NAME: usize = 255;
-/// Folders within folders; also after symbolic links are followed.
+/// Depth of folders, also after symbolic links are followed.
 pub(crate) const DEEPEST: usize = 255;
-/// An index, a manifest or a configuration.
+/// Bytes of an index, a manifest or a configuration.
 pub(crate) const LONGEST_DOCUMENT: u64 = 4 << 20;
 
 impl Default for Limits {
@@ -37,7 +37,7 @@ impl Default for Limits {
     }
 }
 
-/// Counts down while layers are unpacked.
+/// Counts what layers unpack against the limits.
 #[derive(Debug)]
 pub(crate) struct Meter<'a> {
     limits: &'a Limits,
@@ -54,7 +54,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// One more entry, with a file of this size.
+    /// Counts one entry with a file of this size.
     pub(crate) fn entry(&mut self, size: u64) -> Result<(), ImageError> {
         self.count(1)?;
         self.bytes = self.bytes.saturating_add(size);
@@ -70,7 +70,7 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// So many more of what a layer makes: a name of a few bytes can lead through hundreds of new folders.
+    /// Counts further entries: a short path can create hundreds of folders.
     pub(crate) fn count(&mut self, entries: u64) -> Result<(), ImageError> {
         self.entries += entries;
         match self.entries > self.limits.entries {

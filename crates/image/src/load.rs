@@ -1,4 +1,4 @@
-//! Loading: from an archive or folder to a tree in the store, by way of a draft.
+//! Loading: unpacks an archive or folder into a draft and publishes it in the store.
 
 use crate::{
     about::{About, Named},
@@ -16,33 +16,33 @@ use crate::{
 use spec::ImageRef;
 use std::io::Write;
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The layer being unpacked, counted from one.
+    /// The layer being unpacked, from 1.
     pub layer: usize,
-    /// How many there are.
+    /// Number of layers.
     pub layers: usize,
-    /// Bytes of plain tar so far, of all layers.
+    /// Uncompressed bytes read so far, of all layers.
     pub bytes: u64,
 }
 
-/// What came of it.
+/// Result of loading.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The image, held.
+    /// The image, locked against removal.
     pub image: Stored,
-    /// Whether it was unpacked now, and not there already.
+    /// Whether it was unpacked now, or existed already.
     pub fresh: bool,
 }
 
-/// So many bytes between two words about progress.
+/// Bytes between two progress reports.
 const STRIDE: u64 = 4 << 20;
-/// Each is a file of the store, and all are written while nobody else may change it.
+/// Each name is a file of the store, and all are written while the store is locked.
 const MOST_NAMES: usize = 128;
 
 impl Images {
-    /// Loads an image, and gives it this name or else its own ones.
+    /// Loads an image and gives it this name, or otherwise its own names.
     pub fn load(
         &self,
         source: Source,
@@ -66,7 +66,7 @@ impl Images {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Loaded, ImageError> {
         let (parts, plan, names) = self.prepare(&draft, source, name.as_ref(), limits)?;
-        // Held from here on, so that nobody removes it before it has its new name.
+        // Locked from here on, so that it cannot be removed before it has its new name.
         let there = names
             .first()
             .and_then(|named| self.hold(named).ok().flatten());
@@ -89,7 +89,7 @@ impl Images {
         Ok(Loaded { image, fresh })
     }
 
-    /// Everything that can be said before a layer is read.
+    /// Everything that can be checked before a layer is read.
     fn prepare(
         &self,
         draft: &Draft,
@@ -139,7 +139,7 @@ fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError>
     }
 }
 
-/// A tag is enough of a name; the digest is kept beside it.
+/// A name with a tag is stored without its digest, which is stored separately.
 fn kept_name(reference: &ImageRef) -> String {
     match reference.tag() {
         Some(tag) => format!("{}/{}:{tag}", reference.registry(), reference.repository()),
@@ -208,7 +208,7 @@ fn write_about(draft: &Draft, about: &About) -> std::io::Result<()> {
     draft.about().sync_all()
 }
 
-/// Lays all entries of a layer over the tree; returns how many bytes of tar they were.
+/// Applies all entries of a layer to the tree; returns the bytes of tar read.
 fn lay<R: Input>(
     from: &mut R,
     tree: &mut Tree,

@@ -1,4 +1,4 @@
-//! Names of images: a small file each, replaced and removed as a whole.
+//! Names of images: one small file each, replaced and removed atomically.
 
 use crate::{
     about::Named,
@@ -15,7 +15,8 @@ use std::{
 };
 
 impl Images {
-    /// The names that a reference means: one, or with a digest those of its repository that have it.
+    /// The names that a reference selects: one, or with a digest those of its repository that have
+    /// it.
     pub(crate) fn matching(&self, reference: &ImageRef) -> Result<Vec<Named>, ImageError> {
         let Some(digest) = reference.digest() else {
             return Ok(self.named(&reference.to_string())?.into_iter().collect());
@@ -59,7 +60,7 @@ impl Images {
         Ok(all)
     }
 
-    /// Gives an image a name, which another may have had. The caller holds the lock.
+    /// Gives an image a name, which another image may have had. The caller holds the lock.
     pub(crate) fn name(&self, draft: &Dir, named: &Named) -> Result<(), ImageError> {
         let write = || -> io::Result<()> {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
@@ -89,7 +90,8 @@ fn read_json<T: serde::de::DeserializeOwned>(
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// The file of a name: names have slashes, and are longer than file names may be.
+/// The file of a name: image names contain slashes and exceed file name limits, so it is their
+/// digest.
 fn name_file(name: &str) -> String {
     digest_of(name.as_bytes()).hex().to_owned()
 }

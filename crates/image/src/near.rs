@@ -1,12 +1,12 @@
-//! Names that are much like one that is not there.
+//! Suggests image names similar to one that was not found.
 
-/// How many to offer.
+/// Maximum number of suggestions.
 const MOST: usize = 3;
 
-/// The nearest few of `names`, nearest first.
+/// The most similar names, best first.
 pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<String> {
     let far = (wanted.chars().count() / 3).max(2);
-    // The same last word is near, whatever registry and tag stand around it.
+    // The same last component is similar, whatever registry and tag surround it.
     let short = |name: &str| {
         let last = name
             .split('@')
@@ -27,7 +27,7 @@ pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<Str
     found.into_iter().map(|(_, name)| name).collect()
 }
 
-/// How many letters to change, add or leave out.
+/// Levenshtein distance.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<_> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -1,5 +1,6 @@
-//! Where the parts of an image lie: in a folder, or in an archive that is indexed once by its headers and then read in
-//! place. What cannot be read twice (a pipe, a compressed archive) is written to a file of the draft first.
+//! The files of an image source: a folder, or an archive that is indexed once by its headers and
+//! then read in place. Input that cannot be read twice (a pipe, a compressed archive) is first
+//! written to a file of the draft.
 
 use crate::{
     error::{ImageError, shown},
@@ -19,22 +20,22 @@ use std::{
     sync::Arc,
 };
 
-/// An archive of images has a few files a layer.
+/// Maximum files of an archive; each layer has only a few.
 const MOST_PARTS: usize = 1 << 14;
 const LONGEST_PART_NAME: usize = 512;
-/// Layers that several images share are links in what old versions of Docker save.
+/// Maximum links followed: old versions of Docker store shared layers as links.
 const MOST_LINKS: usize = 8;
 
-/// What an image is loaded from.
+/// Source of an image.
 #[derive(Debug)]
 pub enum Source {
-    /// An archive, or a folder in OCI's layout.
+    /// Path of an archive, or of a folder in OCI layout.
     Path(PathBuf),
-    /// An archive that is open already: a pipe, standard input.
+    /// An open archive: a pipe or standard input.
     File(File),
 }
 
-/// Opened.
+/// An opened source.
 #[derive(Debug)]
 pub(crate) enum Parts {
     Folder(Dir),
@@ -50,7 +51,7 @@ pub(crate) enum Place {
     Link(Vec<u8>),
 }
 
-/// One part, from its first byte to its last.
+/// One file of the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     file: Arc<File>,
@@ -77,7 +78,7 @@ impl Read for Part {
 }
 
 impl Parts {
-    /// `spool` makes the file for what cannot be read twice.
+    /// `spool` creates the file for input that cannot be read twice.
     pub(crate) fn open(
         source: Source,
         limits: &Limits,
@@ -87,7 +88,7 @@ impl Parts {
             Source::File(file) => file,
             Source::Path(path) => {
                 let what = format!("`{}`", shown(path.as_os_str().as_encoded_bytes()));
-                // A pipe is opened without waiting for somebody at its other end; reading then waits.
+                // Opening a pipe does not wait for its writer; reading then does.
                 let file = File::open(&path).map_err(ImageError::read(&what))?;
                 if file.metadata().map_err(ImageError::read(&what))?.is_dir() {
                     return Ok(Parts::Folder(OwnedFd::from(file).into()));
@@ -116,12 +117,12 @@ impl Parts {
         index(&file).map(|index| Parts::Archive { file, index })
     }
 
-    /// Whether there is a part of this name.
+    /// Whether there is a file of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.part(name).is_ok()
     }
 
-    /// The part of this name.
+    /// The file of this name.
     pub(crate) fn part(&self, name: &str) -> Result<Part, ImageError> {
         let missing = || ImageError::Missing(format!("`{}`", shown(name.as_bytes())));
         match self {
@@ -165,7 +166,7 @@ impl Parts {
         }
     }
 
-    /// A whole document.
+    /// Reads a whole document.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let what = format!("`{}`", shown(name.as_bytes()));
         let part = self.part(name)?;
@@ -185,7 +186,7 @@ impl Parts {
         Ok(bytes)
     }
 
-    /// A document with this digest and size.
+    /// Reads a document and verifies its digest and size.
     pub(crate) fn read_blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, ImageError> {
         let name = blob(digest);
         let bytes = self.read(&name)?;
@@ -198,7 +199,7 @@ impl Parts {
     }
 }
 
-/// A pipe has no offsets.
+/// A pipe, which has no offsets.
 struct Stream(Arc<File>);
 
 impl Read for Stream {
@@ -220,12 +221,12 @@ fn copy(plain: Plain, mut to: File, limits: &Limits) -> Result<File, ImageError>
     Ok(to)
 }
 
-/// The name of a blob in OCI's layout.
+/// Path of a blob in an OCI layout.
 pub(crate) fn blob(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// The digest of bytes.
+/// Digest of bytes.
 pub(crate) fn digest_of(bytes: &[u8]) -> Digest {
     finished(Sha256::new_with_prefix(bytes))
 }
@@ -278,7 +279,7 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
             }
             Kind::Folder | Kind::Special => None,
         };
-        // A hole would make an offset lie; no archive of images has any.
+        // A sparse entry would make the offset wrong; no archive of images has any.
         let inside = tar
             .position()
             .checked_add(header.size)
@@ -297,7 +298,7 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
     Ok(index)
 }
 
-/// Reads and seeks in a file without moving the place that others read at.
+/// Reads and seeks with its own offset, without moving the shared file position.
 #[derive(Debug)]
 struct At<'a> {
     file: &'a File,
@@ -324,7 +325,7 @@ impl io::Seek for At<'_> {
     }
 }
 
-/// A name in the archive without detours; nothing if it leads out, or is no name.
+/// Normalizes a path in the archive; `None` if it is empty or leads outside.
 fn normal(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
     let folder = if name.starts_with(b"/") {
         &[][..]

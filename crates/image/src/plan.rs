@@ -1,5 +1,5 @@
-//! Which image is meant: from the documents of an archive or folder to one configuration and its layers, for this
-//! machine. Every document is checked against the digest that led to it.
+//! Selects the image to load: from the documents of an archive or folder to one configuration and
+//! its layers, for this platform. Every document is verified against the digest that refers to it.
 
 use crate::{
     document::{self, Configuration, Descriptor, Document, Platform, Saved},
@@ -12,12 +12,12 @@ use spec::{Digest, ImageRef};
 
 const INDEX: &str = "index.json";
 const SAVED: &str = "manifest.json";
-/// An index may name further indexes.
+/// An index may refer to further indexes.
 const MOST_DOCUMENTS: usize = 256;
 const DEEPEST_INDEX: usize = 4;
-/// In the words of one refusal.
+/// Maximum platforms named by one error.
 const MOST_PLATFORMS_TOLD: usize = 16;
-/// Where tools write what an image is called.
+/// Annotations in which tools store an image's name.
 const NAMES: [&str; 2] = [
     "io.containerd.image.name",
     "org.opencontainers.image.ref.name",
@@ -26,17 +26,17 @@ const NAMES: [&str; 2] = [
 /// One image, ready to be unpacked.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The digest of its configuration.
+    /// The image id: the digest of its configuration.
     pub(crate) id: Digest,
-    /// Those that led to it: of an index, then of its manifest. Empty for what Docker saved of old.
+    /// Digests of the index and the manifest; empty for Docker's older format.
     pub(crate) digests: Vec<Digest>,
     pub(crate) configuration: Configuration,
     pub(crate) layers: Vec<Layer>,
-    /// What it calls itself.
+    /// Names that the source states.
     pub(crate) names: Vec<ImageRef>,
 }
 
-/// One that could be meant.
+/// An image of the source that may be selected.
 struct Candidate {
     digests: Vec<Digest>,
     config: Descriptor,
@@ -44,7 +44,7 @@ struct Candidate {
     names: Vec<ImageRef>,
 }
 
-/// Finds the image; `name` says which if there are several.
+/// Selects the image; `name` chooses if there are several.
 pub(crate) fn plan(
     parts: &Parts,
     name: Option<&ImageRef>,
@@ -89,7 +89,7 @@ fn wrong_platform(found: Vec<String>) -> ImageError {
     }
 }
 
-/// The one that is meant: the only one, or the one of that name.
+/// The only image, or the one with this name.
 fn chosen<T>(
     mut all: Vec<T>,
     name: Option<&ImageRef>,
@@ -128,7 +128,7 @@ fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> 
     let saved = chosen(document::saved(&parts.read(SAVED)?)?, name, names)?;
     let bytes = parts.read(&saved.config)?;
     let id = digest_of(&bytes);
-    // The name of the file is its digest, in either layout.
+    // The file name is the digest, in either layout.
     if let Some(named) = digest_in(saved.config.strip_suffix(".json").unwrap_or(&saved.config)) {
         check_digest(&shown(saved.config.as_bytes()), &named, &id)?;
     }
@@ -169,7 +169,7 @@ fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> 
     })
 }
 
-/// The digest that the last part of a name is.
+/// The digest in the last component of a path.
 fn digest_in(name: &str) -> Option<Digest> {
     Digest::new(&format!("sha256:{}", name.rsplit('/').next()?))
 }
@@ -234,7 +234,7 @@ fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
     let notes = NAMES
         .iter()
         .filter_map(|key| descriptor.annotations.get(*key));
-    // A bare word is a tag, and of what is not said.
+    // An annotation without registry and repository is only a tag.
     let whole = notes.filter(|text| text.contains([':', '/']));
     let mut names: Vec<ImageRef> = whole.filter_map(|text| text.parse().ok()).collect();
     names.dedup();
@@ -246,9 +246,9 @@ struct Search<'a> {
     limits: &'a Limits,
     read: usize,
     candidates: Vec<Candidate>,
-    /// Platforms that are not ours, the first few.
+    /// Platforms that this machine cannot run, the first few.
     elsewhere: Vec<String>,
-    /// What an index names, and nobody has put here.
+    /// A document that an index names and the source lacks.
     absent: Option<String>,
 }
 
@@ -263,7 +263,7 @@ impl Search<'_> {
         if let Some(platform) = &descriptor.platform
             && !platform.runs_here()
         {
-            // What says `unknown` is no image but something about one.
+            // Entries for the platform `unknown` are attestations, not images.
             if platform.os != "unknown" {
                 self.is_for(platform);
             }
@@ -276,7 +276,7 @@ impl Search<'_> {
                 kind,
             });
         }
-        // Whoever took one image of an index has left the others where they were.
+        // Tools that copy one image of an index leave the others out.
         let name = blob(&descriptor.digest);
         if !above.is_empty() && !self.parts.has(&name) {
             self.absent = Some(name);
@@ -316,13 +316,13 @@ impl Search<'_> {
         }
     }
 
-    /// Where the index does not say what machine a manifest is for, its configuration does.
+    /// If the index does not state a manifest's platform, its configuration does.
     fn candidate(
         &mut self,
         descriptor: &Descriptor,
         candidate: Candidate,
     ) -> Result<(), ImageError> {
-        // Here, and not only of the one that is chosen: a long list of layers can be named many times.
+        // Checked here for every candidate: an index may name a long list of layers many times.
         check_layers(candidate.layers.len(), self.limits)?;
         if descriptor.platform.is_none() && candidate.config.check_configuration().is_ok() {
             let bytes = self

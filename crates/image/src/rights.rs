@@ -1,8 +1,10 @@
-//! Who may do what, flattened. A box has one user, and what its id is outside differs from run to run; owners mean
-//! nothing there. So each file gets, for everybody alike, what the image's own user might do with it.
+//! File permissions of an unpacked image, independent of owners. A sandbox has one user, whose host
+//! id differs from run to run, so owners have no meaning there. Each file gets, for everybody
+//! alike, the permissions of the image's own user.
 //!
-//! Who that user is stands in files of the image (`/etc/passwd`, `/etc/group`) that the last layer may still change.
-//! Until then owner and mode of every file are remembered here by inode, 16 bytes each, and nothing is given to anyone.
+//! That user is resolved from files of the image (`/etc/passwd`, `/etc/group`), which the last
+//! layer may still change. Until then owner and mode of every file are recorded by inode, 16 bytes
+//! each, and files are accessible only to us.
 
 use crate::{
     tar::Header,
@@ -25,7 +27,7 @@ const STICKY: u16 = 0o1000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rights {
-    /// In the order they were told; an inode may come up again, and then the last counts.
+    /// In the order of recording; an inode may occur again, and then the last one counts.
     all: Vec<Right>,
     owners: Vec<(u32, u32)>,
     numbers: HashMap<(u32, u32), u16>,
@@ -39,7 +41,7 @@ struct Right {
     mode: u16,
 }
 
-/// What the tree amounts to.
+/// Totals of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) bytes: u64,
@@ -70,9 +72,9 @@ impl Rights {
         Ok(())
     }
 
-    /// Gives everything in the tree its final rights, and counts.
+    /// Sets the final permissions of the whole tree, and counts its files.
     pub(crate) fn settle(mut self, root: &Dir, person: &Person) -> io::Result<Totals> {
-        // Stable, so that of the same inode the last stays last.
+        // The sort is stable, so for the same inode the last record stays last.
         self.all.sort_by_key(|right| right.inode);
         let classes = self
             .owners
@@ -92,9 +94,9 @@ impl Rights {
 
 struct Settling<'a> {
     all: &'a [Right],
-    /// By which three bits of a mode the user is served, for each owner.
+    /// Shift of the three mode bits that apply to the user, for each owner.
     classes: Vec<u16>,
-    /// Files of several names that have been counted.
+    /// Hard-linked files that have been counted.
     linked: HashSet<u64>,
     totals: Totals,
 }
@@ -109,13 +111,15 @@ impl Settling<'_> {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match rustix::fs::openat(&folder, &name, flags, Mode::empty()) {
                 Err(Errno::LOOP) => {}
-                // Another name of a file that nobody may read any more, an ordinary owner included.
+                // Another name of a file whose final mode already denies reading, even to its
+                // owner.
                 Err(Errno::ACCESS) if self.has_settled(&folder, &name)? => {}
                 opened => self.one(opened?)?,
             }
         }
         let right = self.of(folder.status()?.st_ino);
-        // Whoever removes the image has to enter. A folder that no entry ever named is root's, and open to all.
+        // The owner needs access to remove the image later. A folder without an entry is owned by
+        // root with mode 0755.
         let mode = right.map_or(0o755, |right| {
             self.mode(right) | 0o700 | (right.mode & STICKY)
         });
@@ -136,7 +140,8 @@ impl Settling<'_> {
         }
         self.totals.files += 1;
         self.totals.bytes += u64::try_from(found.st_size).unwrap_or(0);
-        // What is not remembered came from elsewhere, or this file system does not keep its numbers.
+        // A file without a record means that the file system does not keep inode numbers stable, or
+        // that another process added it.
         let right = self
             .of(found.st_ino)
             .ok_or_else(|| io::Error::other("a file has changed its inode"))?;

@@ -1,4 +1,4 @@
-//! The images of a machine, unpacked, one tree each.
+//! The image store of a machine: each image unpacked as one tree.
 //!
 //! ```text
 //! images/sha256-HEX/{root/, image.json}   HEX is the digest of the configuration, which fixes layers and platform:
@@ -7,7 +7,8 @@
 //! images/.draft-…                         in the making or going; see draft.rs
 //! images/.lock                            held for a moment while names change or trees appear and go
 //! ```
-//! Every change is one rename or unlink, so that a crash leaves a whole store and at most something to sweep.
+//! Every change is one rename or unlink, so a crash leaves a consistent store and at most something
+//! to sweep.
 
 use crate::{
     about::{About, Named},
@@ -34,10 +35,10 @@ use std::{
 const NAMES: &str = "names";
 const LOCK: &str = ".lock";
 pub(crate) const LONGEST_ABOUT: u64 = 16 << 20;
-/// How often an image may vanish between finding its name and holding it.
+/// Attempts if an image is removed between finding its name and locking it.
 const TRIES: usize = 16;
 
-/// The store of images.
+/// The image store.
 #[derive(Clone, Debug)]
 pub struct Images {
     path: PathBuf,
@@ -45,7 +46,7 @@ pub struct Images {
     pub(crate) names: Arc<Dir>,
 }
 
-/// An image that stays while this lives: whoever removes it is told that it is in use.
+/// An image that is locked against removal while this value lives.
 #[derive(Debug)]
 pub struct Stored {
     root: PathBuf,
@@ -56,44 +57,44 @@ pub struct Stored {
     _lock: File,
 }
 
-/// One name of an image, as a list shows it.
+/// One name of an image, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// What it is called.
+    /// The name.
     pub name: ImageRef,
-    /// The digest of its manifest where one is known, else of its configuration.
+    /// Digest of its manifest if known, otherwise of its configuration.
     pub digest: Digest,
-    /// The digest of its configuration.
+    /// Image id: the digest of its configuration.
     pub id: Digest,
-    /// What its files take.
+    /// Bytes of its files.
     pub size_bytes: u64,
-    /// Which machines it is for.
+    /// Platform.
     pub platform: Platform,
-    /// When it was made, in its own words.
+    /// Time of creation, as the image states it.
     pub created: Option<String>,
 }
 
 /// All names, and what could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// In the order of their names.
+    /// Sorted by name.
     pub images: Vec<Listed>,
-    /// One line each.
+    /// One line for each problem.
     pub problems: Vec<String>,
 }
 
-/// What a removal did.
+/// Result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Names that are gone.
+    /// Names that were removed.
     pub names: Vec<ImageRef>,
-    /// Images that are gone, since no name is left.
+    /// Images that were removed, because no name was left.
     pub images: Vec<Digest>,
-    /// What that freed.
+    /// Bytes freed.
     pub freed_bytes: u64,
 }
 
-/// A folder of the store for what is on its way here; swept when its owner is gone.
+/// A temporary folder of the store for an image being pulled; swept when its owner is gone.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -101,44 +102,44 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Where it lies.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it.
+    /// Removes the folder.
     pub fn discard(self) {
         drop(self.draft);
     }
 }
 
 impl Stored {
-    /// Its files: nobody's in particular, without devices, and never to be written.
+    /// The root file system: owners are irrelevant, devices are absent; must not be written to.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// How it wants to be run.
+    /// The image's default command, user and environment.
     pub fn config(&self) -> &ImageConfig {
         &self.about.config
     }
 
-    /// Whom it wants to run as, if that is somebody and not root.
+    /// The user that the image names, unless it is root.
     pub fn user(&self) -> Option<User> {
         self.about.user.map(|(uid, gid)| User { uid, gid })
     }
 
-    /// The digest of its manifest where one is known, else of its configuration.
+    /// Digest of its manifest if known, otherwise of its configuration.
     pub fn digest(&self) -> &Digest {
         &self.digest
     }
 
-    /// The digest of its configuration: what it is, however it came here.
+    /// Image id: the digest of its configuration, independent of its source.
     pub fn id(&self) -> &Digest {
         &self.id
     }
 
-    /// All its names, as they are now.
+    /// All current names of the image.
     pub fn names(&self) -> Vec<ImageRef> {
         let all = self.images.all_names(&mut Vec::new()).unwrap_or_default();
         let own = all.iter().filter(|named| named.image == self.id.as_str());
@@ -147,12 +148,12 @@ impl Stored {
         names
     }
 
-    /// What its files take, each counted once.
+    /// Bytes of its files, each counted once.
     pub fn size_bytes(&self) -> u64 {
         self.about.size_bytes
     }
 
-    /// How many files it has.
+    /// Number of files.
     pub fn files(&self) -> u64 {
         self.about.files
     }
@@ -162,24 +163,24 @@ impl Stored {
         self.about.left_out
     }
 
-    /// Which machines it is for.
+    /// Platform.
     pub fn platform(&self) -> &Platform {
         &self.about.platform
     }
 
-    /// When it was made, in its own words.
+    /// Time of creation, as the image states it.
     pub fn created(&self) -> Option<&str> {
         self.about.created.as_deref()
     }
 
-    /// What its layers hash to as plain tar, the lowest first.
+    /// Digests of the uncompressed layers, lowest first.
     pub fn diff_ids(&self) -> &[String] {
         &self.about.diff_ids
     }
 }
 
 impl Images {
-    /// Opens the store in this folder, which is made if it is not there.
+    /// Opens the store in this folder, and creates the folder if it is absent.
     pub fn open(folder: PathBuf) -> Result<Images, ImageError> {
         let failed = || ImageError::store(format!("open the images in `{}`", folder.display()));
         let names = folder.join(NAMES);
@@ -198,7 +199,8 @@ impl Images {
         })
     }
 
-    /// The image of this name. One with a digest must have that digest, by its manifest or configuration.
+    /// The image of this name. For a reference with a digest, the manifest or configuration must
+    /// have that digest.
     pub fn find(&self, reference: &ImageRef) -> Result<Option<Stored>, ImageError> {
         for _ in 0..TRIES {
             let Some(named) = self.matching(reference)?.into_iter().next() else {
@@ -211,7 +213,7 @@ impl Images {
         Ok(None)
     }
 
-    /// The same, where it has to be there.
+    /// The same; an error if there is none.
     pub fn get(&self, reference: &ImageRef) -> Result<Stored, ImageError> {
         self.find(reference)?
             .ok_or_else(|| self.not_found(reference))
@@ -226,7 +228,7 @@ impl Images {
         }
     }
 
-    /// Everything there is.
+    /// Lists all names.
     pub fn list(&self) -> Result<Listing, ImageError> {
         let mut listing = Listing::default();
         for named in self.all_names(&mut listing.problems)? {
@@ -257,7 +259,8 @@ impl Images {
         Ok(listing)
     }
 
-    /// Takes a name away; its image goes with its last name, unless a run holds it: then nothing is done.
+    /// Removes a name; its image is removed with its last name. Fails without a change if a run
+    /// uses the image.
     pub fn remove(&self, reference: &ImageRef) -> Result<Removed, ImageError> {
         let lock = self.lock()?;
         let names = self.matching(reference)?;
@@ -291,7 +294,8 @@ impl Images {
         Ok(removed)
     }
 
-    /// Removes what crashes left: drafts without an owner, images without a name. Returns what could not be removed.
+    /// Removes what crashes left: drafts without an owner, images without a name. Returns what
+    /// could not be removed.
     pub fn sweep(&self) -> Vec<String> {
         let mut problems = Vec::new();
         match self.sweepable() {
@@ -316,7 +320,7 @@ impl Images {
         problems
     }
 
-    /// A folder for what is on its way here.
+    /// Creates a temporary folder for a pull.
     pub fn scratch(&self) -> Result<Scratch, ImageError> {
         let failed = || ImageError::store("make a folder for an image on its way");
         let draft = Draft::new(&self.folder).map_err(failed())?;
@@ -359,7 +363,7 @@ impl Images {
         draft::finish(&self.folder, &folder, &name).map_err(failed())
     }
 
-    /// Held for a moment, by one at a time; dies with its owner.
+    /// Takes the store's lock, which is held briefly and released when its owner ends.
     pub(crate) fn lock(&self) -> Result<File, ImageError> {
         let failed = || ImageError::store("lock the images");
         let (flags, mode) = (OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
@@ -369,7 +373,7 @@ impl Images {
         Ok(file)
     }
 
-    /// The tree that is about to go, locked so that no run can begin with it.
+    /// Locks the tree that is to be removed, so that no run can start with it.
     fn take_for_removal(
         &self,
         id: &Digest,
@@ -385,7 +389,7 @@ impl Images {
         }
     }
 
-    /// Publishes a tree, or finds that it is there already; held either way.
+    /// Publishes a tree, unless it exists already.
     pub(crate) fn publish(&self, mut draft: Draft, id: &Digest) -> Result<(), ImageError> {
         let failed = || ImageError::store("put the image in its place");
         match draft.publish(&tree_name(id)) {
@@ -394,7 +398,7 @@ impl Images {
                 if self.about(id).is_ok() {
                     return Ok(());
                 }
-                // Damaged, by the loss of power say: ours is whole.
+                // The existing tree is damaged, for example by power loss; ours is complete.
                 if let Some((folder, _)) = self.open_tree(id).map_err(failed())? {
                     let old =
                         draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
@@ -426,7 +430,7 @@ impl Images {
         read_about(&about, id)
     }
 
-    /// The image of a name, held; nothing if it has just gone.
+    /// Opens and locks the image of a name; `None` if it has just been removed.
     pub(crate) fn hold(&self, named: &Named) -> Result<Option<Stored>, ImageError> {
         let damaged = || ImageError::malformed("a name in the store", "it is damaged");
         let (id, digest) = (
@@ -474,12 +478,12 @@ fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
     }
 }
 
-/// The folder of an image.
+/// Folder name of an image.
 pub(crate) fn tree_name(id: &Digest) -> String {
     format!("sha256-{}", id.hex())
 }
 
-/// Whoever may write here decides what a run starts from.
+/// A user who can write to the store decides what runs start from.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     let us = rustix::process::geteuid().as_raw();

@@ -1,5 +1,6 @@
-//! The root of an image in the making: entries of layers are laid over one another, as Docker does it. Every name is
-//! walked one folder at a time by handle; symbolic links lead where they would if this were `/`, and never further.
+//! Builds the root file system of an image: applies layers on top of each other, with Docker's
+//! semantics. Paths are resolved one component at a time by handle; symbolic links resolve as if
+//! this folder were `/`, and never outside.
 
 use crate::{
     limits::{DEEPEST, LONGEST_NAME, LONGEST_PATH},
@@ -22,10 +23,10 @@ use std::{
 };
 
 const WHITEOUT: &[u8] = b".wh.";
-/// What a file system of long ago kept for itself; and among it, the sign that hides all that is below.
+/// Prefix of the metadata of AUFS, which is ignored; and the marker of an opaque folder.
 const WHITEOUT_META: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// As often as the kernel follows them.
+/// Maximum symbolic links in one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 const OURS: Mode = Mode::RWXU;
 const PLACE: OFlags = OFlags::PATH
@@ -36,9 +37,9 @@ const PLACE: OFlags = OFlags::PATH
 /// Why an entry was not unpacked.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// No honest layer has it.
+    /// No legitimate layer has such an entry.
     Refused(&'static str),
-    /// The disk failed us.
+    /// Writing failed.
     Write(io::Error),
     /// The layer cannot be read.
     Read(TarError),
@@ -66,24 +67,25 @@ impl From<TarError> for Trouble {
 pub(crate) struct Tree {
     root: Rc<Dir>,
     rights: Rights,
-    /// Inodes that this layer put here: its own whiteouts are not for them. The lowest layer has nothing to hide.
+    /// Inodes that this layer created: its own whiteouts do not apply to them. `None` for the
+    /// lowest layer, which has nothing to hide.
     touched: Option<HashSet<u64>>,
-    /// The folder of the entry before, since entries of a folder follow one another.
+    /// The parent folder of the previous entry: entries of a folder follow one another.
     last: Option<Folder>,
-    /// Devices and pipes.
+    /// Number of devices and pipes that were skipped.
     pub(crate) left_out: u64,
-    /// Folders that no entry described, made since somebody asked.
+    /// Folders created without an entry since the last call of `take_implied`.
     implied: u64,
 }
 
-/// A folder of the tree.
+/// An open folder of the tree with its path.
 #[derive(Clone, Debug)]
 struct Folder {
     path: Vec<u8>,
     handle: Rc<Dir>,
 }
 
-/// What to do about folders that are not there.
+/// What to do if a parent folder is missing.
 #[derive(Clone, Copy, PartialEq)]
 enum Absent {
     Make,
@@ -107,22 +109,22 @@ impl Tree {
         &self.root
     }
 
-    /// Gives everything its final rights.
+    /// Sets the final permissions of the whole tree.
     pub(crate) fn settle(self, person: &Person) -> io::Result<Totals> {
         self.rights.settle(&self.root, person)
     }
 
-    /// What follows lies over everything so far.
+    /// The following entries belong to the next layer.
     pub(crate) fn next_layer(&mut self, number: usize) {
         self.touched = (number > 0).then(HashSet::new);
     }
 
-    /// How many folders were made, since the last time, only because a name leads through them.
+    /// Number of folders created, since the last call, only because a path leads through them.
     pub(crate) fn take_implied(&mut self) -> u64 {
         std::mem::take(&mut self.implied)
     }
 
-    /// Lays one entry over the tree.
+    /// Applies one entry to the tree.
     pub(crate) fn add<R: Input>(
         &mut self,
         header: &Header,
@@ -134,7 +136,7 @@ impl Tree {
                 Kind::Folder => Ok(self
                     .rights
                     .note(rustix::fs::fstat(&*self.root)?.st_ino, header)?),
-                _ => Err(Trouble::Refused("it takes the place of the root")),
+                _ => Err(Trouble::Refused("it replaces the root")),
             };
         };
         if names
@@ -144,7 +146,7 @@ impl Tree {
             return Ok(());
         }
         if parents.iter().any(|name| name.starts_with(WHITEOUT)) {
-            return Err(Trouble::Refused("a folder is called like a whiteout"));
+            return Err(Trouble::Refused("a folder has the name of a whiteout"));
         }
         if let Some(hidden) = last.strip_prefix(WHITEOUT) {
             return self.hide(parents, hidden, *last == OPAQUE);
@@ -186,7 +188,7 @@ impl Tree {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR);
         let file = match make() {
-            // A new file, never the old one written over: that may have other names.
+            // Always a new file: the old one may have other hard links, and must not be written to.
             Err(Errno::EXIST) => self.clear(folder, name).and_then(|()| Ok(make()?))?,
             made => made?,
         };
@@ -221,7 +223,8 @@ impl Tree {
         self.touch(inode, None)
     }
 
-    /// Another name for a file of the tree: it is found as entries are, and its last part is not followed.
+    /// Creates a hard link to a file of the tree. Its target is resolved like a path of an entry,
+    /// and the last component is not followed.
     fn add_hard_link(
         &mut self,
         folder: &Dir,
@@ -238,7 +241,7 @@ impl Tree {
             Err(Errno::NOENT) => return Err(Trouble::Refused("a hard link leads to nothing")),
             found => found?,
         };
-        // Tar also writes a second name of a symbolic link so; it is linked, not followed.
+        // Tar also writes hard links to symbolic links; the link itself is linked, not its target.
         if !matches!(
             FileType::from_raw_mode(found.st_mode),
             FileType::RegularFile | FileType::Symlink
@@ -262,13 +265,14 @@ impl Tree {
         self.touch(found.st_ino, is_file.then_some(header))
     }
 
-    /// Takes away what lower layers have at a name, or, opaque, in the whole folder.
+    /// Applies a whiteout: removes what lower layers have at a name, or in the whole folder if
+    /// opaque.
     fn hide(&mut self, parents: &[&[u8]], hidden: &[u8], opaque: bool) -> Result<(), Trouble> {
         if matches!(hidden, b"" | b"." | b"..") {
             return Err(Trouble::Refused("a whiteout hides no name"));
         }
         let folder = match self.folder(parents, Absent::Refuse) {
-            // What is not there is hidden well.
+            // A missing folder has nothing to hide.
             Err(Trouble::Refused(_)) => return Ok(()),
             folder => folder?,
         };
@@ -292,7 +296,7 @@ impl Tree {
         }
     }
 
-    /// This layer has put something here. Symbolic links have no rights.
+    /// Records an inode created by this layer. Symbolic links have no permissions.
     fn touch(&mut self, inode: u64, header: Option<&Header>) -> Result<(), Trouble> {
         if let Some(touched) = &mut self.touched {
             touched.insert(inode);
@@ -303,7 +307,7 @@ impl Tree {
         }
     }
 
-    /// The folder that names lead to from the root.
+    /// The folder at this path from the root.
     fn folder(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<Dir>, Trouble> {
         let path = names.join(&b'/');
         if let Some(last) = &self.last
@@ -355,7 +359,7 @@ impl Tree {
         Ok(way.pop().unwrap_or_else(|| self.root.clone()))
     }
 
-    /// A folder that no entry describes is root's, and open to all.
+    /// A folder without an entry is owned by root with mode 0755.
     fn make_parent(&mut self, at: &Dir, name: &CString) -> Result<Dir, Trouble> {
         rustix::fs::mkdirat(at, name, OURS)?;
         self.implied += 1;
@@ -376,8 +380,8 @@ impl Tree {
     }
 }
 
-/// Removes `name` and all below it, but what is to be kept, by inode, and the folders that leads through. Says whether
-/// all of it is gone. Trees here are never deeper than what one may open at a time.
+/// Removes `name` recursively, except for the inodes to keep and their parent folders. Returns
+/// whether all of it is gone. Depth is limited to fewer folders than a process may open.
 fn remove_except(folder: &Dir, name: &OsStr, keep: &HashSet<u64>) -> io::Result<bool> {
     let Some(found) = folder.stat(name)? else {
         return Ok(true);
@@ -396,10 +400,10 @@ fn remove_except(folder: &Dir, name: &OsStr, keep: &HashSet<u64>) -> io::Result<
     Ok(emptied && !kept)
 }
 
-/// The same for everything in a folder. Says whether it is empty now.
+/// The same for all entries of a folder. Returns whether it is empty now.
 fn empty_except(folder: &Dir, keep: &HashSet<u64>) -> io::Result<bool> {
     let mut all = true;
-    // The handle is only a place; a listing needs one that reads.
+    // The handle is an O_PATH descriptor; a listing needs a readable one.
     for entry in folder.open_dir(".")?.entries()? {
         all &= remove_except(folder, &entry?.name, keep)?;
     }
@@ -410,7 +414,7 @@ fn os_name(name: &CStr) -> &OsStr {
     OsStr::from_bytes(name.to_bytes())
 }
 
-/// Puts what a symbolic link says in front of what is left to walk.
+/// Prepends the target of a symbolic link to the remaining path.
 fn follow(
     at: &Dir,
     name: &CString,
@@ -435,7 +439,7 @@ fn follow(
     Ok(())
 }
 
-/// The names that a path is made of. What is absolute begins at the root of the image.
+/// Splits a path into components. An absolute path starts at the image's root.
 fn names(path: &[u8]) -> Result<Vec<&[u8]>, Trouble> {
     if path.len() > LONGEST_PATH {
         return Err(Trouble::Refused("its name is longer than 4096 bytes"));
@@ -480,7 +484,7 @@ fn write<R: Input>(file: &File, at: u64, size: u64, tar: &mut Tar<R>) -> Result<
 }
 
 pub(crate) fn times(seconds: u64) -> Timestamps {
-    // Where a file system ends its time it ends ours: 2106.
+    // Some file systems end at 2106; larger times are clamped to that.
     let time = Timespec {
         tv_sec: i64::from(u32::try_from(seconds).unwrap_or(u32::MAX)),
         tv_nsec: 0,

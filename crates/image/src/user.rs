@@ -1,4 +1,5 @@
-//! Whom an image wants to run as: a name or a number, looked up in the image's own files as Docker does it.
+//! Resolves the user that an image runs as: a name or a number, looked up in the image's own files
+//! with Docker's rules.
 
 use crate::error::{ImageError, shown};
 use ::fs::{Dir, Lookup};
@@ -9,7 +10,7 @@ use std::{
     io::{self, Read},
 };
 
-/// What a box runs as where an image says nothing, or says root.
+/// User id in the sandbox where an image names no user, or root.
 const DEFAULT_ID: u32 = 1000;
 const LONGEST_TABLE: u64 = 4 << 20;
 
@@ -21,7 +22,7 @@ pub(crate) struct Person {
 }
 
 impl Person {
-    /// How far the bits that serve this user lie to the left, in the mode of a file of this owner and group.
+    /// Shift of the mode bits that apply to this user, for a file with this owner and group.
     pub(crate) fn class(&self, (uid, gid): (u32, u32)) -> u16 {
         if uid == self.user.uid {
             6
@@ -33,7 +34,7 @@ impl Person {
     }
 }
 
-/// The user that `wanted` names; none if that is nobody in particular, or root, which nobody is in a box.
+/// Resolves `wanted`; `None` if it names no user, or root, which no sandbox grants.
 pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>), ImageError> {
     let nobody = Person {
         user: User {
@@ -77,7 +78,7 @@ pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>)
         ),
     };
     if found.uid >= u32::MAX - 1 || gid >= u32::MAX - 1 {
-        return Err(bad("numbers above 4294967293 are nobody's".to_owned()));
+        return Err(bad("ids above 4294967293 are reserved".to_owned()));
     }
     let user = User {
         uid: found.uid,
@@ -98,7 +99,8 @@ struct Found<'a> {
     name: Option<&'a [u8]>,
 }
 
-/// By name first, else by number. Of a number that the table does not have the group is 0, as with Docker.
+/// Looks up a name first, then a number. A number that is not in the table has the group 0, as with
+/// Docker.
 fn find_user<'a>(passwd: &'a [u8], wanted: &str) -> Option<Found<'a>> {
     let number = wanted.parse::<u32>().ok();
     let rows = || rows(passwd).filter_map(|row| Some((row[0], id(row.get(2)?)?, id(row.get(3)?)?)));
@@ -147,7 +149,7 @@ fn id(text: &&[u8]) -> Option<u32> {
     str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
-/// A file of the image; empty if it has none.
+/// Reads a file of the image; empty if it is absent.
 fn table(root: &Dir, path: &str) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK;
     let file = match root.open_at(path, flags, Mode::empty(), Lookup::LinksInRoot) {
@@ -156,7 +158,9 @@ fn table(root: &Dir, path: &str) -> io::Result<Vec<u8>> {
     };
     let about = file.metadata()?;
     if !about.is_file() || about.len() > LONGEST_TABLE {
-        return Err(io::Error::other("it is no file, or longer than 4 MiB"));
+        return Err(io::Error::other(
+            "it is not a regular file, or is longer than 4 MiB",
+        ));
     }
     let mut bytes = Vec::new();
     file.take(LONGEST_TABLE).read_to_end(&mut bytes)?;

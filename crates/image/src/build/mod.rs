@@ -1,8 +1,9 @@
-//! Builds images from recipes with Debian's packages and without a registry: `mmdebstrap` makes the base, the steps of
-//! the recipe are done in its tree, and what comes out is one layer.
+//! Builds images from recipes with Debian's packages and without a registry: `mmdebstrap` makes the
+//! base system, the steps of the recipe run in its tree, and the result is one layer.
 //!
-//! A recipe and the packages it names are trusted with their image, not with this machine: all of it runs as root of a
-//! user namespace whose ids are nobody's here, with mounts and processes of its own. It does have the network.
+//! A recipe and its packages are trusted with their image, not with this machine: everything runs
+//! as root of a user namespace whose ids are unused on the host, with separate mounts and
+//! processes. It does have the network.
 
 mod pack;
 mod script;
@@ -22,96 +23,121 @@ use std::{
     process::Child,
 };
 
-/// Where a step of a recipe finds the certificates of its plan.
+/// Path of the plan's CA certificates during a step of a recipe.
 pub const CERTIFICATES: &str = "/tmp/airlock-build-certificates.pem";
-/// No layer is larger.
+/// Maximum size of a layer.
 const LARGEST_LAYER: u64 = (8 << 30) - 1;
-/// How much of what a failed build said is kept.
+/// Limits of the output kept from a failed build: lines, and bytes of each.
 const LAST_LINES: usize = 12;
 const LONGEST_LINE: u64 = 4096;
 
-/// What an image runs on.
+/// Platform of a built image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of OCI and Debian")]
 pub enum Platform {
+    /// x86-64.
     Amd64,
+    /// 64-bit ARM.
     Arm64,
 }
 
-/// Everything that decides about an image.
+/// Everything that determines an image.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What to do.
+    /// The recipe.
     pub recipe: Recipe,
-    /// For which platform.
+    /// The platform.
     pub platform: Platform,
-    /// What the `COPY` steps copy, by name: contents, and whether they can be executed.
+    /// Files for `COPY` steps by name: contents, and whether they are executable.
     pub files: BTreeMap<String, (Vec<u8>, bool)>,
-    /// Values of the arguments that the recipe declares.
+    /// Values of the build arguments that the recipe declares.
     pub arguments: BTreeMap<String, String>,
-    /// A bundle that a step of the recipe may trust, at [`CERTIFICATES`]; it does not stay in the image.
+    /// CA certificates that steps may trust, at [`CERTIFICATES`]; they do not stay in the image.
     pub certificates: Option<Vec<u8>>,
-    /// Variables for whoever fetches packages, such as those of a proxy.
+    /// Environment for package downloads, such as proxy settings.
     pub environment: BTreeMap<String, String>,
-    /// Where packages come from, in a form of apt; Debian's own servers if none.
+    /// Package source in a form of apt; Debian's own servers by default.
     pub sources: Option<PathBuf>,
-    /// Seconds since 1970; no file of the image is younger.
+    /// Seconds since 1970; no file of the image is newer.
     pub epoch: u64,
 }
 
-/// One built layer with its configuration.
+/// A built layer with its configuration.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// What it runs on.
+    /// Platform.
     pub platform: Platform,
-    /// What it says about itself.
+    /// Configuration of the image.
     pub config: ImageConfig,
-    /// The layer, an uncompressed archive.
+    /// Path of the layer, an uncompressed tar archive.
     pub layer: PathBuf,
-    /// Its digest.
+    /// Digest of the layer.
     pub digest: Digest,
-    /// Its size.
+    /// Size of the layer in bytes.
     pub bytes: u64,
-    /// As in its plan.
+    /// `SOURCE_DATE_EPOCH` of the plan.
     pub epoch: u64,
 }
 
-/// What a build tells while it goes on.
+/// Progress of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// A step begins.
     Step(String),
-    /// Something was said by what runs. Not our words.
+    /// A line of output of the running program; untrusted.
     Said(String),
 }
 
 /// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum BuildError {
+    /// A program that the build needs is not installed.
     #[error("`{program}` is not installed: apt-get install {package}")]
     Missing {
+        /// Name of the program.
         program: &'static str,
+        /// Debian's package with the program.
         package: &'static str,
     },
+    /// The user has no subordinate ids.
     #[error(
-        "user {user} has no further user ids of its own, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
+        "user {user} has no subordinate user ids, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
     )]
-    NoIds { user: String },
-    #[error("this kernel gives no user namespace to build in: {said}")]
-    NoNamespace { said: String },
+    NoIds {
+        /// Name of the user.
+        user: String,
+    },
+    /// The user namespace could not be created.
+    #[error("cannot create a user namespace for the build: {said}")]
+    NoNamespace {
+        /// Output of the program.
+        said: String,
+    },
+    /// An operation of this process failed.
     #[error("cannot {what}")]
     Io {
+        /// What was tried.
         what: String,
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    #[error("the recipe copies `{name}`, which is not there")]
-    NoFile { name: String },
+    /// A file that the recipe copies is missing.
+    #[error("the recipe copies `{name}`, which does not exist")]
+    NoFile {
+        /// Name of the file.
+        name: String,
+    },
+    /// The layer is too large.
     #[error("the layer is larger than {LARGEST_LAYER} bytes")]
     TooLarge,
-    #[error("building failed ({status}); the last it said: {}", .last.join(" | "))]
-    Failed { status: String, last: Vec<String> },
+    /// The build failed.
+    #[error("the build failed ({status}); its last output: {}", .last.join(" | "))]
+    Failed {
+        /// Exit status.
+        status: String,
+        /// Last lines of output.
+        last: Vec<String>,
+    },
 }
 
 impl BuildError {
@@ -122,10 +148,10 @@ impl BuildError {
 }
 
 impl Platform {
-    /// All of them.
+    /// All platforms.
     pub const ALL: [Platform; 2] = [Platform::Amd64, Platform::Arm64];
 
-    /// The one of this machine, if it is one of them.
+    /// The platform of this machine, if it is supported.
     pub fn here() -> Option<Platform> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Platform::Amd64),
@@ -134,7 +160,7 @@ impl Platform {
         }
     }
 
-    /// As OCI and Debian both call it.
+    /// Name of the architecture, the same for OCI and Debian.
     pub fn architecture(self) -> &'static str {
         match self {
             Platform::Amd64 => "amd64",
@@ -142,7 +168,7 @@ impl Platform {
         }
     }
 
-    /// `linux/ARCHITECTURE`.
+    /// Parses `linux/ARCHITECTURE`.
     pub fn named(text: &str) -> Option<Platform> {
         let architecture = text.strip_prefix("linux/")?;
         Platform::ALL
@@ -152,7 +178,7 @@ impl Platform {
 }
 
 impl Plan {
-    /// Builds the image. What is said on the way goes to `told`.
+    /// Builds the image; reports progress to `on_progress`.
     pub fn build(
         &self,
         workshop: &Workshop,
@@ -172,7 +198,7 @@ impl Plan {
             self.platform.architecture()
         )));
         let mut child = workshop.start(self, &steps)?;
-        // Held until the end: the build ends with it.
+        // Kept open until the end: closing it ends the build.
         let held = child.stdin.take();
         let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
         let (received, last) = receive(&mut child, &layer, &self.titles(), told);
@@ -180,7 +206,7 @@ impl Plan {
             .wait()
             .map_err(BuildError::io("wait for mmdebstrap"))?;
         drop(held);
-        // An error of the child's own ends the stream early, which is none of ours.
+        // If the child failed, the stream ended early and our own error is only a consequence.
         let (digest, bytes) = received?;
         if !status.success() {
             return Err(BuildError::Failed {
@@ -199,7 +225,7 @@ impl Plan {
         })
     }
 
-    /// A short text for each step.
+    /// A short title for each step.
     fn titles(&self) -> Vec<String> {
         let title = |step: &Step| match step {
             Step::Run { script, .. } => {
@@ -222,7 +248,7 @@ impl Plan {
 
 type Received = Result<(Digest, u64), BuildError>;
 
-/// Takes the layer from the child's output while its words are passed on.
+/// Writes the layer from the child's output to a file, and forwards its messages.
 fn receive(
     child: &mut Child,
     layer: &std::path::Path,
@@ -242,14 +268,14 @@ fn receive(
             )),
         };
         if received.is_err() {
-            // It would wait for a reader for ever; that it has ended already is as good.
+            // Otherwise the child would wait for a reader for ever. It may have ended already.
             let _ = child.kill();
         }
         (received, listener.join().unwrap_or_default())
     })
 }
 
-/// Passes on what is said, line by line, and returns the last of it.
+/// Forwards messages line by line and returns the last lines.
 fn listen(
     stderr: impl Read,
     titles: &[String],
@@ -286,7 +312,7 @@ fn listen(
     }
 }
 
-/// Writes a stream to a new file, with its digest and size.
+/// Writes a stream to a new file; returns its digest and size.
 fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
     let failed = || BuildError::io(format!("write `{}`", path.display()));
     let mut file = File::create_new(path).map_err(failed())?;

@@ -1,4 +1,5 @@
-//! Writes what was built as one archive: an OCI layout, which for a single platform is also what `docker load` takes.
+//! Writes built images as one archive: an OCI layout, which for a single platform `docker load`
+//! accepts, too.
 
 use super::{BuildError, Built};
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Writes images of one name, one for each platform.
+/// Writes images with one name, one for each platform.
 pub fn write_archive(
     to: &mut impl Write,
     name: &ImageRef,
@@ -50,7 +51,7 @@ pub fn write_archive(
     archive.end()
 }
 
-/// The digest of what was hashed.
+/// The digest of a finished hash.
 pub(super) fn digest_of(hash: Sha256) -> Digest {
     let hex: String = hash
         .finalize()
@@ -78,7 +79,7 @@ struct Archive<'a, W: Write> {
 }
 
 impl<W: Write> Archive<'_, W> {
-    /// Layer, configuration and manifest; returns the descriptor of the latter.
+    /// Writes layer, configuration and manifest; returns the manifest's descriptor.
     fn image(&mut self, image: &Built) -> Result<Value, BuildError> {
         let name = format!("blobs/sha256/{}", image.digest.hex());
         let mut layer = File::open(&image.layer).map_err(failed)?;
@@ -93,7 +94,7 @@ impl<W: Write> Archive<'_, W> {
         Ok(descriptor)
     }
 
-    /// The older form of the same, for daemons that know no other.
+    /// Writes Docker's `manifest.json`, for daemons that do not read OCI layouts.
     fn docker(&mut self, name: &ImageRef, images: &[Built]) -> Result<(), BuildError> {
         let entry = |image: &Built| {
             let config = digest_of(Sha256::new_with_prefix(text(&configuration(image))));
@@ -107,7 +108,7 @@ impl<W: Write> Archive<'_, W> {
         self.small("manifest.json", &text(&json!(all)))
     }
 
-    /// Writes a document under its digest; returns its descriptor.
+    /// Writes a document as a blob; returns its descriptor.
     fn document(&mut self, kind: &str, value: &Value) -> Result<Value, BuildError> {
         let bytes = text(value);
         let digest = digest_of(Sha256::new_with_prefix(&bytes));
@@ -159,7 +160,7 @@ fn configuration(image: &Built) -> Value {
     })
 }
 
-/// One header of a ustar archive: a plain file of root's. Names here are short.
+/// A ustar header for a regular file of root. Paths here are short.
 fn header(name: &str, bytes: u64) -> [u8; 512] {
     let mut header = [0; 512];
     let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);

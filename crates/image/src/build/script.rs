@@ -1,14 +1,14 @@
-//! The steps of a recipe as one shell script, which `mmdebstrap` runs when the base stands.
+//! The steps of a recipe as one shell script, which `mmdebstrap` runs in the finished base system.
 
 use super::{BuildError, CERTIFICATES, Plan, workshop::Workshop};
 use crate::recipe::Step;
 use std::path::PathBuf;
 
-/// Begins the line that says which step begins.
+/// Prefix of the output line that reports the start of a step.
 pub(super) const STEP_MARK: &str = "airlock-step:";
 
-/// What every step needs. Nothing of the machine's names may be followed: all is done within the tree. Its own /tmp keeps
-/// the files of `mmdebstrap` from a recipe that tidies up.
+/// Common start of the script. No path of the host may be followed: everything is done inside the
+/// tree. A separate /tmp keeps the files of `mmdebstrap` from a recipe that cleans /tmp.
 const START: &str = "\
 set -eu
 exec >&2 < /dev/null
@@ -17,7 +17,8 @@ mount -t tmpfs -o mode=1777 tmpfs \"$root/tmp\"
 enter() { chroot \"$root\" /usr/bin/env -i \"$@\"; }
 ";
 
-/// What must not stay: this machine's name, nameserver and package servers, and what differs between builds.
+/// Removes what must not stay in the image: this machine's name, name server and package sources,
+/// and what differs between builds.
 const END: &str = "\
 enter /bin/sh -c '
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /etc/hostname
@@ -38,7 +39,7 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 EOF
 ";
 
-/// Writes the script, and the files it copies, into the workshop.
+/// Writes the script and the files that it copies into the build environment.
 pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
     let mut text = START.to_owned();
     if let Some(bundle) = &plan.certificates {
@@ -112,7 +113,8 @@ fn run(plan: &Plan, step: &Step) -> String {
     )
 }
 
-/// The redirection is done outside, the rest by the tree's own programs: a link in the tree leads nowhere else.
+/// The shell redirects outside the tree; everything else is done by the tree's own programs, so a
+/// symbolic link in the tree cannot lead outside.
 fn copy(staged: &str, to: &str, executable: bool) -> String {
     let mode = if executable { "755" } else { "644" };
     let script = format!("mkdir -p \"${{0%/*}}/\" && cat > \"$0\" && chmod {mode} \"$0\"");
@@ -124,7 +126,7 @@ fn copy(staged: &str, to: &str, executable: bool) -> String {
     )
 }
 
-/// One word of the shell, whatever is in it.
+/// Quotes a text as one word of the shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

@@ -1,4 +1,5 @@
-//! Where images are built: a folder that goes away, and a user namespace whose ids are nobody's on this machine.
+//! The build environment: a temporary folder, and a user namespace whose ids are unused on this
+//! machine.
 //!
 //! ```text
 //! airlock ── holder (has the namespace, waits)
@@ -20,16 +21,17 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// The ids of a tree built by root: far from those that people and other programs use, and none that a box may get,
-/// whose program could send signals to a build or read its files.
+/// First host id of a tree built by root: outside the ranges of users and other programs, and
+/// outside those of sandboxes, whose programs could otherwise send signals to a build or read its
+/// files.
 const FIRST_ID: u32 = 0x7100_0000;
-/// How folders of builds are called.
+/// Prefix of build folders.
 const PREFIX: &str = "airlock-build.";
 const IDS: u32 = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The first process in there. Its input ends when we do, whatever ended us; then it ends the build, which has its own
-/// mind about signals, and tidies up.
+/// The first process in the namespace. Its standard input is closed when this process ends for any
+/// reason; it then kills the build, whose programs may ignore signals, and removes the files.
 const FIRST: &str = "\
 exec 3<&0 < /dev/null
 trap 'kill -KILL -1; find \"$TMPDIR\" -xdev -mindepth 1 -delete; exit 1' TERM
@@ -38,13 +40,14 @@ build=$!
 { cat <&3 > /dev/null; kill -TERM 1; } 2> /dev/null &
 wait \"$build\"";
 
-/// Foreign programs run by an emulator that only this namespace knows (Linux 6.7 and later).
+/// Registers an emulator for foreign programs in this namespace only (Linux 6.7 and later).
 const EMULATE: &str = "\
 mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s \"$0\" > /proc/sys/fs/binfmt_misc/register || {
     echo 'this kernel has no emulation for a single namespace (Linux 6.7 and later have)' >&2; exit 1; }
 exec \"$@\"";
 
-/// As in Debian's own images: no wait for the disk, which is gone afterwards anyway; no documents but licences.
+/// Settings of dpkg, as in Debian's own images: no fsync, since the tree is temporary; no
+/// documentation except licences.
 const DPKG: [&str; 7] = [
     "force-unsafe-io",
     "path-exclude=/usr/share/doc/*",
@@ -55,18 +58,18 @@ const DPKG: [&str; 7] = [
     "path-exclude=/usr/share/lintian/*",
 ];
 
-/// A place to build in. Close it: what is in there belongs to ids that an ordinary user cannot remove.
+/// A build environment. Call `close`: its files belong to ids that an ordinary user cannot remove.
 #[derive(Debug)]
 pub struct Workshop {
     folder: PathBuf,
     holder: Child,
     ids: Ids,
-    /// Locked while we live: what nobody has locked was left by somebody who was killed.
+    /// Locked for the lifetime: an unlocked folder was left by a process that was killed.
     _lock: OwnedFd,
 }
 
 impl Workshop {
-    /// Makes one in a folder for temporary files that everybody may enter.
+    /// Creates an environment in a folder for temporary files that every user may enter.
     pub fn open(temporary: &Path) -> Result<Workshop, BuildError> {
         for (program, package) in [
             ("mmdebstrap", "mmdebstrap"),
@@ -99,7 +102,7 @@ impl Workshop {
         })
     }
 
-    /// Removes the folder and gives the namespace back.
+    /// Removes the folder and ends the namespace.
     pub fn close(mut self) -> Result<(), BuildError> {
         let failed = || BuildError::io(format!("remove `{}`", self.folder.display()));
         let removed = self
@@ -108,11 +111,11 @@ impl Workshop {
             .args(["-mindepth", "1", "-delete"])
             .status()
             .map_err(failed())?;
-        // Its standard input ends with this, and so does the holder.
+        // Closing its standard input ends the namespace holder.
         drop(self.holder.stdin.take());
         self.holder.wait().map_err(failed())?;
         if !removed.success() {
-            return Err(failed()(io::Error::other("what was built there stays")));
+            return Err(failed()(io::Error::other("its files could not be removed")));
         }
         fs::remove_dir_all(&self.folder).map_err(BuildError::io(format!(
             "remove `{}`",
@@ -120,12 +123,12 @@ impl Workshop {
         )))
     }
 
-    /// The path of a file in here.
+    /// Path of a file in the environment.
     pub fn place(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// Starts `mmdebstrap`; the layer comes out of its standard output.
+    /// Starts `mmdebstrap`, which writes the layer to its standard output.
     pub(super) fn start(&self, plan: &Plan, steps: &Path) -> Result<Child, BuildError> {
         let mut command = self.inside("unshare");
         command.args([
@@ -168,7 +171,8 @@ impl Workshop {
             .env("LC_ALL", "C.UTF-8");
         command.env("TMPDIR", self.tree()).env("HOME", self.tree());
         command.env("SOURCE_DATE_EPOCH", plan.epoch.to_string());
-        // When it fails, mmdebstrap hangs up on its whole process group, which would be ours.
+        // On failure mmdebstrap sends SIGHUP to its whole process group, which would include this
+        // process.
         command.process_group(0);
         command.spawn().map_err(BuildError::io("start nsenter"))
     }
@@ -177,7 +181,7 @@ impl Workshop {
         self.folder.join("tree")
     }
 
-    /// A command as root of the namespace.
+    /// A command that runs as root of the namespace.
     fn inside(&self, program: &str) -> Command {
         let mut command = tool("nsenter");
         let namespace = format!("--user=/proc/{}/ns/user", self.holder.id());
@@ -187,7 +191,7 @@ impl Workshop {
         command
     }
 
-    /// Writes a file that whoever is root in there may read, and nobody replace.
+    /// Writes a file that root of the namespace may read, but not replace.
     pub(super) fn give(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, BuildError> {
         let path = self.place(name);
         let file = fs::OpenOptions::new()
@@ -203,7 +207,7 @@ impl Workshop {
         Ok(path)
     }
 
-    /// The one folder that whoever is root in there may write.
+    /// Creates the only folder that root of the namespace may write to.
     fn make_tree_folder(&self) -> Result<(), BuildError> {
         let made = fs::DirBuilder::new().mode(0o700).create(self.tree());
         let given = made.and_then(|()| self.ids.give(&self.tree()));
@@ -211,7 +215,7 @@ impl Workshop {
     }
 }
 
-/// Opens a folder of ours and locks it, if nobody has.
+/// Opens and locks a build folder of this user; fails if it is locked.
 fn lock(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(folder, flags, Mode::empty())?;
@@ -222,7 +226,7 @@ fn lock(folder: &Path) -> io::Result<OwnedFd> {
     Ok(opened)
 }
 
-/// Removes what killed builds of the same user left. What cannot be removed stays for the next one.
+/// Removes what killed builds of this user left. What cannot be removed stays for the next sweep.
 fn sweep(temporary: &Path) {
     let Ok(entries) = fs::read_dir(temporary) else {
         return;
@@ -244,18 +248,19 @@ fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
     drawn.map_err(BuildError::io("read /dev/urandom"))?;
     let folder = temporary.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let made = fs::DirBuilder::new().mode(0o700).create(&folder);
-    // Whoever is root in there passes through to what was given to it. The caller's mask does not count.
+    // Root of the namespace passes through this folder to the files it was given, whatever the
+    // caller's umask is.
     let made = made.and_then(|()| fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)));
     made.map_err(BuildError::io(format!("make `{}`", folder.display())))?;
     Ok(folder)
 }
 
-/// The ids that the namespace gets.
+/// The id mapping of the namespace.
 #[derive(Debug)]
 enum Ids {
-    /// Root may take any.
+    /// Root may map any ids.
     Root,
-    /// A user's own, and those that /etc/subuid and /etc/subgid grant.
+    /// The user's own ids, and those that /etc/subuid and /etc/subgid grant.
     Own {
         uid: u32,
         gid: u32,
@@ -293,7 +298,7 @@ impl Ids {
         }
     }
 
-    /// Makes root of the namespace the owner of a new file of ours.
+    /// Gives a new file to root of the namespace.
     fn give(&self, path: &Path) -> io::Result<()> {
         match self {
             Ids::Root => chown(path, Some(FIRST_ID), Some(FIRST_ID)),
@@ -321,7 +326,7 @@ impl Ids {
     }
 }
 
-/// Has a program with the right to do so map an id of ours to root, and those granted to the rest.
+/// Runs a setuid program that maps our own id to root, and the granted ids to the rest.
 fn ask(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
     let numbers = [pid, 0, own, 1, 1, granted, IDS - 1].map(|number| number.to_string());
     let output = tool(program)
@@ -346,7 +351,7 @@ fn name_of(uid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The first range in a file of the form `USER:FIRST:COUNT` that is large enough.
+/// The first large enough range in a file of lines `USER:FIRST:COUNT`.
 fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
     let number = uid.to_string();
     text.lines().find_map(|line| {
@@ -360,7 +365,7 @@ fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
     })
 }
 
-/// A process that has the namespace and waits for the end of its input.
+/// Starts a process that holds the namespace and waits for the end of its input.
 fn hold(ids: &Ids) -> Result<Child, BuildError> {
     let mut command = tool("unshare");
     command.args(["--user", "--", "/bin/sh", "-c", "echo ready && read end"]);
@@ -398,8 +403,8 @@ fn hold(ids: &Ids) -> Result<Child, BuildError> {
     }
 }
 
-/// How the kernel is told about a foreign platform: by the first bytes of its programs. The emulator is opened at once
-/// (`F`), so that the tree needs no copy of it.
+/// The binfmt_misc rule for a foreign platform, by the first bytes of its programs. The kernel
+/// opens the emulator at registration (`F`), so the tree needs no copy.
 fn emulator(platform: Platform) -> Result<String, BuildError> {
     let (program, machine) = match platform {
         Platform::Amd64 => ("qemu-x86_64-static", "\\x3e\\x00"),
@@ -425,8 +430,8 @@ fn emulator(platform: Platform) -> Result<String, BuildError> {
     ))
 }
 
-/// A program of this machine, from where it was looked for, and without the caller's variables: whoever is root of the
-/// namespace may look at the processes in it.
+/// A command with a fixed search path and without the caller's environment: root of the namespace
+/// may inspect its processes.
 fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", PATH);

@@ -1,122 +1,132 @@
-//! The image contract as data: what an image must be able to do, the commands that show it, and how to read what they
-//! did. Nothing is run here. A hostile image can lie about itself; what it says never widens what its box may do.
+//! The image contract as data: requirements, the commands that test them, and the evaluation of
+//! their results. Nothing is run here. A hostile image can forge its own results, so they never
+//! extend what its sandbox may do.
 
 mod base;
 mod tools;
 
 use spec::{AGENT_LABEL, ImageConfig, RunResult, Status};
 
-/// What the label says that an image is for: profiles of this file, or what one does with it.
+/// Label with the purpose of an image: profiles of this file, or activities.
 pub const PURPOSE_LABEL: &str = "io.cynodeai.sandbox.purpose";
-/// Words of the purpose that are no profiles.
+/// Activities: purposes that are not profiles.
 const ACTIVITIES: [&str; 4] = ["build", "test", "run", "dev"];
-/// How much of what was seen is shown.
+/// Maximum characters of shown output.
 const LONGEST_SEEN: usize = 120;
 
-/// A kind of image. Every one includes `base-tools`.
+/// A kind of image. Every profile includes `base-tools`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum ImageProfile {
+    /// A shell and core utilities.
     BaseTools,
+    /// Python with pip, venv and a C compiler.
     PythonTools,
+    /// Node.js with npm or pnpm.
     NodeTools,
+    /// The Go toolchain.
     GoTools,
+    /// shellcheck and semgrep.
     SecopsTools,
+    /// Tools of a coding agent, with its user.
     Agent,
+    /// Tools of an agent runtime, with its user.
     Runtime,
 }
 
-/// One line of the contract.
+/// One requirement of the contract.
 #[derive(Clone, Copy, Debug)]
 pub struct Requirement {
-    /// What is required, in few words.
+    /// Short name.
     pub name: &'static str,
-    /// What it means to miss it.
+    /// Severity of a failure.
     pub level: Level,
-    /// How much the probes may use.
+    /// Resource limits of the probes.
     pub effort: Effort,
-    /// All of them must come out as expected.
+    /// All probes must give the expected result.
     pub probes: &'static [Probe],
-    /// What to do about the image where they do not.
+    /// How to fix the image.
     pub mend: &'static str,
 }
 
-/// What it means to miss a requirement.
+/// Severity of a failed requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// The image does not keep the contract.
+    /// The image violates the contract.
     Must,
-    /// It does, but should be better.
+    /// The image meets the contract, but should be improved.
     Should,
 }
 
-/// How much a probe may use.
+/// Resource limits of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// What the profile `restrictive` grants.
+    /// The limits of the profile `restrictive`.
     Small,
-    /// More memory, processes and time, behind the same barriers: a compiler works.
+    /// More memory, processes and time behind the same barriers, for compilers.
     Large,
 }
 
-/// A command, and what must come of it. Each is a run of its own: no output of one can pass for that of another.
+/// A command and its expected result. Each probe is a separate run, so its output cannot be
+/// mistaken for that of another.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
-    /// What to run.
+    /// The command.
     pub command: Command,
-    /// The exit status that is right.
+    /// Expected exit status.
     pub status: u8,
-    /// What its standard output must be.
+    /// Expected standard output.
     pub stdout: Wanted,
-    /// What its standard error must be.
+    /// Expected standard error.
     pub stderr: Wanted,
 }
 
-/// What a probe runs.
+/// The command of a probe.
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
-    /// A text for `/bin/sh -c`.
+    /// A script for `/bin/sh -c`.
     Shell(&'static str),
     /// An argument list, without a shell.
     Direct(&'static [&'static str]),
 }
 
-/// What a stream must hold.
+/// Expected output of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Whatever it likes.
+    /// Any output.
     Anything,
-    /// Exactly this.
+    /// Exactly this text.
     Exactly(&'static str),
     /// At least one certificate in PEM.
     Certificates,
 }
 
-/// How a line of the contract came out.
+/// Outcome of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum Outcome {
+    /// The requirement is met.
     Pass,
+    /// The requirement should be met, and is not.
     Warn,
+    /// The requirement must be met, and is not.
     Fail,
 }
 
-/// One line of the answer.
+/// Result of one requirement.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Line {
-    /// What was required.
+    /// The requirement.
     pub requirement: String,
-    /// How it came out.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What was seen. Words of the image may be in here.
+    /// What was observed; may contain untrusted output of the image.
     pub seen: String,
-    /// What to do about the image, where something is to be done.
+    /// How to fix the image, if it failed.
     pub mend: Option<String>,
 }
 
 impl ImageProfile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [ImageProfile; 7] = [
         ImageProfile::BaseTools,
         ImageProfile::PythonTools,
@@ -127,7 +137,7 @@ impl ImageProfile {
         ImageProfile::Runtime,
     ];
 
-    /// Its name, as in labels and on the command line.
+    /// Name in labels and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             ImageProfile::BaseTools => "base-tools",
@@ -147,7 +157,7 @@ impl ImageProfile {
             .find(|profile| profile.name() == name)
     }
 
-    /// What an image declares by its label; `base-tools` if that names none.
+    /// The profiles that an image declares by its label; `base-tools` if none.
     pub fn declared(config: &ImageConfig) -> Vec<ImageProfile> {
         let purpose = config.labels.get(PURPOSE_LABEL).map_or("", String::as_str);
         let mut named: Vec<_> = purpose
@@ -197,7 +207,7 @@ impl Command {
 }
 
 impl Requirement {
-    /// Reads what came of the probes, in their order.
+    /// Evaluates the results of the probes, in order.
     pub fn judge(&self, results: &[RunResult]) -> Line {
         let mut seen = String::new();
         for (probe, result) in self.probes.iter().zip(results) {
@@ -236,7 +246,7 @@ impl Requirement {
 }
 
 impl Probe {
-    /// What was seen, if it is as expected; else what is wrong.
+    /// What was observed, if it is as expected; otherwise what is wrong.
     fn judge(&self, result: &RunResult) -> Result<String, String> {
         let said = first_line(&result.stdout)
             .or_else(|| first_line(&result.stderr))
@@ -266,7 +276,7 @@ impl Probe {
     }
 }
 
-/// In few words.
+/// A short description of how a run ended.
 fn how_it_ended(result: &RunResult) -> String {
     match (result.status, result.signal) {
         (Status::TimedOut, _) => "took too long".to_owned(),
@@ -296,14 +306,14 @@ impl Wanted {
     }
 }
 
-/// The first line with words, cut.
+/// The first line that is not empty, cut.
 fn first_line(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(64 * 1024)]);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
     Some(line.chars().take(LONGEST_SEEN).collect())
 }
 
-/// How many certificates a text in PEM holds: complete blocks of base64 that begin as a DER sequence does.
+/// Number of certificates in a PEM text: complete base64 blocks that start like a DER sequence.
 fn certificates(bytes: &[u8]) -> usize {
     let text = String::from_utf8_lossy(bytes);
     let blocks = text.split("-----BEGIN CERTIFICATE-----").skip(1);
@@ -327,7 +337,7 @@ fn certificates(bytes: &[u8]) -> usize {
     blocks.filter(|block| is_one(block)).count()
 }
 
-/// What an image says about itself: who it runs as, and its labels.
+/// Checks the declarations of an image: its user and its labels.
 pub fn declarations(config: &ImageConfig) -> Vec<Line> {
     let user = config.user.split(':').next().unwrap_or_default();
     let pass = |requirement: &str, seen: String| Line {
@@ -378,7 +388,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
     vec![named, purpose]
 }
 
-/// Whether the image is marked for work of agents.
+/// Whether the image is labelled for agents.
 pub fn is_for_agents(config: &ImageConfig) -> bool {
     config
         .labels

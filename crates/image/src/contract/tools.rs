@@ -1,4 +1,4 @@
-//! What the profiles ask for beyond `base-tools`. Everything works offline: probes have no network.
+//! Requirements of the profiles beyond `base-tools`. All probes work offline: they have no network.
 
 use super::{Effort, Level, Probe, Requirement, base::script};
 

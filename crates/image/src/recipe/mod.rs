@@ -1,6 +1,7 @@
-//! Recipes: Containerfiles of the small, strict kind that can be built here from Debian packages.
+//! Recipes: the strict subset of Containerfiles that can be built here from Debian packages.
 //!
-//! What this file does not know is refused by name, so that a recipe never means one thing here and another elsewhere.
+//! Unknown instructions are refused by name, so a recipe never means one thing here and another
+//! elsewhere.
 
 mod words;
 
@@ -8,55 +9,55 @@ use crate::contract::ImageProfile;
 use spec::ImageConfig;
 use std::collections::BTreeMap;
 
-/// The image that every recipe starts from in the end.
+/// The base image of every recipe.
 pub const BASE_IMAGE: &str = "debian:bookworm-slim";
-/// The release of Debian that this is.
+/// Its Debian release.
 pub const SUITE: &str = "bookworm";
-/// The file that a builder brings if the folder has none.
+/// A file that the builder provides if the recipe's folder lacks it.
 pub const FIRST_PROCESS: &str = "airlock-init";
-/// Another such file, and what is in it.
+/// Another such file, with its contents.
 pub const REFERENCE_AGENT: (&str, &str) = (
     "airlock-agent",
     include_str!("../../../../agent/airlock-agent"),
 );
-/// What `debian:bookworm-slim` sets.
+/// The `PATH` that `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const LARGEST: usize = 256 * 1024;
 const MOST_INSTRUCTIONS: usize = 500;
 
-/// A recipe, down to the base image.
+/// A recipe, resolved down to the base image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// What to do to the base image, in order.
+    /// Steps applied to the base image, in order.
     pub steps: Vec<Step>,
-    /// What the image will say about itself.
+    /// Configuration of the image.
     pub config: ImageConfig,
-    /// The variables that a caller may hand to `RUN`; they do not stay in the image.
+    /// Build arguments available to `RUN`; they do not stay in the image.
     pub arguments: Vec<String>,
 }
 
-/// One change of the tree.
+/// One step of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A text for `/bin/sh -c`.
+    /// Runs a shell script.
     Run {
-        /// The text.
+        /// The script for `/bin/sh -c`.
         script: String,
-        /// The folder it runs in.
+        /// Working directory.
         folder: String,
         /// `NAME=VALUE`, as set so far.
         env: Vec<String>,
-        /// Names of arguments declared so far.
+        /// Names of the arguments declared so far.
         arguments: Vec<String>,
     },
-    /// A file put into the tree, owned by root.
+    /// Copies a file into the tree, owned by root.
     Copy {
-        /// Relative to the recipe's folder.
+        /// Path relative to the recipe's folder.
         from: String,
-        /// Absolute, in the tree.
+        /// Absolute path in the tree.
         to: String,
     },
-    /// A folder made.
+    /// Creates a folder.
     Folder(String),
 }
 
@@ -64,13 +65,13 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct BadRecipe {
-    /// Where, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
     /// What is wrong, and what is right.
     pub what: String,
 }
 
-/// The recipe of a profile, as it is in this program.
+/// The built-in recipe of a profile.
 pub fn of_profile(profile: ImageProfile) -> &'static str {
     match profile {
         ImageProfile::BaseTools => include_str!("../../../../images/base-tools/Containerfile"),
@@ -84,7 +85,7 @@ pub fn of_profile(profile: ImageProfile) -> &'static str {
 }
 
 impl Recipe {
-    /// Reads a Containerfile; one that starts from a profile gets that profile's steps first.
+    /// Parses a Containerfile; one that starts from a profile gets that profile's steps first.
     pub fn parse(text: &str) -> Result<Recipe, BadRecipe> {
         let bad = |line, what: &str| BadRecipe {
             line,
@@ -115,7 +116,7 @@ impl Recipe {
     }
 }
 
-/// What the first instruction brings.
+/// The recipe that the first instruction starts from.
 fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
     if first.name != "FROM" {
         return Err(first.bad(format!(
@@ -137,18 +138,18 @@ fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
     let Some(profile) = ImageProfile::named(&first.text) else {
         let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
         let what = format!(
-            "FROM `{}` cannot be had here; start from {BASE_IMAGE}, {names}",
+            "FROM `{}` is not available here; start from {BASE_IMAGE}, {names}",
             first.text
         );
         return Err(first.bad(what));
     };
     let mut recipe = Recipe::parse(of_profile(profile))?;
-    // An argument is known only below its own ARG.
+    // An argument is known only after its own ARG.
     recipe.arguments.clear();
     Ok(recipe)
 }
 
-/// What is known while the instructions go by.
+/// State while instructions are read.
 struct Reader {
     recipe: Recipe,
     folder: String,
@@ -199,7 +200,8 @@ impl Reader {
         }
     }
 
-    /// Here everything is done as root of the tree; elsewhere it is done as the user named last.
+    /// Every step runs as root of the tree here; other builders would run it as the user named
+    /// last, so such steps are refused.
     fn refuse_after_user(&self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
         match self.recipe.config.user.as_str() {
             "" | "0" | "root" => Ok(()),

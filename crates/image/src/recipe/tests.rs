@@ -101,7 +101,7 @@ fn what_is_not_known_is_refused_by_name_and_line() {
     let cases = [
         ("RUN true\n", 1, "begins with FROM"),
         ("", 1, "no instruction"),
-        ("FROM alpine\n", 1, "`alpine` cannot be had here"),
+        ("FROM alpine\n", 1, "`alpine` is not available here"),
         ("# escape=`\nFROM base-tools\n", 1, "directive `escape`"),
         (
             &format!("{from}HEALTHCHECK NONE\n"),
@@ -142,7 +142,7 @@ fn what_is_not_known_is_refused_by_name_and_line() {
         (&format!("{from}ENV A\n"), 2, "NAME=VALUE"),
         (&format!("{from}CMD echo x\n"), 2, "JSON list"),
         (&format!("{from}ARG A=1\n"), 2, "ARG NAME"),
-        (&format!("{from}RUN true \\\n"), 2, "to be continued"),
+        (&format!("{from}RUN true \\\n"), 2, "no line follows"),
         (&format!("{from}RUN\n"), 2, "says nothing"),
         (&format!("{from}RUN echo \x1b[2J\n"), 2, "control character"),
     ];

@@ -1,19 +1,19 @@
-//! The lines of a Containerfile, put together and taken apart.
+//! Splits a Containerfile into instructions and parses their arguments.
 
 use super::BadRecipe;
 
 /// One instruction with its continued lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
-    /// Where it begins, counted from 1.
+    /// Line number, from 1.
     pub(super) line: usize,
-    /// In capitals.
+    /// Name in capitals.
     pub(super) name: String,
-    /// The rest; lines that were continued are joined as Docker joins them.
+    /// The arguments; continued lines are joined as Docker joins them.
     pub(super) text: String,
 }
 
-/// All instructions. Comments and empty lines are dropped, within continued lines, too.
+/// All instructions. Comments and empty lines are dropped, also within continued lines.
 pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
     let mut all: Vec<Instruction> = Vec::new();
     let mut continued = false;
@@ -71,7 +71,7 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
     }
     match (continued, all.last()) {
         (true, Some(last)) => {
-            Err(last.bad("its last line is to be continued, and there is none".to_owned()))
+            Err(last.bad("its last line is continued, and no line follows".to_owned()))
         }
         _ => Ok(all),
     }
@@ -85,7 +85,7 @@ impl Instruction {
         }
     }
 
-    /// Elsewhere a `$` would be replaced in everything but `RUN`.
+    /// Other builders substitute `$` in every instruction but `RUN`.
     fn refuse_variables(&self) -> Result<(), BadRecipe> {
         match self.text.contains('$') {
             true => Err(self.bad(format!(
@@ -107,7 +107,7 @@ impl Instruction {
         }
     }
 
-    /// The name of a variable, without a default.
+    /// The name of a variable, without a default value.
     pub(super) fn variable(&self) -> Result<String, BadRecipe> {
         match is_variable(&self.text) {
             true => Ok(self.text.clone()),
@@ -124,7 +124,7 @@ impl Instruction {
         }
     }
 
-    /// A list of texts as JSON: the only form without a shell in it.
+    /// A JSON list of strings: the only form without a shell.
     pub(super) fn list(&self) -> Result<Vec<String>, BadRecipe> {
         serde_json::from_str(&self.text).map_err(|_| {
             self.bad(format!(
@@ -162,7 +162,7 @@ fn is_variable(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(fits) && !text.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// A value in double quotes or without any, and what follows it.
+/// Splits off a value, in double quotes or without, from the rest.
 fn value(text: &str) -> Option<(&str, &str)> {
     let (value, after) = match text.strip_prefix('"') {
         Some(quoted) => quoted.split_once('"')?,

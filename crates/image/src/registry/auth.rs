@@ -1,5 +1,5 @@
-//! Proving who we are: name and password, or a token from the server that the registry names. A token is asked for
-//! pulling this one repository and nothing else, whatever the registry would like us to ask for.
+//! Authentication: name and password, or a token from the server that the registry names. The token
+//! is requested for pulling this one repository only, whatever scope the registry suggests.
 
 use super::{
     challenge::{self, Challenge},
@@ -15,10 +15,10 @@ use reqwest::{
 };
 use serde::Deserialize;
 
-/// The most bytes of a token server's answer.
+/// Maximum bytes of a token server's response.
 const LARGEST_TOKEN: u64 = 256 << 10;
 
-/// The value of `Authorization` that answers a 401.
+/// The value of `Authorization` that answers a 401 response.
 pub(super) async fn answer(
     client: &Client,
     response: &Response,
@@ -40,19 +40,24 @@ pub(super) async fn answer(
             if asked.contains(&Challenge::Basic) =>
         {
             Ok(basic(user, password)
-                .ok_or_else(|| denied(client, what, ": the credentials have odd characters"))?)
+                .ok_or_else(|| denied(client, what, ": the credentials have invalid characters"))?)
         }
         (None, _) if asked.contains(&Challenge::Basic) => Err(denied(
             client,
             what,
-            ": it asks for a name and a password, and none are known",
+            ": it requires a name and a password, and none are configured",
         )
         .into()),
-        (None, _) => Err(denied(client, what, ": it asks for what is not known here").into()),
+        (None, _) => Err(denied(
+            client,
+            what,
+            ": it requires an unsupported authentication scheme",
+        )
+        .into()),
     }
 }
 
-/// Gets a token that is good for pulling this repository.
+/// Requests a token for pulling this repository.
 async fn token(
     client: &Client,
     from: &Url,
@@ -61,7 +66,7 @@ async fn token(
     what: &str,
 ) -> Result<HeaderValue, Trouble> {
     let mut url = Url::parse(realm)
-        .map_err(|_| client.protocol(from, what, "the address of its token server is none"))?;
+        .map_err(|_| client.protocol(from, what, "the address of its token server is invalid"))?;
     client.check_next(from, &url, "a token")?;
     let scope = format!("repository:{}:pull", client.name.repository());
     let request = match &client.credentials {
@@ -74,8 +79,8 @@ async fn token(
                 .body(form)
         }
         Some(Credentials::Password { user, password }) => {
-            let proof =
-                basic(user, password).ok_or_else(|| denied(client, what, ": odd credentials"))?;
+            let proof = basic(user, password)
+                .ok_or_else(|| denied(client, what, ": the credentials have invalid characters"))?;
             url.query_pairs_mut()
                 .extend_pairs(query(service, &scope))
                 .append_pair("account", user);
@@ -101,7 +106,7 @@ fn query<'q>(service: Option<&'q str>, scope: &'q str) -> impl Iterator<Item = (
 }
 
 fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
-    // An address only because it knows how forms are written.
+    // `Url` is used only to encode the form.
     let Ok(mut form) = Url::parse("form:") else {
         return String::new();
     };
@@ -126,7 +131,7 @@ async fn read(client: &Client, response: Response) -> Result<HeaderValue, Troubl
     let bytes = Body::new(response, &client.patience)
         .all(LARGEST_TOKEN)
         .await?;
-    // Not the reason why it cannot be read: that could quote it.
+    // The parse error is dropped: it could quote the token.
     let answer: Option<Answer> = serde_json::from_slice(&bytes).ok();
     let token = answer
         .and_then(|answer| answer.token.or(answer.access_token))
@@ -134,7 +139,7 @@ async fn read(client: &Client, response: Response) -> Result<HeaderValue, Troubl
     let value = token.and_then(|token| sensitive(&format!("Bearer {token}")));
     value.ok_or_else(|| {
         client
-            .protocol(&from, "a token", "there is none in the answer")
+            .protocol(&from, "a token", "the response contains none")
             .into()
     })
 }
@@ -144,7 +149,7 @@ fn basic(user: &str, password: &Secret) -> Option<HeaderValue> {
     sensitive(&format!("Basic {}", secret::encode(both.as_bytes())))
 }
 
-/// A header that is not shown in debug output.
+/// A header value that debug output does not show.
 fn sensitive(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);

@@ -1,5 +1,5 @@
-//! One blob from the registry to the disk: hashed and counted as it comes, gone on with where it broke off, and given
-//! its name only if both are right.
+//! Downloads one blob to disk: hashed and counted as it comes, resumed after interruptions, and
+//! given its final name only if digest and size are right.
 
 use super::{
     Event, Watcher,
@@ -17,11 +17,11 @@ use sha2::{Digest as _, Sha256};
 use spec::Digest;
 use std::{fs::File, io::Write};
 
-/// After so many bytes without a failure the earlier ones are forgiven. Large enough that a blob of the largest size
-/// cannot be drawn out for ever.
+/// Progress that resets the count of failed attempts. Large enough that a blob of the maximum size
+/// cannot be delayed for ever.
 const FORGIVING: u64 = 16 << 20;
 
-/// What has come of a blob so far.
+/// A partially downloaded blob.
 struct Part<'b> {
     blob: &'b Descriptor,
     file: File,
@@ -72,7 +72,7 @@ fn keeping(blob: &Descriptor) -> String {
 }
 
 impl Part<'_> {
-    /// One request, for what is missing.
+    /// Sends one request for the missing bytes.
     async fn go_on(
         &mut self,
         client: &Client,
@@ -104,7 +104,7 @@ impl Part<'_> {
         }
     }
 
-    /// Whether what is about to come is the rest, the whole once more, or something else.
+    /// Decides whether the response is the missing range, the whole blob again, or something else.
     fn begin(&mut self, response: &Response, watcher: &Watcher) -> Result<(), Trouble> {
         let refused = |why: String| Trouble::Final(PullError::corrupt(&self.blob.digest, why));
         if response.status() == StatusCode::PARTIAL_CONTENT {
@@ -114,9 +114,7 @@ impl Part<'_> {
                 .and_then(|value| value.to_str().ok());
             return match range.and_then(first_byte) {
                 Some(first) if first == self.received && first > 0 => Ok(()),
-                _ => Err(refused(
-                    "another part of it came than was asked for".to_owned(),
-                )),
+                _ => Err(refused("it is not the requested range".to_owned())),
             };
         }
         if let Some(size) = response
@@ -142,7 +140,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// To the page cache, in small pieces: not worth a thread.
+    /// Writes go to the page cache in small pieces, so no blocking thread is needed.
     fn take(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
         let received = self.received + bytes.len() as u64;
         if received > self.blob.size {
@@ -163,7 +161,7 @@ impl Part<'_> {
             true => Ok(()),
             false => Err(PullError::corrupt(
                 &self.blob.digest,
-                format!("it hashes to sha256:{found}"),
+                format!("its digest is sha256:{found}"),
             )),
         }
     }
@@ -180,7 +178,7 @@ fn first_byte(range: &str) -> Option<u64> {
         .ok()
 }
 
-/// The digest of some bytes.
+/// Digest of bytes.
 pub(super) fn digest_of(bytes: &[u8]) -> Option<Digest> {
     Digest::new(&format!("sha256:{}", hexadecimal(&Sha256::digest(bytes))))
 }

@@ -1,5 +1,5 @@
-//! Talking to one registry about one repository: over TLS unless it is on this machine, with credentials for it alone,
-//! along few redirects, and with a bound on every wait.
+//! HTTP client for one repository of one registry: TLS except on loopback, credentials for this
+//! registry only, few redirects, and a timeout on every wait.
 
 use super::{
     auth,
@@ -22,23 +22,23 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// The most redirects on the way to one answer.
+/// Maximum redirects for one response.
 const MOST_REDIRECTS: usize = 5;
-/// How much of a registry's reason is read.
+/// Maximum bytes read of an error response.
 const LARGEST_REASON: u64 = 16 << 10;
-/// Where the API of the default registry is served.
+/// API host of the default registry.
 const DOCKER_HUB: &str = "registry-1.docker.io";
 
-/// How a registry may be reached.
+/// Allowed transport to a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Over TLS; a registry on a loopback address may do without.
+    /// TLS; a registry on a loopback address may use plain HTTP.
     Secure,
-    /// Over plain http, wherever it is.
+    /// Plain HTTP, at any address.
     PlainHttp,
 }
 
-/// One registry, one repository.
+/// A client for one repository.
 pub(super) struct Client {
     pub(super) http: reqwest::Client,
     /// `https://HOST/v2/REPOSITORY/`
@@ -51,7 +51,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Finds out how the registry is spoken to. Whether it has the image is not asked yet.
+    /// Determines the transport. Whether the image exists is not checked yet.
     pub(super) async fn connect(
         name: &ImageRef,
         transport: Transport,
@@ -79,7 +79,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether TLS is spoken there. A certificate that is not trusted is TLS, too: that must never lead to plain http.
+    /// Whether the server speaks TLS. An untrusted certificate counts as TLS: it must never lead to
+    /// plain HTTP.
     async fn speaks_tls(&self) -> bool {
         let Ok(Err(error)) =
             timeout(self.patience.idle, self.http.get(self.base.clone()).send()).await
@@ -95,7 +96,7 @@ impl Client {
         })
     }
 
-    /// The address of something in the repository.
+    /// URL of a path in the repository.
     pub(super) fn url(&self, path: &str) -> Result<Url, PullError> {
         self.base
             .join(path)
@@ -105,7 +106,7 @@ impl Client {
             })
     }
 
-    /// One try to get something: with what is asked for to prove who we are, and along redirects.
+    /// One attempt of a GET request, with authentication if requested, following redirects.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -139,7 +140,7 @@ impl Client {
         let mut url = url.clone();
         for _ in 0..=MOST_REDIRECTS {
             let mut request = self.http.get(url.clone()).headers(headers.clone());
-            // What proves who we are is for the registry, and for nobody it sends us to.
+            // Credentials are sent to the registry only, not to hosts that it redirects to.
             if self.is_home(&url) {
                 let known = self
                     .authorization
@@ -165,7 +166,7 @@ impl Client {
             .into())
     }
 
-    /// Sends a request; the answer must begin in time.
+    /// Sends a request; the response headers must arrive before the timeout.
     pub(super) async fn send(
         &self,
         request: reqwest::RequestBuilder,
@@ -175,7 +176,7 @@ impl Client {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(unreachable(&error, url)),
             Err(_) => {
-                let why = format!("no answer within {} s", self.patience.idle.as_secs_f32());
+                let why = format!("no response within {} s", self.patience.idle.as_secs_f32());
                 Err(Trouble::passing(PullError::Unreachable {
                     host: host(url),
                     why,
@@ -190,13 +191,13 @@ impl Client {
             .get(LOCATION)
             .and_then(|value| value.to_str().ok());
         let Some(to) = location.and_then(|location| from.join(location).ok()) else {
-            return Err(self.protocol(from, what, "it redirects to nowhere"));
+            return Err(self.protocol(from, what, "its redirect has no valid address"));
         };
         self.check_next(from, &to, what)?;
         Ok(to)
     }
 
-    /// Whether `from` may send us to `to`.
+    /// Checks a redirect or token server from `from` to `to`.
     pub(super) fn check_next(&self, from: &Url, to: &Url, what: &str) -> Result<(), PullError> {
         let refused =
             |why: &str| Err(self.protocol(from, what, format!("it leads to {}, {why}", shown(to))));
@@ -205,7 +206,8 @@ impl Client {
             _ if !to.username().is_empty() || to.password().is_some() => {
                 refused("with credentials in it")
             }
-            // Services of this machine trust whoever can reach them; a stranger must not borrow our reach.
+            // Services of this machine trust local clients; a remote server must not use us to
+            // reach them.
             _ if is_this_machine(to) && !is_this_machine(&self.base) => {
                 refused("which is on this machine")
             }
@@ -220,7 +222,7 @@ impl Client {
         url.origin() == self.base.origin()
     }
 
-    /// What an answer that is not the wanted one means.
+    /// Converts an error response.
     pub(super) async fn refusal(&self, response: Response, what: &str) -> Trouble {
         let (status, from) = (response.status(), response.url().clone());
         let wait = response
@@ -265,9 +267,9 @@ impl Client {
     }
 }
 
-/// A client that does nothing by itself: no proxies, no redirects, no retries, no referer.
+/// An HTTP client without proxies, redirects, retries or referer.
 fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
-    // The one provider of cryptography; that somebody has installed it before is as good.
+    // Installs the TLS provider; it may be installed already.
     _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder()
         .user_agent(concat!("airlock/", env!("CARGO_PKG_VERSION")))
@@ -297,14 +299,14 @@ fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
     })
 }
 
-/// Whether what is sent there never leaves this machine, by address or by the one name that is reserved for it.
+/// Whether the address is loopback, by number or by the reserved name `localhost`.
 fn is_loopback(url: &Url) -> bool {
     address(url).map_or(url.host_str() == Some("localhost"), |address| {
         address.is_loopback()
     })
 }
 
-/// The same, and the address that means any of ours.
+/// Also includes the unspecified address, which reaches this machine.
 fn is_this_machine(url: &Url) -> bool {
     is_loopback(url) || address(url).is_some_and(|address| address.is_unspecified())
 }
@@ -328,12 +330,12 @@ pub(super) fn host(url: &Url) -> String {
     format!("{}{port}", url.host_str().unwrap_or_default())
 }
 
-/// Where it is, without what may be a secret: queries are signatures often enough.
+/// The URL without its path and query, which may contain signatures.
 fn shown(url: &Url) -> String {
     format!("{}://{}", url.scheme(), host(url))
 }
 
-/// What the registry gives as its reason, as `: WORDS`, or nothing.
+/// The registry's error message as `: MESSAGE`, or nothing.
 async fn reason(response: Response, patience: &Patience) -> String {
     #[derive(Deserialize)]
     struct Reasons {
@@ -377,7 +379,7 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
     }
 }
 
-/// An error and everything that led to it, also what `io::Error` carries inside.
+/// An error and all its causes, including those wrapped in `io::Error`.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         let inside = error
@@ -389,7 +391,7 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
     })
 }
 
-/// The words of the first cause: those above it only say that something failed, and where.
+/// Message of the root cause: the errors above it add no detail.
 pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
     causes(error)
         .last()

@@ -1,5 +1,5 @@
-//! Credentials as Docker and Podman keep them: `auths` in a JSON file, or programs that are asked
-//! (`credHelpers`, `credsStore`). Which files there are is for the caller to say.
+//! Credentials in the files of Docker and Podman: `auths` in JSON, or credential helper programs
+//! (`credHelpers`, `credsStore`). The caller names the files.
 
 use super::{helper, secret, secret::Secret};
 use serde::Deserialize;
@@ -12,49 +12,58 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The most bytes of a file of credentials.
+/// Maximum bytes of a credentials file.
 const LARGEST_FILE: u64 = 1 << 20;
-/// What Docker calls the registry of names that have none.
+/// Docker's key for its default registry.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
-/// Who we are to a registry.
+/// Credentials for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// A name and a password.
+    /// Name and password.
     Password {
         /// The name.
         user: String,
         /// The password, or a token in its place.
         password: Secret,
     },
-    /// A token that a token server takes for shorter ones.
+    /// A refresh token, which a token server exchanges for access tokens.
     Identity(Secret),
 }
 
-/// Where credentials are looked for.
+/// Sources of credentials.
 #[derive(Clone, Debug, Default)]
 pub struct Sources<'s> {
-    /// Files, the first that knows the registry wins. One that is not there is passed over.
+    /// Files; the first that knows the registry wins. Missing files are skipped.
     pub files: Vec<PathBuf>,
-    /// Folders in which `docker-credential-NAME` is looked for, as in `PATH`.
+    /// Folders to search for `docker-credential-NAME`, as in `PATH`.
     pub search_path: Option<&'s OsStr>,
 }
 
-/// Why credentials could not be had. Nothing secret is in it.
+/// Why credentials could not be read. Contains no secrets.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum CredentialsError {
+    /// A credentials file cannot be read.
     #[error("cannot read `{}`: {why}", path.display())]
-    File { path: PathBuf, why: String },
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// A credential helper failed.
     #[error("`docker-credential-{program}` gave no credentials for `{registry}`: {why}")]
     Helper {
+        /// Name of the helper.
         program: String,
+        /// The registry.
         registry: String,
+        /// The reason.
         why: String,
     },
 }
 
-/// A file as Docker and Podman write it; keys that are not ours are passed over.
+/// A credentials file of Docker or Podman; other keys are ignored.
 #[derive(Deserialize)]
 struct Kept {
     #[serde(default)]
@@ -74,10 +83,10 @@ struct Entry {
     identitytoken: Option<String>,
 }
 
-/// Where one file says that the credentials are.
+/// Where a file says that the credentials are.
 enum Found {
     Here(Credentials),
-    /// A program knows; `certain` if it was named for this registry alone.
+    /// A helper program; `certain` if it was named for this registry alone.
     Helper {
         program: String,
         certain: bool,
@@ -86,7 +95,7 @@ enum Found {
 }
 
 impl Sources<'_> {
-    /// The credentials for the registry of an image, if anybody knows some.
+    /// The credentials for the registry of an image, if any.
     pub async fn find(&self, name: &ImageRef) -> Result<Option<Credentials>, CredentialsError> {
         for path in &self.files {
             let Some(kept) = read(path)? else { continue };
@@ -98,7 +107,8 @@ impl Sources<'_> {
                     match asked {
                         Ok(Some(credentials)) => return Ok(Some(credentials)),
                         Ok(None) => {}
-                        // A store for everything that is not installed here knows nothing about this registry.
+                        // A general store that is not installed here has no credentials for this
+                        // registry.
                         Err(helper::Trouble::Absent) if !certain => {}
                         Err(trouble) => {
                             let (registry, why) = (name.registry().to_owned(), trouble.to_string());
@@ -117,7 +127,7 @@ impl Sources<'_> {
     }
 }
 
-/// A file of credentials; none if there is no such file.
+/// Reads a credentials file; `None` if it is absent.
 fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
     let failed = |why: String| CredentialsError::File {
         path: path.to_owned(),
@@ -146,11 +156,11 @@ fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
     if size as u64 > LARGEST_FILE {
         return Err(failed("it is larger than 1 MiB".to_owned()));
     }
-    // The place of a mistake, not its text: that could be a password.
+    // Reports the position of a syntax error, not its text: that could be a password.
     let parsed = serde_json::from_slice(&text);
     parsed.map(Some).map_err(|error| {
         failed(format!(
-            "line {} column {} is not what Docker writes",
+            "line {} column {} is invalid",
             error.line(),
             error.column()
         ))
@@ -182,7 +192,7 @@ impl Kept {
             .map_or(Found::Nowhere, Found::Here)
     }
 
-    /// The entry for the longest part of the name: Podman keeps some for `HOST/FOLDER`, too.
+    /// The entry for the longest matching prefix of the name: Podman stores some for `HOST/FOLDER`.
     fn entry(&self, name: &ImageRef) -> Option<&Entry> {
         let full = format!("{}/{}", name.registry(), name.repository());
         let within = |key: &str| {
@@ -207,7 +217,7 @@ impl Entry {
             Some(coded) => {
                 let plain = String::from_utf8(secret::decode(&coded)?).ok()?;
                 let (user, password) = plain.split_once(':')?;
-                // Docker pads some with NULs.
+                // Docker pads some passwords with NUL.
                 (user.to_owned(), password.trim_end_matches('\0').to_owned())
             }
             None => (filled(&self.username)?, self.password.clone()?),
@@ -219,7 +229,7 @@ impl Entry {
     }
 }
 
-/// What a credential helper knows a registry by.
+/// The name of a registry for credential helpers.
 fn server(registry: &str) -> &str {
     match registry {
         DEFAULT_REGISTRY => DOCKER_HUB,
@@ -227,12 +237,12 @@ fn server(registry: &str) -> &str {
     }
 }
 
-/// The registry that a key of a file means.
+/// The registry of a key.
 fn host(key: &str) -> &str {
     scope(key).split('/').next().unwrap_or_default()
 }
 
-/// `HOST[/FOLDER]` of a key, without what older versions wrote around it.
+/// `HOST[/FOLDER]` of a key, without scheme and version suffix of older formats.
 fn scope(key: &str) -> &str {
     let plain = key
         .strip_prefix("https://")

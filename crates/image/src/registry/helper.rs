@@ -1,5 +1,5 @@
-//! Programs that keep credentials: `docker-credential-NAME get`, the registry on stdin, JSON on stdout.
-//! What it prints is bounded, read within a time, and never told.
+//! Credential helpers: `docker-credential-NAME get`, the registry on stdin, JSON on stdout. The
+//! output is bounded, read with a timeout, and never shown.
 
 use super::{credentials::Credentials, secret::Secret};
 use serde::Deserialize;
@@ -17,12 +17,12 @@ use tokio::{
 };
 
 const LARGEST_ANSWER: u64 = 64 << 10;
-/// A keychain may ask a human first.
+/// Timeout: a keychain may ask a human first.
 const LONGEST: Duration = Duration::from_secs(60);
-/// As all helpers name the case that they know nothing.
+/// The message of all helpers for an unknown registry.
 const NOT_FOUND: &[u8] = b"credentials not found in native keychain";
 
-/// Why a program gave nothing.
+/// Why a helper gave no credentials.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("there is no such program in PATH")]
@@ -35,7 +35,7 @@ pub(super) enum Trouble {
     TooMuch,
     #[error("it ended with {0}")]
     Failed(String),
-    #[error("what it wrote is not what such programs write")]
+    #[error("its output is not that of a credential helper")]
     Malformed,
     #[error("it cannot be run: {0}")]
     Start(#[from] io::Error),
@@ -48,7 +48,7 @@ struct Answer {
     secret: String,
 }
 
-/// Asks a program about a registry; none if it knows nothing about it.
+/// Asks a helper about a registry; `None` if it has no credentials for it.
 pub(super) async fn ask(
     name: &str,
     server: &str,
@@ -60,7 +60,7 @@ pub(super) async fn ask(
     }
     let program = find(&format!("docker-credential-{name}"), search_path).ok_or(Trouble::Absent)?;
     let mut command = Command::new(program);
-    // It may need whatever its user set, but not what our own secrets are encrypted with.
+    // The helper may need the user's environment, but not our own master key.
     command.env_remove("AIRLOCK_MASTER_KEY");
     command
         .arg("get")
@@ -76,7 +76,7 @@ pub(super) async fn ask(
 
 async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>, Trouble> {
     if let Some(mut stdin) = child.stdin.take() {
-        // One that does not want to know is judged by its answer.
+        // A helper that does not read its input is judged by its output.
         _ = stdin.write_all(format!("{server}\n").as_bytes()).await;
     }
     let mut answer = Vec::new();
@@ -108,7 +108,7 @@ fn read(answer: &[u8]) -> Option<Credentials> {
     })
 }
 
-/// Only absolute folders: what lies in the current one may come from a hostile clone.
+/// Only absolute folders: a file in the current folder may come from a hostile clone.
 fn find(program: &str, search_path: Option<&OsStr>) -> Option<PathBuf> {
     let folders = std::env::split_paths(search_path?).filter(|folder| folder.is_absolute());
     folders
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::PermissionsExt};
 
-    /// What a helper with this script answers.
+    /// The result of a helper with this script.
     async fn answer(label: &str, script: &str) -> Result<Option<Credentials>, Trouble> {
         let folder =
             std::env::temp_dir().join(format!("airlock-helper-{}-{label}", std::process::id()));

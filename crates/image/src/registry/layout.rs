@@ -1,9 +1,9 @@
-//! Where an image lies while it is pulled: an OCI layout, in a folder that is ours alone.
+//! The OCI layout into which an image is pulled, in a private folder.
 //!
 //! ```text
 //! FOLDER/oci-layout  index.json  blobs/sha256/HEX      (HEX.part until its digest was checked)
 //! ```
-//! `index.json` comes last: without it nobody takes the folder for an image.
+//! `index.json` is written last: without it no tool accepts the folder as an image.
 
 use ::fs::Dir;
 use rustix::fs::Mode;
@@ -16,7 +16,7 @@ use std::{
 
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// An OCI layout in the making.
+/// An OCI layout being written.
 #[derive(Debug)]
 pub(super) struct Layout {
     folder: Dir,
@@ -24,7 +24,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Begins one in an empty folder.
+    /// Starts a layout in an empty folder.
     pub(super) fn new(path: &Path) -> io::Result<Layout> {
         let folder = Dir::open_no_follow(path)?;
         folder.create_dir("blobs", Mode::RWXU)?;
@@ -33,24 +33,24 @@ impl Layout {
         Ok(Layout { folder, blobs })
     }
 
-    /// A file for bytes that have not been checked yet.
+    /// Creates a file for unverified bytes.
     pub(super) fn part(&self, digest: &Digest) -> io::Result<File> {
         self.blobs.create_file(part_name(digest), OURS)
     }
 
-    /// The bytes have been checked: from now on they are what their name says.
+    /// Gives verified bytes their final name.
     pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
         self.blobs
             .rename(part_name(digest), &self.blobs, digest.hex())
     }
 
-    /// Keeps bytes that have been checked.
+    /// Stores verified bytes.
     pub(super) fn write(&self, digest: &Digest, bytes: &[u8]) -> io::Result<()> {
         self.part(digest)?.write_all(bytes)?;
         self.keep(digest)
     }
 
-    /// The bytes of a blob that was kept; small ones only.
+    /// Reads a stored blob; for small ones only.
     pub(super) fn read(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.blobs
@@ -59,7 +59,7 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Writes what makes a layout of the blobs.
+    /// Writes the index, which completes the layout.
     pub(super) fn finish(&self, index: &serde_json::Value) -> io::Result<()> {
         let write = |name: &str, text: &str| -> io::Result<()> {
             self.folder

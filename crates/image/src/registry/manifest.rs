@@ -1,5 +1,5 @@
-//! What a registry may send as a manifest or index. The documents themselves are read in `document.rs`; here is what
-//! only a registry can get wrong: what it calls them, and what it offers in them.
+//! Checks of a manifest or index from a registry. `document.rs` parses the documents; this module
+//! checks what only a registry can get wrong: the media type, and what it offers.
 
 use crate::{
     document::{self, DOCUMENT_TYPES, Descriptor, Document},
@@ -7,10 +7,11 @@ use crate::{
     limits::{LONGEST_DOCUMENT, Limits},
 };
 
-/// The most manifests of an index.
+/// Maximum manifests of an index.
 const MOST_MANIFESTS: usize = 1024;
 
-/// Reads a document. `content_type` is what the registry calls it; it may say nothing, and nothing else than the document.
+/// Parses a document. `content_type` is the registry's; it may be absent, but must not contradict
+/// the document.
 pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Document, ImageError> {
     let called = content_type
         .map(essence)
@@ -22,7 +23,7 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
     if called.is_some_and(|kind| !document.is_called(kind)) {
         return Err(ImageError::malformed(
             what,
-            "it is not what the registry calls it",
+            "it does not match the media type from the registry",
         ));
     }
     match &document {
@@ -42,7 +43,7 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
     Ok(document)
 }
 
-/// What a document that was read is called: as the registry called it, if that was one of the names.
+/// The media type of a parsed document: the registry's, if it is one of the known types.
 pub(super) fn media_type(document: &Document, content_type: Option<&str>) -> &'static str {
     let said = content_type.map(essence).unwrap_or_default();
     let called = DOCUMENT_TYPES.into_iter().find(|known| *known == said);
@@ -57,7 +58,7 @@ fn essence(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }
 
-/// A layer that is not to be had from registries would have to be fetched from wherever it says.
+/// Refuses non-distributable layers, which would have to be fetched from any URL that they name.
 fn check_layer(layer: &Descriptor) -> Result<(), ImageError> {
     layer.check_layer()?;
     match layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign") {
@@ -165,12 +166,12 @@ mod tests {
         refused(
             &an_image(),
             Some(OCI_INDEX),
-            "it is not what the registry calls it",
+            "it does not match the media type from the registry",
         );
         refused(
             &with("mediaType", json!(DOCKER_LIST)),
             None,
-            "is not what it calls itself",
+            "does not match its media type",
         );
         let twice = an_image().to_string().replacen('{', "{\"layers\":[],", 1);
         assert!(

@@ -1,10 +1,10 @@
-//! Pulling an image from a registry (OCI distribution) into an OCI layout on the disk.
+//! Pulls an image from a registry (OCI distribution) into an OCI layout on disk.
 //!
 //! ```text
 //! name ──▶ index ──platform──▶ manifest ──▶ configuration, layers ──▶ layout
 //!          digest checked      digest        digest and size checked while they come
 //! ```
-//! Nothing that a registry says is believed before its digest was checked, and everything it sends is bounded.
+//! Nothing from a registry is used before its digest was verified, and all of it is bounded.
 
 mod auth;
 mod blob;
@@ -38,68 +38,68 @@ use spec::{Digest, ImageRef};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-/// How many blobs come at once.
+/// Concurrent blob downloads.
 const AT_ONCE: usize = 3;
 
-/// What to pull, and how.
+/// Options of a pull.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Which image.
+    /// The image.
     pub name: ImageRef,
-    /// For which machine.
+    /// The platform.
     pub platform: Platform,
-    /// How the registry may be reached.
+    /// Allowed transport.
     pub transport: Transport,
-    /// Who we are to it; nobody in particular if there are none.
+    /// Credentials; anonymous if absent.
     pub credentials: Option<Credentials>,
-    /// The most bytes of configuration and layers together.
+    /// Maximum bytes of configuration and layers.
     pub most_bytes: u64,
-    /// How long to wait.
+    /// Timeouts and retries.
     pub patience: Patience,
 }
 
-/// What is told while an image comes.
+/// Progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It is known what will come.
+    /// The blobs to download are known.
     Begun {
-        /// So many bytes.
+        /// Their total bytes.
         bytes: u64,
-        /// In so many blobs.
+        /// Their number.
         blobs: usize,
     },
-    /// So many bytes have come.
+    /// Bytes were received.
     Received(u64),
-    /// So many bytes were lost and will come again.
+    /// Received bytes were discarded and will be downloaded again.
     Lost(u64),
-    /// A blob is complete and right.
+    /// A blob is complete and verified.
     Blob {
-        /// Which.
+        /// Its digest.
         digest: Digest,
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
     },
 }
 
-/// Who is told.
+/// Callback for progress.
 pub type Watcher = dyn Fn(Event) + Send + Sync;
 
-/// What was pulled.
+/// Result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// What the name stood for: an index or a manifest.
+    /// Digest of the index or manifest that the name referred to.
     pub digest: Digest,
-    /// The manifest of the platform.
+    /// Digest of the platform's manifest.
     pub manifest: Digest,
-    /// What the image is made for.
+    /// Platform of the image.
     pub platform: Platform,
     /// Bytes of configuration and layers.
     pub bytes: u64,
-    /// How many layers it has.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// A manifest or index whose digest was checked.
+/// A manifest or index with a verified digest.
 struct Fetched {
     bytes: Vec<u8>,
     digest: Digest,
@@ -107,8 +107,8 @@ struct Fetched {
     media_type: &'static str,
 }
 
-/// Pulls an image into an empty folder of ours, which then is a complete layout. To cancel, drop it, and remove the
-/// folder; the same after a failure.
+/// Pulls an image into an empty private folder, which then is a complete layout. To cancel, drop
+/// the future and remove the folder; after a failure, remove the folder.
 pub async fn pull(
     request: &Request,
     folder: &Path,
@@ -136,7 +136,7 @@ pub async fn pull(
         bytes,
         blobs: blobs.len(),
     });
-    // The configuration comes alone: it says whether the rest is worth its way.
+    // The configuration is downloaded first: it decides whether the layers are needed.
     let (first, rest) = blobs
         .into_iter()
         .partition(|blob| blob.digest == config.digest);
@@ -180,7 +180,7 @@ impl<'w> Wanted<'w> {
     }
 }
 
-/// What came first, and if that is an index the manifest of the platform.
+/// The first document, and the platform's manifest if the first is an index.
 async fn choose(
     client: &Client,
     first: Fetched,
@@ -212,7 +212,7 @@ fn nested(name: &ImageRef) -> PullError {
     PullError::Protocol {
         host: name.registry().to_owned(),
         what: "the index".to_owned(),
-        why: "it leads to another index".to_owned(),
+        why: "it refers to another index".to_owned(),
     }
 }
 
@@ -222,14 +222,14 @@ fn other_platforms<'p>(
 ) -> PullError {
     const MOST_SHOWN: usize = 16;
     let mut names: Vec<_> = offered
-        // Not machines but notes about the image.
+        // Attestations, not platforms.
         .filter(|platform| platform.os != "unknown")
         .map(|platform| platform.to_string().chars().take(40).collect::<String>())
         .take(MOST_SHOWN)
         .collect();
     names.dedup();
     let offered = if names.is_empty() {
-        "nothing that it names".to_owned()
+        "no platform that it names".to_owned()
     } else {
         names.join(", ")
     };
@@ -282,7 +282,7 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     })
 }
 
-/// Against the digest we know, and against the one that is said to be its own.
+/// Verifies the digest against the known one, and against the one in the response header.
 fn check_manifest(
     bytes: &[u8],
     wanted: &Wanted<'_>,
@@ -309,18 +309,18 @@ fn check_manifest(
         }
     };
     if known.is_some_and(|known| *known != found) {
-        return Err(corrupt(format!("it hashes to {found}")));
+        return Err(corrupt(format!("its digest is {found}")));
     }
     match said.filter(|said| said.starts_with("sha256:") && *said != found.as_str()) {
         Some(said) => Err(corrupt(format!(
-            "it hashes to {found} and is said to be {}",
+            "its digest is {found}, and the registry states {}",
             said.chars().take(80).collect::<String>()
         ))),
         None => Ok(found),
     }
 }
 
-/// Each blob once, all together within the bound.
+/// Each blob once, with their total below the limit.
 fn blobs(
     config: &Descriptor,
     layers: &[Descriptor],
@@ -335,7 +335,7 @@ fn blobs(
             Some(_) => {
                 return Err(PullError::corrupt(
                     &blob.digest,
-                    "it is said to have two sizes",
+                    "it has two different sizes",
                 ));
             }
         }
@@ -353,7 +353,7 @@ fn blobs(
     }
 }
 
-/// Some at once; the first failure ends all.
+/// Downloads blobs concurrently; the first failure ends all.
 async fn fetch_all(
     client: &Arc<Client>,
     layout: &Arc<Layout>,
@@ -370,7 +370,7 @@ async fn fetch_all(
             Arc::clone(&turns),
         );
         fetching.spawn(async move {
-            // Never closed.
+            // The semaphore is never closed.
             let _turn = turns.acquire_owned().await;
             blob::fetch(&client, &layout, &blob, &*watcher).await
         });
@@ -390,7 +390,7 @@ async fn fetch_all(
     Ok(())
 }
 
-/// The configuration has the last word on what an image is made for: an index could say anything.
+/// The configuration decides about the platform: an index is not trusted with it.
 fn check_platform(
     layout: &Layout,
     config: &Descriptor,
@@ -407,7 +407,7 @@ fn check_platform(
     }
 }
 
-/// The index stays above the manifest, so that the image is known by both digests.
+/// Includes the index, so that the image is known by both digests.
 fn finish(
     layout: &Layout,
     top: &Fetched,

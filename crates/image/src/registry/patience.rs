@@ -1,4 +1,4 @@
-//! How long we wait for a registry, how often we try again, and the reading of bodies within that.
+//! Timeouts and retries for registries, and the reading of response bodies within them.
 
 use super::{client, error::PullError};
 use reqwest::Response;
@@ -8,21 +8,21 @@ use std::{
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// A body that brings less than this in one idle time is held up on purpose.
+/// Minimum progress of a body per idle timeout; a slower server is treated as stalled.
 const LEAST_PROGRESS: u64 = 1 << 10;
 
-/// Bounds on waiting.
+/// Timeouts and retries.
 #[derive(Clone, Debug)]
 pub struct Patience {
-    /// For a connection.
+    /// Timeout of a connection.
     pub connect: Duration,
-    /// For an answer to begin, and for each KiB of it.
+    /// Timeout of a response header, and of each KiB of a body.
     pub idle: Duration,
-    /// The most tries for one thing.
+    /// Maximum attempts of one request.
     pub attempts: u32,
-    /// Before the second try; doubled before each further one.
+    /// Pause before the second attempt; doubled before each further one.
     pub first_wait: Duration,
-    /// The longest wait that a registry may ask for.
+    /// Maximum pause that a registry may request.
     pub longest_wait: Duration,
 }
 
@@ -38,12 +38,12 @@ impl Default for Patience {
     }
 }
 
-/// Why one try failed.
+/// Why one attempt failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// Trying again would not help.
+    /// Retrying would not help.
     Final(PullError),
-    /// It might, perhaps after the wait that was asked for.
+    /// Retrying may help, after the requested pause if there is one.
     Passing {
         error: PullError,
         wait: Option<Duration>,
@@ -62,7 +62,7 @@ impl From<PullError> for Trouble {
     }
 }
 
-/// The tries that were made for one thing.
+/// The attempts of one request.
 pub(super) struct Attempts<'p> {
     patience: &'p Patience,
     made: u32,
@@ -73,12 +73,12 @@ impl<'p> Attempts<'p> {
         Attempts { patience, made: 0 }
     }
 
-    /// Much has come since the last failure: that one does not count any more.
+    /// Resets the count after much progress.
     pub(super) fn forgive(&mut self) {
         self.made = 0;
     }
 
-    /// Waits before the next try, or says that there is none.
+    /// Waits before the next attempt, or fails if there is none.
     pub(super) async fn after(&mut self, trouble: Trouble) -> Result<(), PullError> {
         let (error, wait) = match trouble {
             Trouble::Final(error) => return Err(error),
@@ -102,7 +102,8 @@ impl<'p> Attempts<'p> {
         Ok(())
     }
 
-    /// Doubled each time, and somewhere between half and all of that: many who failed together come back apart.
+    /// Exponential backoff with jitter of up to half, so that clients that failed together do not
+    /// retry together.
     fn back_off(&self) -> Duration {
         let whole =
             self.patience.first_wait * 2u32.saturating_pow(self.made.saturating_sub(1).min(16));
@@ -112,7 +113,7 @@ impl<'p> Attempts<'p> {
     }
 }
 
-/// The body of an answer, read within the bounds.
+/// A response body, read within the timeouts.
 pub(super) struct Body<'p> {
     response: Response,
     patience: &'p Patience,
@@ -130,7 +131,7 @@ impl<'p> Body<'p> {
         }
     }
 
-    /// The next bytes; none at the end.
+    /// The next bytes; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<impl AsRef<[u8]> + use<>>, Trouble> {
         let bytes = match timeout_at(self.deadline, self.response.chunk()).await {
             Ok(Ok(bytes)) => bytes,
@@ -147,7 +148,7 @@ impl<'p> Body<'p> {
         Ok(bytes)
     }
 
-    /// Everything, if it is at most so much.
+    /// Reads the whole body, up to a limit.
     pub(super) async fn all(mut self, most: u64) -> Result<Vec<u8>, Trouble> {
         let too_large = |size| {
             let what = "the answer".to_owned();

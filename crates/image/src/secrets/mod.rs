@@ -1,7 +1,9 @@
-//! Looks for credentials in an unpacked image: files that usually hold them, keys in small files, variables and labels.
+//! Scans an unpacked image for credentials: well-known files, keys in small files, variables and
+//! labels.
 //!
-//! The tree is a stranger's: it is walked by handles, no link is followed, nothing that is not a plain file is opened,
-//! and every count has a bound. What was found is named by its place, never shown.
+//! The tree is untrusted: it is walked by handles, symbolic links are not followed, only regular
+//! files are opened, and every count has a limit. Reports contain the location of a finding, never
+//! its value.
 
 mod patterns;
 
@@ -11,36 +13,37 @@ use rustix::fs::FileType;
 use spec::ImageConfig;
 use std::io;
 
-/// Deeper folders are not looked into, and named.
+/// Maximum depth; deeper folders are reported.
 const DEEPEST: usize = 48;
-/// More entries are not looked at.
+/// Maximum entries.
 const MOST_ENTRIES: usize = 4_000_000;
-/// A file above this is no key file.
+/// Maximum size of a file that is read; larger ones are no key files.
 const LARGEST_READ: u64 = 256 * 1024;
-/// All that is read, together.
+/// Maximum bytes read in all.
 const MOST_READ: u64 = 128 * 1024 * 1024;
-/// So many places are named.
+/// Maximum findings reported.
 const MOST_FOUND: usize = 8;
-/// What packages bring lies here: examples and test keys, not an owner's. Well-known names are looked for all the same.
+/// Folders installed by packages: keys there are examples, not the owner's. Well-known credential
+/// files are reported all the same.
 const OF_PACKAGES: [&str; 6] = ["usr", "lib", "lib64", "bin", "sbin", "opt"];
 
-/// What was found, and what kept the search from being complete.
+/// Result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Places and why, at most a few.
+    /// Locations and reasons of the first findings.
     pub found: Vec<String>,
-    /// How many there are in all.
+    /// Number of findings.
     pub count: u64,
-    /// Bounds that were hit, and what could not be read.
+    /// Limits that were reached, and read errors.
     pub incomplete: Vec<String>,
-    /// What we may not read.
+    /// Files that this user may not read.
     unread: u64,
     entries: u64,
     read: u64,
 }
 
 impl Search {
-    /// Looks through the tree below a folder.
+    /// Scans the tree below a folder.
     pub fn tree(root: &Dir) -> io::Result<Search> {
         let mut search = Search::default();
         let bounds = WalkBounds {
@@ -55,7 +58,7 @@ impl Search {
         Ok(search)
     }
 
-    /// Looks at what an image says about itself.
+    /// Scans the configuration of an image.
     pub fn config(&mut self, config: &ImageConfig) {
         for (name, value) in config.env.iter().filter_map(|text| text.split_once('=')) {
             if patterns::is_suspicious_variable(name, value) {
@@ -74,7 +77,7 @@ impl Search {
         }
     }
 
-    /// The line of the contract.
+    /// The result as a requirement of the contract.
     pub fn line(&self) -> Line {
         let requirement = "no credentials inside".to_owned();
         let more = self.count.saturating_sub(self.found.len() as u64);
@@ -85,9 +88,10 @@ impl Search {
         };
         match (self.count, self.incomplete.first()) {
             (0, None) if self.unread > 0 => {
-                let mend = "check it as root, who can look at what only root of the image may read";
+                let mend =
+                    "check it as root, which can read files that only root of the image may read";
                 let seen = format!(
-                    "{} looked at, {} could not be read",
+                    "{} examined, {} could not be read",
                     self.entries, self.unread
                 );
                 Line {
@@ -98,7 +102,7 @@ impl Search {
                 }
             }
             (0, None) => {
-                let seen = format!("{} files and folders looked at", self.entries);
+                let seen = format!("{} files and folders examined", self.entries);
                 Line {
                     requirement,
                     outcome: Outcome::Pass,
@@ -107,8 +111,9 @@ impl Search {
                 }
             }
             (0, Some(bound)) => {
-                let mend = "make the image smaller, or its files readable, so that all of it can be looked at";
-                let seen = format!("not all could be looked at: {bound}");
+                let mend =
+                    "make the image smaller, or its files readable, so that the scan is complete";
+                let seen = format!("the scan is incomplete: {bound}");
                 Line {
                     requirement,
                     outcome: Outcome::Fail,
@@ -142,7 +147,8 @@ impl Search {
         }
     }
 
-    /// An image of an ordinary user's store gives nobody what only root of the image had; inside it cannot be read either.
+    /// In an image store of an ordinary user, files that only root of the image could read are
+    /// unreadable for everyone, so they cannot be read in a sandbox either.
     fn failed(&mut self, path: &str, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::PermissionDenied => self.unread += 1,
@@ -202,7 +208,7 @@ impl Search {
     }
 }
 
-/// Never waits: what looked like a plain file a moment ago may be a pipe by now.
+/// Never blocks: the entry may have been replaced by a pipe since it was examined.
 fn read(walk: &Walk, entry: &WalkEntry) -> io::Result<Vec<u8>> {
     let file = walk.parent()?.read_file(entry.name())?;
     let mut bytes = Vec::new();

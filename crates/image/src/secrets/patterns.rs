@@ -1,19 +1,19 @@
-//! What credentials look like: names of files, names of variables, the beginnings that their makers gave them.
+//! Patterns of credentials: file names, variable names, and the prefixes of providers' keys.
 
-/// What the name of a file says about it.
+/// What a file's name says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum File {
-    /// It is a credential.
+    /// The file is a credential.
     Secret,
-    /// It is one if it holds these words.
+    /// The file is a credential if it contains this text.
     Holds(&'static str),
-    /// Its name says that it is a key; only its contents say whether a private one.
+    /// The file is a key by its name; its contents decide whether a private one.
     Key,
     /// Nothing.
     Plain,
 }
 
-/// Files that are credentials whenever they are there, by the end of their path.
+/// Suffixes of paths that are always credentials.
 const SECRET: [&str; 14] = [
     ".aws/credentials",
     ".netrc",
@@ -31,7 +31,7 @@ const SECRET: [&str; 14] = [
     ".terraform.d/credentials.tfrc.json",
 ];
 
-/// Files that are credentials if they hold some words.
+/// Suffixes of paths that are credentials if they contain a text.
 const HOLDS: [(&str, &str); 6] = [
     (".npmrc", "_auth"),
     (".yarnrc.yml", "npmAuthToken"),
@@ -41,7 +41,7 @@ const HOLDS: [(&str, &str); 6] = [
     (".cargo/credentials.toml", "token"),
 ];
 
-/// Beginnings of keys, how many more characters they have at least, and whose they are.
+/// Prefixes of keys, the minimum of further characters, and their provider.
 const KEYS: [(&str, usize, &str); 20] = [
     ("AKIA", 16, "an AWS key"),
     ("ASIA", 16, "an AWS key"),
@@ -65,7 +65,7 @@ const KEYS: [(&str, usize, &str); 20] = [
     ("hf_", 34, "a Hugging Face token"),
 ];
 
-/// Judges a path relative to the root, by its name alone.
+/// Classifies a path relative to the root, by its name alone.
 pub(super) fn file(path: &str) -> File {
     let ends = |end: &str| {
         path == end
@@ -96,7 +96,8 @@ pub(super) fn file(path: &str) -> File {
     }
 }
 
-/// Whether a file lies where packages keep what their tests and documents need, such as keys that the world knows.
+/// Whether a file lies in a folder for tests or documentation, such as keys that are public
+/// knowledge.
 pub(super) fn is_for_show(path: &str) -> bool {
     const FOLDERS: [&str; 8] = [
         "test", "tests", "testdata", "testing", "example", "examples", "doc", "samples",
@@ -104,8 +105,8 @@ pub(super) fn is_for_show(path: &str) -> bool {
     path.split('/').any(|part| FOLDERS.contains(&part))
 }
 
-/// Whether a variable is called like a credential and is set. The official Python images have `GPG_KEY`: the
-/// fingerprint of a public key.
+/// Whether a variable has the name of a credential and a value. The official Python images set
+/// `GPG_KEY`: the fingerprint of a public key.
 pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {
     const WORDS: [&str; 8] = [
         "TOKEN",
@@ -123,7 +124,7 @@ pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {
     called_so && name != "GPG_KEY" && !value.trim().is_empty()
 }
 
-/// Whose key is in there, if any is.
+/// Kind of the first key in the bytes, if any.
 pub(super) fn key_in(bytes: &[u8]) -> Option<&'static str> {
     if has_private_key(bytes) {
         return Some("a private key");
@@ -133,12 +134,13 @@ pub(super) fn key_in(bytes: &[u8]) -> Option<&'static str> {
         .map(|(_, _, kind)| *kind)
 }
 
-/// Whether the words are in there.
+/// Whether the bytes contain the text.
 pub(super) fn contains(bytes: &[u8], words: &str) -> bool {
     positions(bytes, words.as_bytes()).next().is_some()
 }
 
-/// A header of PEM for a private key, with something below it: programs that read keys hold the header alone.
+/// A PEM header of a private key followed by data: programs that read keys contain the header
+/// alone.
 fn has_private_key(bytes: &[u8]) -> bool {
     const HEADER: &[u8] = b"PRIVATE KEY-----";
     positions(bytes, HEADER).any(|at| {
@@ -160,7 +162,7 @@ fn has_private_key(bytes: &[u8]) -> bool {
     })
 }
 
-/// The beginning, not within a word, with enough characters of a key behind it.
+/// The prefix at the start of a word, followed by enough characters of a key.
 fn has_key(bytes: &[u8], start: &[u8], length: usize) -> bool {
     let of_key = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     positions(bytes, start).any(|at| {

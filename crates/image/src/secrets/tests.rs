@@ -1,7 +1,7 @@
 use super::*;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-/// A tree in a temporary folder that goes away with it.
+/// A temporary tree, removed when dropped.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -31,7 +31,7 @@ impl Drop for Tree {
     }
 }
 
-/// Put together here, so that nobody takes this file for a leak.
+/// Assembled here, so that scanners do not take this file for a leak.
 fn private_key() -> String {
     format!(
         "-----BEGIN {} KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\n-----END {0} KEY-----\n",
@@ -143,7 +143,7 @@ fn what_could_not_be_read_is_told_and_hides_nothing_else() {
     };
     assert_eq!(
         (unread.line().outcome, unread.line().seen.as_str()),
-        (Outcome::Warn, "9 looked at, 2 could not be read")
+        (Outcome::Warn, "9 examined, 2 could not be read")
     );
     let mut found = unread.clone();
     found.found("/x", "a private key");

@@ -1,5 +1,6 @@
-//! Reads tar as archives and layers are written: ustar, GNU and pax. One header at a time, each part of it bounded;
-//! contents are for the caller to read. Where writers differ, the rules are those of Go's reader, which made the layers.
+//! Tar reader for archives and layers: ustar, GNU and pax. Reads one header at a time, each part of
+//! it bounded; the caller reads the contents. Where formats differ, the rules are those of Go's
+//! reader, which most tools use.
 
 mod pax;
 mod sparse;
@@ -10,12 +11,13 @@ use std::io::{self, BufRead, BufReader, Read, Seek};
 
 const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
-/// Extended attributes travel in pax records, and one may have 64 KiB.
+/// Maximum bytes of an extension header. Extended attributes travel in pax records, and one may
+/// have 64 KiB.
 const LONGEST_EXTENSION: u64 = 1 << 20;
 
-/// Bytes in order, some of which nobody wants.
+/// A byte stream that can be skipped.
 pub trait Input: BufRead {
-    /// Leaves bytes out.
+    /// Skips bytes.
     fn skip(&mut self, mut count: u64) -> io::Result<()> {
         while count > 0 {
             let there = self.fill_buf()?.len();
@@ -39,21 +41,21 @@ impl<R: Input> Input for &mut R {
 }
 
 impl<R: Read + Seek> Input for BufReader<R> {
-    /// Whether there are so many bytes is not looked at.
+    /// Does not check that the bytes exist: reading later fails instead.
     fn skip(&mut self, count: u64) -> io::Result<()> {
         let far = i64::try_from(count).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         self.seek_relative(far)
     }
 }
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// Another name of an entry.
+    /// A hard link to an earlier entry.
     HardLink,
     /// A symbolic link.
     SymbolicLink,
@@ -61,42 +63,42 @@ pub enum Kind {
     Special,
 }
 
-/// One entry, as it describes itself. Nothing of it has been checked but its form.
+/// One entry as its header describes it. Only the syntax has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Its name: any bytes but NUL.
+    /// Path; any bytes but NUL.
     pub path: Vec<u8>,
-    /// Where a link leads.
+    /// Target of a link.
     pub link: Vec<u8>,
-    /// What it is.
+    /// Type.
     pub kind: Kind,
-    /// The size of the file, holes included.
+    /// Size of the file, holes included.
     pub size: u64,
-    /// The owner; the largest number stands for all that are larger.
+    /// Owner; larger numbers are clamped.
     pub uid: u32,
-    /// The group, likewise.
+    /// Group; larger numbers are clamped.
     pub gid: u32,
-    /// The lower twelve bits of its mode.
+    /// The lower twelve bits of the mode.
     pub mode: u16,
-    /// Seconds since 1970; none before.
+    /// Modification time in seconds since 1970; earlier times are 0.
     pub mtime: u64,
-    /// Of a file with holes, what lies between them.
+    /// Data segments of a sparse file.
     pub pieces: Option<Vec<Piece>>,
 }
 
-/// Why bytes are not read as tar.
+/// Why bytes are not valid tar.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
-    /// The input failed.
+    /// Reading failed.
     #[error("it cannot be read")]
     Read(#[source] io::Error),
     /// The input ended early.
     #[error("it ends in the middle of an entry")]
     Truncated,
-    /// Not tar.
+    /// The input is not tar.
     #[error("it is no tar archive: {0}")]
     Form(&'static str),
-    /// A kind that nobody unpacks.
+    /// The entry type is not supported.
     #[error("it has an entry of the unknown type `{}`", .0.escape_ascii())]
     Type(u8),
 }
@@ -110,14 +112,14 @@ impl From<io::Error> for TarError {
     }
 }
 
-/// A tar stream: `next`, then as much of the contents as is wanted, and so on.
+/// Tar reader: `next`, then as much of the contents as needed, and so on.
 #[derive(Debug)]
 pub struct Tar<R> {
     input: R,
     position: u64,
-    /// Of the contents of the entry.
+    /// Remaining bytes of the entry's contents.
     left: u64,
-    /// What fills its last block.
+    /// Padding of its last block.
     padding: u64,
     ended: bool,
 }
@@ -134,17 +136,18 @@ impl<R: Input> Tar<R> {
         }
     }
 
-    /// How many bytes of the input lie behind; after `next` the contents begin here.
+    /// Bytes read so far; after `next` the contents start here.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// How many bytes of contents are left to read. Of a file with holes only what lies between them is there.
+    /// Remaining bytes of contents. Of a sparse file only the data segments are stored.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// The next bytes of the contents, straight from the buffer; empty at their end. `consume` takes them.
+    /// The next bytes of the contents, directly from the buffer; empty at their end. `consume`
+    /// removes them.
     pub fn contents(&mut self) -> Result<&[u8], TarError> {
         if self.left == 0 {
             return Ok(&[]);
@@ -159,14 +162,14 @@ impl<R: Input> Tar<R> {
         Ok(&there[..part])
     }
 
-    /// Takes bytes that `contents` has shown.
+    /// Consumes bytes that `contents` returned.
     pub fn consume(&mut self, count: usize) {
         self.input.consume(count);
         self.left -= count as u64;
         self.position += count as u64;
     }
 
-    /// What follows the end of the archive, straight from the buffer; empty at the end of the input.
+    /// Bytes after the end of the archive, directly from the buffer; empty at the end of the input.
     pub fn rest(&mut self) -> Result<&[u8], TarError> {
         match self.ended {
             true => Ok(self.input.fill_buf()?),
@@ -174,17 +177,17 @@ impl<R: Input> Tar<R> {
         }
     }
 
-    /// Takes bytes that `rest` has shown.
+    /// Consumes bytes that `rest` returned.
     pub fn skip_tail(&mut self, count: usize) {
         self.input.consume(count);
     }
 
-    /// The input, behind everything that was read.
+    /// The input, positioned after everything that was read.
     pub fn into_input(self) -> R {
         self.input
     }
 
-    /// The next entry; none at the end of the archive.
+    /// The next entry; `None` at the end of the archive.
     #[allow(
         clippy::should_implement_trait,
         reason = "an entry's contents have to be read before the next"
@@ -226,7 +229,7 @@ impl<R: Input> Tar<R> {
         if path.contains(&0) || link.contains(&0) {
             return Err(TarError::Form("a name has a NUL in it"));
         }
-        // As Go has it: only files have contents, whatever the header says.
+        // As in Go: only files have contents, whatever the header says.
         let stored = if kind == Kind::File { stored } else { 0 };
         self.begin(stored);
         let (size, pieces) = match kind {
@@ -286,7 +289,7 @@ impl<R: Input> Tar<R> {
         Ok(block)
     }
 
-    /// The contents of a header that only describes the next one.
+    /// Contents of a header that describes the next one.
     fn extension(&mut self, raw: &Raw<'_>) -> Result<Vec<u8>, TarError> {
         let size = raw.size()?;
         if size > LONGEST_EXTENSION {
@@ -305,8 +308,9 @@ impl<R: Input> Tar<R> {
 
 fn kind_of(flag: u8, path: &[u8]) -> Result<Kind, TarError> {
     Ok(match flag {
-        // Before there were types, a folder was what ends in a slash. A file of that name has contents, which are no
-        // headers: who takes it for a folder reads another layer than everybody else.
+        // In the oldest format, a path with a trailing slash is a folder. A file of that name has
+        // contents, and these are no headers: a reader that takes it for a folder sees a different
+        // layer than the others.
         0 if path.ends_with(b"/") => Kind::Folder,
         0 | b'0' | b'7' | b'S' => Kind::File,
         b'1' => Kind::HardLink,
@@ -317,7 +321,7 @@ fn kind_of(flag: u8, path: &[u8]) -> Result<Kind, TarError> {
     })
 }
 
-/// A header block, by its fields.
+/// A header block.
 struct Raw<'a>(&'a [u8; BLOCK]);
 
 impl Raw<'_> {
@@ -357,7 +361,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
     &field[..end]
 }
 
-/// Octal digits, or GNU's binary form; nothing for what is neither, negative, or too large.
+/// Octal digits, or GNU's binary format; `None` if invalid, negative or too large.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());

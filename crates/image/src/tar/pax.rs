@@ -1,8 +1,8 @@
-//! The records of a pax header, `LENGTH KEY=VALUE\n`, and of them the few that matter here.
+//! Records of a pax header, `LENGTH KEY=VALUE\n`; only the relevant keys are kept.
 
 use super::{TarError, sparse::Piece};
 
-/// What pax records say in place of the header that follows.
+/// Values that replace those of the following header.
 #[derive(Debug, Default)]
 pub(super) struct Pax {
     pub(super) path: Option<Vec<u8>>,
@@ -11,7 +11,8 @@ pub(super) struct Pax {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) mtime: Option<u64>,
-    /// GNU's names for files with holes: versions 0.0 and 0.1 list the pieces here, 1.0 before the contents.
+    /// GNU's keys for sparse files: versions 0.0 and 0.1 list the segments here, 1.0 before the
+    /// contents.
     pub(super) sparse_name: Option<Vec<u8>>,
     pub(super) sparse_size: Option<u64>,
     pub(super) sparse_numbers: Option<Vec<u64>>,
@@ -32,7 +33,7 @@ impl Pax {
         Ok(pax)
     }
 
-    /// An empty value means that the header's own counts.
+    /// An empty value means that the header's own value applies.
     fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), TarError> {
         let words = || (!value.is_empty()).then(|| value.to_vec());
         let number = || {
@@ -74,7 +75,7 @@ impl Pax {
         Ok(())
     }
 
-    /// The pieces that the records list, if they do.
+    /// The segments that the records list, if any.
     pub(super) fn listed(&self) -> Option<Vec<Piece>> {
         let numbers = self.sparse_numbers.as_ref()?;
         Some(
@@ -89,7 +90,7 @@ impl Pax {
     }
 }
 
-/// The first record without its length and end, and what follows it.
+/// The first record without its length and newline, and the rest.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let length = usize::try_from(decimal(&bytes[..space])?).ok()?;
@@ -106,7 +107,7 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// The whole seconds of a time; a time before 1970 counts as none.
+/// The whole seconds of a time; `None` if it is before 1970.
 fn seconds(text: &[u8]) -> Option<u64> {
     let whole = text.split(|byte| *byte == b'.').next()?;
     decimal(whole)

@@ -1,25 +1,25 @@
-//! Files with holes, in GNU's four ways of writing them. The size that counts is the one with the holes: a few bytes
-//! of archive can claim a file of any size.
+//! Sparse files in GNU's four formats. The size includes holes: a few bytes of archive can declare
+//! a file of any size.
 
 use super::{
     BLOCK, Input, Raw, Tar, TarError, number,
     pax::{Pax, decimal},
 };
 
-/// More than any file that was not made to hurt.
+/// Maximum segments, above that of any legitimate file.
 const MOST_PIECES: usize = 1 << 16;
 
-/// Contents between holes.
+/// A data segment between holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the file.
+    /// Offset in the file.
     pub at: u64,
-    /// How many bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
 impl<R: Input> Tar<R> {
-    /// The size of a file, and where its contents belong if it has holes.
+    /// Size of a file, and its data segments if it is sparse.
     pub(super) fn pieces(
         &mut self,
         raw: &Raw<'_>,
@@ -43,7 +43,7 @@ impl<R: Input> Tar<R> {
         Ok((size, Some(pieces)))
     }
 
-    /// Four in the header, and twenty-one in each block that follows while the last says so.
+    /// Reads four segments in the header, and twenty-one in each extension block.
     fn pieces_of_header(&mut self, raw: &Raw<'_>) -> Result<Vec<Piece>, TarError> {
         let mut pieces = Vec::new();
         add(&mut pieces, &raw.0[386..482])?;
@@ -56,7 +56,8 @@ impl<R: Input> Tar<R> {
         Ok(pieces)
     }
 
-    /// Decimal numbers, a line each, in whole blocks: how many pieces, then place and size of each.
+    /// Reads decimal numbers, one per line, in whole blocks: the number of segments, then offset
+    /// and size of each.
     fn pieces_of_contents(&mut self) -> Result<Vec<Piece>, TarError> {
         let (mut numbers, mut line, mut wanted) = (Vec::new(), Vec::new(), 1);
         while numbers.len() < wanted {
@@ -121,7 +122,8 @@ fn add(pieces: &mut Vec<Piece>, fields: &[u8]) -> Result<(), TarError> {
     }
 }
 
-/// In order, apart, within the file, and together as long as what the archive holds.
+/// Checks that segments are sorted, disjoint, within the file, and together as long as the stored
+/// contents.
 fn check(pieces: &[Piece], size: u64, stored: u64) -> Result<(), TarError> {
     if pieces.len() > MOST_PIECES {
         return Err(TOO_MANY);

@@ -1,4 +1,4 @@
-//! Archives and layouts as tools write them, and as they must not be.
+//! Archives and layouts as tools write them, and invalid ones.
 
 use crate::common::{
     Archive, HERE, Layer, OCI_INDEX, OCI_MANIFEST, World, blob_name, descriptor, digest, tar_of,
@@ -188,7 +188,7 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
     let all = json!([other, note, for_platform(&here.manifest(), "linux", HERE)]);
     let world = World::new();
     assert!(load_bytes(&world, &with_index(&blobs, all.clone()), Some("flat")).is_ok());
-    // The same behind another index, whose digest is then a name, too.
+    // The same image behind another index, whose digest becomes a name, too.
     let inner = json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": all })
         .to_string()
         .into_bytes();
@@ -208,7 +208,7 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
             .unwrap()
             .is_some()
     );
-    // What is for this machine, too, may be left out below an index, if something is there.
+    // An image for this platform may be missing below an index, if another one is there.
     let twice = json!([
         for_platform(b"not here", "linux", HERE),
         for_platform(&here.manifest(), "linux", HERE)
@@ -269,7 +269,7 @@ fn long_lists_are_refused_before_they_are_kept() {
     let mut manifest: serde_json::Value = serde_json::from_slice(&archive.manifest()).unwrap();
     manifest["layers"] = json!(layers);
     let long = manifest.to_string().into_bytes();
-    // Named twice, so that none of them is chosen.
+    // Named twice, so that neither is selected.
     let index = with_index(
         std::slice::from_ref(&long),
         json!([
@@ -331,7 +331,7 @@ fn a_blob_that_is_not_what_was_promised_is_refused() {
         archive.configuration(),
         archive.manifest(),
     ] {
-        assert!(spoilt(blob_name(&bytes), &flip).contains("is not what its digest says"));
+        assert!(spoilt(blob_name(&bytes), &flip).contains("does not match its digest"));
         assert!(spoilt(blob_name(&bytes), &|bytes| bytes.push(b' ')).contains("should have"));
     }
     let mut blobs = archive.blobs();
@@ -357,7 +357,7 @@ fn a_saved_configuration_has_the_digest_that_is_its_name() {
     assert!(load_bytes(&World::new(), &good, None).is_ok());
     let told = refused(&bad);
     assert!(
-        told.contains("is not what its digest says") || told.contains("EOF"),
+        told.contains("does not match its digest") || told.contains("EOF"),
         "{told}"
     );
 }
@@ -436,7 +436,7 @@ fn a_pinned_name_takes_only_what_it_pins() {
     let told = load_bytes(&world, &archive.oci(), Some(&pin(&digest(b"other"))))
         .unwrap_err()
         .to_string();
-    assert!(told.contains("is not what its digest says"), "{told}");
+    assert!(told.contains("does not match its digest"), "{told}");
     assert!(
         world
             .images()

@@ -1,4 +1,4 @@
-//! Who may do what: as the image's own user might, for everybody alike.
+//! File permissions: those of the image's own user, for everybody alike.
 
 use crate::common::{Archive, Layer, World, told, tree_of};
 use image::Limits;
@@ -21,7 +21,7 @@ fn layers() -> Vec<Layer> {
             .owned("zero", "", 0o070, 0, 0)
             .owned("thousand", "", 0o700, 1000, 1000)
             .owned_folder("shut/", 0o700, 0, 0),
-        // The table that counts is the one of the last layer.
+        // The user table of the last layer counts.
         Layer::new().owned("etc/passwd", PASSWD, 0o644, 0, 0),
     ]
 }
@@ -71,7 +71,7 @@ fn a_file_gives_everybody_what_its_mode_gives_the_images_user() {
             "{user}"
         );
     }
-    // A group that is named is the only one.
+    // A named group replaces all others.
     let last = modes(["0", "0", "666", "0", "0", "700", "0", "0"]);
     assert_eq!(
         loaded_as("agent:last"),
@@ -88,7 +88,7 @@ fn a_file_gives_everybody_what_its_mode_gives_the_images_user() {
         loaded_as("agent:0"),
         Ok((Some(User { uid: 1234, gid: 0 }), zero))
     );
-    // Of a number that nobody has the group is 0.
+    // The group of an unknown number is 0.
     let stranger = modes(["777", "0", "0", "0", "444", "700", "0", "777"]);
     assert_eq!(
         loaded_as("4321"),
@@ -106,7 +106,8 @@ fn without_a_user_and_for_root_it_is_the_boxs_own() {
 
 #[test]
 fn a_file_that_its_owner_may_not_read_either_can_have_several_names() {
-    // In a thread of its own, since what is given up here is gone: root would be let in all the same.
+    // In a separate thread, because dropped capabilities cannot be regained: root would be allowed
+    // all the same.
     let ordinary = std::thread::spawn(|| {
         let none = rustix::thread::CapabilitySet::empty();
         let sets = rustix::thread::CapabilitySets {
@@ -131,7 +132,7 @@ fn a_user_that_is_not_there_is_told() {
     for (user, words) in [
         ("nobody-here", "/etc/passwd has no such user"),
         ("agent:nothing", "/etc/group has no such group"),
-        ("4294967295", "nobody's"),
+        ("4294967295", "reserved"),
         ("99999999999", "no such user"),
         ("\x1b[2J", "no such user"),
     ] {
@@ -148,7 +149,7 @@ fn a_table_is_found_as_a_program_in_the_image_would_find_it() {
     let world = World::new();
     std::fs::write(world.path("passwd"), "agent:x:1:1::/:\n").unwrap();
     let outside = world.path("passwd").display().to_string();
-    // To a file of the host's: there is no such file in the image.
+    // A link to a file of the host: the image has no such file.
     let layer = Layer::new().folder("etc/").symlink("etc/passwd", &outside);
     let archive = Archive::new(&[layer]).with_user("agent");
     assert!(world.load_with(&archive, &Limits::default()).is_err());

@@ -1,4 +1,4 @@
-//! What the store does with honest images: load, find, list, remove, and what stays after a crash.
+//! Claims about the store with valid images: load, find, list, remove, and recovery after a crash.
 
 use crate::common::{self, Archive, Layer, World, tree_of};
 use image::{ImageError, Images, Limits, Loaded, Source};
@@ -129,7 +129,7 @@ fn a_list_shows_each_name_and_what_is_damaged() {
         [("a:latest".to_owned(), 3), ("b:latest".to_owned(), 3)]
     );
     assert_eq!(listing.problems, Vec::<String>::new());
-    // Power is lost before the file is on disk.
+    // Power loss before the file is on disk.
     fs::write(image.root().parent().unwrap().join("image.json"), "").unwrap();
     let listing = world.images().list().unwrap();
     assert_eq!(

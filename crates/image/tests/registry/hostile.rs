@@ -1,5 +1,5 @@
-//! A registry that lies, dawdles or leads astray. Each of its tricks is refused, and the same server without the
-//! trick is pulled from.
+//! Hostile registries: slow, lying or redirecting. Each trick is refused, and a pull from the same
+//! server without the trick succeeds.
 
 use crate::{
     image::{
@@ -22,7 +22,7 @@ use std::{
 
 const KIND: &str = "Content-Type: application/vnd.oci.image.manifest.v1+json";
 
-/// Answers like an honest registry with one image.
+/// Answers like a correct registry with one image.
 fn honest(image: &Image, ask: &Ask, stream: &mut TcpStream) -> io::Result<()> {
     if ask.path.contains("/manifests/") {
         return reply(stream, 200, &[KIND], &image.manifest());
@@ -37,7 +37,7 @@ fn honest(image: &Image, ask: &Ask, stream: &mut TcpStream) -> io::Result<()> {
     }
 }
 
-/// A server that is honest but for requests whose path has `trick` in it.
+/// A correct server, except for requests whose path contains `trick`.
 fn lying(
     image: &Image,
     trick: &str,
@@ -73,7 +73,7 @@ async fn a_blob_with_other_bytes_is_refused() {
     });
     refused(
         &plain(&server),
-        "is not what its digest says: it hashes to sha256:",
+        "does not match its digest: its digest is sha256:",
     )
     .await;
     assert_eq!(
@@ -116,7 +116,7 @@ async fn an_endless_body_ends_at_the_size_that_was_told() {
     .await;
     refused(
         &plain(&lying(&image, "manifests", endless)),
-        "bytes; at most 4194304 are taken",
+        "bytes; the maximum is 4194304",
     )
     .await;
 }
@@ -128,7 +128,7 @@ async fn a_huge_manifest_is_not_read() {
     });
     refused(
         &plain(&server),
-        "the answer has 4194305 bytes; at most 4194304 are taken",
+        "the answer has 4194305 bytes; the maximum is 4194304",
     )
     .await;
 }
@@ -139,7 +139,7 @@ async fn a_manifest_for_another_digest_is_refused() {
     let server = lying(&sent, "no trick", |_, _| Ok(()));
     refused(
         &request(&server.name(&format!("x@{}", asked.digest()))),
-        "is not what its digest says",
+        "does not match its digest",
     )
     .await;
     arrives(
@@ -152,7 +152,7 @@ async fn a_manifest_for_another_digest_is_refused() {
         let other = format!("Docker-Content-Digest: sha256:{}", "0".repeat(64));
         reply(stream, 200, &[KIND, &other], &told)
     });
-    refused(&plain(&contradiction), "and is said to be sha256:000").await;
+    refused(&plain(&contradiction), "and the registry states sha256:000").await;
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn an_index_whose_manifest_is_another_or_an_index_again_is_refused() {
             },
         )
     });
-    refused(&plain(&nested), "it leads to another index").await;
+    refused(&plain(&nested), "it refers to another index").await;
 }
 
 #[tokio::test]
@@ -225,7 +225,7 @@ async fn old_foreign_and_odd_manifests_are_refused_by_name() {
     refused(&plain(&of(json!("hello"), DOCKER_MANIFEST)), "invalid type").await;
     let mut greedy = image.manifest.clone();
     greedy["layers"][0]["size"] = json!(u64::MAX);
-    refused(&plain(&of(greedy, MANIFEST)), "bytes; at most").await;
+    refused(&plain(&of(greedy, MANIFEST)), "bytes; the maximum is").await;
 }
 
 #[tokio::test]
@@ -294,7 +294,7 @@ async fn a_redirect_leads_to_no_other_scheme_and_carries_no_credentials() {
         ("file:///etc/passwd", "which is not http"),
         ("http://192.0.2.1/x", "which is plain http"),
         ("http://user:word@127.0.0.1/x", "with credentials in it"),
-        ("http://", "redirects to nowhere"),
+        ("http://", "its redirect has no valid address"),
     ] {
         let server = lying(&image, &layer(&image), move |_, stream| {
             reply(stream, 302, &[&format!("Location: {location}")], b"")
@@ -332,7 +332,7 @@ async fn a_slow_drip_is_given_up() {
         Ok(())
     });
     request.name = silent.name("x:1").parse().unwrap();
-    refused(&request, "no answer within 1 s").await;
+    refused(&request, "no response within 1 s").await;
 }
 
 #[tokio::test]
@@ -417,7 +417,7 @@ async fn a_server_without_ranges_sends_it_all_again_and_one_with_wrong_ranges_is
             ),
         }
     });
-    refused(&plain(&wrong), "another part of it came than was asked for").await;
+    refused(&plain(&wrong), "it is not the requested range").await;
 }
 
 #[tokio::test]
@@ -439,7 +439,7 @@ async fn a_body_that_always_breaks_off_is_given_up() {
         stream.write_all(&[7])
     });
     let request = plain(&server);
-    let error = refused(&request, "broke off").await;
+    let error = refused(&request, "interrupted").await;
     assert!(matches!(error, PullError::BrokenOff { .. }), "{error:?}");
     let tries = server
         .asked()
@@ -466,7 +466,7 @@ async fn a_busy_registry_is_asked_again_when_it_says_and_not_if_that_is_too_long
     assert!(began.elapsed() >= Duration::from_secs(1));
     refused(
         &plain(&busy_once("61")),
-        "asks to wait 61 s, longer than the 60 s that we wait",
+        "requests a pause of 61 s; the maximum is 60 s",
     )
     .await;
     let down = lying(&image, "manifests", |_, stream| {

@@ -1,4 +1,4 @@
-//! Images for the tests, and what a pull of one of them makes.
+//! Test images, and the result of pulling one.
 
 use image::registry::{Event, Patience, PullError, Pulled, Request, Transport, pull};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.ma
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// An image: its blobs, and the manifest that names them.
+/// An image: its blobs, and its manifest.
 #[derive(Clone)]
 pub(crate) struct Image {
     pub(crate) manifest: Value,
@@ -29,7 +29,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// One for an architecture, with layers of these bytes.
+    /// An image for an architecture, with layers of these bytes.
     pub(crate) fn new(architecture: &str, layers: &[&[u8]]) -> Image {
         let config = json!({ "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": [] } });
         let config = config.to_string().into_bytes();
@@ -56,12 +56,12 @@ impl Image {
     }
 }
 
-/// A small one for this machine.
+/// A small image for this machine.
 pub(crate) fn small() -> Image {
     Image::new(here(), &[b"the first layer", b"the second layer"])
 }
 
-/// The architecture of this machine, as images call it.
+/// OCI name of this machine's architecture.
 pub(crate) fn here() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -82,7 +82,7 @@ pub(crate) fn descriptor(kind: &str, bytes: &[u8]) -> Value {
     json!({ "mediaType": kind, "digest": digest(bytes).as_str(), "size": bytes.len() })
 }
 
-/// A folder that is gone with the test.
+/// A temporary folder.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -102,7 +102,7 @@ impl Drop for Folder {
     }
 }
 
-/// What a pull left.
+/// The folder after a pull.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) pulled: Pulled,
@@ -111,7 +111,7 @@ pub(crate) struct Outcome {
     pub(crate) events: Vec<Event>,
 }
 
-/// An ordinary request; tests change what they are about.
+/// Ordinary options; tests change what they are about.
 pub(crate) fn request(name: &str) -> Request {
     Request {
         name: name.parse().unwrap(),
@@ -128,7 +128,7 @@ pub(crate) fn request(name: &str) -> Request {
     }
 }
 
-/// Pulls; whatever comes of it, no file is called what it is not.
+/// Pulls; in any case no file has a name that its contents do not match.
 pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
     let folder = Folder::new();
     let events: Arc<Mutex<Vec<Event>>> = Arc::default();
@@ -157,7 +157,7 @@ pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
     })
 }
 
-/// Pulls what must come, complete.
+/// A pull that must succeed, completely.
 pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
     let outcome = attempt(request)
         .await
@@ -180,7 +180,7 @@ pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
     outcome
 }
 
-/// Pulls what must not come; the message says why.
+/// A pull that must fail; returns the message.
 pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
     match attempt(request).await {
         Ok(outcome) => panic!("it was pulled: {:?}", outcome.pulled),

@@ -1,4 +1,4 @@
-//! Pulling, against a real registry on loopback and against one that lies.
+//! Pulls from a real registry on loopback, and from hostile ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 

@@ -1,4 +1,4 @@
-//! Who may pull: a real registry behind names and passwords, and behind a token server.
+//! Authentication: a real registry behind names and passwords, and behind a token server.
 
 use crate::{
     docker_registry::{Registry, available},
@@ -33,7 +33,7 @@ fn with(request: &Request, credentials: Option<Credentials>) -> Request {
     }
 }
 
-/// A storage with one image in it.
+/// A storage folder with one image.
 async fn storage(image: &Image) -> Folder {
     let folder = Folder::new();
     Registry::start(&folder.0, "", "")
@@ -59,24 +59,24 @@ async fn a_name_and_a_password_open_what_is_closed_without() {
     arrives(&with(&request, password("tester", PASSWORD)), &image).await;
     refused(
         &request,
-        "it asks for a name and a password, and none are known",
+        "it requires a name and a password, and none are configured",
     )
     .await;
     let wrong = refused(
         &with(&request, password("tester", "wrong word")),
-        "gives no access to manifest",
+        "denies access to manifest",
     )
     .await;
     assert!(!format!("{wrong} {wrong:?} {}", wrong.hint()).contains("wrong word"));
     let identity = Some(Credentials::Identity(Secret::new("x")));
     refused(
         &with(&request, identity),
-        "it asks for a name and a password",
+        "it requires a name and a password",
     )
     .await;
 }
 
-/// Signs what a token server grants, with a key that the registry trusts.
+/// Signs grants of a token server with a key that the registry trusts.
 struct Signer {
     folder: Folder,
     certificate: String,
@@ -141,7 +141,7 @@ impl Signer {
     }
 }
 
-/// What `openssl` makes of an input.
+/// The output of `openssl` for an input.
 pub(crate) fn openssl(arguments: &[&str], input: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut command = Command::new("openssl");
@@ -224,7 +224,7 @@ async fn a_token_is_had_by_nobody_in_particular_where_that_is_enough() {
     let tokens = token_server(signer, true);
     let registry = behind_tokens(&storage.0, &certificate, &tokens);
     arrives(&request(&registry.name("team/secret:1")), &image).await;
-    // One for the manifest; the blobs go with it.
+    // One token for the manifest; the blobs use it, too.
     assert_eq!(tokens.asked().len(), 1);
 }
 
@@ -248,20 +248,20 @@ async fn a_token_is_had_for_a_password_or_for_a_longer_lived_token() {
         &image,
     )
     .await;
-    refused(&request, "gives no access to a token").await;
+    refused(&request, "denies access to a token").await;
     refused(
         &with(&request, password("tester", "wrong")),
-        "gives no access to a token",
+        "denies access to a token",
     )
     .await;
     refused(
         &with(&request, Some(Credentials::Identity(Secret::new("short")))),
-        "gives no access to a token",
+        "denies access to a token",
     )
     .await;
 }
 
-/// A registry that always asks for more.
+/// A registry that keeps requesting authentication.
 fn insatiable(challenge: String) -> Server {
     Server::new(move |_, stream| {
         reply(
@@ -282,7 +282,7 @@ async fn a_registry_that_is_never_content_is_asked_twice() {
     ] {
         let server = insatiable(challenge);
         let asked = with(&request(&server.name("x:1")), password("me", "hunter2"));
-        let error = refused(&asked, "gives no access to manifest").await;
+        let error = refused(&asked, "denies access to manifest").await;
         assert!(
             matches!(error, PullError::Denied { .. }) && !format!("{error:?}").contains("hunter2")
         );
@@ -296,7 +296,7 @@ async fn a_token_server_must_be_one_that_may_be_asked() {
     for (realm, why) in [
         ("http://192.0.2.1/token", "which is plain http"),
         ("ftp://127.0.0.1/", "which is not http"),
-        ("token", "the address of its token server is none"),
+        ("token", "the address of its token server is invalid"),
         ("http://u:p@127.0.0.1/", "with credentials in it"),
     ] {
         let server = insatiable(format!("Bearer realm=\"{realm}\""));
@@ -309,7 +309,7 @@ async fn a_token_server_must_be_one_that_may_be_asked() {
     let server = insatiable("Negotiate".to_owned());
     refused(
         &request(&server.name("x:1")),
-        "it asks for what is not known here",
+        "it requires an unsupported authentication scheme",
     )
     .await;
 }
@@ -317,13 +317,13 @@ async fn a_token_server_must_be_one_that_may_be_asked() {
 #[tokio::test]
 async fn what_a_token_server_answers_is_bounded_and_checked() {
     let answers: [(Vec<u8>, &str); 4] = [
-        (b"{}".to_vec(), "there is none in the answer"),
+        (b"{}".to_vec(), "the response contains none"),
         (
             br#"{"token":"a\nb"}"#.to_vec(),
-            "there is none in the answer",
+            "the response contains none",
         ),
-        (b"hunter2".to_vec(), "there is none in the answer"),
-        (vec![b' '; 300 << 10], "at most 262144 are taken"),
+        (b"hunter2".to_vec(), "the response contains none"),
+        (vec![b' '; 300 << 10], "the maximum is 262144"),
     ];
     for (answer, why) in answers {
         let tokens = Server::new(move |_, stream| reply(stream, 200, &[], &answer));
@@ -343,7 +343,7 @@ async fn a_token_that_has_run_out_is_replaced() {
         reply(stream, 200, &[], token.to_string().as_bytes())
     });
     let (realm, sent) = (tokens.address, image.clone());
-    // The first token is good for the manifest alone.
+    // The first token is valid for the manifest alone.
     let server = Server::new(move |ask: &Ask, stream| {
         let token = ask
             .headers

@@ -1,4 +1,4 @@
-//! What comes from a real registry, and what does not.
+//! Pulls from a real registry, and refusals.
 
 use crate::{
     docker_registry::{Registry, available},
@@ -122,17 +122,13 @@ async fn of_an_index_the_manifest_of_the_platform_comes() {
     absent.platform = "linux/riscv64".parse().unwrap();
     refused(
         &absent,
-        "is not made for linux/riscv64; it is made for linux/amd64, linux/arm64",
+        "is not for linux/riscv64, but for linux/amd64, linux/arm64",
     )
     .await;
-    // An image without an index says it in its configuration.
+    // An image without an index has its platform in the configuration.
     let mut alone = request(&registry.name("team/both:arm64"));
     alone.platform = "linux/amd64".parse().unwrap();
-    refused(
-        &alone,
-        "is not made for linux/amd64; it is made for linux/arm64",
-    )
-    .await;
+    refused(&alone, "is not for linux/amd64, but for linux/arm64").await;
 }
 
 #[tokio::test]
@@ -144,7 +140,7 @@ async fn an_image_larger_than_the_bound_is_refused_before_it_comes() {
     request.most_bytes = image.blobs.iter().map(|blob| blob.len() as u64).sum();
     arrives(&request, &image).await;
     request.most_bytes -= 1;
-    refused(&request, "bytes; at most").await;
+    refused(&request, "bytes; the maximum is").await;
 }
 
 #[tokio::test]
