@@ -316,7 +316,7 @@ fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
     let (books, file) = (folder.books(), folder.file(OWNER_SEGMENT));
     assert_eq!(books.refresh().unwrap(), []);
     fs::write(&file, cut(&fs::read(&file).unwrap())).unwrap();
-    let copying = store::Upkeep::shared(&folder.0).unwrap();
+    let copying = store::UpkeepLock::shared(&folder.0).unwrap();
     assert!(books.set_aside(1).is_err() && file.exists());
     drop(copying);
     assert!(books.set_aside(1).unwrap().place.is_some() && !file.exists());
@@ -335,7 +335,7 @@ fn an_old_ledger_goes_and_what_it_cost_stays() {
     let before = all(&books);
     // Not old enough; then while a backup is being made.
     assert_eq!(books.retire(state, 1000, now).unwrap(), 0);
-    let backup = store::Upkeep::shared(state).unwrap();
+    let backup = store::UpkeepLock::shared(state).unwrap();
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
     drop(backup);
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 1);
@@ -369,7 +369,7 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
         assert!(
             books
                 .usage
-                .begin_to_retire("run-old", end, now + u64::from(files_are_gone))
+                .begin_retirement("run-old", end, now + u64::from(files_are_gone))
                 .unwrap()
         );
         if files_are_gone {
@@ -382,7 +382,7 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
         );
         assert_eq!(books.retire(state, 0, now).unwrap(), 0);
         assert!(
-            books.usage.retiring().unwrap().is_empty()
+            books.usage.retiring_segments().unwrap().is_empty()
                 && !state.join("ledger/run-old.jsonl").exists()
         );
         assert_eq!(

@@ -14,14 +14,14 @@ use std::{
 };
 
 /// Every entry is compared with every image.
-const MOST_ENTRIES: i64 = 10_000;
-const MOST_CAPABILITIES: usize = 64;
-const LONGEST_NOTE: usize = 1000;
+const MAX_ENTRIES: i64 = 10_000;
+const MAX_CAPABILITIES: usize = 64;
+const MAX_NOTE_BYTES: usize = 1000;
 /// Changes are always recorded. Refusals stop at this number, or a loop of them would fill the
 /// disk.
-const LONGEST_TRAIL: i64 = 100_000;
+const MAX_TRAIL_ENTRIES: i64 = 100_000;
 /// Rows shown by one query of the trail.
-const SHOWN_OF_TRAIL: u32 = 1000;
+const TRAIL_PAGE_ROWS: u32 = 1000;
 
 /// The allow-list of images in the database of a state folder.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct AllowedImages {
 
 /// An entry to be added to the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewEntry {
+pub struct NewAllowedImage {
     /// Images that the entry matches.
     pub pattern: ImagePattern,
     /// The only digest that they may have.
@@ -46,7 +46,7 @@ pub struct NewEntry {
 
 /// One entry of the trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrailLine {
+pub struct ImageTrailEntry {
     /// Time of the entry.
     pub at: Timestamp,
     /// The user who changed the list or was refused.
@@ -67,7 +67,7 @@ pub enum AllowedImagesError {
     Database(#[from] DatabaseError),
     /// The user may not change the list.
     #[error("{who} may not change the list of allowed images")]
-    NotYours {
+    NotPermitted {
         /// The user who tried.
         who: Who,
     },
@@ -98,7 +98,7 @@ impl AllowedImagesError {
     pub fn hint(&self) -> &'static str {
         match self {
             AllowedImagesError::Database(error) => error.hint(),
-            AllowedImagesError::NotYours { .. } => {
+            AllowedImagesError::NotPermitted { .. } => {
                 "ask one of those that `images.may_add` in the configuration file names; without it, the owner of the state folder"
             }
             AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => {
@@ -123,7 +123,7 @@ impl AllowedImages {
     pub fn allow(
         &self,
         policy: &ImagePolicy,
-        new: &NewEntry,
+        new: &NewAllowedImage,
         who: &Who,
     ) -> Result<(), AllowedImagesError> {
         self.check_who(policy, who)?;
@@ -131,12 +131,12 @@ impl AllowedImages {
         let full = self.database.write(|transaction| {
             let others = "SELECT count(*) FROM allowed_image WHERE NOT (pattern = ? AND pin = ?)";
             let others: i64 = transaction.query_row(others, key(new), |row| row.get(0))?;
-            if others >= MOST_ENTRIES {
+            if others >= MAX_ENTRIES {
                 return Ok(true);
             }
             put(transaction, new, who)?;
             let about = [pin_text(new.pin.as_ref()), &new.note].join(" ");
-            note(
+            record(
                 transaction,
                 &who.to_string(),
                 "allowed",
@@ -145,12 +145,13 @@ impl AllowedImages {
             )?;
             Ok(false)
         })?;
-        match full {
-            true => Err(wrong(
+        if full {
+            Err(invalid_entry(
                 new,
-                format!("the list is full with {MOST_ENTRIES} entries"),
-            )),
-            false => Ok(()),
+                format!("the list is full with {MAX_ENTRIES} entries"),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -164,11 +165,12 @@ impl AllowedImages {
     ) -> Result<usize, AllowedImagesError> {
         self.check_who(policy, who)?;
         let removed = self.database.write(|transaction| {
-            let (pattern, pin) = (pattern.to_string(), pin.map(Digest::as_str));
+            let pattern = pattern.to_string();
+            let pin = pin.map(Digest::as_str);
             let sql = "DELETE FROM allowed_image WHERE pattern = ?1 AND (?2 IS NULL OR pin = ?2)";
             let removed = transaction.execute(sql, params![pattern, pin])?;
             if removed > 0 {
-                note(
+                record(
                     transaction,
                     &who.to_string(),
                     "disallowed",
@@ -220,9 +222,9 @@ impl AllowedImages {
                     name: None,
                 };
                 // The refusal stands whether it was recorded or not.
-                let _ = self
-                    .database
-                    .write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
+                let _ = self.database.write(|transaction| {
+                    record_refusal(transaction, &who, &image, &refused.message)
+                });
             })
     }
 
@@ -245,7 +247,7 @@ impl AllowedImages {
     }
 
     /// The latest entries of the trail, newest first.
-    pub fn trail(&self) -> Result<Vec<TrailLine>, AllowedImagesError> {
+    pub fn trail(&self) -> Result<Vec<ImageTrailEntry>, AllowedImagesError> {
         let lines = self.database.read(|connection| {
             let mut select = connection.prepare(
                 "SELECT at_ms, who, what, image, about FROM image_trail ORDER BY id DESC LIMIT ?",
@@ -253,7 +255,7 @@ impl AllowedImages {
             let line = |row: &Row<'_>| {
                 let (who, what, image, about) =
                     (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
-                Ok(TrailLine {
+                Ok(ImageTrailEntry {
                     at: time(row, 0)?,
                     who,
                     what,
@@ -261,50 +263,51 @@ impl AllowedImages {
                     about,
                 })
             };
-            select.query_map([SHOWN_OF_TRAIL], line)?.collect()
+            select.query_map([TRAIL_PAGE_ROWS], line)?.collect()
         })?;
         Ok(lines)
     }
 
     fn check_who(&self, policy: &ImagePolicy, who: &Who) -> Result<(), AllowedImagesError> {
-        match policy.may_change(who, self.database.owner()) {
-            true => Ok(()),
-            false => Err(AllowedImagesError::NotYours { who: who.clone() }),
+        if policy.may_change(who, self.database.owner()) {
+            Ok(())
+        } else {
+            Err(AllowedImagesError::NotPermitted { who: who.clone() })
         }
     }
 }
 
-fn check_entry(new: &NewEntry) -> Result<(), AllowedImagesError> {
-    let many = new.capabilities.len() > MOST_CAPABILITIES;
+fn check_entry(new: &NewAllowedImage) -> Result<(), AllowedImagesError> {
+    let many = new.capabilities.len() > MAX_CAPABILITIES;
     match (
         new.pin.is_some() && new.pattern.is_path(),
         many,
-        new.note.len() > LONGEST_NOTE,
+        new.note.len() > MAX_NOTE_BYTES,
     ) {
-        (true, _, _) => Err(wrong(
+        (true, _, _) => Err(invalid_entry(
             new,
             "a digest selects one image, but this pattern matches many".to_owned(),
         )),
-        (_, true, _) => Err(wrong(
+        (_, true, _) => Err(invalid_entry(
             new,
-            format!("it has more than {MOST_CAPABILITIES} capabilities"),
+            format!("it has more than {MAX_CAPABILITIES} capabilities"),
         )),
-        (_, _, true) => Err(wrong(
+        (_, _, true) => Err(invalid_entry(
             new,
-            format!("its note is longer than {LONGEST_NOTE} bytes"),
+            format!("its note is longer than {MAX_NOTE_BYTES} bytes"),
         )),
         (false, false, false) => Ok(()),
     }
 }
 
-fn wrong(new: &NewEntry, why: String) -> AllowedImagesError {
+fn invalid_entry(new: &NewAllowedImage, why: String) -> AllowedImagesError {
     AllowedImagesError::Entry {
         pattern: new.pattern.clone(),
         why,
     }
 }
 
-fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Result<usize> {
+fn put(transaction: &Transaction<'_>, new: &NewAllowedImage, who: &Who) -> rusqlite::Result<usize> {
     let words: Vec<_> = new.capabilities.iter().map(Capability::as_str).collect();
     let (pattern, pin) = key(new);
     transaction.execute(
@@ -314,7 +317,7 @@ fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Re
     )
 }
 
-fn key(new: &NewEntry) -> (String, String) {
+fn key(new: &NewAllowedImage) -> (String, String) {
     (
         new.pattern.to_string(),
         pin_text(new.pin.as_ref()).to_owned(),
@@ -342,7 +345,9 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     let Some((parsed, pin, capabilities)) = read() else {
         return Ok(Err(pattern));
     };
-    let (marked, note, added_by) = (row.get(3)?, row.get(4)?, row.get(5)?);
+    let marked = row.get(3)?;
+    let note = row.get(4)?;
+    let added_by = row.get(5)?;
     let added_at = time(row, 6)?;
     Ok(Ok(AllowedImage {
         pattern: parsed,
@@ -355,7 +360,7 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     }))
 }
 
-fn note(
+fn record(
     connection: &Connection,
     who: &str,
     what: &str,
@@ -367,7 +372,7 @@ fn note(
 }
 
 /// The last refusal that fits says that later ones are not recorded.
-fn note_refusal(
+fn record_refusal(
     transaction: &Transaction<'_>,
     who: &Who,
     image: &str,
@@ -380,10 +385,10 @@ fn note_refusal(
         .unwrap_or(0);
     let who = who.to_string();
     match newest + 1 {
-        id if id < LONGEST_TRAIL => note(transaction, &who, "refused", image, why)?,
-        LONGEST_TRAIL => {
+        id if id < MAX_TRAIL_ENTRIES => record(transaction, &who, "refused", image, why)?,
+        MAX_TRAIL_ENTRIES => {
             let full = format!("{why} (the trail is full: later refusals are not recorded)");
-            note(transaction, &who, "refused", image, &full)?
+            record(transaction, &who, "refused", image, &full)?
         }
         _ => 0,
     };

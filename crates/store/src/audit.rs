@@ -9,24 +9,24 @@
 //! after the last checkpoint cannot be detected by the log itself: compare it with a head hash that
 //! was stored elsewhere.
 
-mod file;
-mod marks;
-mod page;
-mod tidy;
+mod checkpoints;
+mod maintenance;
+mod query;
 mod verify;
+mod writer;
 
-pub use file::{AuditSettings, Note, set_aside};
 pub use journal::{Durability, Problem};
-pub use page::{Asked, Page, Row, WrongPlace, page};
-pub use verify::{Verified, Wrong, head, parsed as hash, verify};
+pub use query::{AuditPage, AuditQuery, AuditRow, BadCursor, read_page};
+pub use verify::{VerifyError, VerifyReport, head, parse_hash, verify};
+pub use writer::{AuditSettings, OwnedAuditEntry, set_aside};
 
-use file::Shared;
 use std::{
     io,
     path::Path,
     sync::{Arc, PoisonError},
     thread::JoinHandle,
 };
+use writer::AuditWriter;
 
 /// Folder in the state folder.
 const FOLDER: &str = "audit";
@@ -59,7 +59,7 @@ impl Decision {
 /// One record. Empty fields are left out; no field ever contains a secret, an argument list or a
 /// program's output.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Entry<'a> {
+pub struct AuditEntry<'a> {
     /// `run.accept`, `run.start`, `run.deny`, `run.end`, `job.accept`, `job.end`, `sandbox.make`,
     /// `sandbox.exec`, `key.make`, `key.revoke`, `image.allow`, `server.start`, …
     pub what: &'a str,
@@ -83,27 +83,27 @@ pub struct Entry<'a> {
 
 /// The audit log of a state folder, written by the process that owns it.
 #[derive(Debug)]
-pub struct Audit {
-    shared: Arc<Shared>,
+pub struct AuditLog {
+    shared: Arc<AuditWriter>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Audit {
+impl AuditLog {
     /// Continues the audit log of a state folder; starts one if there is none.
-    pub fn open(state: &Path) -> io::Result<Audit> {
-        Audit::open_with(state, AuditSettings::default())
+    pub fn open(state: &Path) -> io::Result<AuditLog> {
+        AuditLog::open_with(state, AuditSettings::default())
     }
 
     /// The same with these settings.
-    pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<Audit> {
-        let shared = Arc::new(Shared::open(state, settings)?);
-        let mut audit = Audit {
+    pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<AuditLog> {
+        let shared = Arc::new(AuditWriter::open(state, settings)?);
+        let mut audit = AuditLog {
             shared,
             threads: Vec::new(),
         };
         for (name, work) in [
-            ("audit", tidy::work as fn(&Shared)),
-            ("audit-marks", tidy::keep),
+            ("audit", maintenance::sync_loop as fn(&AuditWriter)),
+            ("audit-marks", maintenance::retention_loop),
         ] {
             let theirs = Arc::clone(&audit.shared);
             let thread = std::thread::Builder::new()
@@ -116,30 +116,30 @@ impl Audit {
 
     /// Whether [`append`](AuditLog::append) waits for the disk, so that it must not be called from
     /// the event loop.
-    pub fn waits(&self) -> bool {
-        self.shared.waits()
+    pub fn waits_for_disk(&self) -> bool {
+        self.shared.waits_for_disk()
     }
 
     /// Appends a record. Once it returns, the record survives this process; if it fails, the
     /// recorded action must not be done.
-    pub fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
-        self.shared.note(entry)
+    pub fn append(&self, entry: &AuditEntry<'_>) -> io::Result<()> {
+        self.shared.append(entry)
     }
 
     /// Appends a record of an event that has already happened. If it cannot be written now, it is
     /// queued; the queue is bounded, and the number of dropped records is recorded.
-    pub fn note_happened(&self, entry: &Entry<'_>) {
-        self.shared.note_happened(entry);
+    pub fn append_event(&self, entry: &AuditEntry<'_>) {
+        self.shared.append_event(entry);
     }
 
     /// Syncs all records and stores a checkpoint, so that they cannot be truncated unnoticed.
-    pub fn mark(&self) {
+    pub fn checkpoint(&self) {
         // A missing checkpoint weakens the proof; it makes nothing wrong.
-        _ = tidy::sync_and_mark(&self.shared);
+        _ = maintenance::sync_and_checkpoint(&self.shared);
     }
 
     /// Why records cannot be written or synced.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn write_error(&self) -> Option<String> {
         let state = self
             .shared
             .state
@@ -149,19 +149,19 @@ impl Audit {
             .synced
             .as_ref()
             .err()
-            .or(state.trouble.as_ref())
+            .or(state.write_error.as_ref())
             .cloned()
     }
 }
 
-impl Drop for Audit {
+impl Drop for AuditLog {
     fn drop(&mut self) {
         self.shared.finish();
         for thread in self.threads.drain(..) {
             // If the thread panicked, the last checkpoint is older; nothing is lost.
             _ = thread.join();
         }
-        self.mark();
+        self.checkpoint();
     }
 }
 

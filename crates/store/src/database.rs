@@ -20,14 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-const NAME: &str = "airlock.db";
+const FILE_NAME: &str = "airlock.db";
 /// The files that SQLite creates beside a database.
-const COMPANIONS: [&str; 3] = ["airlock.db-wal", "airlock.db-shm", "airlock.db-journal"];
+const COMPANION_FILES: [&str; 3] = ["airlock.db-wal", "airlock.db-shm", "airlock.db-journal"];
 /// How long a statement waits for the lock of another process. Each process writes only a few rows
 /// at a time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between attempts where SQLite does not wait by itself.
-const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Step N migrates from version N to N + 1. A released step is never changed: add another.
 pub(crate) const MIGRATIONS: &[&str] = &[
@@ -45,7 +45,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
 ];
 
 /// The schema version after all migrations.
-pub(crate) fn newest() -> i64 {
+pub(crate) fn newest_schema() -> i64 {
     MIGRATIONS.len() as i64
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Database {
 pub enum DatabaseError {
     /// The file or its folder fails a check, or cannot be created.
     #[error("cannot use the database `{}`: {why}", path.display())]
-    Place {
+    Unusable {
         /// Path of the database.
         path: PathBuf,
         /// Which check failed.
@@ -71,7 +71,7 @@ pub enum DatabaseError {
     },
     /// A later Airlock has migrated the schema.
     #[error("the database `{}` has schema {found}; this Airlock knows up to {known}", path.display())]
-    Newer {
+    NewerSchema {
         /// Path of the database.
         path: PathBuf,
         /// Schema version of the file.
@@ -97,7 +97,7 @@ impl DatabaseError {
             DatabaseError::Sqlite { source, .. } => {
                 source.sqlite_error_code() == Some(ErrorCode::DiskFull)
             }
-            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+            DatabaseError::Unusable { .. } | DatabaseError::NewerSchema { .. } => false,
         }
     }
 
@@ -108,17 +108,17 @@ impl DatabaseError {
                 source.sqlite_error_code(),
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
             ),
-            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+            DatabaseError::Unusable { .. } | DatabaseError::NewerSchema { .. } => false,
         }
     }
 
     /// What the operator can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            DatabaseError::Place { .. } => {
+            DatabaseError::Unusable { .. } => {
                 "it must be a regular file that only you can access, in a folder that you own; or choose another state folder with --state DIR"
             }
-            DatabaseError::Newer { .. } => {
+            DatabaseError::NewerSchema { .. } => {
                 "use the newer Airlock, or choose another state folder with --state DIR"
             }
             DatabaseError::Sqlite { source, .. } => match source.sqlite_error_code() {
@@ -144,14 +144,14 @@ impl Database {
     }
 
     /// Opens an existing database without creating or migrating anything; `None` if there is none.
-    pub(crate) fn open_as_it_is(state: &Path) -> Result<Option<Database>, DatabaseError> {
-        let path = state.join(NAME);
+    pub(crate) fn open_existing(state: &Path) -> Result<Option<Database>, DatabaseError> {
+        let path = state.join(FILE_NAME);
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             // `locate` reports what is wrong with it.
             Ok(_) | Err(_) => {}
         }
-        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
+        let (path, owner) = locate(state).map_err(|error| DatabaseError::Unusable {
             path,
             why: error.to_string(),
         })?;
@@ -159,41 +159,42 @@ impl Database {
             path: path.clone(),
             source,
         };
-        let connection = patiently(|| connect(&path)).map_err(failed)?;
+        let connection = retry_while_busy(|| connect(&path)).map_err(failed)?;
         let found = connection
             .pragma_query_value(None, "user_version", |row| row.get(0))
             .map_err(failed)?;
-        match found > newest() {
-            true => Err(DatabaseError::Newer {
+        if found > newest_schema() {
+            Err(DatabaseError::NewerSchema {
                 path,
                 found,
-                known: newest(),
-            }),
-            false => Ok(Some(Database {
+                known: newest_schema(),
+            })
+        } else {
+            Ok(Some(Database {
                 path,
                 owner,
                 connection: Mutex::new(connection),
-            })),
+            }))
         }
     }
 
     fn open_with(state: &Path, migrations: &[&str]) -> Result<Database, DatabaseError> {
-        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
-            path: state.join(NAME),
+        let (path, owner) = locate(state).map_err(|error| DatabaseError::Unusable {
+            path: state.join(FILE_NAME),
             why: error.to_string(),
         })?;
-        let connection = patiently(|| connect(&path))
+        let connection = retry_while_busy(|| connect(&path))
             .and_then(
                 |mut connection| match migrate(&mut connection, migrations)? {
                     Schema::Known => Ok(Ok(connection)),
-                    Schema::Newer { found, known } => Ok(Err((found, known))),
+                    Schema::NewerSchema { found, known } => Ok(Err((found, known))),
                 },
             )
             .map_err(|source| DatabaseError::Sqlite {
                 path: path.clone(),
                 source,
             })?
-            .map_err(|(found, known)| DatabaseError::Newer {
+            .map_err(|(found, known)| DatabaseError::NewerSchema {
                 path: path.clone(),
                 found,
                 known,
@@ -242,7 +243,7 @@ impl Database {
     }
 
     /// The same for closures that can fail with other errors than SQLite's.
-    pub(crate) fn together<T>(
+    pub(crate) fn transact<T>(
         &self,
         write: impl FnOnce(&Transaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
@@ -259,7 +260,7 @@ impl Database {
     }
 
     /// Sets how long statements of this connection wait for the lock of another process.
-    pub(crate) fn wait_at_most(&self, time: Duration) -> Result<(), DatabaseError> {
+    pub(crate) fn set_busy_timeout(&self, time: Duration) -> Result<(), DatabaseError> {
         self.read(|connection| connection.busy_timeout(time))
     }
 
@@ -274,7 +275,7 @@ impl Database {
 /// Finds the database file, or creates an empty one, which SQLite accepts as an empty database. The
 /// file is never opened here: POSIX locks belong to the process, so closing a second descriptor
 /// would release SQLite's locks.
-fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
+fn locate(state: &Path) -> io::Result<(PathBuf, u32)> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -290,7 +291,7 @@ fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
     }
     check_owner(found.st_uid, "its folder")?;
     if state
-        .join(crate::copy::RESTORING)
+        .join(crate::backup::RESTORE_FOLDER)
         .symlink_metadata()
         .is_ok()
     {
@@ -300,7 +301,7 @@ fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
     }
     match rustix::fs::mknodat(
         &folder,
-        NAME,
+        FILE_NAME,
         FileType::RegularFile,
         Mode::RUSR | Mode::WUSR,
         0,
@@ -310,14 +311,14 @@ fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
         Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
-    check_file(&folder, NAME)?;
-    for name in COMPANIONS {
+    check_file(&folder, FILE_NAME)?;
+    for name in COMPANION_FILES {
         match check_file(&folder, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             checked => checked?,
         }
     }
-    Ok((state.join(NAME), found.st_uid))
+    Ok((state.join(FILE_NAME), found.st_uid))
 }
 
 fn check_file(folder: &OwnedFd, name: &str) -> io::Result<()> {
@@ -339,11 +340,12 @@ fn check_file(folder: &OwnedFd, name: &str) -> io::Result<()> {
 
 fn check_owner(owner: u32, what: &str) -> io::Result<()> {
     let us = rustix::process::geteuid().as_raw();
-    match owner == us {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if owner == us {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "{what} belongs to user {owner}, not to {us}"
-        ))),
+        )))
     }
 }
 
@@ -352,7 +354,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     // The file's contents are untrusted: its schema may not call functions and cannot be edited by
     // SQL.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
@@ -376,15 +378,15 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// SQLite's busy timeout does not cover two processes that create the same database at once.
-fn patiently<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
-    let end = Instant::now() + PATIENCE;
+fn retry_while_busy<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    let end = Instant::now() + BUSY_TIMEOUT;
     loop {
         match attempt() {
             Err(busy)
                 if busy.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                     && Instant::now() < end =>
             {
-                std::thread::sleep(BETWEEN_TRIES);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             done => return done,
         }
@@ -393,7 +395,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::R
 
 enum Schema {
     Known,
-    Newer { found: i64, known: i64 },
+    NewerSchema { found: i64, known: i64 },
 }
 
 /// Applies all missing migrations, or none. There is no way back.
@@ -411,7 +413,7 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result
         .ok()
         .and_then(|found| migrations.get(found..))
     else {
-        return Ok(Schema::Newer { found, known });
+        return Ok(Schema::NewerSchema { found, known });
     };
     for step in missing {
         transaction.execute_batch(step)?;

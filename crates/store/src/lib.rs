@@ -7,24 +7,25 @@
 mod allowed_images;
 mod artifacts;
 pub mod audit;
-pub mod copy;
+pub mod backup;
+mod buffer_pool;
 mod database;
 pub mod jobs;
-mod lent;
 #[cfg(test)]
 mod migrations_tests;
-mod names;
-pub mod served;
-mod upkeep;
+mod name_encoding;
+pub mod server_database;
+mod upkeep_lock;
 pub mod usage;
 pub mod webhooks;
 
-pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
+pub use allowed_images::{AllowedImages, AllowedImagesError, ImageTrailEntry, NewAllowedImage};
 pub use artifacts::{
-    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Pieces, Place, Putting,
-    Reading, Remote, StoreError, Wanted,
+    ArtifactError, ArtifactListing, ArtifactOwner, ArtifactQuery, ArtifactReader, ArtifactSettings,
+    ArtifactWriter, Artifacts, ByteRange, ChunkBuffer, Lineage, NewArtifact, ObjectStoreConfig,
+    StorageLocation, StoredArtifact,
 };
+pub use buffer_pool::BufferPool;
 pub use database::DatabaseError;
-pub use lent::Buffers;
-pub use served::telemetry;
-pub use upkeep::Upkeep;
+pub use server_database::telemetry;
+pub use upkeep_lock::UpkeepLock;

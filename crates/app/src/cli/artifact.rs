@@ -22,7 +22,10 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
-use store::{Kept, Lineage, New, Owner, Reading, StoreError, Wanted};
+use store::{
+    ArtifactError, ArtifactOwner, ArtifactQuery, ArtifactReader, Lineage, NewArtifact,
+    StoredArtifact,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -137,7 +140,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         Action::Show { which } => {
             let (which, engine) = (which_of(&which)?, open()?);
             let reading = runtime.block_on(opened(&engine, &which))?;
-            show(row(reading.kept().clone()), json)?;
+            show(row(reading.artifact().clone()), json)?;
         }
         Action::Get { which, output } => {
             let (which, engine) = (which_of(&which)?, open()?);
@@ -154,7 +157,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         }
         Action::Rm { which } => {
             let (which, engine) = (which_of(&which)?, open()?);
-            let owner = Owner::local();
+            let owner = ArtifactOwner::local();
             let removing = engine
                 .artifacts()
                 .remove(&owner, &which.name, which.version);
@@ -240,15 +243,15 @@ async fn list(
             .as_ref()
             .is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
     };
-    let owner = Owner::local();
-    let wanted = Wanted {
+    let owner = ArtifactOwner::local();
+    let wanted = ArtifactQuery {
         name: &fits,
         run_id,
-        ..Wanted::all(Some(&owner))
+        ..ArtifactQuery::all(Some(&owner))
     };
     let listing = engine.artifacts().list(wanted).await;
     let mut notes = listing.problems;
-    if listing.cut {
+    if listing.truncated {
         notes.push("there is more than this list shows".to_owned());
     }
     let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
@@ -278,10 +281,10 @@ fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
     }
 }
 
-async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
+async fn opened(engine: &Engine, which: &Which) -> Result<ArtifactReader, Failure> {
     engine
         .artifacts()
-        .open_version(&Owner::local(), &which.name, which.version)
+        .open_version(&ArtifactOwner::local(), &which.name, which.version)
         .await
         .map_err(failure)
 }
@@ -334,7 +337,7 @@ async fn get(
 }
 
 /// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
-async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
+async fn write_out(from: &mut ArtifactReader, which: &Which) -> Result<(), Failure> {
     let mut screen = io::stdout()
         .is_terminal()
         .then(|| Screen::new(Level::Lines));
@@ -365,7 +368,7 @@ fn source_of(
     file: &Path,
     name: Option<&Path>,
     content_type: Option<String>,
-) -> Result<(New, Box<dyn Read + Send>), Failure> {
+) -> Result<(NewArtifact, Box<dyn Read + Send>), Failure> {
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
     let named =
@@ -373,9 +376,9 @@ fn source_of(
     let bad = |bad: spec::BadPath| {
         Failure::invalid(bad.to_string(), "give --name a relative name without `..`")
     };
-    let new = New {
+    let new = NewArtifact {
         content_type,
-        ..New::local(WorkspacePath::new(named).map_err(bad)?)
+        ..NewArtifact::local(WorkspacePath::new(named).map_err(bad)?)
     };
     if stdin {
         return Ok((new, Box::new(io::stdin())));
@@ -389,7 +392,11 @@ fn source_of(
     Ok((new, Box::new(opened)))
 }
 
-async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Result<Kept, Failure> {
+async fn put(
+    engine: &Engine,
+    new: NewArtifact,
+    mut source: Box<dyn Read + Send>,
+) -> Result<StoredArtifact, Failure> {
     let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
     let mut buffer = vec![0; PIECE];
     loop {
@@ -451,7 +458,7 @@ fn failed(which: &Which, error: &io::Error) -> Failure {
     ))
 }
 
-fn row(kept: Kept) -> Row {
+fn row(kept: StoredArtifact) -> Row {
     Row {
         name: kept.name.as_path().display().to_string(),
         version: kept.version,
@@ -463,20 +470,20 @@ fn row(kept: Kept) -> Row {
     }
 }
 
-fn failure(error: StoreError) -> Failure {
+fn failure(error: ArtifactError) -> Failure {
     let message = match error.source() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     };
     let (code, hint) = match error {
-        StoreError::Quota { .. } | StoreError::TooLarge { .. } => (
+        ArtifactError::Quota { .. } | ArtifactError::TooLarge { .. } => (
             ErrorCode::QuotaExceeded,
             "remove what is not needed, or raise the limits in [artifacts]",
         ),
-        StoreError::ContentType { .. } => {
+        ArtifactError::ContentType { .. } => {
             (ErrorCode::InvalidSpec, "write a type such as text/plain")
         }
-        StoreError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
+        ArtifactError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
         _ => (
             ErrorCode::InvalidSpec,
             "`airlock artifact list` shows what is kept",

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
 use std::{io, path::Path};
-use store::audit::{self, Asked, Problem, Row, Verified};
+use store::audit::{self, AuditQuery, AuditRow, Problem, VerifyReport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,7 +100,7 @@ enum Format {
 }
 
 impl Which {
-    fn asked(&self, limit: usize) -> Asked {
+    fn asked(&self, limit: usize) -> AuditQuery {
         let Which {
             run,
             tenant,
@@ -108,7 +108,7 @@ impl Which {
             since,
             until,
         } = self.clone();
-        Asked {
+        AuditQuery {
             run,
             tenant,
             what,
@@ -122,7 +122,7 @@ impl Which {
 
 /// 64 digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
-    audit::hash(text).ok_or_else(|| {
+    audit::parse_hash(text).ok_or_else(|| {
         format!(
             "`{}` is no hash of 64 digits, as `airlock audit head` prints it",
             printable(text)
@@ -145,13 +145,15 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
         Action::Show { which, limit } => {
-            let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+            let page = |asked: &AuditQuery| {
+                audit::read_page(&state, asked).map_err(|error| unreadable(&error))
+            };
             tell(Shape::of(options.json, None), &which.asked(*limit), page)
         }
         Action::Export { which, format } => {
-            let page =
-                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+            let page = |asked: &AuditQuery| {
+                audit::read_page(&state, asked).map_err(|error| unreadable(&error))
+            };
             tell(
                 Shape::of(options.json, Some(*format)),
                 &which.asked(usize::MAX),
@@ -198,7 +200,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
                 line: 0,
                 what: error.to_string(),
             });
-            Verified::default()
+            VerifyReport::default()
         }
     };
     // Without the database the ledger cannot be compared; whoever looks does not make one.
@@ -230,12 +232,12 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     Ok(u8::from(!problems.is_empty()))
 }
 
-fn sound(verified: &Verified, ledgers: usize) -> String {
+fn sound(verified: &VerifyReport, ledgers: usize) -> String {
     let lines = match verified.lines {
         0 => "the audit has no lines yet".to_owned(),
         lines => {
             let since = Timestamp(verified.since_ms);
-            let Verified {
+            let VerifyReport {
                 first, last, head, ..
             } = verified;
             format!(
@@ -300,7 +302,7 @@ impl Shape {
         }
     }
 
-    fn show(self, row: &Row) -> Result<(), Failure> {
+    fn show(self, row: &AuditRow) -> Result<(), Failure> {
         match self {
             Shape::Jsonl => print_json(row),
             Shape::Csv => print(&csv(row)),
@@ -312,8 +314,8 @@ impl Shape {
 /// Page after page, so that no more than one is in memory.
 fn tell(
     shape: Shape,
-    asked: &Asked,
-    mut page: impl FnMut(&Asked) -> Result<audit::Page, Failure>,
+    asked: &AuditQuery,
+    mut page: impl FnMut(&AuditQuery) -> Result<audit::AuditPage, Failure>,
 ) -> Result<u8, Failure> {
     if shape == Shape::Csv {
         print(CSV)?;
@@ -321,7 +323,7 @@ fn tell(
     let (mut asked, mut left) = (asked.clone(), asked.limit);
     while left > 0 {
         asked.limit = left.min(AT_ONCE);
-        let audit::Page { rows, before } = page(&asked)?;
+        let audit::AuditPage { rows, before } = page(&asked)?;
         rows.iter().try_for_each(|row| shape.show(row))?;
         left -= rows.len().min(left);
         match before {
@@ -334,7 +336,7 @@ fn tell(
 
 const CSV: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
 
-fn csv(row: &Row) -> String {
+fn csv(row: &AuditRow) -> String {
     let cell = |text: &str| {
         // Programs choose some of the words; a spreadsheet must not take one for a formula.
         let guard = if text.starts_with(['=', '+', '-', '@']) {
@@ -362,7 +364,7 @@ fn csv(row: &Row) -> String {
     format!("{},{},{}\n", row.n, Timestamp(row.at_ms), texts.join(","))
 }
 
-fn words(row: &Row) -> String {
+fn words(row: &AuditRow) -> String {
     let named = [
         ("tenant", &row.tenant),
         ("key", &row.key),
@@ -390,7 +392,7 @@ fn words(row: &Row) -> String {
 
 #[derive(Deserialize)]
 struct Told {
-    lines: Vec<Row>,
+    lines: Vec<AuditRow>,
     before: Option<String>,
 }
 
@@ -422,7 +424,7 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         ];
         let asking = client.json(Ask::get(format!("/v1/audit{}", query(&words))));
         let Told { lines, before } = runtime.block_on(asking)?;
-        Ok(audit::Page {
+        Ok(audit::AuditPage {
             rows: lines,
             before,
         })
@@ -435,11 +437,11 @@ mod tests {
 
     #[test]
     fn words_that_a_program_chose_steer_neither_terminal_nor_spreadsheet() {
-        let row = Row {
+        let row = AuditRow {
             n: 1,
             what: "run.deny".into(),
             about: "=1+1\",\u{1b}[2J\n".into(),
-            ..Row::default()
+            ..AuditRow::default()
         };
         assert!(!words(&row).trim_end().contains(char::is_control));
         let line = csv(&row);

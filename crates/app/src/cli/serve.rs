@@ -305,7 +305,7 @@ fn open(
 
 /// Before anybody waits for the database. That it stays large is no reason not to serve.
 fn reclaim(state: &Path) {
-    match store::copy::reclaim(state) {
+    match store::backup::reclaim_free_pages(state) {
         Ok(0) => {}
         Ok(bytes) => {
             let gained = format!(

@@ -6,7 +6,7 @@ use doors::{
     secrets::{KeySource, Secrets},
 };
 use std::path::Path;
-use store::{ArtifactSettings, Place, Remote};
+use store::{ArtifactSettings, ObjectStoreConfig, StorageLocation};
 
 /// For an engine with this state.
 pub(super) fn settings(
@@ -15,21 +15,21 @@ pub(super) fn settings(
     secrets: &Secrets,
 ) -> Result<ArtifactSettings, ConfigError> {
     let place = match &said.store {
-        Store::Files => Place::Folder(state.join("artifacts")),
-        Store::Memory => Place::Memory,
-        Store::S3(bucket) => Place::S3(remote(bucket, secrets)?),
-        Store::Gcs(bucket) => Place::Gcs(remote(bucket, secrets)?),
+        Store::Files => StorageLocation::Folder(state.join("artifacts")),
+        Store::Memory => StorageLocation::Memory,
+        Store::S3(bucket) => StorageLocation::S3(remote(bucket, secrets)?),
+        Store::Gcs(bucket) => StorageLocation::Gcs(remote(bucket, secrets)?),
     };
     Ok(ArtifactSettings {
-        place,
+        location: place,
         limits: said.limits,
         tenants: Default::default(),
         retention: said.retention,
     })
 }
 
-fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
-    Ok(Remote {
+fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<ObjectStoreConfig, ConfigError> {
+    Ok(ObjectStoreConfig {
         bucket: bucket.name.clone(),
         prefix: bucket.prefix.clone(),
         endpoint: bucket.endpoint.clone(),

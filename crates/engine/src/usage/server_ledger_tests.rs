@@ -263,7 +263,7 @@ fn of_a_day_that_was_being_taken_away_nothing_is_missed_and_nothing_counted() {
     assert!(
         books
             .usage
-            .begin_to_retire(&old, end, Timestamp(1).0)
+            .begin_retirement(&old, end, Timestamp(1).0)
             .unwrap()
     );
     // Of several files the last is removed first: the rest may have no end.

@@ -10,7 +10,7 @@ use ::fs::{Dir, DraftDir};
 use std::{fs::File, io, sync::Arc};
 
 pub(crate) const BYTES: &str = "bytes";
-pub(crate) const ABOUT: &str = "about.json";
+pub(crate) const METADATA_FILE: &str = "about.json";
 
 /// A draft; removed when dropped before it is published.
 #[derive(Debug)]

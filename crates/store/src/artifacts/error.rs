@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 
 /// Why an artifact could not be stored, found or removed.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum ArtifactError {
     /// The artifact folder cannot be opened.
     #[error("cannot open the artifact folder `{}`", folder.display())]
     Folder {

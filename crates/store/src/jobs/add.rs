@@ -2,17 +2,17 @@
 //! limit is reached.
 
 use super::{
-    end::{self, Change},
-    read,
+    queries,
+    transitions::{self, JobChange},
 };
 use crate::{
     DatabaseError,
-    served::{PROMISED_MS, Writing, back, number},
+    server_database::{IDEMPOTENCY_WINDOW_MS, WriteTransaction, from_sql, sql_integer},
 };
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 /// Maximum of direct dependents of one job, with those that have ended and are still stored.
-pub const MOST_BEHIND: u64 = 10_000;
+pub const MAX_DEPENDENTS: u64 = 10_000;
 
 /// A job to be accepted.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct NewJob<'a> {
     /// How long the job is stored after its end.
     pub keep_ms: u64,
     /// Maximum attempts that count.
-    pub most_attempts: u32,
+    pub max_attempts: u32,
     /// Statuses to retry on, separated by spaces.
     pub retry_on: &'a str,
     /// Pause before the second attempt.
@@ -50,80 +50,91 @@ pub struct NewJob<'a> {
     /// The request, as JSON.
     pub order: &'a str,
     /// Idempotency key, with the hash of its request.
-    pub promise: Option<(&'a str, [u8; 32])>,
+    pub idempotency_key: Option<(&'a str, [u8; 32])>,
 }
 
 /// Limits of pending jobs and of the bytes that jobs occupy.
 #[derive(Clone, Copy, Debug)]
-pub struct JobRoom {
+pub struct QueueLimits {
     /// Queued jobs of all tenants.
     pub queued: u64,
     /// Queued jobs of one tenant.
-    pub queued_of_one: u64,
+    pub queued_per_tenant: u64,
     /// Queued and running jobs of this tenant.
     pub jobs: Option<u64>,
     /// Bytes of requests and results of all tenants.
     pub bytes: u64,
     /// Bytes of requests and results of one tenant.
-    pub bytes_of_one: u64,
+    pub bytes_per_tenant: u64,
 }
 
 /// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhichBound {
+pub enum ReachedLimit {
     /// Queued jobs of all tenants.
     Queued,
     /// Queued jobs of one tenant.
-    QueuedOfOne,
+    QueuedPerTenant,
     /// Queued and running jobs of the tenant.
     Jobs,
     /// Bytes of all tenants.
     Bytes,
     /// Bytes of one tenant.
-    BytesOfOne,
+    BytesPerTenant,
     /// Dependents of one job.
-    Behind,
+    Dependents,
 }
 
 /// Result of adding a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Added {
+pub enum AddJobOutcome {
     /// The job is accepted.
-    New,
+    Accepted,
     /// The job is accepted and ends at once, because a dependency did not succeed.
-    InVain(Vec<Change>),
+    DependencyFailed(Vec<JobChange>),
     /// The idempotency key and request match an earlier job; this is its id.
-    Before(String),
+    Duplicate(String),
     /// The idempotency key belongs to a different request.
-    OtherRequest,
+    KeyReused,
     /// This dependency does not exist, or belongs to another tenant.
-    NoSuchJob(String),
+    UnknownDependency(String),
     /// A limit is reached.
-    Full(WhichBound),
+    Full(ReachedLimit),
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Stores a job.
-    pub fn add_job(&self, job: &NewJob<'_>, room: &JobRoom) -> Result<Added, DatabaseError> {
-        self.done(add(self.transaction, job, room))
+    pub fn add_job(
+        &self,
+        job: &NewJob<'_>,
+        room: &QueueLimits,
+    ) -> Result<AddJobOutcome, DatabaseError> {
+        self.map_error(add(self.inner, job, room))
     }
 }
 
-fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusqlite::Result<Added> {
-    if let Some((name, body)) = job.promise
-        && let Some(before) = promised(transaction, job, name, body)?
+fn add(
+    transaction: &Transaction<'_>,
+    job: &NewJob<'_>,
+    room: &QueueLimits,
+) -> rusqlite::Result<AddJobOutcome> {
+    if let Some((name, body)) = job.idempotency_key
+        && let Some(before) = find_idempotency_key(transaction, job, name, body)?
     {
         return Ok(before);
     }
-    if let Some(bound) = full(transaction, job.tenant, job.order.len() as u64, room)? {
-        return Ok(Added::Full(bound));
+    if let Some(bound) = reached_limit(transaction, job.tenant, job.order.len() as u64, room)? {
+        return Ok(AddJobOutcome::Full(bound));
     }
     let needed = match needed(transaction, job)? {
         Ok(needed) => needed,
-        Err(unknown) => return Ok(Added::NoSuchJob(unknown)),
+        Err(unknown) => return Ok(AddJobOutcome::UnknownDependency(unknown)),
     };
-    if needed.iter().any(|needed| needed.behind >= MOST_BEHIND) {
-        return Ok(Added::Full(WhichBound::Behind));
+    if needed
+        .iter()
+        .any(|needed| needed.dependents >= MAX_DEPENDENTS)
+    {
+        return Ok(AddJobOutcome::Full(ReachedLimit::Dependents));
     }
     let n = insert(transaction, job, &needed)?;
     for (place, needed) in needed.iter().enumerate() {
@@ -136,37 +147,43 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
     transaction
         .prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?
         .execute(params![n, job.order])?;
-    if let Some((name, body)) = job.promise {
-        let promise = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
+    if let Some((name, body)) = job.idempotency_key {
+        let idempotency_key = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
         transaction.execute(
-            promise,
-            params![job.tenant, name, &body[..], job.id, number(job.at_ms)],
+            idempotency_key,
+            params![job.tenant, name, &body[..], job.id, sql_integer(job.at_ms)],
         )?;
     }
     // The failed dependency is reported with the acceptance.
-    match needed.iter().find(|needed| is_in_vain(&needed.status)) {
-        Some(ended) => {
-            end::cancel_one(transaction, n, &end::in_vain(&ended.id), job.at_ms).map(Added::InVain)
-        }
-        None => Ok(Added::New),
+    match needed.iter().find(|needed| has_failed(&needed.status)) {
+        Some(ended) => transitions::cancel_waiting(
+            transaction,
+            n,
+            &transitions::dependency_failed(&ended.id),
+            job.at_ms,
+        )
+        .map(AddJobOutcome::DependencyFailed),
+        None => Ok(AddJobOutcome::Accepted),
     }
 }
 
 /// Whether a dependency with this status can no longer succeed.
-pub(super) fn is_in_vain(status: &str) -> bool {
+pub(super) fn has_failed(status: &str) -> bool {
     !matches!(status, "queued" | "running" | "succeeded")
 }
 
 fn insert(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
-    needed: &[Needed],
+    needed: &[Dependency],
 ) -> rusqlite::Result<i64> {
     let due = job.not_before_ms.unwrap_or_default();
-    let waits_for = match needed.iter().any(|needed| needed.status != "succeeded") {
-        true => "jobs",
-        false if due > job.at_ms => "time",
-        false => "turn",
+    let waits_for = if needed.iter().any(|needed| needed.status != "succeeded") {
+        "jobs"
+    } else if due > job.at_ms {
+        "time"
+    } else {
+        "turn"
     };
     let insert = "INSERT INTO job (id, tenant, key, name, labels, status, waits_for, priority, accepted_ms, not_before_ms,
             due_ms, keep_ms, most_attempts, retry_on, pause_ms, on_lost, webhook, bytes)
@@ -179,13 +196,13 @@ fn insert(
         job.labels,
         waits_for,
         job.priority,
-        number(job.at_ms),
-        job.not_before_ms.map(number),
-        number(due),
-        number(job.keep_ms),
-        job.most_attempts,
+        sql_integer(job.at_ms),
+        job.not_before_ms.map(sql_integer),
+        sql_integer(due),
+        sql_integer(job.keep_ms),
+        job.max_attempts,
         job.retry_on,
-        number(job.pause_ms),
+        sql_integer(job.pause_ms),
         if job.rerun { "rerun" } else { "lost" },
         job.webhook,
         job.order.len() as i64,
@@ -193,26 +210,26 @@ fn insert(
 }
 
 /// A job that the new job depends on.
-struct Needed {
+struct Dependency {
     id: String,
     status: String,
-    behind: u64,
+    dependents: u64,
 }
 
 /// The dependencies of a job; or the first one that its tenant does not have.
 fn needed(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
-) -> rusqlite::Result<Result<Vec<Needed>, String>> {
+) -> rusqlite::Result<Result<Vec<Dependency>, String>> {
     let mut found = Vec::with_capacity(job.after.len());
     let mut find = transaction
         .prepare_cached("SELECT id, status, behind FROM job WHERE id = ? AND tenant = ?")?;
     for id in job.after {
         let needed = |row: &Row<'_>| {
-            Ok(Needed {
+            Ok(Dependency {
                 id: row.get(0)?,
                 status: row.get(1)?,
-                behind: back(row.get(2)?),
+                dependents: from_sql(row.get(2)?),
             })
         };
         match find.query_row([id, job.tenant], needed).optional()? {
@@ -225,39 +242,40 @@ fn needed(
 
 /// One tenant's share of a common limit: half of what the others leave, so that no two tenants can
 /// take everything.
-fn share(most: u64, all: u64, own: u64) -> u64 {
+fn tenant_share(most: u64, all: u64, own: u64) -> u64 {
     most.saturating_sub(all.saturating_sub(own)).div_ceil(2)
 }
 
 /// The limit that one more job of this tenant, with so many bytes, would exceed.
-pub(super) fn full(
+pub(super) fn reached_limit(
     transaction: &Transaction<'_>,
     tenant: &str,
     more: u64,
-    room: &JobRoom,
-) -> rusqlite::Result<Option<WhichBound>> {
-    let (own, all) = (
-        read::counts(transaction, tenant)?,
-        read::counts(transaction, "")?,
-    );
+    room: &QueueLimits,
+) -> rusqlite::Result<Option<ReachedLimit>> {
+    let own = queries::counts(transaction, tenant)?;
+    let all = queries::counts(transaction, "")?;
     let reached = [
         (
-            WhichBound::Jobs,
+            ReachedLimit::Jobs,
             room.jobs
                 .is_some_and(|most| own.queued + own.running >= most),
         ),
-        (WhichBound::QueuedOfOne, own.queued >= room.queued_of_one),
         (
-            WhichBound::Queued,
-            own.queued >= share(room.queued, all.queued, own.queued),
+            ReachedLimit::QueuedPerTenant,
+            own.queued >= room.queued_per_tenant,
         ),
         (
-            WhichBound::BytesOfOne,
-            own.bytes.saturating_add(more) > room.bytes_of_one,
+            ReachedLimit::Queued,
+            own.queued >= tenant_share(room.queued, all.queued, own.queued),
         ),
         (
-            WhichBound::Bytes,
-            own.bytes.saturating_add(more) > share(room.bytes, all.bytes, own.bytes),
+            ReachedLimit::BytesPerTenant,
+            own.bytes.saturating_add(more) > room.bytes_per_tenant,
+        ),
+        (
+            ReachedLimit::Bytes,
+            own.bytes.saturating_add(more) > tenant_share(room.bytes, all.bytes, own.bytes),
         ),
     ];
     Ok(reached
@@ -266,23 +284,26 @@ pub(super) fn full(
 }
 
 /// The job that an idempotency key belongs to, if the key is known and valid.
-fn promised(
+fn find_idempotency_key(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
     name: &str,
     body: [u8; 32],
-) -> rusqlite::Result<Option<Added>> {
+) -> rusqlite::Result<Option<AddJobOutcome>> {
     let find = "SELECT body, job FROM job_promise WHERE tenant = ? AND name = ?
         AND (at_ms >= ? OR EXISTS (SELECT 1 FROM job WHERE id = job_promise.job AND ended_ms IS NULL))";
-    let since = number(job.at_ms.saturating_sub(PROMISED_MS));
+    let since = sql_integer(job.at_ms.saturating_sub(IDEMPOTENCY_WINDOW_MS));
     let found: Option<(Vec<u8>, String)> = transaction
         .prepare_cached(find)?
         .query_row(params![job.tenant, name, since], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })
         .optional()?;
-    Ok(found.map(|(before, id)| match before == body {
-        true => Added::Before(id),
-        false => Added::OtherRequest,
+    Ok(found.map(|(before, id)| {
+        if before == body {
+            AddJobOutcome::Duplicate(id)
+        } else {
+            AddJobOutcome::KeyReused
+        }
     }))
 }

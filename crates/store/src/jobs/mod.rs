@@ -15,17 +15,17 @@
 //! Triggers count the jobs of each tenant, so that no query counts rows.
 
 mod add;
-mod behind;
-mod end;
-mod next;
+mod dependents;
 mod prune;
-mod read;
+mod queries;
+mod retry_policy;
+mod transitions;
 
-pub use add::{Added, JobRoom, MOST_BEHIND, NewJob, WhichBound};
-pub use end::{Cancelled, Change, End, Retried};
-pub use next::{MOST_RERUNS, Next, Policy, next};
-pub use prune::MOST_PROMISES;
-pub use read::{Counts, Ended, JobFilter, JobRow, Listed};
+pub use add::{AddJobOutcome, MAX_DEPENDENTS, NewJob, QueueLimits, ReachedLimit};
+pub use prune::MAX_IDEMPOTENCY_KEYS;
+pub use queries::{AbandonedJob, JobCounts, JobFilter, JobPage, JobRow};
+pub use retry_policy::{MAX_RERUNS, NextStep, RetryPolicy, next_step};
+pub use transitions::{AttemptEnd, CancelJobOutcome, JobChange, RetryJobOutcome};
 
 #[cfg(test)]
 mod tests;

@@ -4,33 +4,33 @@
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{fs::File, io, path::Path};
 
-const LOCK: &str = "upkeep.lock";
+const FILE_NAME: &str = "upkeep.lock";
 
 /// The held lock; released when dropped.
 #[derive(Debug)]
-pub struct Upkeep(File);
+pub struct UpkeepLock(File);
 
 /// Unlocks explicitly: a child process may have inherited the descriptor until its `exec`, and must
 /// not keep the lock.
-impl Drop for Upkeep {
+impl Drop for UpkeepLock {
     fn drop(&mut self) {
         _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-impl Upkeep {
+impl UpkeepLock {
     /// Shared lock, for readers such as backups; waits for a removal that is under way.
-    pub fn shared(state: &Path) -> io::Result<Upkeep> {
-        let file = Upkeep::file(state)?;
+    pub fn shared(state: &Path) -> io::Result<UpkeepLock> {
+        let file = UpkeepLock::file(state)?;
         rustix::fs::flock(&file, FlockOperation::LockShared)?;
-        Ok(Upkeep(file))
+        Ok(UpkeepLock(file))
     }
 
     /// Exclusive lock, for removals; `None` while a reader holds the lock.
-    pub fn alone(state: &Path) -> io::Result<Option<Upkeep>> {
-        let file = Upkeep::file(state)?;
+    pub fn try_exclusive(state: &Path) -> io::Result<Option<UpkeepLock>> {
+        let file = UpkeepLock::file(state)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Upkeep(file))),
+            Ok(()) => Ok(Some(UpkeepLock(file))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -40,7 +40,7 @@ impl Upkeep {
         let flags =
             OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         Ok(File::from(rustix::fs::open(
-            state.join(LOCK),
+            state.join(FILE_NAME),
             flags,
             Mode::RUSR | Mode::WUSR,
         )?))

@@ -5,37 +5,37 @@
 //! Until the propagation is complete, the job is neither retried nor pruned, and none of its
 //! dependents starts.
 
-use super::end::{CHANGE, Change, change, in_vain};
-use crate::served::number;
+use super::transitions::{JobChange, RETURNING_CHANGE, dependency_failed, job_change};
+use crate::server_database::sql_integer;
 use rusqlite::{OptionalExtension, Transaction, params};
 
 /// Dependents handled in one transaction.
-pub(super) const TOGETHER: usize = if cfg!(test) { 3 } else { 100 };
+pub(super) const BATCH_SIZE: usize = if cfg!(test) { 3 } else { 100 };
 
 /// Starts the propagation for a job.
-pub(super) fn begin(
+pub(super) fn begin_propagation(
     transaction: &Transaction<'_>,
     id: &str,
     root: &str,
     succeeded: bool,
 ) -> rusqlite::Result<()> {
-    let begin = "INSERT INTO job_followed (id, root, succeeded)
+    let begin_propagation = "INSERT INTO job_followed (id, root, succeeded)
         SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM job_after WHERE needs = ?1) ON CONFLICT (id) DO NOTHING";
     transaction
-        .prepare_cached(begin)?
+        .prepare_cached(begin_propagation)?
         .execute(params![id, root, succeeded])?;
     Ok(())
 }
 
 /// Whether the propagation of a job is incomplete.
-pub(super) fn is_followed(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<bool> {
+pub(super) fn is_propagating(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<bool> {
     transaction
         .prepare_cached("SELECT 1 FROM job_followed WHERE id = ?")?
         .exists([id])
 }
 
 /// An ended job with an incomplete propagation.
-struct Followed {
+struct PropagatingJob {
     id: String,
     root: String,
     succeeded: bool,
@@ -43,11 +43,11 @@ struct Followed {
 }
 
 /// Propagates one batch: of the chain that began with this job, or of any.
-pub(super) fn follow(
+pub(super) fn propagate(
     transaction: &Transaction<'_>,
     root: Option<&str>,
     now_ms: u64,
-) -> rusqlite::Result<Vec<Change>> {
+) -> rusqlite::Result<Vec<JobChange>> {
     let of = if root.is_some() {
         "WHERE root = ?1"
     } else {
@@ -55,12 +55,13 @@ pub(super) fn follow(
     };
     let first =
         format!("SELECT id, root, succeeded, seen FROM job_followed {of} ORDER BY n LIMIT 1");
-    let (mut changes, mut left) = (Vec::new(), TOGETHER);
+    let mut changes = Vec::new();
+    let mut left = BATCH_SIZE;
     while left > 0 {
         let first = transaction
             .prepare_cached(&first)?
             .query_row([root], |row| {
-                Ok(Followed {
+                Ok(PropagatingJob {
                     id: row.get(0)?,
                     root: row.get(1)?,
                     succeeded: row.get(2)?,
@@ -70,7 +71,7 @@ pub(super) fn follow(
         let Some(first) = first.optional()? else {
             break;
         };
-        let looked = some(transaction, &first, left, now_ms, &mut changes)?;
+        let looked = propagate_batch(transaction, &first, left, now_ms, &mut changes)?;
         // Each job costs something, even one without remaining dependents.
         left -= looked.clamp(1, left);
     }
@@ -78,34 +79,33 @@ pub(super) fn follow(
 }
 
 /// Handles up to `limit` dependents of this job. Returns how many were handled.
-fn some(
+fn propagate_batch(
     transaction: &Transaction<'_>,
-    followed: &Followed,
+    job: &PropagatingJob,
     most: usize,
     now_ms: u64,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<JobChange>,
 ) -> rusqlite::Result<usize> {
     let next = "SELECT job FROM job_after WHERE needs = ? AND job > ? ORDER BY job LIMIT ?";
     let next: Vec<i64> = transaction
         .prepare_cached(next)?
-        .query_map(params![followed.id, followed.seen, most as i64], |row| {
-            row.get(0)
-        })?
+        .query_map(params![job.id, job.seen, most as i64], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
     for n in &next {
-        let change = match followed.succeeded {
-            true => release(transaction, *n, &followed.id, now_ms)?,
-            false => cancel(transaction, *n, &followed.root, now_ms)?,
+        let change = if job.succeeded {
+            release(transaction, *n, &job.id, now_ms)?
+        } else {
+            cancel(transaction, *n, &job.root, now_ms)?
         };
         changes.extend(change);
     }
     match next.last().filter(|_| next.len() == most) {
         Some(last) => transaction
             .prepare_cached("UPDATE job_followed SET seen = ? WHERE id = ?")?
-            .execute(params![last, followed.id])?,
+            .execute(params![last, job.id])?,
         None => transaction
             .prepare_cached("DELETE FROM job_followed WHERE id = ?")?
-            .execute([&followed.id])?,
+            .execute([&job.id])?,
     };
     Ok(next.len())
 }
@@ -116,7 +116,7 @@ fn release(
     n: i64,
     needs: &str,
     now_ms: u64,
-) -> rusqlite::Result<Option<Change>> {
+) -> rusqlite::Result<Option<JobChange>> {
     let met = "UPDATE job_after SET done = 1 WHERE job = ? AND needs = ?";
     transaction
         .prepare_cached(met)?
@@ -126,14 +126,14 @@ fn release(
         "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
         WHERE n = ?1 AND waits_for = 'jobs' AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = ?1
             AND (edge.done = 0 OR EXISTS (SELECT 1 FROM job_followed WHERE id = edge.needs AND succeeded = 0)))
-        {CHANGE}"
+        {RETURNING_CHANGE}"
     );
     let released = transaction
         .prepare_cached(&release)?
-        .query_row(params![n, number(now_ms)], change)
+        .query_row(params![n, sql_integer(now_ms)], job_change)
         .optional()?;
-    Ok(released.map(|change| Change {
-        moved: true,
+    Ok(released.map(|change| JobChange {
+        wait_changed: true,
         ..change
     }))
 }
@@ -145,18 +145,18 @@ fn cancel(
     n: i64,
     root: &str,
     now_ms: u64,
-) -> rusqlite::Result<Option<Change>> {
+) -> rusqlite::Result<Option<JobChange>> {
     let cancel = format!(
         "UPDATE job SET status = 'cancelled', waits_for = '', version = version + 1, ended_ms = ?2,
-            keep_until = ?2 + keep_ms, error = ?3 WHERE n = ?1 AND waits_for = 'jobs' {CHANGE}"
+            keep_until = ?2 + keep_ms, error = ?3 WHERE n = ?1 AND waits_for = 'jobs' {RETURNING_CHANGE}"
     );
-    let row = params![n, number(now_ms), in_vain(root)];
+    let row = params![n, sql_integer(now_ms), dependency_failed(root)];
     let cancelled = transaction
         .prepare_cached(&cancel)?
-        .query_row(row, change)
+        .query_row(row, job_change)
         .optional()?;
     if let Some(change) = &cancelled {
-        begin(transaction, &change.id, root, false)?;
+        begin_propagation(transaction, &change.id, root, false)?;
     }
     Ok(cancelled)
 }

@@ -1,11 +1,11 @@
 //! The writer of the audit log.
 
 use super::{
-    Entry, FOLDER, NAME,
-    marks::{Beginning, Marks},
-    verify::{self, Check},
+    AuditEntry, FOLDER, NAME,
+    checkpoints::{Checkpoints, SegmentStart},
+    verify::{self, Verifier},
 };
-use crate::Upkeep;
+use crate::UpkeepLock;
 use journal::{Durability, Folder, Hash, LARGEST, Problem, Writer};
 use std::{
     collections::VecDeque,
@@ -17,12 +17,12 @@ use std::{
 };
 
 /// Name of the log in messages.
-const CALLED: &str = "audit";
+const LOG_NAME: &str = "audit";
 /// Maximum queue of event records while the disk is full.
-const MOST_WAITING: usize = 10_000;
+const MAX_PENDING: usize = 10_000;
 const DAY_MS: u64 = 86_400_000;
 /// How long to wait for the lock, which a verification takes for a moment.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Settings of the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Default for AuditSettings {
 
 /// A record with owned fields, for queues.
 #[derive(Clone, Debug, Default)]
-pub struct Note {
+pub struct OwnedAuditEntry {
     /// Kind of the record.
     pub what: String,
     /// The decision.
@@ -71,10 +71,10 @@ pub struct Note {
     pub about: String,
 }
 
-impl Note {
+impl OwnedAuditEntry {
     /// Borrows the fields.
-    pub fn entry(&self) -> Entry<'_> {
-        Entry {
+    pub fn entry(&self) -> AuditEntry<'_> {
+        AuditEntry {
             what: &self.what,
             decision: self.decision,
             tenant: &self.tenant,
@@ -88,13 +88,14 @@ impl Note {
     }
 }
 
-impl From<&Entry<'_>> for Note {
-    fn from(entry: &Entry<'_>) -> Note {
+impl From<&AuditEntry<'_>> for OwnedAuditEntry {
+    fn from(entry: &AuditEntry<'_>) -> OwnedAuditEntry {
         /// Longer fields are cut.
-        const LONGEST: usize = 512;
-        let text =
-            |text: &str| text[..text.floor_char_boundary(LONGEST.min(text.len()))].to_owned();
-        Note {
+        const MAX_FIELD_BYTES: usize = 512;
+        let text = |text: &str| {
+            text[..text.floor_char_boundary(MAX_FIELD_BYTES.min(text.len()))].to_owned()
+        };
+        OwnedAuditEntry {
             what: text(entry.what),
             decision: entry.decision,
             tenant: text(entry.tenant),
@@ -109,17 +110,17 @@ impl From<&Entry<'_>> for Note {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct AuditWriter {
     pub(super) folder: Folder,
-    pub(super) marks: Marks,
+    pub(super) checkpoints: Checkpoints,
     pub(super) settings: AuditSettings,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<WriterState>,
     /// Signalled when records are synced, or when syncing has failed.
-    pub(super) lasting: Condvar,
+    pub(super) sync_done: Condvar,
     /// Signalled when a caller waits for a sync, and at the end.
-    pub(super) wanted: Condvar,
+    pub(super) sync_requested: Condvar,
     /// Signalled when a file was started, and at the end.
-    pub(super) begun: Condvar,
+    pub(super) segment_started: Condvar,
     /// One sync at a time: a record is durable only after everything before it.
     pub(super) syncing: Mutex<()>,
     /// Held for the lifetime of the log.
@@ -127,47 +128,48 @@ pub(super) struct Shared {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct WriterState {
     pub(super) writer: Writer,
     /// Day of the current file, since 1970.
     day: u64,
     /// The record up to which everything is synced; or why a sync has failed: then nothing is
     /// certain until the next start reads the files.
     pub(super) synced: Result<u64, String>,
-    waiting: VecDeque<Note>,
-    left_out: u64,
+    pending: VecDeque<OwnedAuditEntry>,
+    dropped: u64,
     /// Why the last record could not be written.
-    pub(super) trouble: Option<String>,
+    pub(super) write_error: Option<String>,
     /// Files that were started and are not in the database yet. A record may be appended within a
     /// transaction of that database, so the writer must not wait for it.
-    pub(super) opened: Vec<Opened>,
+    pub(super) new_segments: Vec<NewSegment>,
     /// Number of callers that wait for a sync.
     pub(super) waiters: usize,
     /// The log is being closed.
-    pub(super) over: bool,
+    pub(super) closed: bool,
 }
 
 /// A file that was started.
 #[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) beginning: Beginning,
+pub(super) struct NewSegment {
+    pub(super) segment_start: SegmentStart,
     /// The previous file, until it is synced.
     pub(super) before: Option<Arc<File>>,
 }
 
-impl Shared {
-    pub(super) fn open(state: &Path, settings: AuditSettings) -> io::Result<Shared> {
+impl AuditWriter {
+    pub(super) fn open(state: &Path, settings: AuditSettings) -> io::Result<AuditWriter> {
         let folder = Folder::make(&state.join(FOLDER))?;
         let lock = take_lock(&folder)?;
-        let marks = Marks::open(state)?;
+        let checkpoints = Checkpoints::open(state)?;
         let parts = folder.segments()?.remove(NAME).unwrap_or_default();
-        let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
-        let check = Check {
+        let segment_starts = checkpoints.segment_starts(NAME)?;
+        let checkpoint = checkpoints.latest(NAME)?;
+        let check = Verifier {
             folder: &folder,
             name: NAME,
             parts: &parts,
-            beginnings: &beginnings,
-            mark,
+            segment_starts: &segment_starts,
+            checkpoint,
         };
         let end = check.newest().map_err(io::Error::other)?;
         let part = end.part.max(1);
@@ -179,72 +181,76 @@ impl Shared {
             rustix::fs::ftruncate(&file, end.head.offset)?;
         }
         folder.sync()?;
-        let first = Beginning {
+        let first = SegmentStart {
             part,
             n: 0,
             hash: Hash::default(),
             began_ms: journal::now(),
             removed: false,
         };
-        for beginning in end
-            .beginnings
+        for segment_start in end
+            .segment_starts
             .iter()
             .chain(parts.is_empty().then_some(&first))
         {
-            marks.begin(NAME, beginning)?;
+            checkpoints.add_segment(NAME, segment_start)?;
         }
         let began = end
-            .beginnings
+            .segment_starts
             .last()
-            .map_or_else(journal::now, |beginning| beginning.began_ms);
-        let synced = Ok(mark.map_or(0, |mark| mark.n));
-        let state = State {
-            writer: Writer::new(CALLED, file, part, end.head),
+            .map_or_else(journal::now, |segment_start| segment_start.began_ms);
+        let synced = Ok(checkpoint.map_or(0, |checkpoint| checkpoint.n));
+        let state = WriterState {
+            writer: Writer::new(LOG_NAME, file, part, end.head),
             day: began / DAY_MS,
             synced,
-            waiting: VecDeque::new(),
-            left_out: 0,
-            trouble: None,
-            opened: Vec::new(),
+            pending: VecDeque::new(),
+            dropped: 0,
+            write_error: None,
+            new_segments: Vec::new(),
             waiters: 0,
-            over: false,
+            closed: false,
         };
-        let shared = Shared {
+        let shared = AuditWriter {
             folder,
-            marks,
+            checkpoints,
             settings,
             state: Mutex::new(state),
-            lasting: Condvar::new(),
-            wanted: Condvar::new(),
-            begun: Condvar::new(),
+            sync_done: Condvar::new(),
+            sync_requested: Condvar::new(),
+            segment_started: Condvar::new(),
             syncing: Mutex::new(()),
             _lock: lock,
         };
-        shared.remove_marked(&beginnings, &parts)?;
+        shared.remove_marked_segments(&segment_starts, &parts)?;
         Ok(shared)
     }
 
     /// Completes removals of a process that died before it removed the marked files.
-    fn remove_marked(&self, beginnings: &[Beginning], parts: &[u32]) -> io::Result<()> {
+    fn remove_marked_segments(
+        &self,
+        segment_starts: &[SegmentStart],
+        parts: &[u32],
+    ) -> io::Result<()> {
         // If a backup holds the lock, the next start tries again.
-        let Some(_alone) = super::tidy::alone(self)? else {
+        let Some(_alone) = super::maintenance::try_exclusive(self)? else {
             return Ok(());
         };
-        for beginning in beginnings
+        for segment_start in segment_starts
             .iter()
             .filter(|of| of.removed && parts.contains(&of.part))
         {
-            self.folder.remove(NAME, beginning.part)?;
+            self.folder.remove(NAME, segment_start.part)?;
         }
         Ok(())
     }
 
-    pub(super) fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
+    pub(super) fn append(&self, entry: &AuditEntry<'_>) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self
-            .write_waiting(&mut state)
+            .write_pending(&mut state)
             .and_then(|()| self.write(&mut state, entry));
-        state.trouble = written.as_ref().err().map(ToString::to_string);
+        state.write_error = written.as_ref().err().map(ToString::to_string);
         let n = written?;
         match self.settings.durability {
             Durability::Process => Ok(()),
@@ -253,17 +259,17 @@ impl Shared {
     }
 
     /// Whether appending waits for the disk.
-    pub(super) fn waits(&self) -> bool {
+    pub(super) fn waits_for_disk(&self) -> bool {
         self.settings.durability == Durability::Power
     }
 
     /// One sync serves all waiting callers.
-    fn last(&self, mut state: std::sync::MutexGuard<'_, State>, n: u64) -> io::Result<()> {
+    fn last(&self, mut state: std::sync::MutexGuard<'_, WriterState>, n: u64) -> io::Result<()> {
         state.waiters += 1;
-        self.wanted.notify_one();
+        self.sync_requested.notify_one();
         while state.synced.as_ref().is_ok_and(|synced| *synced < n) {
             state = self
-                .lasting
+                .sync_done
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -275,16 +281,16 @@ impl Shared {
             .map_err(|why| io::Error::other(why.clone()))
     }
 
-    pub(super) fn note_happened(&self, entry: &Entry<'_>) {
+    pub(super) fn append_event(&self, entry: &AuditEntry<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self
-            .write_waiting(&mut state)
+            .write_pending(&mut state)
             .and_then(|()| self.write(&mut state, entry));
-        state.trouble = written.as_ref().err().map(ToString::to_string);
+        state.write_error = written.as_ref().err().map(ToString::to_string);
         match written {
             Ok(_) => {}
-            Err(_) if state.waiting.len() < MOST_WAITING => state.waiting.push_back(entry.into()),
-            Err(_) => state.left_out += 1,
+            Err(_) if state.pending.len() < MAX_PENDING => state.pending.push_back(entry.into()),
+            Err(_) => state.dropped += 1,
         }
     }
 
@@ -293,46 +299,46 @@ impl Shared {
         self.state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .over = true;
-        self.wanted.notify_one();
-        self.begun.notify_one();
+            .closed = true;
+        self.sync_requested.notify_one();
+        self.segment_started.notify_one();
     }
 
     /// Retries the queued records.
-    pub(super) fn try_again(&self) {
+    pub(super) fn retry_pending(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.waiting.is_empty() || state.left_out > 0 {
-            let written = self.write_waiting(&mut state);
-            state.trouble = written.err().map(|error| error.to_string());
+        if !state.pending.is_empty() || state.dropped > 0 {
+            let written = self.write_pending(&mut state);
+            state.write_error = written.err().map(|error| error.to_string());
         }
     }
 
-    fn write_waiting(&self, state: &mut State) -> io::Result<()> {
-        while let Some(note) = state.waiting.pop_front() {
-            if let Err(error) = self.write(state, &note.entry()) {
-                state.waiting.push_front(note);
+    fn write_pending(&self, state: &mut WriterState) -> io::Result<()> {
+        while let Some(append) = state.pending.pop_front() {
+            if let Err(error) = self.write(state, &append.entry()) {
+                state.pending.push_front(append);
                 return Err(error);
             }
         }
-        if state.left_out > 0 {
+        if state.dropped > 0 {
             let about = format!(
                 "{} records of events were dropped because the queue was full",
-                state.left_out
+                state.dropped
             );
             self.write(
                 state,
-                &Entry {
+                &AuditEntry {
                     what: "audit.left_out",
                     about: &about,
-                    ..Entry::default()
+                    ..AuditEntry::default()
                 },
             )?;
-            state.left_out = 0;
+            state.dropped = 0;
         }
         Ok(())
     }
 
-    pub(super) fn write(&self, state: &mut State, entry: &Entry<'_>) -> io::Result<u64> {
+    pub(super) fn write(&self, state: &mut WriterState, entry: &AuditEntry<'_>) -> io::Result<u64> {
         let today = journal::now() / DAY_MS;
         if state.writer.length() >= self.settings.file_bytes
             || today > state.day && state.writer.length() > 0
@@ -361,29 +367,31 @@ impl Shared {
 
     /// Continues in the next file without waiting for the disk or the database: the maintenance
     /// threads store its row and the checkpoint.
-    fn next_file(&self, state: &mut State) -> io::Result<()> {
-        let (head, before) = (state.writer.head(), Arc::clone(&state.writer.file));
+    fn next_file(&self, state: &mut WriterState) -> io::Result<()> {
+        let head = state.writer.head();
+        let before = Arc::clone(&state.writer.file);
         state.writer.next_file(&self.folder, NAME, false)?;
-        let (part, began_ms) = (state.writer.part(), journal::now());
-        let beginning = Beginning {
+        let part = state.writer.part();
+        let began_ms = journal::now();
+        let segment_start = SegmentStart {
             part,
             n: head.n,
             hash: head.hash,
             began_ms,
             removed: false,
         };
-        state.opened.push(Opened {
-            beginning,
+        state.new_segments.push(NewSegment {
+            segment_start,
             before: Some(before),
         });
-        self.begun.notify_one();
+        self.segment_started.notify_one();
         Ok(())
     }
 }
 
 fn take_lock(folder: &Folder) -> io::Result<File> {
     let lock = folder.lock_file(NAME)?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + LOCK_TIMEOUT;
     while !journal::lock(&lock)? {
         if Instant::now() > until {
             return Err(io::Error::other("the audit is locked by another process"));
@@ -394,7 +402,7 @@ fn take_lock(folder: &Folder) -> io::Result<File> {
 }
 
 /// Whether a process is writing the log now.
-pub(super) fn is_live(folder: &Folder) -> bool {
+pub(super) fn is_locked(folder: &Folder) -> bool {
     folder
         .lock_file(NAME)
         .and_then(|file| journal::lock(&file))
@@ -403,32 +411,32 @@ pub(super) fn is_live(folder: &Folder) -> bool {
 
 /// Moves a log that fails verification aside, so that a new one can start. Returns its new path.
 pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
-    let Some(folder) = verify::existing(&state.join(FOLDER))? else {
-        Marks::open(state)?.forget(NAME)?;
+    let Some(folder) = verify::open_existing(&state.join(FOLDER))? else {
+        Checkpoints::open(state)?.clear(NAME)?;
         return Ok(None);
     };
     let _lock = take_lock(&folder)?;
-    let Some(_alone) = Upkeep::alone(state)? else {
+    let Some(_alone) = UpkeepLock::try_exclusive(state)? else {
         return Err(io::Error::other("a backup of the state folder is running"));
     };
     let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
     std::fs::rename(state.join(FOLDER), &place)?;
-    Marks::open(state)?.forget(NAME)?;
-    let audit = super::Audit::open(state)?;
+    Checkpoints::open(state)?.clear(NAME)?;
+    let audit = super::AuditLog::open(state)?;
     let about = place
         .file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
-    audit.note(&Entry {
+    audit.append(&AuditEntry {
         what: "audit.set_aside",
         about: &about,
-        ..Entry::default()
+        ..AuditEntry::default()
     })?;
     Ok(Some(place))
 }
 
-impl From<Problem> for super::verify::Wrong {
+impl From<Problem> for super::verify::VerifyError {
     fn from(problem: Problem) -> Self {
-        super::verify::Wrong::Problem(problem)
+        super::verify::VerifyError::Problem(problem)
     }
 }

@@ -7,22 +7,22 @@
 //!   └─── release ────┘
 //! ```
 
-use super::{Served, Writing, back, number};
+use super::{ServerDatabase, WriteTransaction, from_sql, sql_integer};
 use crate::database::DatabaseError;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 /// Maximum of leases of one owner, expired ones included.
-pub const MOST_WORKFLOWS: u32 = 10_000;
+pub const MAX_WORKFLOWS: u32 = 10_000;
 /// Maximum bytes of checkpoints of one owner.
-pub const MOST_CHECKPOINTS: u64 = 64 << 20;
+pub const MAX_CHECKPOINT_BYTES: u64 = 64 << 20;
 /// Default lease duration.
-const USUAL_MS: u64 = 300_000;
+const DEFAULT_LEASE_MS: u64 = 300_000;
 /// How long an expired lease and its checkpoint are kept.
-const ABANDONED_MS: u64 = 7 * 24 * 3_600_000;
+const EXPIRED_RETENTION_MS: u64 = 7 * 24 * 3_600_000;
 
 /// A stored lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct WorkflowLease {
     /// Run id of the workflow.
     pub run: String,
     /// Holder of the lease.
@@ -39,7 +39,7 @@ pub struct Lease {
 
 /// A request to take or renew a lease.
 #[derive(Clone, Debug)]
-pub struct NewLease {
+pub struct LeaseRequest {
     /// Owner of the task.
     pub owner: String,
     /// Task.
@@ -58,61 +58,59 @@ pub struct NewLease {
 
 /// Result of a lease request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taking {
+pub enum LeaseOutcome {
     /// The caller holds the lease: new, or taken over after it expired.
-    Started(Lease),
+    Started(WorkflowLease),
     /// The caller held the lease already; it is extended.
-    AlreadyHis(Lease),
+    Renewed(WorkflowLease),
     /// Another holder has the lease.
-    Held,
+    HeldByOther,
     /// The owner has too many leases.
-    Full,
+    TooManyWorkflows,
     /// The owner's checkpoints are too large.
-    TooMuch,
+    CheckpointsTooLarge,
     /// The task has no lease.
-    Unknown,
+    NotStarted,
 }
 
-impl Writing<'_> {
-    fn worked<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
-        done.map_err(|source| self.database.failed(source))
-    }
-
+impl WriteTransaction<'_> {
     /// Starts a workflow, takes it over if its lease has expired, or renews it.
-    pub fn start_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
-        self.worked(start(self.transaction, wanted))
+    pub fn start_workflow(&self, request: &LeaseRequest) -> Result<LeaseOutcome, DatabaseError> {
+        self.map_error(start(self.inner, request))
     }
 
     /// Resumes a workflow that was started before.
-    pub fn resume_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
-        self.worked(resume(self.transaction, wanted))
+    pub fn resume_workflow(&self, request: &LeaseRequest) -> Result<LeaseOutcome, DatabaseError> {
+        self.map_error(resume(self.inner, request))
     }
 
     /// Stores a checkpoint and renews the lease.
     pub fn checkpoint_workflow(
         &self,
-        wanted: &NewLease,
+        request: &LeaseRequest,
         checkpoint: &str,
-    ) -> Result<Taking, DatabaseError> {
-        self.worked((|| {
-            let before = match find(self.transaction, &wanted.owner, &wanted.task)? {
-                None => return Ok(Taking::Unknown),
-                Some(before) if before.holder != wanted.holder => return Ok(Taking::Held),
-                Some(before) => before,
+    ) -> Result<LeaseOutcome, DatabaseError> {
+        self.map_error((|| {
+            let previous = match find(self.inner, &request.owner, &request.task)? {
+                None => return Ok(LeaseOutcome::NotStarted),
+                Some(previous) if previous.holder != request.holder => {
+                    return Ok(LeaseOutcome::HeldByOther);
+                }
+                Some(previous) => previous,
             };
-            if is_too_much(self.transaction, wanted, checkpoint)? {
-                return Ok(Taking::TooMuch);
+            if exceeds_checkpoint_limit(self.inner, request, checkpoint)? {
+                return Ok(LeaseOutcome::CheckpointsTooLarge);
             }
             let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
-            self.transaction
-                .execute(write, params![wanted.owner, wanted.task, checkpoint])?;
-            renew(self.transaction, wanted, before).map(Taking::AlreadyHis)
+            self.inner
+                .execute(write, params![request.owner, request.task, checkpoint])?;
+            renew(self.inner, request, previous).map(LeaseOutcome::Renewed)
         })())
     }
 
     /// Removes leases that expired long ago.
     pub fn prune_workflows(&self, now_ms: u64) -> Result<usize, DatabaseError> {
-        self.worked(forget(self.transaction, now_ms))
+        self.map_error(prune(self.inner, now_ms))
     }
 
     /// Releases a lease and removes its checkpoint. False if another holder has it, even if that
@@ -123,11 +121,11 @@ impl Writing<'_> {
         task: &str,
         holder: &str,
     ) -> Result<bool, DatabaseError> {
-        self.worked((|| match find(self.transaction, owner, task)? {
+        self.map_error((|| match find(self.inner, owner, task)? {
             Some(lease) if lease.holder != holder => Ok(false),
             Some(_) => {
                 let release = "DELETE FROM workflow WHERE owner = ? AND task = ?";
-                self.transaction
+                self.inner
                     .execute(release, params![owner, task])
                     .map(|_| true)
             }
@@ -136,110 +134,117 @@ impl Writing<'_> {
     }
 }
 
-impl Served {
+impl ServerDatabase {
     /// The lease of a task, expired or not.
-    pub fn workflow(&self, owner: &str, task: &str) -> Result<Option<Lease>, DatabaseError> {
+    pub fn workflow(
+        &self,
+        owner: &str,
+        task: &str,
+    ) -> Result<Option<WorkflowLease>, DatabaseError> {
         let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
-        self.reading
+        self.reader
             .read(|connection| connection.query_row(find, [owner, task], lease).optional())
     }
 }
 
-fn start(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
-    let before = find(transaction, &wanted.owner, &wanted.task)?;
-    match before {
-        Some(before) if before.holder == wanted.holder => {
+fn start(transaction: &Transaction<'_>, request: &LeaseRequest) -> rusqlite::Result<LeaseOutcome> {
+    let previous = find(transaction, &request.owner, &request.task)?;
+    match previous {
+        Some(previous) if previous.holder == request.holder => {
             // A retry of the same request, whose response was lost.
-            let again = before.idempotency.is_some() && before.idempotency == wanted.idempotency;
-            let lease = renew(transaction, wanted, before)?;
+            let again =
+                previous.idempotency.is_some() && previous.idempotency == request.idempotency;
+            let lease = renew(transaction, request, previous)?;
             Ok(if again {
-                Taking::Started(lease)
+                LeaseOutcome::Started(lease)
             } else {
-                Taking::AlreadyHis(lease)
+                LeaseOutcome::Renewed(lease)
             })
         }
-        Some(before) if before.expires_ms > wanted.now_ms => Ok(Taking::Held),
-        before => {
-            if before.is_none() && is_full(transaction, wanted)? {
-                return Ok(Taking::Full);
+        Some(previous) if previous.expires_ms > request.now_ms => Ok(LeaseOutcome::HeldByOther),
+        previous => {
+            if previous.is_none() && is_full(transaction, request)? {
+                return Ok(LeaseOutcome::TooManyWorkflows);
             }
-            let checkpoint = before.and_then(|before| before.checkpoint);
-            write(transaction, wanted, &wanted.run, checkpoint.as_deref()).map(Taking::Started)
+            let checkpoint = previous.and_then(|previous| previous.checkpoint);
+            write(transaction, request, &request.run, checkpoint.as_deref())
+                .map(LeaseOutcome::Started)
         }
     }
 }
 
-fn resume(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
-    match find(transaction, &wanted.owner, &wanted.task)? {
-        None => Ok(Taking::Unknown),
-        Some(before) if before.holder == wanted.holder => {
-            renew(transaction, wanted, before).map(Taking::AlreadyHis)
+fn resume(transaction: &Transaction<'_>, request: &LeaseRequest) -> rusqlite::Result<LeaseOutcome> {
+    match find(transaction, &request.owner, &request.task)? {
+        None => Ok(LeaseOutcome::NotStarted),
+        Some(previous) if previous.holder == request.holder => {
+            renew(transaction, request, previous).map(LeaseOutcome::Renewed)
         }
-        Some(before) if before.expires_ms > wanted.now_ms => Ok(Taking::Held),
-        Some(before) => {
-            let (run, checkpoint) = (before.run, before.checkpoint);
-            write(transaction, wanted, &run, checkpoint.as_deref()).map(Taking::Started)
+        Some(previous) if previous.expires_ms > request.now_ms => Ok(LeaseOutcome::HeldByOther),
+        Some(previous) => {
+            let run = previous.run;
+            let checkpoint = previous.checkpoint;
+            write(transaction, request, &run, checkpoint.as_deref()).map(LeaseOutcome::Started)
         }
     }
 }
 
 /// Prunes first, then counts.
-fn is_full(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<bool> {
-    forget(transaction, wanted.now_ms)?;
+fn is_full(transaction: &Transaction<'_>, request: &LeaseRequest) -> rusqlite::Result<bool> {
+    prune(transaction, request.now_ms)?;
     let count = "SELECT count(*) FROM workflow WHERE owner = ?";
-    let count: u32 = transaction.query_row(count, [&wanted.owner], |row| row.get(0))?;
-    Ok(count >= MOST_WORKFLOWS)
+    let count: u32 = transaction.query_row(count, [&request.owner], |row| row.get(0))?;
+    Ok(count >= MAX_WORKFLOWS)
 }
 
-fn forget(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
-    let old = number(now_ms.saturating_sub(ABANDONED_MS));
+fn prune(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
+    let old = sql_integer(now_ms.saturating_sub(EXPIRED_RETENTION_MS));
     transaction.execute("DELETE FROM workflow WHERE expires_ms < ?", [old])
 }
 
 /// Whether the owner's checkpoints would exceed the limit. SQLite knows the lengths without reading
 /// the texts.
-fn is_too_much(
+fn exceeds_checkpoint_limit(
     transaction: &Transaction<'_>,
-    wanted: &NewLease,
+    request: &LeaseRequest,
     checkpoint: &str,
 ) -> rusqlite::Result<bool> {
     let sum = "SELECT coalesce(sum(octet_length(checkpoint)), 0) FROM workflow WHERE owner = ? AND task <> ?";
-    let row = params![wanted.owner, wanted.task];
+    let row = params![request.owner, request.task];
     let others: i64 = transaction
         .prepare_cached(sum)?
         .query_row(row, |row| row.get(0))?;
-    Ok(back(others).saturating_add(checkpoint.len() as u64) > MOST_CHECKPOINTS)
+    Ok(from_sql(others).saturating_add(checkpoint.len() as u64) > MAX_CHECKPOINT_BYTES)
 }
 
 fn renew(
     transaction: &Transaction<'_>,
-    wanted: &NewLease,
-    before: Lease,
-) -> rusqlite::Result<Lease> {
-    let lease_ms = wanted.lease_ms.unwrap_or(before.lease_ms);
-    let expires_ms = wanted.now_ms.saturating_add(lease_ms);
+    request: &LeaseRequest,
+    previous: WorkflowLease,
+) -> rusqlite::Result<WorkflowLease> {
+    let lease_ms = request.lease_ms.unwrap_or(previous.lease_ms);
+    let expires_ms = request.now_ms.saturating_add(lease_ms);
     let renew = "UPDATE workflow SET lease_ms = ?3, expires_ms = ?4 WHERE owner = ?1 AND task = ?2";
     let row = params![
-        wanted.owner,
-        wanted.task,
-        number(lease_ms),
-        number(expires_ms)
+        request.owner,
+        request.task,
+        sql_integer(lease_ms),
+        sql_integer(expires_ms)
     ];
     transaction.execute(renew, row)?;
-    Ok(Lease {
+    Ok(WorkflowLease {
         lease_ms,
         expires_ms,
-        ..before
+        ..previous
     })
 }
 
 fn write(
     transaction: &Transaction<'_>,
-    wanted: &NewLease,
+    request: &LeaseRequest,
     run: &str,
     checkpoint: Option<&str>,
-) -> rusqlite::Result<Lease> {
-    let NewLease {
+) -> rusqlite::Result<WorkflowLease> {
+    let LeaseRequest {
         owner,
         task,
         holder,
@@ -247,15 +252,15 @@ fn write(
         lease_ms,
         now_ms,
         ..
-    } = wanted;
-    let lease_ms = lease_ms.unwrap_or(USUAL_MS);
+    } = request;
+    let lease_ms = lease_ms.unwrap_or(DEFAULT_LEASE_MS);
     let expires_ms = now_ms.saturating_add(lease_ms);
     transaction.execute(
         "INSERT OR REPLACE INTO workflow (owner, task, run, holder, idempotency, lease_ms, expires_ms, checkpoint)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        params![owner, task, run, holder, idempotency, number(lease_ms), number(expires_ms), checkpoint],
+        params![owner, task, run, holder, idempotency, sql_integer(lease_ms), sql_integer(expires_ms), checkpoint],
     )?;
-    Ok(Lease {
+    Ok(WorkflowLease {
         run: run.to_owned(),
         holder: holder.clone(),
         idempotency: idempotency.clone(),
@@ -265,7 +270,11 @@ fn write(
     })
 }
 
-fn find(transaction: &Transaction<'_>, owner: &str, task: &str) -> rusqlite::Result<Option<Lease>> {
+fn find(
+    transaction: &Transaction<'_>,
+    owner: &str,
+    task: &str,
+) -> rusqlite::Result<Option<WorkflowLease>> {
     let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
     transaction
         .prepare_cached(find)?
@@ -273,13 +282,13 @@ fn find(transaction: &Transaction<'_>, owner: &str, task: &str) -> rusqlite::Res
         .optional()
 }
 
-fn lease(row: &Row<'_>) -> rusqlite::Result<Lease> {
-    Ok(Lease {
+fn lease(row: &Row<'_>) -> rusqlite::Result<WorkflowLease> {
+    Ok(WorkflowLease {
         run: row.get("run")?,
         holder: row.get("holder")?,
         idempotency: row.get("idempotency")?,
-        lease_ms: back(row.get("lease_ms")?),
-        expires_ms: back(row.get("expires_ms")?),
+        lease_ms: from_sql(row.get("lease_ms")?),
+        expires_ms: from_sql(row.get("expires_ms")?),
         checkpoint: row.get("checkpoint")?,
     })
 }

@@ -1,9 +1,9 @@
 //! Queries of jobs. Those of the scheduler are answered by indexes alone, however many jobs wait.
 
-use crate::webhooks::Progress;
+use crate::webhooks::DeliveryProgress;
 use crate::{
     DatabaseError,
-    served::{MOST_LISTED, Served, Writing, back, number},
+    server_database::{MAX_PAGE_ROWS, ServerDatabase, WriteTransaction, from_sql, sql_integer},
 };
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ pub struct JobRow {
     /// Attempts that counted.
     pub attempt: u32,
     /// Maximum attempts that count.
-    pub most_attempts: u32,
+    pub max_attempts: u32,
     /// Whether the job runs again if its server ends first.
     pub rerun: bool,
     /// Run id of the last attempt.
@@ -58,7 +58,7 @@ pub struct JobRow {
     /// Webhook as JSON.
     pub webhook: Option<String>,
     /// Progress of its webhook notices; `None` before the first.
-    pub told: Option<Progress>,
+    pub webhook_progress: Option<DeliveryProgress>,
     /// Error as JSON.
     pub error: Option<String>,
 }
@@ -90,11 +90,11 @@ pub struct JobFilter {
 }
 
 /// Rows scanned for one page where no index answers the query.
-const MOST_LOOKED_AT: i64 = 2000;
+const MAX_SCANNED_ROWS: i64 = 2000;
 
 /// A page of jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct JobPage {
     /// The rows.
     pub rows: Vec<JobRow>,
     /// Cursor of the next page; `None` at the end.
@@ -103,7 +103,7 @@ pub struct Listed {
 
 /// Job counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct JobCounts {
     /// Queued jobs.
     pub queued: u64,
     /// Queued jobs that could start now.
@@ -118,7 +118,7 @@ pub struct Counts {
 
 /// A job that was running when its server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct AbandonedJob {
     /// Job id.
     pub id: String,
     /// Tenant.
@@ -127,7 +127,7 @@ pub struct Ended {
     pub run: String,
 }
 
-const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms, due_ms,
+const JOB_COLUMNS: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms, due_ms,
     started_ms, ended_ms, attempt, most_attempts, on_lost, run, cancelled, webhook, error,
     (SELECT json_group_array(run) FROM (SELECT run FROM job_run WHERE job = job.n ORDER BY place)) AS runs,
     (SELECT json_group_array(needs) FROM (SELECT needs FROM job_after WHERE job = job.n ORDER BY place)) AS after,
@@ -135,22 +135,23 @@ const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version,
         SELECT state, attempts, problem FROM webhook_notice WHERE webhook_notice.job = job.id ORDER BY webhook_notice.n)) END AS told";
 
 /// The ready jobs of a tenant, in order.
-pub(super) const NEXT: &str =
+pub(super) const NEXT_JOBS: &str =
     "SELECT id FROM job WHERE tenant = ? AND waits_for = 'turn' ORDER BY priority DESC, n LIMIT ?";
 /// Tenants with ready jobs.
-pub(super) const ACTIVE: &str = "SELECT tenant FROM job_tenant WHERE turn > 0 AND tenant <> ''";
+pub(super) const ACTIVE_TENANTS: &str =
+    "SELECT tenant FROM job_tenant WHERE turn > 0 AND tenant <> ''";
 /// Time of the next due job.
-pub(super) const DUE: &str = "SELECT min(due_ms) FROM job WHERE waits_for = 'time'";
+pub(super) const NEXT_DUE: &str = "SELECT min(due_ms) FROM job WHERE waits_for = 'time'";
 
-impl Served {
+impl ServerDatabase {
     /// The job with this id.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, DatabaseError> {
-        self.jobs.read(|connection| find(connection, id))
+        self.job_reader.read(|connection| find(connection, id))
     }
 
     /// The same with the request.
     pub fn job_with_order(&self, id: &str) -> Result<Option<(JobRow, String)>, DatabaseError> {
-        self.jobs.read(|connection| {
+        self.job_reader.read(|connection| {
             let Some(row) = find(connection, id)? else {
                 return Ok(None);
             };
@@ -165,7 +166,7 @@ impl Served {
 
     /// Result of the last attempt as JSON.
     pub fn job_result(&self, id: &str) -> Result<Option<String>, DatabaseError> {
-        self.reading().read(|connection| {
+        self.reader.read(|connection| {
             let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
             connection
                 .prepare_cached(find)?
@@ -176,52 +177,52 @@ impl Served {
 
     /// Jobs, newest first. With a label, or a name of any tenant, a page may be short or empty
     /// although there are more: its cursor says where to continue.
-    pub fn list_jobs(&self, filter: &JobFilter) -> Result<Listed, DatabaseError> {
-        self.list_among(filter, MOST_LOOKED_AT)
+    pub fn list_jobs(&self, filter: &JobFilter) -> Result<JobPage, DatabaseError> {
+        self.list_jobs_scanning(filter, MAX_SCANNED_ROWS)
     }
 
     /// The same with another limit of scanned rows.
-    pub(super) fn list_among(
+    pub(super) fn list_jobs_scanning(
         &self,
         filter: &JobFilter,
         most: i64,
-    ) -> Result<Listed, DatabaseError> {
-        let Listing {
-            looked_at,
+    ) -> Result<JobPage, DatabaseError> {
+        let PageQuery {
+            scanned_rows,
             query,
             values,
-            of_them,
-        } = listing(filter, most);
-        let limit = filter.limit.min(MOST_LISTED) as usize;
+            filter_values,
+        } = page_query(filter, most);
+        let limit = filter.limit.min(MAX_PAGE_ROWS) as usize;
         // A caller that cancels everything does not wait for long reads of others.
         let place = if filter.open {
-            &self.jobs
+            &self.job_reader
         } else {
-            &self.telemetry
+            &self.telemetry_reader
         };
         place.read(|connection| {
             let rows: Vec<JobRow> = {
                 let mut rows = connection.prepare_cached(&query)?;
-                let values = values.iter().chain(&of_them);
+                let values = values.iter().chain(&filter_values);
                 rows.query_map(rusqlite::params_from_iter(values), job_row)?
                     .collect::<Result<_, _>>()?
             };
             if rows.len() == limit {
-                return Ok(Listed {
+                return Ok(JobPage {
                     before: rows.last().map(|row| row.n),
                     rows,
                 });
             }
-            let Some(looked_at) = looked_at else {
-                return Ok(Listed { rows, before: None });
+            let Some(scanned_rows) = scanned_rows else {
+                return Ok(JobPage { rows, before: None });
             };
-            let last = format!("SELECT min(n), count(*) FROM ({looked_at})");
+            let last = format!("SELECT min(n), count(*) FROM ({scanned_rows})");
             let (last, count): (Option<i64>, i64) = connection
                 .prepare_cached(&last)?
                 .query_row(rusqlite::params_from_iter(&values), |row| {
                     Ok((row.get(0)?, row.get(1)?))
                 })?;
-            Ok(Listed {
+            Ok(JobPage {
                 rows,
                 before: last.filter(|_| count == most),
             })
@@ -230,9 +231,9 @@ impl Served {
 
     /// Tenants with ready jobs.
     pub fn active_tenants(&self) -> Result<Vec<String>, DatabaseError> {
-        self.jobs.read(|connection| {
+        self.job_reader.read(|connection| {
             connection
-                .prepare_cached(ACTIVE)?
+                .prepare_cached(ACTIVE_TENANTS)?
                 .query_map([], |row| row.get(0))?
                 .collect()
         })
@@ -241,9 +242,9 @@ impl Served {
     /// The first ready jobs of a tenant.
     pub fn next_jobs(&self, tenant: &str, most: usize) -> Result<Vec<String>, DatabaseError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
-        self.jobs.read(|connection| {
+        self.job_reader.read(|connection| {
             connection
-                .prepare_cached(NEXT)?
+                .prepare_cached(NEXT_JOBS)?
                 .query_map(params![tenant, most], |row| row.get(0))?
                 .collect()
         })
@@ -251,17 +252,17 @@ impl Served {
 
     /// Time of the next job that waits for its time.
     pub fn next_due(&self) -> Result<Option<u64>, DatabaseError> {
-        self.jobs.read(|connection| {
+        self.job_reader.read(|connection| {
             let due: Option<i64> = connection
-                .prepare_cached(DUE)?
+                .prepare_cached(NEXT_DUE)?
                 .query_row([], |row| row.get(0))?;
-            Ok(due.map(back))
+            Ok(due.map(from_sql))
         })
     }
 
     /// Whether dependents of ended jobs still have to be updated.
-    pub fn jobs_follow(&self) -> Result<bool, DatabaseError> {
-        self.jobs.read(|connection| {
+    pub fn has_pending_propagation(&self) -> Result<bool, DatabaseError> {
+        self.job_reader.read(|connection| {
             connection
                 .prepare_cached("SELECT 1 FROM job_followed LIMIT 1")?
                 .exists([])
@@ -269,20 +270,20 @@ impl Served {
     }
 
     /// Job counts of a tenant, or of all.
-    pub fn job_counts(&self, tenant: Option<&str>) -> Result<Counts, DatabaseError> {
-        self.jobs
+    pub fn job_counts(&self, tenant: Option<&str>) -> Result<JobCounts, DatabaseError> {
+        self.job_reader
             .read(|connection| counts(connection, tenant.unwrap_or_default()))
     }
 
     /// Jobs that another server was running. The caller owns the state folder, so that server has
     /// ended.
-    pub fn abandoned_jobs(&self, boot: &str) -> Result<Vec<Ended>, DatabaseError> {
-        self.jobs.read(|connection| {
+    pub fn abandoned_jobs(&self, lease_owner: &str) -> Result<Vec<AbandonedJob>, DatabaseError> {
+        self.job_reader.read(|connection| {
             let find =
                 "SELECT id, tenant, run FROM job WHERE status = 'running' AND boot <> ? ORDER BY n";
             let ended = |row: &Row<'_>| {
                 let run: Option<String> = row.get(2)?;
-                Ok(Ended {
+                Ok(AbandonedJob {
                     id: row.get(0)?,
                     tenant: row.get(1)?,
                     run: run.unwrap_or_default(),
@@ -290,37 +291,39 @@ impl Served {
             };
             connection
                 .prepare(find)?
-                .query_map([boot], ended)?
+                .query_map([lease_owner], ended)?
                 .collect()
         })
     }
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// The job with this id, as seen by this transaction.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, DatabaseError> {
-        self.done(find(self.transaction, id))
+        self.map_error(find(self.inner, id))
     }
 }
 
 pub(super) fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<JobRow>> {
     connection
-        .prepare_cached(&format!("SELECT {JOB} FROM job WHERE id = ?"))?
+        .prepare_cached(&format!("SELECT {JOB_COLUMNS} FROM job WHERE id = ?"))?
         .query_row([id], job_row)
         .optional()
 }
 
-pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<Counts> {
+pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<JobCounts> {
     let find = "SELECT queued, turn, running, ended, bytes FROM job_tenant WHERE tenant = ?";
     let counts = |row: &Row<'_>| {
-        let number = |index| row.get(index).map(back);
-        let (queued, turn, running) = (number(0)?, number(1)?, number(2)?);
-        Ok(Counts {
+        let column = |index| row.get(index).map(from_sql);
+        let queued = column(0)?;
+        let turn = column(1)?;
+        let running = column(2)?;
+        Ok(JobCounts {
             queued,
             turn,
             running,
-            ended: number(3)?,
-            bytes: number(4)?,
+            ended: column(3)?,
+            bytes: column(4)?,
         })
     };
     let found = connection
@@ -331,18 +334,18 @@ pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<
 }
 
 /// The SQL of a page.
-struct Listing {
+struct PageQuery {
     /// The rows to scan, if the indexes do not select exactly.
-    looked_at: Option<String>,
+    scanned_rows: Option<String>,
     query: String,
     /// Parameters of the scan, then those of the filter.
     values: Vec<Box<dyn ToSql>>,
-    of_them: Vec<Box<dyn ToSql>>,
+    filter_values: Vec<Box<dyn ToSql>>,
 }
 
 /// Contains only the conditions that are set, so that the indexes apply. Conditions without an
 /// index are applied to a bounded scan.
-fn listing(filter: &JobFilter, most: i64) -> Listing {
+fn page_query(filter: &JobFilter, most: i64) -> PageQuery {
     let JobFilter {
         tenant,
         status,
@@ -352,8 +355,9 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
         before,
         limit,
     } = filter.clone();
-    let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
-    let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
+    let (mut scan, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
+    let (mut filter, mut filter_values): (String, Vec<Box<dyn ToSql>>) =
+        ("1 = 1".to_owned(), Vec::new());
     let known = tenant.is_some();
     // Indexes have the status or the name after the tenant; with both, the one of the name is used.
     let status_known = known && name.is_none();
@@ -364,54 +368,57 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
     ] {
         let Some(value) = value else { continue };
         let (into, of) = if known {
-            (&mut first, &mut values)
+            (&mut scan, &mut values)
         } else {
-            (&mut then, &mut of_them)
+            (&mut filter, &mut filter_values)
         };
         into.push_str(&format!(" AND {column} = ?"));
         of.push(Box::new(value));
     }
     if let Some((key, value)) = label {
-        then.push_str(
+        filter.push_str(
             " AND EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)",
         );
-        of_them.push(Box::new(key));
-        of_them.push(Box::new(value));
+        filter_values.push(Box::new(key));
+        filter_values.push(Box::new(value));
     }
     if let Some(before) = before {
-        first.push_str(" AND n < ?");
+        scan.push_str(" AND n < ?");
         values.push(Box::new(before));
     }
     if open {
-        then.push_str(" AND ended_ms IS NULL");
+        filter.push_str(" AND ended_ms IS NULL");
     }
-    let is_few = open || !of_them.is_empty();
-    of_them.push(Box::new(limit.min(MOST_LISTED)));
-    let few = |columns: &str| {
-        format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}")
+    let needs_scan = open || !filter_values.is_empty();
+    filter_values.push(Box::new(limit.min(MAX_PAGE_ROWS)));
+    let bounded_scan = |columns: &str| {
+        format!("SELECT {columns} FROM job WHERE {scan} ORDER BY n DESC LIMIT {most}")
     };
-    let (looked_at, query) = match is_few {
-        false => (
+    let (scanned_rows, query) = if needs_scan {
+        let from = bounded_scan("*");
+        let query = format!(
+            "SELECT {JOB_COLUMNS} FROM ({from}) AS job WHERE {filter} ORDER BY n DESC LIMIT ?"
+        );
+        (Some(bounded_scan("n")), query)
+    } else {
+        (
             None,
-            format!("SELECT {JOB} FROM job WHERE {first} ORDER BY n DESC LIMIT ?"),
-        ),
-        true => {
-            let from = few("*");
-            let query =
-                format!("SELECT {JOB} FROM ({from}) AS job WHERE {then} ORDER BY n DESC LIMIT ?");
-            (Some(few("n")), query)
-        }
+            format!("SELECT {JOB_COLUMNS} FROM job WHERE {scan} ORDER BY n DESC LIMIT ?"),
+        )
     };
-    Listing {
-        looked_at,
+    PageQuery {
+        scanned_rows,
         query,
         values,
-        of_them,
+        filter_values,
     }
 }
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
-    let time = |column| row.get::<_, Option<i64>>(column).map(|time| time.map(back));
+    let time = |column| {
+        row.get::<_, Option<i64>>(column)
+            .map(|time| time.map(from_sql))
+    };
     // Written by us as JSON; anything else counts as empty.
     let texts = |column| {
         row.get::<_, String>(column)
@@ -430,27 +437,27 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         waits_for: Some(waits_for).filter(|word| !word.is_empty()),
         version: row.get("version")?,
         priority: row.get("priority")?,
-        accepted_ms: back(row.get("accepted_ms")?),
+        accepted_ms: from_sql(row.get("accepted_ms")?),
         not_before_ms: time("not_before_ms")?,
-        due_ms: back(row.get("due_ms")?),
+        due_ms: from_sql(row.get("due_ms")?),
         started_ms: time("started_ms")?,
         ended_ms: time("ended_ms")?,
         attempt: row.get("attempt")?,
-        most_attempts: row.get("most_attempts")?,
+        max_attempts: row.get("most_attempts")?,
         rerun: row.get::<_, String>("on_lost")? == "rerun",
         run: row.get("run")?,
         runs: texts("runs")?,
         after: texts("after")?,
         cancelled: row.get("cancelled")?,
         webhook: row.get("webhook")?,
-        told: row
+        webhook_progress: row
             .get::<_, Option<String>>("told")?
-            .and_then(|text| Progress::read(&text)),
+            .and_then(|text| DeliveryProgress::read(&text)),
         error: row.get("error")?,
     })
 }
 
 /// The end of a time span that begins now.
 pub(super) fn later(now_ms: u64, span_ms: u64) -> i64 {
-    number(now_ms.saturating_add(span_ms))
+    sql_integer(now_ms.saturating_add(span_ms))
 }

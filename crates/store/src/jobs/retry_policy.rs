@@ -1,17 +1,17 @@
 //! Decides what follows an attempt of a job. Pure: uses data alone.
 
 /// How often a job is rerun because its server ended.
-pub const MOST_RERUNS: u32 = 10;
+pub const MAX_RERUNS: u32 = 10;
 /// Maximum pause between two attempts.
-const LONGEST_PAUSE_MS: u64 = 3_600_000;
+const MAX_RETRY_PAUSE_MS: u64 = 3_600_000;
 
 /// State of a job when an attempt ends, and its policy.
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub struct RetryPolicy {
     /// Attempts that counted, including the one that ended.
     pub attempt: u32,
     /// Maximum attempts that count.
-    pub most_attempts: u32,
+    pub max_attempts: u32,
     /// Reruns so far.
     pub reruns: u32,
     /// Statuses to retry on, separated by spaces.
@@ -26,7 +26,7 @@ pub struct Policy {
 
 /// What follows the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// The job ends with the status of this attempt.
     Final,
     /// The job ends as cancelled: that was requested, and the server ended first.
@@ -38,30 +38,31 @@ pub enum Next {
 }
 
 /// Decides what follows an attempt with this status.
-pub fn next(policy: &Policy, status: &str) -> Next {
+pub fn next_step(policy: &RetryPolicy, status: &str) -> NextStep {
     let is_lost = status == "lost";
     if policy.cancelled {
         return if is_lost {
-            Next::Cancelled
+            NextStep::Cancelled
         } else {
-            Next::Final
+            NextStep::Final
         };
     }
-    if is_lost && policy.rerun && policy.reruns < MOST_RERUNS {
-        return Next::Rerun;
+    if is_lost && policy.rerun && policy.reruns < MAX_RERUNS {
+        return NextStep::Rerun;
     }
     let wanted = policy.retry_on.split(' ').any(|name| name == status);
-    match wanted && policy.attempt < policy.most_attempts {
-        true => Next::Retry(pause(policy)),
-        false => Next::Final,
+    if wanted && policy.attempt < policy.max_attempts {
+        NextStep::Retry(pause(policy))
+    } else {
+        NextStep::Final
     }
 }
 
 /// Exponential backoff: doubles with each attempt.
-fn pause(policy: &Policy) -> u64 {
+fn pause(policy: &RetryPolicy) -> u64 {
     let doublings = policy.attempt.saturating_sub(1).min(32);
     policy
         .pause_ms
         .saturating_mul(1 << doublings)
-        .min(LONGEST_PAUSE_MS)
+        .min(MAX_RETRY_PAUSE_MS)
 }

@@ -2,7 +2,7 @@
 //! from time to time, because other processes write, too; reservations of our own writers are not
 //! visible in the store yet and are counted separately.
 
-use super::{Artifacts, Owner};
+use super::{ArtifactOwner, Artifacts};
 use spec::ArtifactLimits;
 use std::{
     collections::HashMap,
@@ -12,216 +12,225 @@ use std::{
 };
 
 /// How long a measurement is used.
-const WEIGHED_FOR: Duration = Duration::from_secs(60);
+const MEASUREMENT_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Stored and reserved amounts, as far as this process knows.
 #[derive(Debug, Default)]
-pub(super) struct Weight {
+pub(super) struct QuotaUsage {
     at: Option<Instant>,
-    there: Shares,
-    under_way: Shares,
+    stored: AmountsByOwner,
+    reserved: AmountsByOwner,
     /// Committed since the last measurement began, which may have been too early to see it.
-    since: Shares,
+    committed: AmountsByOwner,
 }
 
 /// Amounts by owner, and their sum.
 #[derive(Debug, Default)]
-struct Shares {
-    all: Share,
-    owners: HashMap<Owner, Share>,
+struct AmountsByOwner {
+    all: Amount,
+    owners: HashMap<ArtifactOwner, Amount>,
 }
 
 /// Names and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct Amount {
     pub(super) names: u64,
     pub(super) bytes: u64,
 }
 
-impl Share {
-    pub(super) const NAME: Share = Share { names: 1, bytes: 0 };
+impl Amount {
+    pub(super) const NAME: Amount = Amount { names: 1, bytes: 0 };
 
-    pub(super) fn bytes(bytes: u64) -> Share {
-        Share { names: 0, bytes }
+    pub(super) fn bytes(bytes: u64) -> Amount {
+        Amount { names: 0, bytes }
     }
 
-    pub(super) fn add(&mut self, more: Share) {
+    pub(super) fn add(&mut self, more: Amount) {
         *self = self.with(more);
     }
 
-    fn with(self, more: Share) -> Share {
-        Share {
+    fn with(self, more: Amount) -> Amount {
+        Amount {
             names: self.names.saturating_add(more.names),
             bytes: self.bytes.saturating_add(more.bytes),
         }
     }
 
-    fn without(self, less: Share) -> Share {
-        Share {
+    fn without(self, less: Amount) -> Amount {
+        Amount {
             names: self.names.saturating_sub(less.names),
             bytes: self.bytes.saturating_sub(less.bytes),
         }
     }
 
     /// The addition never raises the amount above `max`.
-    fn with_up_to(self, more: Share, most: Share) -> Share {
+    fn with_up_to(self, more: Amount, limit: Amount) -> Amount {
         let sum = self.with(more);
-        Share {
-            names: sum.names.min(most.names).max(self.names),
-            bytes: sum.bytes.min(most.bytes).max(self.bytes),
+        Amount {
+            names: sum.names.min(limit.names).max(self.names),
+            bytes: sum.bytes.min(limit.bytes).max(self.bytes),
         }
     }
 }
 
-impl Shares {
-    fn of(&self, owner: &Owner) -> Share {
+impl AmountsByOwner {
+    fn of(&self, owner: &ArtifactOwner) -> Amount {
         self.owners.get(owner).copied().unwrap_or_default()
     }
 
-    fn add(&mut self, owner: &Owner, more: Share) {
+    fn add(&mut self, owner: &ArtifactOwner, more: Amount) {
         self.set(owner, self.of(owner).with(more));
     }
 
     /// Never subtracts more than that owner has, so the sum stays right for the others.
-    fn subtract(&mut self, owner: &Owner, less: Share) {
+    fn subtract(&mut self, owner: &ArtifactOwner, less: Amount) {
         self.set(owner, self.of(owner).without(less));
     }
 
-    fn set(&mut self, owner: &Owner, share: Share) {
+    fn set(&mut self, owner: &ArtifactOwner, share: Amount) {
         self.all = self.all.without(self.of(owner)).with(share);
-        match share == Share::default() {
-            true => self.owners.remove(owner),
-            false => self.owners.insert(owner.clone(), share),
+        if share == Amount::default() {
+            self.owners.remove(owner)
+        } else {
+            self.owners.insert(owner.clone(), share)
         };
     }
 }
 
-impl Weight {
+impl QuotaUsage {
     fn is_fresh(&self) -> bool {
-        self.at.is_some_and(|at| at.elapsed() < WEIGHED_FOR)
+        self.at
+            .is_some_and(|at| at.elapsed() < MEASUREMENT_LIFETIME)
     }
 
     /// Amounts of all owners, and of one.
-    fn sums(&self, owner: &Owner) -> (Share, Share) {
-        let own = self.there.of(owner).with(self.under_way.of(owner));
-        (self.there.all.with(self.under_way.all), own)
+    fn sums(&self, owner: &ArtifactOwner) -> (Amount, Amount) {
+        let own = self.stored.of(owner).with(self.reserved.of(owner));
+        (self.stored.all.with(self.reserved.all), own)
     }
 }
 
 impl Artifacts {
     /// Measures the store, unless that was done lately; concurrent callers wait for the same
     /// measurement.
-    pub(super) async fn weigh(&self) -> io::Result<()> {
-        let _alone = self.0.weighing.lock().await;
-        if self.weight().is_fresh() {
+    pub(super) async fn measure(&self) -> io::Result<()> {
+        let _alone = self.0.measuring.lock().await;
+        if self.usage().is_fresh() {
             return Ok(());
         }
         let at = Instant::now();
-        self.weight().since = Shares::default();
-        let owners = self.weigh_all().await?;
-        let mut there = Shares::default();
+        self.usage().committed = AmountsByOwner::default();
+        let owners = self.measure_all().await?;
+        let mut stored = AmountsByOwner::default();
         owners
             .iter()
-            .for_each(|(owner, share)| there.add(owner, *share));
-        let mut weight = self.weight();
+            .for_each(|(owner, share)| stored.add(owner, *share));
+        let mut usage = self.usage();
         // Some of it may have been measured already and count twice until the next measurement, but
         // never beyond its owner's own limit: an owner that stores and removes all the time does
         // not use up the quota of others.
-        for (owner, kept) in &weight.since.owners {
-            let most = self.most_of_one(owner);
-            there.set(owner, there.of(owner).with_up_to(*kept, most));
+        for (owner, kept) in &usage.committed.owners {
+            let limit = self.owner_limit(owner);
+            stored.set(owner, stored.of(owner).with_up_to(*kept, limit));
         }
-        (weight.at, weight.there) = (Some(at), there);
+        (usage.at, usage.stored) = (Some(at), stored);
         Ok(())
     }
 
     /// Reserves a name for a writer; otherwise returns the quota that is reached.
-    pub(super) fn take_name(&self, owner: &Owner) -> Result<(), (&'static str, u64)> {
-        let (most, of_one) = (self.0.limits.names, self.most_of_one(owner).names);
-        let mut weight = self.weight();
-        let (all, own) = weight.sums(owner);
-        if all.names >= most {
-            return Err(("names", most));
+    pub(super) fn reserve_name(&self, owner: &ArtifactOwner) -> Result<(), (&'static str, u64)> {
+        let limit = self.0.limits.names;
+        let of_one = self.owner_limit(owner).names;
+        let mut usage = self.usage();
+        let (all, own) = usage.sums(owner);
+        if all.names >= limit {
+            return Err(("names", limit));
         }
         if own.names >= of_one {
             return Err(("names of one owner", of_one));
         }
-        weight.under_way.add(owner, Share::NAME);
+        usage.reserved.add(owner, Amount::NAME);
         Ok(())
     }
 
     /// Reserves bytes for a writer; otherwise returns the quota that is reached.
-    pub(super) fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
-        let (most, of_one) = (self.0.limits.total_bytes, self.most_of_one(owner).bytes);
-        let mut weight = self.weight();
-        let (all, own) = weight.sums(owner);
+    pub(super) fn reserve_bytes(
+        &self,
+        owner: &ArtifactOwner,
+        bytes: u64,
+    ) -> Result<(), (&'static str, u64)> {
+        let limit = self.0.limits.total_bytes;
+        let of_one = self.owner_limit(owner).bytes;
+        let mut usage = self.usage();
+        let (all, own) = usage.sums(owner);
         let fits = |sum: u64, limit| sum.checked_add(bytes).is_some_and(|sum| sum <= limit);
-        if !fits(all.bytes, most) {
-            return Err(("bytes in all", most));
+        if !fits(all.bytes, limit) {
+            return Err(("bytes in all", limit));
         }
         if !fits(own.bytes, of_one) {
             return Err(("bytes of one owner", of_one));
         }
-        weight.under_way.add(owner, Share::bytes(bytes));
+        usage.reserved.add(owner, Amount::bytes(bytes));
         Ok(())
     }
 
     /// Releases the reservation of a writer that published nothing.
-    pub(super) fn give_back(&self, owner: &Owner, taken: Share) {
-        self.weight().under_way.subtract(owner, taken);
+    pub(super) fn release(&self, owner: &ArtifactOwner, reservation: Amount) {
+        self.usage().reserved.subtract(owner, reservation);
     }
 
     /// Turns a reservation into stored usage.
-    pub(super) fn is_there(&self, owner: &Owner, taken: Share) {
-        let mut weight = self.weight();
-        weight.under_way.subtract(owner, taken);
-        weight.there.add(owner, taken);
-        weight.since.add(owner, taken);
+    pub(super) fn commit(&self, owner: &ArtifactOwner, reservation: Amount) {
+        let mut usage = self.usage();
+        usage.reserved.subtract(owner, reservation);
+        usage.stored.add(owner, reservation);
+        usage.committed.add(owner, reservation);
     }
 
     /// Subtracts what was removed.
-    pub(super) fn is_gone(&self, owner: &Owner, removed: Share) {
-        self.weight().there.subtract(owner, removed);
+    pub(super) fn record_removal(&self, owner: &ArtifactOwner, removed: Amount) {
+        self.usage().stored.subtract(owner, removed);
     }
 
     /// Bytes of an owner's artifacts, including reservations.
-    pub async fn held(&self, owner: &Owner) -> io::Result<u64> {
-        self.weigh().await?;
-        Ok(self.weight().sums(owner).1.bytes)
+    pub async fn used_bytes(&self, owner: &ArtifactOwner) -> io::Result<u64> {
+        self.measure().await?;
+        Ok(self.usage().sums(owner).1.bytes)
     }
 
-    fn most_of_one(&self, owner: &Owner) -> Share {
-        let usual = most_of_one(&self.0.limits, owner);
+    fn owner_limit(&self, owner: &ArtifactOwner) -> Amount {
+        let usual = owner_limit(&self.0.limits, owner);
         let own = self
             .0
             .tenants
             .quota(owner.as_str())
             .storage
-            .filter(|_| *owner != Owner::local());
-        Share {
+            .filter(|_| *owner != ArtifactOwner::local());
+        Amount {
             bytes: own.map_or(usual.bytes, |own| own.0),
             ..usual
         }
     }
 
-    fn weight(&self) -> MutexGuard<'_, Weight> {
-        self.0.weight.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage(&self) -> MutexGuard<'_, QuotaUsage> {
+        self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The general quota of one owner; at least one name.
-fn most_of_one(limits: &ArtifactLimits, owner: &Owner) -> Share {
-    let usual = match *owner == Owner::local() {
-        true => Share {
+fn owner_limit(limits: &ArtifactLimits, owner: &ArtifactOwner) -> Amount {
+    let usual = if *owner == ArtifactOwner::local() {
+        Amount {
             names: limits.names,
             bytes: limits.total_bytes,
-        },
-        false => Share {
+        }
+    } else {
+        Amount {
             names: (limits.names / 4).max(1),
             bytes: limits.total_bytes / 4,
-        },
+        }
     };
-    Share {
+    Amount {
         names: limits.owner_names.unwrap_or(usual.names),
         bytes: limits.owner_bytes.unwrap_or(usual.bytes),
     }
@@ -229,7 +238,7 @@ fn most_of_one(limits: &ArtifactLimits, owner: &Owner) -> Share {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArtifactSettings, New, Putting, StoreError};
+    use super::super::{ArtifactError, ArtifactSettings, ArtifactWriter, NewArtifact};
     use super::*;
     use bytes::Bytes;
     use std::{
@@ -249,15 +258,19 @@ mod tests {
             Store(Artifacts::open(settings).unwrap(), path)
         }
 
-        async fn begin(&self, name: &str) -> Result<Putting, StoreError> {
+        async fn begin(&self, name: &str) -> Result<ArtifactWriter, ArtifactError> {
             self.0
-                .begin(New::local(
+                .begin(NewArtifact::local(
                     spec::WorkspacePath::new(Path::new(name)).unwrap(),
                 ))
                 .await
         }
 
-        async fn write(&self, name: &str, bytes: &'static [u8]) -> Result<Putting, StoreError> {
+        async fn write(
+            &self,
+            name: &str,
+            bytes: &'static [u8],
+        ) -> Result<ArtifactWriter, ArtifactError> {
             let mut putting = self.begin(name).await?;
             putting
                 .write(Bytes::from_static(bytes))
@@ -267,7 +280,7 @@ mod tests {
 
         /// Makes the last measurement look a minute old.
         fn a_minute_later(&self) {
-            self.0.weight().at = None;
+            self.0.usage().at = None;
         }
     }
 
@@ -277,9 +290,9 @@ mod tests {
         }
     }
 
-    fn lacks<T>(answer: Result<T, StoreError>) -> &'static str {
+    fn lacks<T>(answer: Result<T, ArtifactError>) -> &'static str {
         match answer {
-            Err(StoreError::Quota { what, .. }) => what,
+            Err(ArtifactError::Quota { what, .. }) => what,
             Err(error) => panic!("another error: {error}"),
             Ok(_) => "nothing",
         }
@@ -343,20 +356,21 @@ mod tests {
 
     #[test]
     fn nobody_gives_back_what_is_another_ones() {
-        let (one, other) = (Owner::local(), Owner::key(&spec::Id::new("other").unwrap()));
-        let mut shares = Shares::default();
-        shares.add(&one, Share { names: 1, bytes: 5 });
-        shares.add(&other, Share { names: 2, bytes: 7 });
+        let one = ArtifactOwner::local();
+        let other = ArtifactOwner::key(&spec::Id::new("other").unwrap());
+        let mut shares = AmountsByOwner::default();
+        shares.add(&one, Amount { names: 1, bytes: 5 });
+        shares.add(&other, Amount { names: 2, bytes: 7 });
         shares.subtract(
             &one,
-            Share {
+            Amount {
                 names: 9,
                 bytes: 99,
             },
         );
         assert_eq!(
             (shares.all, shares.of(&other)),
-            (shares.of(&other), Share { names: 2, bytes: 7 })
+            (shares.of(&other), Amount { names: 2, bytes: 7 })
         );
         assert_eq!(shares.owners.len(), 1, "who has nothing takes no room");
     }

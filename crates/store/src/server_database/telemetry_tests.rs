@@ -42,7 +42,8 @@ fn log(name: &str, at_ms: u64, lines: &str) -> LogRow {
 }
 
 fn end(stopped_ms: u64) -> ContainerEnd<'static> {
-    let (started_ms, removed_ms) = (Some(stopped_ms - 1), stopped_ms);
+    let started_ms = Some(stopped_ms - 1);
+    let removed_ms = stopped_ms;
     ContainerEnd {
         status: "exited",
         exit_code: Some(0),
@@ -52,7 +53,7 @@ fn end(stopped_ms: u64) -> ContainerEnd<'static> {
     }
 }
 
-const ALL: Kept = Kept {
+const ALL: TelemetryRetention = TelemetryRetention {
     logs_since_ms: 0,
     containers_since_ms: 0,
     log_bytes: u64::MAX,
@@ -62,54 +63,57 @@ const ALL: Kept = Kept {
 #[test]
 fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
     let folder = Folder::new("moments");
-    let served = Served::open(&folder.0).unwrap();
-    let boot = served.boot("1", "k", 1, 5).unwrap();
-    served
-        .together(|writing| {
-            writing.add_container(&container("a", "acme", 10))?;
-            writing.add_container(&container("b", "acme", 10))?;
-            writing.start_container("a", 11)?;
-            writing.end_container("a", &end(20))?;
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let record_start = database.record_start("1", "k", 1, 5).unwrap();
+    database
+        .transact(|transaction| {
+            transaction.add_container(&container("a", "acme", 10))?;
+            transaction.add_container(&container("b", "acme", 10))?;
+            transaction.start_container("a", 11)?;
+            transaction.end_container("a", &end(20))?;
             // Too late: the container has ended.
-            writing.start_container("a", 30)
+            transaction.start_container("a", 30)
         })
         .unwrap();
-    let a = served.container("a").unwrap().unwrap();
+    let a = database.container("a").unwrap().unwrap();
     let moments = (a.created_ms, a.started_ms, a.stopped_ms, a.removed_ms);
     assert_eq!(
         (a.status.as_str(), moments),
         ("exited", (10, Some(11), Some(20), Some(20)))
     );
-    let next = served.boot("1", "k", 2, 40).unwrap();
+    let next = database.record_start("1", "k", 2, 40).unwrap();
     assert_eq!(
-        served.ended_before(next).unwrap().as_deref(),
+        database.previous_outcome(next).unwrap().as_deref(),
         Some("killed")
     );
-    assert_eq!(served.container("b").unwrap().unwrap().status, "lost");
-    assert_eq!(served.container("a").unwrap().unwrap().status, "exited");
-    served.shut_down(next, "clean", 50).unwrap();
-    let last = served.boot("1", "k", 3, 60).unwrap();
-    assert_eq!(served.ended_before(last).unwrap().as_deref(), Some("clean"));
-    assert_eq!(served.ended_before(boot).unwrap(), None);
+    assert_eq!(database.container("b").unwrap().unwrap().status, "lost");
+    assert_eq!(database.container("a").unwrap().unwrap().status, "exited");
+    database.record_shutdown(next, "clean", 50).unwrap();
+    let last = database.record_start("1", "k", 3, 60).unwrap();
+    assert_eq!(
+        database.previous_outcome(last).unwrap().as_deref(),
+        Some("clean")
+    );
+    assert_eq!(database.previous_outcome(record_start).unwrap(), None);
 }
 
 #[test]
 fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
     let folder = Folder::new("prune");
-    let served = Served::open(&folder.0).unwrap();
-    served
-        .together(|writing| {
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    database
+        .transact(|transaction| {
             for (id, owner, at) in [
                 ("a", "one", 10),
                 ("b", "one", 20),
                 ("c", "one", 30),
                 ("d", "two", 5),
             ] {
-                writing.add_container(&container(id, owner, at))?;
-                writing.end_container(id, &end(at + 1))?;
+                transaction.add_container(&container(id, owner, at))?;
+                transaction.end_container(id, &end(at + 1))?;
             }
-            writing.add_container(&container("open", "one", 1))?;
-            (0..5).try_for_each(|at| writing.add_log(&log("a", at, "0123456789")))
+            transaction.add_container(&container("open", "one", 1))?;
+            (0..5).try_for_each(|at| transaction.add_log(&log("a", at, "0123456789")))
         })
         .unwrap();
     let names = || {
@@ -117,7 +121,7 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
             limit: 100,
             ..ContainerFilter::default()
         };
-        let rows = served.containers(&filter).unwrap();
+        let rows = database.containers(&filter).unwrap();
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
     let times = || {
@@ -127,7 +131,7 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
             source_name: "a".into(),
             ..LogFilter::default()
         };
-        served
+        database
             .logs(&filter, |row| {
                 times.push(row.at_ms);
                 true
@@ -135,9 +139,9 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
             .unwrap();
         times
     };
-    assert_eq!(served.prune_telemetry(&ALL).unwrap(), 0);
-    served
-        .prune_telemetry(&Kept {
+    assert_eq!(database.prune_telemetry(&ALL).unwrap(), 0);
+    database
+        .prune_telemetry(&TelemetryRetention {
             logs_since_ms: 1,
             containers_since_ms: 10,
             ..ALL
@@ -150,8 +154,8 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
             vec![1, 2, 3, 4]
         )
     );
-    served
-        .prune_telemetry(&Kept {
+    database
+        .prune_telemetry(&TelemetryRetention {
             log_bytes: 4 * 250,
             containers: 2,
             ..ALL
@@ -166,47 +170,50 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
 #[test]
 fn whoever_has_the_most_containers_loses_the_oldest_first() {
     let folder = Folder::new("fair");
-    let served = Served::open(&folder.0).unwrap();
-    served
-        .together(|writing| {
-            writing.add_container(&container("hers", "quiet", 1))?;
-            writing.end_container("hers", &end(2))?;
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    database
+        .transact(|transaction| {
+            transaction.add_container(&container("hers", "quiet", 1))?;
+            transaction.end_container("hers", &end(2))?;
             (0..50).try_for_each(|n| {
                 let id = format!("his{n}");
-                writing.add_container(&container(&id, "noisy", 10 + n))?;
-                writing.end_container(&id, &end(100))
+                transaction.add_container(&container(&id, "noisy", 10 + n))?;
+                transaction.end_container(&id, &end(100))
             })
         })
         .unwrap();
-    served
-        .prune_telemetry(&Kept {
+    database
+        .prune_telemetry(&TelemetryRetention {
             containers: 3,
             ..ALL
         })
         .unwrap();
-    assert!(served.container("hers").unwrap().is_some());
+    assert!(database.container("hers").unwrap().is_some());
     assert!(
-        served.container("his49").unwrap().is_some() && served.container("his0").unwrap().is_none()
+        database.container("his49").unwrap().is_some()
+            && database.container("his0").unwrap().is_none()
     );
 }
 
 #[test]
 fn pages_without_use_are_given_back() {
     let folder = Folder::new("vacuum");
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let text = "x".repeat(4000);
-    served
-        .together(|writing| (0..500).try_for_each(|at| writing.add_log(&log("a", at, &text))))
+    database
+        .transact(|transaction| {
+            (0..500).try_for_each(|at| transaction.add_log(&log("a", at, &text)))
+        })
         .unwrap();
-    served
-        .prune_telemetry(&Kept {
+    database
+        .prune_telemetry(&TelemetryRetention {
             logs_since_ms: 1000,
             ..ALL
         })
         .unwrap();
-    let mut left = vec![served.vacuum().unwrap()];
+    let mut left = vec![database.vacuum().unwrap()];
     while left.last() != Some(&0) && left.len() < 100 {
-        left.push(served.vacuum().unwrap());
+        left.push(database.vacuum().unwrap());
     }
     assert!(left[0] > 0 && left.last() == Some(&0), "{left:?}");
     assert!(left.windows(2).all(|two| two[0] > two[1]), "{left:?}");
@@ -215,33 +222,34 @@ fn pages_without_use_are_given_back() {
 #[test]
 fn a_flood_costs_only_whoever_made_it_and_the_nodes_own_lines_stay() {
     let folder = Folder::new("flood");
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let of = |owner: &str, name: &str, at| LogRow {
         owner: owner.to_owned(),
         ..log(name, at, "0123456789")
     };
-    served
-        .together(|writing| {
-            writing.add_log(&of("", "node", 1))?;
-            writing.add_log(&of("quiet", "hers", 1))?;
-            (0..100).try_for_each(|at| writing.add_log(&of("noisy", "his", 10 + at)))
+    database
+        .transact(|transaction| {
+            transaction.add_log(&of("", "node", 1))?;
+            transaction.add_log(&of("quiet", "hers", 1))?;
+            (0..100).try_for_each(|at| transaction.add_log(&of("noisy", "his", 10 + at)))
         })
         .unwrap();
-    served
-        .prune_telemetry(&Kept {
+    database
+        .prune_telemetry(&TelemetryRetention {
             log_bytes: 40 * 110,
             ..ALL
         })
         .unwrap();
     let times = |name: &str| {
-        let (source_kind, source_name) = ("container".to_owned(), name.to_owned());
+        let source_kind = "container".to_owned();
+        let source_name = name.to_owned();
         let mut times = Vec::new();
         let filter = LogFilter {
             source_kind,
             source_name,
             ..LogFilter::default()
         };
-        served
+        database
             .logs(&filter, |row| {
                 times.push(row.at_ms);
                 true
@@ -267,11 +275,11 @@ fn whoever_has_most_loses_first() {
         ("d", 90),
         ("e", 90),
     ];
-    let shares = shares(
+    let byte_shares = byte_shares(
         sizes.map(|(owner, size)| (owner.to_owned(), size)).to_vec(),
         400,
     );
-    let of = |owner: &str| shares[owner];
+    let of = |owner: &str| byte_shares[owner];
     assert_eq!((of(""), of("a"), of("b")), (100, 10, 60));
     assert_eq!(
         (of("c"), of("d"), of("e")),
@@ -283,9 +291,9 @@ fn whoever_has_most_loses_first() {
 #[test]
 fn a_tenants_list_is_read_by_his_own_index() {
     let folder = Folder::new("plan");
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let plan = |query: &str| {
-        let plan = served.telemetry.read(|connection| {
+        let plan = database.telemetry_reader.read(|connection| {
             let mut rows = connection.prepare(&format!("EXPLAIN QUERY PLAN {query}"))?;
             let mut rows = rows.raw_query();
             let mut all = Vec::new();

@@ -1,16 +1,17 @@
 //! Writing: chunks are counted and hashed as they come, and become a version at the end or never.
 
 use super::{
-    Artifacts, Kept, New, Pieces, StoreError,
-    about::{About, Content},
-    bucket::{ABANDONED, Upload},
+    ArtifactError, Artifacts, ChunkBuffer, NewArtifact, StoredArtifact,
+    bucket::{ABANDONED_AGE, Upload},
     draft::Draft,
-    kept::{self, Spot},
-    now, off_the_loop,
-    place::Shelf,
-    weight::Share,
+    location::StorageBackend,
+    metadata::{ContentDigest, Metadata},
+    now,
+    quota::Amount,
+    run_blocking,
+    version::{self, ArtifactVersion},
 };
-use crate::names;
+use crate::name_encoding;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use spec::WorkspacePath;
@@ -22,23 +23,23 @@ use tokio::task::JoinHandle;
 
 /// Chunks are collected up to this size before they are written; the next ones are collected
 /// meanwhile.
-const GATHERED: usize = 256 << 10;
+const FLUSH_BYTES: usize = 256 << 10;
 /// Maximum time of a write. A slower one would race with the sweep.
-const LONGEST: Duration = Duration::from_secs(12 * 3600);
-const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
+const WRITE_TIMEOUT: Duration = Duration::from_secs(12 * 3600);
+const _: () = assert!(WRITE_TIMEOUT.as_secs() < ABANDONED_AGE.as_secs());
 
 /// An artifact being written. Dropped before its end, it leaves nothing.
 #[derive(Debug)]
-pub struct Putting {
+pub struct ArtifactWriter {
     artifacts: Artifacts,
-    new: New,
-    spot: Spot,
+    new: NewArtifact,
+    location: ArtifactVersion,
     began: Instant,
-    gathered: Pieces,
+    buffered: ChunkBuffer,
     digest: Sha256,
     size_bytes: u64,
     /// The quota reserved so far, possibly including a name.
-    taken: Share,
+    reservation: Amount,
     sink: Option<Sink>,
 }
 
@@ -46,7 +47,7 @@ pub struct Putting {
 enum Sink {
     Draft(Draft),
     /// A draft that is being written to.
-    Writing(JoinHandle<io::Result<(Draft, Sha256)>>),
+    WriteTransaction(JoinHandle<io::Result<(Draft, Sha256)>>),
     Upload(Box<Upload>),
 }
 
@@ -60,66 +61,72 @@ fn is_taken(name: &WorkspacePath) -> bool {
 
 impl Artifacts {
     /// Starts writing the next version of a name.
-    pub async fn begin(&self, mut new: New) -> Result<Putting, StoreError> {
+    pub async fn begin(&self, mut new: NewArtifact) -> Result<ArtifactWriter, ArtifactError> {
         if is_taken(&new.name) {
-            return Err(StoreError::Name { name: new.name });
+            return Err(ArtifactError::Name { name: new.name });
         }
-        let failed = |source| StoreError::Keep {
+        let failed = |source| ArtifactError::Keep {
             name: new.name.clone(),
             source,
         };
         if new
             .content_type
             .as_deref()
-            .is_some_and(|text| !kept::is_content_type(text))
+            .is_some_and(|text| !version::is_content_type(text))
         {
-            return Err(StoreError::ContentType { name: new.name });
+            return Err(ArtifactError::ContentType { name: new.name });
         }
-        let spot = Spot::new(&new.owner, &new.name, 0);
-        let sink = match &self.0.shelf {
-            Shelf::Folder(folder) => {
+        let location = ArtifactVersion::new(&new.owner, &new.name, 0);
+        let sink = match &self.0.backend {
+            StorageBackend::Folder(folder) => {
                 let folder = folder.clone();
-                Sink::Draft(off_the_loop(move || folder.draft()).await.map_err(failed)?)
+                Sink::Draft(run_blocking(move || folder.draft()).await.map_err(failed)?)
             }
-            Shelf::Bucket(bucket) => Sink::Upload(Box::new(
-                bucket.begin(&spot.owner, &spot.entry).map_err(failed)?,
+            StorageBackend::Bucket(bucket) => Sink::Upload(Box::new(
+                bucket
+                    .begin(&location.owner, &location.entry)
+                    .map_err(failed)?,
             )),
         };
-        let taken = self.check_counts(&new, &spot).await?;
+        let reservation = self.check_counts(&new, &location).await?;
         new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
-        Ok(Putting {
+        Ok(ArtifactWriter {
             artifacts: self.clone(),
             new,
-            spot,
+            location,
             began: Instant::now(),
-            gathered: Pieces::default(),
+            buffered: ChunkBuffer::default(),
             digest: Sha256::new(),
             size_bytes: 0,
-            taken,
+            reservation,
             sink: Some(sink),
         })
     }
 
     /// Checks the limits of names and versions; bytes are counted as they come. Returns the
     /// reservation: concurrent writers share the quota.
-    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<Share, StoreError> {
-        let failed = |source| StoreError::Keep {
+    async fn check_counts(
+        &self,
+        new: &NewArtifact,
+        location: &ArtifactVersion,
+    ) -> Result<Amount, ArtifactError> {
+        let failed = |source| ArtifactError::Keep {
             name: new.name.clone(),
             source,
         };
         let quota = |what, limit| {
-            Err(StoreError::Quota {
+            Err(ArtifactError::Quota {
                 name: new.name.clone(),
                 what,
                 limit,
             })
         };
         let limits = self.0.limits;
-        self.weigh().await.map_err(failed)?;
-        let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
+        self.measure().await.map_err(failed)?;
+        let versions = self.versions(location).await.map_err(failed)?.len() as u64;
         if versions == 0 {
-            let taken = self.take_name(&new.owner).map(|()| Share::NAME);
-            return taken.or_else(|(what, limit)| quota(what, limit));
+            let reservation = self.reserve_name(&new.owner).map(|()| Amount::NAME);
+            return reservation.or_else(|(what, limit)| quota(what, limit));
         }
         // Retention makes room after each new version.
         let removed = self
@@ -130,141 +137,146 @@ impl Artifacts {
         if versions >= limits.versions && !removed {
             return quota("versions of this name", limits.versions);
         }
-        Ok(Share::default())
+        Ok(Amount::default())
     }
 }
 
 impl Artifacts {
     /// The new version exists whatever happens to the old ones; the next sweep tries again.
-    async fn retain(&self, spot: Spot) {
+    async fn apply_retention(&self, location: ArtifactVersion) {
         if self.0.retention == spec::Retention::default() {
             return;
         }
-        if let Ok(versions) = self.versions(&spot).await {
-            let spots: Vec<_> = versions
+        if let Ok(versions) = self.versions(&location).await {
+            let locations: Vec<_> = versions
                 .into_iter()
-                .map(|version| Spot {
+                .map(|version| ArtifactVersion {
                     version,
-                    ..spot.clone()
+                    ..location.clone()
                 })
                 .collect();
-            _ = self.expire(&spots).await;
+            _ = self.expire(&locations).await;
         }
     }
 }
 
-impl Putting {
+impl ArtifactWriter {
     /// Appends bytes.
-    pub async fn write(&mut self, bytes: Bytes) -> Result<(), StoreError> {
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), ArtifactError> {
         if bytes.len() as u64 > self.new.limit_bytes.saturating_sub(self.size_bytes) {
             self.sink = None;
-            return Err(StoreError::TooLarge {
+            return Err(ArtifactError::TooLarge {
                 name: self.new.name.clone(),
                 limit_bytes: self.new.limit_bytes,
             });
         }
-        self.take_room(bytes.len() as u64)?;
+        self.reserve_bytes(bytes.len() as u64)?;
         self.size_bytes += bytes.len() as u64;
-        self.gathered.push(bytes);
-        if self.gathered.size_bytes() >= GATHERED {
+        self.buffered.push(bytes);
+        if self.buffered.size_bytes() >= FLUSH_BYTES {
             self.flush().await?;
         }
         Ok(())
     }
 
     /// Publishes the version, if its digest matches the expected one.
-    pub async fn finish(mut self, expected: Option<&str>) -> Result<Kept, StoreError> {
+    pub async fn finish(mut self, expected: Option<&str>) -> Result<StoredArtifact, ArtifactError> {
         self.flush().await?;
-        self.written().await?;
-        let sha256 = names::hexadecimal(&std::mem::take(&mut self.digest).finalize());
+        self.await_pending_write().await?;
+        let sha256 = name_encoding::hexadecimal(&std::mem::take(&mut self.digest).finalize());
         if let Some(expected) = expected.filter(|expected| !expected.eq_ignore_ascii_case(&sha256))
         {
-            let (name, expected) = (self.new.name.clone(), expected.to_owned());
-            return Err(StoreError::Mismatch {
+            let name = self.new.name.clone();
+            let expected = expected.to_owned();
+            return Err(ArtifactError::Mismatch {
                 name,
                 expected,
                 found: sha256,
             });
         }
-        let about = About::new(
+        let metadata = Metadata::new(
             &self.new,
-            Content {
+            ContentDigest {
                 size_bytes: self.size_bytes,
                 sha256,
             },
             now(),
         );
         let version = self
-            .publish(about.clone())
+            .publish(metadata.clone())
             .await
             .map_err(|source| self.failed(source))?;
-        self.is_there(version);
-        let spot = Spot {
+        self.commit(version);
+        let location = ArtifactVersion {
             version,
-            ..self.spot.clone()
+            ..self.location.clone()
         };
-        let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
-        self.artifacts.clone().retain(spot).await;
+        let kept = metadata
+            .into_stored(&location)
+            .map_err(|source| self.failed(source))?;
+        self.artifacts.clone().apply_retention(location).await;
         Ok(kept)
     }
 
-    async fn publish(&mut self, about: About) -> io::Result<u64> {
-        let (owner, entry) = (self.spot.owner.clone(), self.spot.entry.clone());
-        match (self.sink.take(), &self.artifacts.0.shelf) {
-            (Some(Sink::Draft(draft)), Shelf::Folder(folder)) => {
+    async fn publish(&mut self, metadata: Metadata) -> io::Result<u64> {
+        let owner = self.location.owner.clone();
+        let entry = self.location.entry.clone();
+        match (self.sink.take(), &self.artifacts.0.backend) {
+            (Some(Sink::Draft(draft)), StorageBackend::Folder(folder)) => {
                 let folder = folder.clone();
-                off_the_loop(move || folder.publish(draft, &owner, &entry, &about)).await
+                run_blocking(move || folder.publish(draft, &owner, &entry, &metadata)).await
             }
-            (Some(Sink::Upload(upload)), Shelf::Bucket(bucket)) => {
-                bucket.publish(*upload, &owner, &entry, about).await
+            (Some(Sink::Upload(upload)), StorageBackend::Bucket(bucket)) => {
+                bucket.publish(*upload, &owner, &entry, metadata).await
             }
             _ => Err(io::Error::other("it has ended")),
         }
     }
 
-    fn take_room(&mut self, bytes: u64) -> Result<(), StoreError> {
-        if let Err((what, limit)) = self.artifacts.take_room(&self.new.owner, bytes) {
+    fn reserve_bytes(&mut self, bytes: u64) -> Result<(), ArtifactError> {
+        if let Err((what, limit)) = self.artifacts.reserve_bytes(&self.new.owner, bytes) {
             self.sink = None;
-            return Err(StoreError::Quota {
+            return Err(ArtifactError::Quota {
                 name: self.new.name.clone(),
                 what,
                 limit,
             });
         }
-        self.taken.bytes += bytes;
+        self.reservation.bytes += bytes;
         Ok(())
     }
 
     /// Commits the reservation. If another writer was the first of this name, the name belongs to
     /// that one.
-    fn is_there(&mut self, version: u64) {
-        let mut kept = std::mem::take(&mut self.taken);
+    fn commit(&mut self, version: u64) {
+        let mut kept = std::mem::take(&mut self.reservation);
         if version != 1 {
-            self.taken.names = std::mem::take(&mut kept.names);
+            self.reservation.names = std::mem::take(&mut kept.names);
         }
-        self.artifacts.is_there(&self.new.owner, kept);
+        self.artifacts.commit(&self.new.owner, kept);
     }
 
-    async fn flush(&mut self) -> Result<(), StoreError> {
-        if self.began.elapsed() > LONGEST {
+    async fn flush(&mut self) -> Result<(), ArtifactError> {
+        if self.began.elapsed() > WRITE_TIMEOUT {
             self.sink = None;
             return Err(self.failed(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "it took longer than twelve hours",
             )));
         }
-        self.written().await?;
-        let (pieces, digest) = (self.gathered.take(), std::mem::take(&mut self.digest));
+        self.await_pending_write().await?;
+        let chunks = self.buffered.take();
+        let digest = std::mem::take(&mut self.digest);
         match self.sink.take() {
             Some(Sink::Draft(draft)) => {
-                let work = move || append(draft, &pieces, digest);
-                self.sink = Some(Sink::Writing(tokio::task::spawn_blocking(work)));
+                let work = move || append(draft, &chunks, digest);
+                self.sink = Some(Sink::WriteTransaction(tokio::task::spawn_blocking(work)));
             }
             Some(Sink::Upload(mut upload)) => {
-                let digest = pieces
+                let digest = chunks
                     .iter()
                     .fold(digest, |digest, piece| digest.chain_update(piece));
-                for piece in pieces {
+                for piece in chunks {
                     upload
                         .write(piece)
                         .await
@@ -278,11 +290,11 @@ impl Putting {
     }
 
     /// Waits for the pending write.
-    async fn written(&mut self) -> Result<(), StoreError> {
+    async fn await_pending_write(&mut self) -> Result<(), ArtifactError> {
         match self.sink.take() {
-            Some(Sink::Writing(writing)) => {
-                let written = writing.await.map_err(io::Error::from).flatten();
-                let (draft, digest) = written.map_err(|source| self.failed(source))?;
+            Some(Sink::WriteTransaction(writing)) => {
+                let await_pending_write = writing.await.map_err(io::Error::from).flatten();
+                let (draft, digest) = await_pending_write.map_err(|source| self.failed(source))?;
                 (self.sink, self.digest) = (Some(Sink::Draft(draft)), digest);
             }
             sink => self.sink = sink,
@@ -290,29 +302,29 @@ impl Putting {
         Ok(())
     }
 
-    fn failed(&self, source: io::Error) -> StoreError {
-        StoreError::Keep {
+    fn failed(&self, source: io::Error) -> ArtifactError {
+        ArtifactError::Keep {
             name: self.new.name.clone(),
             source,
         }
     }
 }
 
-fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, Sha256)> {
-    pieces
+fn append(draft: Draft, chunks: &[Bytes], digest: Sha256) -> io::Result<(Draft, Sha256)> {
+    chunks
         .iter()
         .try_for_each(|piece| draft.bytes().write_all(piece))?;
     Ok((
         draft,
-        pieces
+        chunks
             .iter()
             .fold(digest, |digest, piece| digest.chain_update(piece)),
     ))
 }
 
 /// Releases the reservation of what was not published.
-impl Drop for Putting {
+impl Drop for ArtifactWriter {
     fn drop(&mut self) {
-        self.artifacts.give_back(&self.new.owner, self.taken);
+        self.artifacts.release(&self.new.owner, self.reservation);
     }
 }

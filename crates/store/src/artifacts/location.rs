@@ -1,6 +1,6 @@
 //! Where artifacts are stored: a folder, memory, or a bucket with its credentials.
 
-use super::{StoreError, bucket::Bucket, folder::Folder};
+use super::{ArtifactError, bucket::BucketBackend, folder::FolderBackend};
 use http_body_util::{BodyExt, Limited};
 use object_store::{
     ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig,
@@ -16,20 +16,20 @@ use std::{fmt, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 /// Location of the artifact store.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum StorageLocation {
     /// A folder of this machine.
     Folder(PathBuf),
     /// The memory of this process.
     Memory,
     /// A bucket of S3 or a compatible service.
-    S3(Remote),
+    S3(ObjectStoreConfig),
     /// A bucket of Google Cloud Storage.
-    Gcs(Remote),
+    Gcs(ObjectStoreConfig),
 }
 
 /// A bucket and the access to it.
 #[derive(Clone)]
-pub struct Remote {
+pub struct ObjectStoreConfig {
     /// Name of the bucket.
     pub bucket: String,
     /// Prefix of all keys; may be empty.
@@ -47,7 +47,7 @@ pub struct Remote {
 }
 
 /// Leaves the credentials out.
-impl fmt::Debug for Remote {
+impl fmt::Debug for ObjectStoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -59,46 +59,46 @@ impl fmt::Debug for Remote {
 
 /// The storage backend of artifacts.
 #[derive(Clone, Debug)]
-pub(crate) enum Shelf {
-    Folder(Folder),
-    Bucket(Bucket),
+pub(crate) enum StorageBackend {
+    Folder(FolderBackend),
+    Bucket(BucketBackend),
 }
 
-impl Shelf {
-    pub(crate) fn open(place: Place) -> Result<Shelf, StoreError> {
-        let bucket = match place {
-            Place::Folder(folder) => {
-                let opened = Folder::open(&folder)
-                    .map_err(|source| StoreError::Folder { folder, source })?;
-                return Ok(Shelf::Folder(opened));
+impl StorageBackend {
+    pub(crate) fn open(location: StorageLocation) -> Result<StorageBackend, ArtifactError> {
+        let bucket = match location {
+            StorageLocation::Folder(folder) => {
+                let opened = FolderBackend::open(&folder)
+                    .map_err(|source| ArtifactError::Folder { folder, source })?;
+                return Ok(StorageBackend::Folder(opened));
             }
-            Place::Memory => Bucket::new(Arc::new(InMemory::new()), "")
+            StorageLocation::Memory => BucketBackend::new(Arc::new(InMemory::new()), "")
                 .map_err(|error| ("memory".to_owned(), error)),
-            Place::S3(remote) => of_remote(&remote, s3(&remote)),
-            Place::Gcs(remote) => of_remote(&remote, gcs(&remote)),
+            StorageLocation::S3(config) => open_bucket(&config, s3(&config)),
+            StorageLocation::Gcs(config) => open_bucket(&config, gcs(&config)),
         };
         bucket
-            .map(Shelf::Bucket)
-            .map_err(|(bucket, source)| StoreError::Bucket { bucket, source })
+            .map(StorageBackend::Bucket)
+            .map_err(|(bucket, source)| ArtifactError::Bucket { bucket, source })
     }
 }
 
-fn of_remote(
-    remote: &Remote,
+fn open_bucket(
+    config: &ObjectStoreConfig,
     store: object_store::Result<Arc<dyn ObjectStore>>,
-) -> Result<Bucket, (String, io::Error)> {
+) -> Result<BucketBackend, (String, io::Error)> {
     let bucket = store
         .map_err(io::Error::from)
-        .and_then(|store| Bucket::new(store, &remote.prefix));
-    bucket.map_err(|error| (remote.bucket.clone(), error))
+        .and_then(|store| BucketBackend::new(store, &config.prefix));
+    bucket.map_err(|error| (config.bucket.clone(), error))
 }
 
 /// Creates HTTP clients that follow no redirects: a hostile server could redirect to an internal
 /// service, whose response would be stored as an artifact.
 #[derive(Debug)]
-struct Stays;
+struct NoRedirectConnector;
 
-impl HttpConnector for Stays {
+impl HttpConnector for NoRedirectConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         // Another part of the program may have installed it first.
         _ = rustls::crypto::ring::default_provider().install_default();
@@ -114,28 +114,28 @@ impl HttpConnector for Stays {
             .timeout(Duration::from_secs(120))
             .user_agent("airlock")
             .build();
-        let unfit = |error: reqwest::Error| Error::Generic {
+        let rejected = |error: reqwest::Error| Error::Generic {
             store: "bucket",
             source: error.into(),
         };
         client
-            .map(|client| HttpClient::new(Reads(client)))
-            .map_err(unfit)
+            .map(|client| HttpClient::new(BoundedClient(client)))
+            .map_err(rejected)
     }
 }
 
 /// A page of a listing has a thousand keys of at most 1024 characters, with their metadata.
-const LONGEST_WORD: usize = 16 << 20;
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 /// No key, upload id or other element of a response is longer.
-const LONGEST_PIECE: usize = 8 << 10;
+const MAX_ELEMENT_BYTES: usize = 8 << 10;
 
 /// Checks responses before `object_store` parses them. All but object contents are bounded,
 /// whatever length is announced, for which the client would allocate memory. The client also panics
 /// if a continuation token or upload id is too long for a URL.
 #[derive(Debug)]
-struct Reads(reqwest::Client);
+struct BoundedClient(reqwest::Client);
 
-impl HttpService for Reads {
+impl HttpService for BoundedClient {
     fn call<'a, 'b>(
         &'a self,
         request: HttpRequest,
@@ -170,41 +170,42 @@ impl HttpService for Reads {
 
 fn bounded(body: HttpResponseBody) -> HttpResponseBody {
     let too_long = |_| {
-        unfit(format!(
-            "a response has more than {LONGEST_WORD} bytes, or ends early"
+        rejected(format!(
+            "a response has more than {MAX_RESPONSE_BYTES} bytes, or ends early"
         ))
     };
-    HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
+    HttpResponseBody::new(Limited::new(body, MAX_RESPONSE_BYTES).map_err(too_long))
 }
 
 async fn read(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
     let text = body.collect().await?.to_bytes();
-    match has_short_pieces(&text) {
-        true => Ok(text.into()),
-        false => Err(unfit(format!(
-            "a response has an element of more than {LONGEST_PIECE} bytes, or comments"
-        ))),
+    if has_short_elements(&text) {
+        Ok(text.into())
+    } else {
+        Err(rejected(format!(
+            "a response has an element of more than {MAX_ELEMENT_BYTES} bytes, or comments"
+        )))
     }
 }
 
-fn unfit(why: String) -> HttpError {
+fn rejected(why: String) -> HttpError {
     HttpError::new(HttpErrorKind::Decode, io::Error::other(why))
 }
 
 /// Comments and CDATA could hide a long element, and no such response contains them; `<?` occurs
 /// only at its start.
-fn has_short_pieces(page: &[u8]) -> bool {
-    let mut pieces = page.split(|byte| *byte == b'<');
-    pieces.all(|piece| piece.len() <= LONGEST_PIECE && !piece.starts_with(b"!"))
+fn has_short_elements(page: &[u8]) -> bool {
+    let mut chunks = page.split(|byte| *byte == b'<');
+    chunks.all(|piece| piece.len() <= MAX_ELEMENT_BYTES && !piece.starts_with(b"!"))
         && page.windows(2).filter(|two| two == b"<?").count() <= 1
 }
 
-fn client(remote: &Remote) -> ClientOptions {
-    ClientOptions::new().with_allow_http(remote.allow_http)
+fn client(config: &ObjectStoreConfig) -> ClientOptions {
+    ClientOptions::new().with_allow_http(config.allow_http)
 }
 
 /// An unreachable server is reported within seconds.
-fn patience() -> RetryConfig {
+fn retry_config() -> RetryConfig {
     RetryConfig {
         max_retries: 4,
         retry_timeout: Duration::from_secs(30),
@@ -212,7 +213,7 @@ fn patience() -> RetryConfig {
     }
 }
 
-fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+fn s3(config: &ObjectStoreConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
     // The client panics on a value that is invalid in a header, or in a URL, which contains the
     // region.
     let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -220,7 +221,7 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         text.bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
-    if !is_word(&remote.key) || !is_name(&remote.region) {
+    if !is_word(&config.key) || !is_name(&config.region) {
         let source = "its access key id or region has an invalid character".into();
         return Err(Error::Generic {
             store: "bucket",
@@ -228,35 +229,35 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         });
     }
     let mut builder = AmazonS3Builder::new()
-        .with_bucket_name(&remote.bucket)
-        .with_region(&remote.region)
-        .with_access_key_id(&remote.key)
-        .with_secret_access_key(&remote.secret)
-        .with_client_options(client(remote))
-        .with_http_connector(Stays)
-        .with_retry(patience())
+        .with_bucket_name(&config.bucket)
+        .with_region(&config.region)
+        .with_access_key_id(&config.key)
+        .with_secret_access_key(&config.secret)
+        .with_client_options(client(config))
+        .with_http_connector(NoRedirectConnector)
+        .with_retry(retry_config())
         // We delete objects one by one; the client panics if a bulk response names other keys.
         .with_disable_bulk_delete(true)
-        .with_allow_http(remote.allow_http);
-    if let Some(endpoint) = &remote.endpoint {
+        .with_allow_http(config.allow_http);
+    if let Some(endpoint) = &config.endpoint {
         builder = builder.with_endpoint(endpoint);
     }
     Ok(Arc::new(builder.build()?))
 }
 
-fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+fn gcs(config: &ObjectStoreConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
     // Always set, so that the service account's own URL cannot redirect the client.
-    let endpoint = remote
+    let endpoint = config
         .endpoint
         .as_deref()
         .unwrap_or("https://storage.googleapis.com");
     let builder = GoogleCloudStorageBuilder::new()
-        .with_bucket_name(&remote.bucket)
+        .with_bucket_name(&config.bucket)
         .with_base_url(endpoint)
-        .with_service_account_key(&remote.key)
-        .with_client_options(client(remote))
-        .with_http_connector(Stays)
-        .with_retry(patience());
+        .with_service_account_key(&config.key)
+        .with_client_options(client(config))
+        .with_http_connector(NoRedirectConnector)
+        .with_retry(retry_config());
     Ok(Arc::new(builder.build()?))
 }
 
@@ -287,8 +288,8 @@ mod tests {
         (address, count)
     }
 
-    fn remote(endpoint: String) -> Remote {
-        Remote {
+    fn config(endpoint: String) -> ObjectStoreConfig {
+        ObjectStoreConfig {
             bucket: "bucket".to_owned(),
             prefix: String::new(),
             endpoint: Some(endpoint),
@@ -300,7 +301,7 @@ mod tests {
     }
 
     async fn fetched(endpoint: String) -> object_store::Result<bytes::Bytes> {
-        s3(&remote(endpoint))
+        s3(&config(endpoint))
             .unwrap()
             .get(&Path::from("a"))
             .await?
@@ -310,10 +311,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_in_a_header_is_refused_at_the_start() {
-        let good = || remote("http://127.0.0.1:1".to_owned());
+        let good = || config("http://127.0.0.1:1".to_owned());
         assert!(s3(&good()).is_ok(), "the control");
         assert!(
-            s3(&Remote {
+            s3(&ObjectStoreConfig {
                 key: "a\nb".to_owned(),
                 ..good()
             })
@@ -321,7 +322,7 @@ mod tests {
         );
         for region in ["a\nb", "a<b", "a/b"] {
             assert!(
-                s3(&Remote {
+                s3(&ObjectStoreConfig {
                     region: region.to_owned(),
                     ..good()
                 })
@@ -340,7 +341,7 @@ mod tests {
     async fn what_a_server_has_us_ask_for_does_not_end_us() {
         let listed = async |next: &str| {
             let page = format!("<ListBucketResult>{next}</ListBucketResult>");
-            let store = s3(&remote(server(answer(&page)).0)).unwrap();
+            let store = s3(&config(server(answer(&page)).0)).unwrap();
             let mut all = store.list(None);
             std::future::poll_fn(|context| all.as_mut().poll_next(context))
                 .await
@@ -374,7 +375,7 @@ mod tests {
             let answer = format!(
                 "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}"
             );
-            let client = Stays
+            let client = NoRedirectConnector
                 .connect(&ClientOptions::new().with_allow_http(true))
                 .unwrap();
             let mut request = HttpRequest::new(String::new().into());
@@ -398,7 +399,7 @@ mod tests {
             let named = format!(
                 "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
             );
-            let store = s3(&remote(server(answer(&named)).0)).unwrap();
+            let store = s3(&config(server(answer(&named)).0)).unwrap();
             store
                 .put_multipart(&Path::from("a"))
                 .await
@@ -413,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_about_what_was_not_to_go_does_not_end_us() {
         let others = "<DeleteResult><Error><Key>b</Key><Code>No</Code><Message>no</Message></Error></DeleteResult>";
-        let store = s3(&remote(server(answer(others)).0)).unwrap();
+        let store = s3(&config(server(answer(others)).0)).unwrap();
         store.delete(&Path::from("a")).await.unwrap();
     }
 

@@ -1,6 +1,6 @@
 //! Daily activity of tenants: runs and sandboxes started, CPU time used.
 
-use super::{Served, Writing, back, number};
+use super::{ServerDatabase, WriteTransaction, from_sql, sql_integer};
 use crate::database::DatabaseError;
 use rusqlite::params;
 use spec::Day;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// A tenant's activity on one day.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DayUse {
+pub struct TenantActivity {
     /// Runs started.
     pub runs: u64,
     /// Sandboxes started.
@@ -17,33 +17,38 @@ pub struct DayUse {
     pub cpu_ms: u64,
 }
 
-impl DayUse {
+impl TenantActivity {
     /// One run started.
-    pub const RUN: DayUse = DayUse {
+    pub const ONE_RUN: TenantActivity = TenantActivity {
         runs: 1,
         sandboxes: 0,
         cpu_ms: 0,
     };
     /// One sandbox started.
-    pub const SANDBOX: DayUse = DayUse {
+    pub const ONE_SANDBOX: TenantActivity = TenantActivity {
         runs: 0,
         sandboxes: 1,
         cpu_ms: 0,
     };
 
     /// CPU time used.
-    pub fn cpu(cpu_ms: u64) -> DayUse {
-        DayUse {
+    pub fn cpu_time(cpu_ms: u64) -> TenantActivity {
+        TenantActivity {
             cpu_ms,
-            ..DayUse::default()
+            ..TenantActivity::default()
         }
     }
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Adds to a tenant's activity on a day.
-    pub fn add_to_day(&self, tenant: &str, day: Day, more: DayUse) -> Result<(), DatabaseError> {
-        if more == DayUse::default() {
+    pub fn add_tenant_activity(
+        &self,
+        tenant: &str,
+        day: Day,
+        more: TenantActivity,
+    ) -> Result<(), DatabaseError> {
+        if more == TenantActivity::default() {
             return Ok(());
         }
         let add =
@@ -52,13 +57,13 @@ impl Writing<'_> {
                  sandboxes = sandboxes + excluded.sandboxes, cpu_ms = cpu_ms + excluded.cpu_ms";
         let row = params![
             tenant,
-            number(day.0),
-            number(more.runs),
-            number(more.sandboxes),
-            number(more.cpu_ms)
+            sql_integer(day.0),
+            sql_integer(more.runs),
+            sql_integer(more.sandboxes),
+            sql_integer(more.cpu_ms)
         ];
         let added = self
-            .transaction
+            .inner
             .prepare_cached(add)
             .and_then(|mut add| add.execute(row));
         added
@@ -67,15 +72,18 @@ impl Writing<'_> {
     }
 }
 
-impl Served {
+impl ServerDatabase {
     /// The activity of every tenant on this day.
-    pub fn day(&self, day: Day) -> Result<HashMap<String, DayUse>, DatabaseError> {
-        self.reading.read(|connection| {
+    pub fn tenant_activity(
+        &self,
+        day: Day,
+    ) -> Result<HashMap<String, TenantActivity>, DatabaseError> {
+        self.reader.read(|connection| {
             let question = "SELECT tenant, runs, sandboxes, cpu_ms FROM tenant_day WHERE day = ?";
             let mut rows = connection.prepare_cached(question)?;
-            let all = rows.query_map([number(day.0)], |row| {
-                let count = |name: &str| row.get::<_, i64>(name).map(back);
-                let used = DayUse {
+            let all = rows.query_map([sql_integer(day.0)], |row| {
+                let count = |name: &str| row.get::<_, i64>(name).map(from_sql);
+                let used = TenantActivity {
                     runs: count("runs")?,
                     sandboxes: count("sandboxes")?,
                     cpu_ms: count("cpu_ms")?,

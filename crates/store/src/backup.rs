@@ -6,23 +6,23 @@ use rusqlite::{Connection, params};
 use std::{collections::BTreeSet, path::Path};
 
 /// Marker file in a state folder: the next start is the first after a restore.
-pub const RESTORED: &str = "restored";
+pub const RESTORED_MARKER: &str = "restored";
 /// Folder into which a restore unpacks. While it exists, the state folder is incomplete.
-pub const RESTORING: &str = ".restoring";
+pub const RESTORE_FOLDER: &str = ".restoring";
 /// Jobs read per query.
-const A_PAGE: u32 = 500;
+const PAGE_ROWS: u32 = 500;
 
 /// Minimum of free bytes for a vacuum; they must also be more than half of the file.
-const LEAST_FREE: u64 = 16 << 20;
+const MIN_FREE_BYTES: u64 = 16 << 20;
 
 /// Copies the database of a state folder, as a consistent snapshot, into an existing empty file;
 /// writers continue. Returns the schema version of the copy; `None` if there is no database.
 /// Nothing is migrated, and a newer schema is refused.
-pub fn copy(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
-    let Some(database) = Database::open_as_it_is(state)? else {
+pub fn copy_database(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
+    let Some(database) = Database::open_existing(state)? else {
         return Ok(None);
     };
-    let path = to.to_str().ok_or_else(|| DatabaseError::Place {
+    let path = to.to_str().ok_or_else(|| DatabaseError::Unusable {
         path: to.to_owned(),
         why: "SQLite takes only UTF-8".to_owned(),
     })?;
@@ -36,8 +36,8 @@ pub fn copy(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
 
 /// Schema version of the database of a state folder, without migrating; `None` if there is no
 /// database.
-pub fn schema(state: &Path) -> Result<Option<i64>, DatabaseError> {
-    let Some(database) = Database::open_as_it_is(state)? else {
+pub fn schema_version(state: &Path) -> Result<Option<i64>, DatabaseError> {
+    let Some(database) = Database::open_existing(state)? else {
         return Ok(None);
     };
     database.read(|connection| {
@@ -48,7 +48,7 @@ pub fn schema(state: &Path) -> Result<Option<i64>, DatabaseError> {
 }
 
 /// Migrates the database of a state folder and checks its integrity; returns the problems found.
-pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
+pub fn check_integrity(state: &Path) -> Result<Vec<String>, DatabaseError> {
     let database = Database::open(state)?;
     database.read(|connection| {
         let mut rows = connection.prepare("PRAGMA integrity_check(20)")?;
@@ -61,8 +61,8 @@ pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
 
 /// First difference between the schema of a database and the one that our migrations produce for
 /// its version. A foreign trigger in a restored file is found here.
-pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
-    let Some(database) = Database::open_as_it_is(state)? else {
+pub fn schema_difference(state: &Path) -> Result<Option<String>, DatabaseError> {
+    let Some(database) = Database::open_existing(state)? else {
         return Ok(None);
     };
     database.read(|connection| {
@@ -77,15 +77,16 @@ pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
         steps
             .iter()
             .try_for_each(|step| fresh.execute_batch(step))?;
-        let (found, ours) = (shape(connection)?, shape(&fresh)?);
-        let odd = found.symmetric_difference(&ours).next();
-        Ok(odd.map(|(kind, name, _)| format!("{kind} `{}`", name.escape_debug())))
+        let found = schema_objects(connection)?;
+        let ours = schema_objects(&fresh)?;
+        let difference = found.symmetric_difference(&ours).next();
+        Ok(difference.map(|(kind, name, _)| format!("{kind} `{}`", name.escape_debug())))
     })
 }
 
 /// Excludes the automatic indexes of SQLite. Nothing is excluded by its name alone: a program that
 /// edits the file directly can give a trigger any name.
-fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String)>> {
+fn schema_objects(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String)>> {
     let all = "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE NOT (type = 'index' AND sql IS NULL)";
     let mut rows = connection.prepare(all)?;
     rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
@@ -94,7 +95,7 @@ fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, 
 
 /// Pending work of a restored database that was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Held {
+pub struct CancelledWork {
     /// Jobs that ended as `lost`, with their dependents.
     pub jobs: usize,
     /// Webhook notices that were given up.
@@ -104,7 +105,11 @@ pub struct Held {
 /// Ends the pending jobs that must not run twice, with their dependents, and gives up pending
 /// webhook notices: they may have been completed after the backup of that moment. The stored errors
 /// name the restore; no webhook announces these ends.
-pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError> {
+pub fn cancel_pending_work(
+    state: &Path,
+    made: &str,
+    now_ms: u64,
+) -> Result<CancelledWork, DatabaseError> {
     let database = Database::open(state)?;
     let message = format!("the state was restored from a backup of {made}");
     let hint = "check whether it ran since then; if not, retry it";
@@ -122,12 +127,12 @@ pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError
         let give_up =
             "UPDATE webhook_notice SET state = 'given_up', body = '', problem = ? WHERE state = 'waiting'";
         let notices = transaction.execute(give_up, [&message])?;
-        Ok(Held { jobs, notices })
+        Ok(CancelledWork { jobs, notices })
     })
 }
 
 /// Calls `each` with tenant and id of every job that was cancelled by the restore at this time.
-pub fn each_held(
+pub fn for_each_cancelled_job(
     state: &Path,
     at_ms: u64,
     mut each: impl FnMut(&str, &str),
@@ -139,7 +144,7 @@ pub fn each_held(
     loop {
         let found: Vec<(i64, String, String)> = database.read(|connection| {
             let mut rows = connection.prepare_cached(page)?;
-            let all = rows.query_map(params![after, at, A_PAGE], |row| {
+            let all = rows.query_map(params![after, at, PAGE_ROWS], |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })?;
             all.collect()
@@ -154,17 +159,15 @@ pub fn each_held(
 
 /// Vacuums the database if many pages are free; returns the bytes freed. Takes as long as a copy
 /// and blocks other processes, so the owner of the state folder calls it before it serves.
-pub fn reclaim(state: &Path) -> Result<u64, DatabaseError> {
+pub fn reclaim_free_pages(state: &Path) -> Result<u64, DatabaseError> {
     let database = Database::open(state)?;
     database.read(|connection| {
         let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        let (free, all, size) = (
-            number("freelist_count")?,
-            number("page_count")?,
-            number("page_size")?,
-        );
+        let free = number("freelist_count")?;
+        let all = number("page_count")?;
+        let size = number("page_size")?;
         let bytes = u64::try_from(free.saturating_mul(size)).unwrap_or_default();
-        if bytes < LEAST_FREE || free < all / 2 {
+        if bytes < MIN_FREE_BYTES || free < all / 2 {
             return Ok(0);
         }
         connection.execute_batch("VACUUM")?;
@@ -174,5 +177,5 @@ pub fn reclaim(state: &Path) -> Result<u64, DatabaseError> {
 
 /// The newest schema version that this program knows.
 pub fn newest_schema() -> i64 {
-    database::newest()
+    database::newest_schema()
 }

@@ -2,14 +2,16 @@
 //! sandboxes, leases and telemetry. Separate connections let lookups of keys and runs proceed while
 //! something is written.
 
-mod days;
 mod sandboxes;
 pub mod telemetry;
+mod tenant_activity;
 mod workflows;
 
-pub use days::DayUse;
-pub use sandboxes::{Remembered, SandboxRow};
-pub use workflows::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking};
+pub use sandboxes::{SandboxRetention, SandboxRow};
+pub use tenant_activity::TenantActivity;
+pub use workflows::{
+    LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, WorkflowLease,
+};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
@@ -20,44 +22,44 @@ use std::{
 };
 
 /// How long an idempotency key is valid.
-pub const PROMISED_MS: u64 = 24 * 3_600_000;
+pub const IDEMPOTENCY_WINDOW_MS: u64 = 24 * 3_600_000;
 /// Prefix of idempotency keys that the server derives itself. Clients' keys have only visible
 /// characters. Keys with this prefix live as long as their run.
-pub const LASTING: char = '\u{1}';
+pub const PERSISTENT_KEY_PREFIX: char = '\u{1}';
 /// Limit of idempotency keys of one owner; the oldest are removed first. An admin decides how many
 /// owners there are.
-const MOST_PROMISES: u32 = 50_000;
+const MAX_IDEMPOTENCY_KEYS: u32 = 50_000;
 /// How long a writer waits for another process before the caller gets an error.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const WRITER_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Maximum rows of one page.
-pub const MOST_LISTED: u32 = 200;
+pub const MAX_PAGE_ROWS: u32 = 200;
 
 /// The server's tables in the database of a state folder.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServerDatabase {
     /// Reads keys. Never blocked: no writer uses this connection.
-    keys: Database,
+    key_reader: Database,
     /// Reads runs.
-    pub(crate) reading: Database,
+    pub(crate) reader: Database,
     /// Writes keys.
-    changes: Database,
+    key_writer: Database,
     /// Writes runs.
-    runs: Database,
+    run_writer: Database,
     /// Writes job transitions with full durability.
-    durable: Database,
+    durable_writer: Database,
     /// Reads for the scheduler, so that it never waits for long list queries.
-    pub(crate) jobs: Database,
+    pub(crate) job_reader: Database,
     /// Long reads (telemetry, lists of jobs), so that lookups of one key, run or job do not wait
     /// for them.
-    pub(crate) telemetry: Database,
+    pub(crate) telemetry_reader: Database,
     /// Serializes writers of this process: SQLite itself would make them sleep and retry.
-    turn: Mutex<()>,
+    write_lock: Mutex<()>,
 }
 
 /// An open write transaction.
 #[derive(Debug)]
-pub struct Writing<'a> {
-    pub(crate) transaction: &'a Transaction<'a>,
+pub struct WriteTransaction<'a> {
+    pub(crate) inner: &'a Transaction<'a>,
     database: &'a Database,
 }
 
@@ -96,20 +98,20 @@ pub struct NewRun<'a> {
     /// Time in milliseconds since 1970.
     pub at_ms: u64,
     /// Idempotency key, with the hash of its request.
-    pub promise: Option<(&'a str, [u8; 32])>,
+    pub idempotency_key: Option<(&'a str, [u8; 32])>,
 }
 
 /// Result of accepting a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum AcceptRunOutcome {
     /// The run is stored and may start.
-    New,
+    Accepted,
     /// The idempotency key and request match an earlier run; this is its id.
-    Before(String),
+    Duplicate(String),
     /// The idempotency key belongs to a different request.
-    OtherRequest,
+    KeyReused,
     /// The run id is taken.
-    NameTaken,
+    IdTaken,
     /// The limit of runs is reached.
     Full,
 }
@@ -150,28 +152,27 @@ pub struct RunFilter {
     pub limit: u32,
 }
 
-impl Served {
+impl ServerDatabase {
     /// Opens the tables of a state folder; creates them if they are absent.
-    pub fn open(state: &Path) -> Result<Served, DatabaseError> {
-        let (keys, reading) = (Database::open(state)?, Database::open(state)?);
-        let (changes, runs) = (Database::open(state)?, Database::open(state)?);
-        let (durable, jobs) = (Database::open(state)?, Database::open(state)?);
-        let telemetry = Database::open(state)?;
-        changes.wait_at_most(PATIENCE)?;
-        runs.wait_at_most(PATIENCE)?;
-        durable.wait_at_most(PATIENCE)?;
+    pub fn open(state: &Path) -> Result<ServerDatabase, DatabaseError> {
+        let key_writer = Database::open(state)?;
+        let run_writer = Database::open(state)?;
+        let durable_writer = Database::open(state)?;
+        for writer in [&key_writer, &run_writer, &durable_writer] {
+            writer.set_busy_timeout(WRITER_TIMEOUT)?;
+        }
         // A commit takes microseconds and survives this process; power loss may undo it, but then
         // the run is gone, too.
-        runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
-        Ok(Served {
-            keys,
-            reading,
-            changes,
-            runs,
-            durable,
-            jobs,
-            telemetry,
-            turn: Mutex::default(),
+        run_writer.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
+        Ok(ServerDatabase {
+            key_reader: Database::open(state)?,
+            reader: Database::open(state)?,
+            key_writer,
+            run_writer,
+            durable_writer,
+            job_reader: Database::open(state)?,
+            telemetry_reader: Database::open(state)?,
+            write_lock: Mutex::default(),
         })
     }
 
@@ -179,9 +180,10 @@ impl Served {
     pub fn add_key(&self, key: &KeyRow) -> Result<bool, DatabaseError> {
         let add = "INSERT OR IGNORE INTO gateway_key (id, name, hash, scopes, created_ms, expires_ms, revoked_ms, tenant)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
-        self.changes.write(|transaction| {
-            let (expires, revoked) = (key.expires_ms.map(number), key.revoked_ms.map(number));
-            let created = number(key.created_ms);
+        self.key_writer.write(|transaction| {
+            let expires = key.expires_ms.map(sql_integer);
+            let revoked = key.revoked_ms.map(sql_integer);
+            let created = sql_integer(key.created_ms);
             let row = params![
                 key.id,
                 key.name,
@@ -198,7 +200,7 @@ impl Served {
 
     /// The key with this id, revoked or not.
     pub fn key(&self, id: &str) -> Result<Option<KeyRow>, DatabaseError> {
-        self.keys.read(|connection| {
+        self.key_reader.read(|connection| {
             connection
                 .prepare_cached("SELECT * FROM gateway_key WHERE id = ?")?
                 .query_row([id], key_row)
@@ -208,7 +210,7 @@ impl Served {
 
     /// All keys, oldest first.
     pub fn keys(&self) -> Result<Vec<KeyRow>, DatabaseError> {
-        self.changes.read(|connection| {
+        self.key_writer.read(|connection| {
             let mut rows =
                 connection.prepare("SELECT * FROM gateway_key ORDER BY created_ms, id")?;
             rows.query_map([], key_row)?.collect()
@@ -218,8 +220,9 @@ impl Served {
     /// Revokes a key permanently; false if there is none.
     pub fn revoke_key(&self, id: &str, at_ms: u64) -> Result<bool, DatabaseError> {
         let revoke = "UPDATE gateway_key SET revoked_ms = coalesce(revoked_ms, ?) WHERE id = ?";
-        self.changes
-            .write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
+        self.key_writer.write(|transaction| {
+            Ok(transaction.execute(revoke, params![sql_integer(at_ms), id])? == 1)
+        })
     }
 
     /// Removes keys that ended before this time. Admin keys stay: the admin key file may still
@@ -227,64 +230,64 @@ impl Served {
     pub fn prune_keys(&self, before_ms: u64) -> Result<usize, DatabaseError> {
         let prune = "DELETE FROM gateway_key WHERE min(coalesce(revoked_ms, expires_ms), coalesce(expires_ms, revoked_ms)) < ?
                      AND ' ' || scopes || ' ' NOT LIKE '% admin %'";
-        self.changes
-            .write(|transaction| transaction.execute(prune, [number(before_ms)]))
+        self.key_writer
+            .write(|transaction| transaction.execute(prune, [sql_integer(before_ms)]))
     }
 
     /// Stores a run before it starts, unless its idempotency key is known, its id is taken or the
     /// limit is reached.
-    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
-        self.runs
+    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<AcceptRunOutcome, DatabaseError> {
+        self.run_writer
             .write(|transaction| accept(transaction, run, room))
     }
 
     /// Stores the end of a run. A final state is never changed.
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
-        self.runs
+        self.run_writer
             .write(|transaction| finish(transaction, id, status, result))
     }
 
     /// Runs a closure in one write transaction: all of its writes or none.
-    pub fn together<T>(
+    pub fn transact<T>(
         &self,
-        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+        work: impl FnOnce(&WriteTransaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
-        self.write_by(&self.runs, work)
+        self.write_by(&self.run_writer, work)
     }
 
     /// The same with an fsync: once it returns, power loss undoes neither these writes nor earlier
     /// ones.
-    pub fn together_durably<T>(
+    pub fn transact_durably<T>(
         &self,
-        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+        work: impl FnOnce(&WriteTransaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
-        self.write_by(&self.durable, work)
+        self.write_by(&self.durable_writer, work)
     }
 
     fn write_by<T>(
         &self,
         database: &Database,
-        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+        work: impl FnOnce(&WriteTransaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        database.together(|transaction| {
-            work(&Writing {
-                transaction,
+        let _turn = self
+            .write_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        database.transact(|transaction| {
+            work(&WriteTransaction {
+                inner: transaction,
                 database,
             })
         })
     }
 
-    /// The connection for list queries.
-    pub(crate) fn reading(&self) -> &Database {
-        &self.reading
-    }
-
     /// The run with this id.
     pub fn run(&self, id: &str) -> Result<Option<RunRow>, DatabaseError> {
-        self.reading.read(|connection| {
+        self.reader.read(|connection| {
             connection
-                .prepare_cached(&format!("SELECT {RUN} FROM gateway_run WHERE id = ?"))?
+                .prepare_cached(&format!(
+                    "SELECT {RUN_COLUMNS} FROM gateway_run WHERE id = ?"
+                ))?
                 .query_row([id], run_row)
                 .optional()
         })
@@ -292,23 +295,23 @@ impl Served {
 
     /// Runs, newest first, without their results.
     pub fn list(&self, filter: &RunFilter) -> Result<Vec<RunRow>, DatabaseError> {
-        self.reading.read(|connection| {
+        self.reader.read(|connection| {
             let mut rows = connection.prepare_cached(
                 "SELECT n, id, owner, task, job, status, accepted_ms, NULL AS result FROM gateway_run
                  WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR task = ?3)
                    AND (?4 IS NULL OR n < ?4) ORDER BY n DESC LIMIT ?5",
             )?;
             let RunFilter { owner, status, task, before, limit } = filter;
-            rows.query_map(params![owner, status, task, before, (*limit).min(MOST_LISTED)], run_row)?.collect()
+            rows.query_map(params![owner, status, task, before, (*limit).min(MAX_PAGE_ROWS)], run_row)?.collect()
         })
     }
 
     /// All runs that have not ended. The caller owns the state folder, so no other server runs
     /// them.
     pub fn unfinished(&self) -> Result<Vec<RunRow>, DatabaseError> {
-        self.runs.read(|connection| {
+        self.run_writer.read(|connection| {
             let mut rows = connection.prepare(&format!(
-                "SELECT {RUN} FROM gateway_run WHERE is_final = 0 ORDER BY n"
+                "SELECT {RUN_COLUMNS} FROM gateway_run WHERE is_final = 0 ORDER BY n"
             ))?;
             rows.query_map([], run_row)?.collect()
         })
@@ -317,22 +320,29 @@ impl Served {
     /// Removes runs that are too old or too many; unfinished ones stay. The owner with the most
     /// runs loses its oldest first. Returns the number of runs removed.
     pub fn prune(&self, now_ms: u64, oldest_ms: u64, most: u32) -> Result<usize, DatabaseError> {
-        self.runs.write(|transaction| {
-            prune_promises(transaction, now_ms, MOST_PROMISES)?;
+        self.run_writer.write(|transaction| {
+            prune_idempotency_keys(transaction, now_ms, MAX_IDEMPOTENCY_KEYS)?;
             transaction.execute(
                 "DELETE FROM gateway_run WHERE is_final = 1 AND (accepted_ms < ?1 OR n IN (
                  SELECT n FROM (SELECT n, row_number() OVER (PARTITION BY owner ORDER BY n DESC) AS place FROM gateway_run)
                  ORDER BY place, n DESC LIMIT -1 OFFSET ?2))",
-                params![number(oldest_ms), most],
+                params![sql_integer(oldest_ms), most],
             )
         })
     }
 }
 
-fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
+fn prune_idempotency_keys(
+    transaction: &Transaction<'_>,
+    now_ms: u64,
+    most: u32,
+) -> rusqlite::Result<()> {
     let old = "DELETE FROM gateway_promise WHERE at_ms < ?
         AND (name >= ' ' OR NOT EXISTS (SELECT 1 FROM gateway_run WHERE id = gateway_promise.run))";
-    transaction.execute(old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
+    transaction.execute(
+        old,
+        [sql_integer(now_ms.saturating_sub(IDEMPOTENCY_WINDOW_MS))],
+    )?;
     let mut too_many = transaction.prepare(
         "SELECT owner FROM gateway_promise WHERE name >= ' ' GROUP BY owner HAVING count(*) > ?",
     )?;
@@ -349,20 +359,20 @@ fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusq
     Ok(())
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Adds the database path to SQLite's error.
-    pub(crate) fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
+    pub(crate) fn map_error<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
         done.map_err(|source| self.database.failed(source))
     }
 
     /// As [`ServerDatabase::accept`].
-    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
-        accept(self.transaction, run, room).map_err(|source| self.database.failed(source))
+    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<AcceptRunOutcome, DatabaseError> {
+        accept(self.inner, run, room).map_err(|source| self.database.failed(source))
     }
 
     /// As [`ServerDatabase::finish`].
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
-        finish(self.transaction, id, status, result).map_err(|source| self.database.failed(source))
+        finish(self.inner, id, status, result).map_err(|source| self.database.failed(source))
     }
 }
 
@@ -370,14 +380,14 @@ fn accept(
     transaction: &Transaction<'_>,
     run: &NewRun<'_>,
     room: bool,
-) -> rusqlite::Result<Accepted> {
-    if let Some((name, body)) = run.promise
-        && let Some(before) = promised(transaction, run, name, body)?
+) -> rusqlite::Result<AcceptRunOutcome> {
+    if let Some((name, body)) = run.idempotency_key
+        && let Some(before) = find_idempotency_key(transaction, run, name, body)?
     {
         return Ok(before);
     }
     if !room {
-        return Ok(Accepted::Full);
+        return Ok(AcceptRunOutcome::Full);
     }
     let mut add = transaction.prepare_cached(
         "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)
@@ -388,19 +398,19 @@ fn accept(
         run.owner,
         run.task,
         run.job,
-        number(run.at_ms)
+        sql_integer(run.at_ms)
     ])? == 0
     {
-        return Ok(Accepted::NameTaken);
+        return Ok(AcceptRunOutcome::IdTaken);
     }
-    if let Some((name, body)) = run.promise {
-        let promise = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
+    if let Some((name, body)) = run.idempotency_key {
+        let idempotency_key = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
         transaction.execute(
-            promise,
-            params![run.owner, name, &body[..], run.id, number(run.at_ms)],
+            idempotency_key,
+            params![run.owner, name, &body[..], run.id, sql_integer(run.at_ms)],
         )?;
     }
-    Ok(Accepted::New)
+    Ok(AcceptRunOutcome::Accepted)
 }
 
 fn finish(
@@ -416,28 +426,32 @@ fn finish(
     Ok(())
 }
 
-const RUN: &str = "n, id, owner, task, job, status, accepted_ms, result";
+const RUN_COLUMNS: &str = "n, id, owner, task, job, status, accepted_ms, result";
 
 /// The run that an idempotency key belongs to, if the key is known and valid.
-fn promised(
+fn find_idempotency_key(
     transaction: &Transaction<'_>,
     run: &NewRun<'_>,
     name: &str,
     body: [u8; 32],
-) -> rusqlite::Result<Option<Accepted>> {
+) -> rusqlite::Result<Option<AcceptRunOutcome>> {
     let find = "SELECT body, run FROM gateway_promise WHERE owner = ? AND name = ? AND at_ms >= ?";
-    let since = match name.starts_with(LASTING) {
-        true => 0,
-        false => number(run.at_ms.saturating_sub(PROMISED_MS)),
+    let since = if name.starts_with(PERSISTENT_KEY_PREFIX) {
+        0
+    } else {
+        sql_integer(run.at_ms.saturating_sub(IDEMPOTENCY_WINDOW_MS))
     };
     let found: Option<(Vec<u8>, String)> = transaction
         .query_row(find, params![run.owner, name, since], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })
         .optional()?;
-    Ok(found.map(|(before, run)| match before == body {
-        true => Accepted::Before(run),
-        false => Accepted::OtherRequest,
+    Ok(found.map(|(before, run)| {
+        if before == body {
+            AcceptRunOutcome::Duplicate(run)
+        } else {
+            AcceptRunOutcome::KeyReused
+        }
     }))
 }
 
@@ -450,9 +464,9 @@ fn key_row(row: &Row<'_>) -> rusqlite::Result<KeyRow> {
         // A hash of the wrong length becomes zeros, which match no token.
         hash: hash.try_into().unwrap_or_default(),
         scopes: row.get("scopes")?,
-        created_ms: back(row.get("created_ms")?),
-        expires_ms: row.get::<_, Option<i64>>("expires_ms")?.map(back),
-        revoked_ms: row.get::<_, Option<i64>>("revoked_ms")?.map(back),
+        created_ms: from_sql(row.get("created_ms")?),
+        expires_ms: row.get::<_, Option<i64>>("expires_ms")?.map(from_sql),
+        revoked_ms: row.get::<_, Option<i64>>("revoked_ms")?.map(from_sql),
     })
 }
 
@@ -464,20 +478,20 @@ fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
         task: row.get("task")?,
         job: row.get("job")?,
         status: row.get("status")?,
-        accepted_ms: back(row.get("accepted_ms")?),
+        accepted_ms: from_sql(row.get("accepted_ms")?),
         result: row.get("result")?,
     })
 }
 
 /// SQLite integers end at 2^63.
-pub(crate) fn number(value: u64) -> i64 {
+pub(crate) fn sql_integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-pub(crate) fn back(value: i64) -> u64 {
+pub(crate) fn from_sql(value: i64) -> u64 {
     u64::try_from(value).unwrap_or_default()
 }
 
 #[cfg(test)]
-#[path = "served_tests.rs"]
+#[path = "server_database_tests.rs"]
 mod tests;

@@ -1,24 +1,23 @@
 //! State transitions of jobs: start and end of attempts, cancellation, retry and the final state.
 
 use super::{
-    add::{self, JobRoom, WhichBound},
-    behind,
-    next::{Next, Policy, next},
-    read,
+    add::{self, QueueLimits, ReachedLimit},
+    dependents, queries,
+    retry_policy::{NextStep, RetryPolicy, next_step},
 };
 use crate::{
     DatabaseError,
-    served::{Writing, back, number},
+    server_database::{WriteTransaction, from_sql, sql_integer},
 };
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 use spec::{ErrorCode, ErrorInfo};
 
 /// Run ids stored for one job.
-const MOST_RUNS: i64 = 200;
+const MAX_STORED_RUNS: i64 = 200;
 
 /// A changed job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct JobChange {
     /// Job id.
     pub id: String,
     /// Tenant.
@@ -30,12 +29,12 @@ pub struct Change {
     /// Webhook as JSON.
     pub webhook: Option<String>,
     /// Only what the job waits for has changed, not its status.
-    pub moved: bool,
+    pub wait_changed: bool,
 }
 
 /// The end of an attempt.
 #[derive(Clone, Copy, Debug)]
-pub struct End<'a> {
+pub struct AttemptEnd<'a> {
     /// Status of the attempt.
     pub status: &'a str,
     /// Result as stored JSON.
@@ -48,79 +47,89 @@ pub struct End<'a> {
 
 /// Result of cancelling a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cancelled {
+pub enum CancelJobOutcome {
     /// The job was queued; it is cancelled, with its dependents.
-    Queued(Vec<Change>),
+    Cancelled(Vec<JobChange>),
     /// The job is running as this run, which the caller must end.
     Running(String),
     /// The job had ended before.
-    Before,
+    AlreadyEnded,
     /// There is no such job.
     Unknown,
 }
 
 /// Result of retrying a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Retried {
+pub enum RetryJobOutcome {
     /// The job is queued again.
     Queued,
     /// The job has not ended.
-    NotFinal,
+    NotEnded,
     /// The job depends on this one, which did not succeed.
-    InVain(String),
+    DependencyFailed(String),
     /// The job has ended, but its dependents are not updated yet.
-    Followed,
+    DependentsPending,
     /// A limit is reached.
-    Full(WhichBound),
+    Full(ReachedLimit),
     /// There is no such job.
     Unknown,
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Starts an attempt; false unless the job is ready. A job is started by one server only.
     pub fn start_job(
         &self,
         id: &str,
         run: &str,
-        boot: &str,
+        lease_owner: &str,
         now_ms: u64,
     ) -> Result<bool, DatabaseError> {
-        self.done(start(self.transaction, id, run, boot, now_ms))
+        self.map_error(start(self.inner, id, run, lease_owner, now_ms))
     }
 
     /// Ends the attempt with this run. Returns the changed jobs, the job itself first; none if it
     /// is not running as this run.
-    pub fn end_job(&self, run: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
-        self.done(end_try(self.transaction, run, end))
+    pub fn end_job(
+        &self,
+        run: &str,
+        end: &AttemptEnd<'_>,
+    ) -> Result<Vec<JobChange>, DatabaseError> {
+        self.map_error(end_try(self.inner, run, end))
     }
 
     /// Defers a ready job until this time, for this reason (JSON). False if it is not ready any
     /// more.
-    pub fn put_off_job(&self, id: &str, due_ms: u64, why: &str) -> Result<bool, DatabaseError> {
+    pub fn defer_job(&self, id: &str, due_ms: u64, why: &str) -> Result<bool, DatabaseError> {
         let put_off =
             "UPDATE job SET waits_for = 'time', due_ms = ?2, error = ?3, version = version + 1
             WHERE id = ?1 AND waits_for = 'turn'";
-        let changed = self.transaction.prepare_cached(put_off);
-        self.done(changed.and_then(|mut put| put.execute(params![id, number(due_ms), why])))
-            .map(|rows| rows == 1)
+        let changed = self.inner.prepare_cached(put_off);
+        self.map_error(
+            changed.and_then(|mut put| put.execute(params![id, sql_integer(due_ms), why])),
+        )
+        .map(|rows| rows == 1)
     }
 
     /// Makes all deferred jobs due at this time, because the missing quota may be available now.
     /// Returns how many.
-    pub fn look_again_at_jobs(&self, now_ms: u64) -> Result<usize, DatabaseError> {
-        let again = "UPDATE job SET due_ms = ?1 WHERE waits_for = 'time' AND due_ms > ?1
+    pub fn requeue_deferred_jobs(&self, now_ms: u64) -> Result<usize, DatabaseError> {
+        let queue_again = "UPDATE job SET due_ms = ?1 WHERE waits_for = 'time' AND due_ms > ?1
             AND json_extract(error, '$.code') IN ('quota_exceeded', 'budget_exceeded')";
-        self.done(self.transaction.execute(again, [number(now_ms)]))
+        self.map_error(self.inner.execute(queue_again, [sql_integer(now_ms)]))
     }
 
     /// Ends a queued job without another attempt.
-    pub fn refuse_job(&self, id: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
-        self.done(refuse(self.transaction, id, end))
+    pub fn refuse_job(
+        &self,
+        id: &str,
+        end: &AttemptEnd<'_>,
+    ) -> Result<Vec<JobChange>, DatabaseError> {
+        self.map_error(refuse(self.inner, id, end))
     }
 
     /// Cancels a job: at once if it is queued, otherwise the caller must end its run.
-    pub fn cancel_job(&self, id: &str, now_ms: u64) -> Result<Cancelled, DatabaseError> {
-        self.done(cancel(self.transaction, id, now_ms))
+    pub fn cancel_job(&self, id: &str, now_ms: u64) -> Result<CancelJobOutcome, DatabaseError> {
+        self.map_error(cancel(self.inner, id, now_ms))
     }
 
     /// Queues an ended job again, as if it had not been tried, unless a limit is reached.
@@ -128,25 +137,25 @@ impl Writing<'_> {
         &self,
         id: &str,
         now_ms: u64,
-        room: &JobRoom,
-    ) -> Result<Retried, DatabaseError> {
-        self.done(retry(self.transaction, id, now_ms, room))
+        room: &QueueLimits,
+    ) -> Result<RetryJobOutcome, DatabaseError> {
+        self.map_error(retry(self.inner, id, now_ms, room))
     }
 
     /// Makes the jobs ready whose time has come, up to `limit`. Returns their ids.
-    pub fn due_jobs(&self, now_ms: u64, most: u32) -> Result<Vec<String>, DatabaseError> {
+    pub fn release_due_jobs(&self, now_ms: u64, most: u32) -> Result<Vec<String>, DatabaseError> {
         let due = "UPDATE job SET waits_for = 'turn', version = version + 1 WHERE n IN
             (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?) RETURNING id";
-        let moved = self.transaction.prepare_cached(due);
-        self.done(moved.and_then(|mut due| {
-            due.query_map(params![number(now_ms), most], |row| row.get(0))?
+        let wait_changed = self.inner.prepare_cached(due);
+        self.map_error(wait_changed.and_then(|mut due| {
+            due.query_map(params![sql_integer(now_ms), most], |row| row.get(0))?
                 .collect()
         }))
     }
 
     /// Propagates ended jobs to one batch of their dependents; empty once all is done.
-    pub fn follow_jobs(&self, now_ms: u64) -> Result<Vec<Change>, DatabaseError> {
-        self.done(behind::follow(self.transaction, None, now_ms))
+    pub fn propagate_ended_jobs(&self, now_ms: u64) -> Result<Vec<JobChange>, DatabaseError> {
+        self.map_error(dependents::propagate(self.inner, None, now_ms))
     }
 }
 
@@ -154,7 +163,7 @@ fn start(
     transaction: &Transaction<'_>,
     id: &str,
     run: &str,
-    boot: &str,
+    lease_owner: &str,
     now_ms: u64,
 ) -> rusqlite::Result<bool> {
     let start =
@@ -163,7 +172,9 @@ fn start(
         WHERE id = ?1 AND waits_for = 'turn' RETURNING n";
     let started: Option<i64> = transaction
         .prepare_cached(start)?
-        .query_row(params![id, boot, run, number(now_ms)], |row| row.get(0))
+        .query_row(params![id, lease_owner, run, sql_integer(now_ms)], |row| {
+            row.get(0)
+        })
         .optional()?;
     let Some(n) = started else { return Ok(false) };
     let note = "INSERT INTO job_run (job, place, run)
@@ -172,15 +183,15 @@ fn start(
     let forget = "DELETE FROM job_run WHERE job = ?1 AND place <= (SELECT max(place) FROM job_run WHERE job = ?1) - ?2";
     transaction
         .prepare_cached(forget)?
-        .execute(params![n, MOST_RUNS])?;
+        .execute(params![n, MAX_STORED_RUNS])?;
     Ok(true)
 }
 
 fn end_try(
     transaction: &Transaction<'_>,
     run: &str,
-    end: &End<'_>,
-) -> rusqlite::Result<Vec<Change>> {
+    end: &AttemptEnd<'_>,
+) -> rusqlite::Result<Vec<JobChange>> {
     let find = "SELECT n, attempt, most_attempts, reruns, retry_on, pause_ms, on_lost, cancelled
         FROM job WHERE run = ? AND status = 'running'";
     let found = transaction
@@ -191,102 +202,112 @@ fn end_try(
         return Ok(Vec::new());
     };
     if let Some(result) = end.result {
-        keep(transaction, n, result)?;
+        store_result(transaction, n, result)?;
     }
-    match next(&policy, end.status) {
-        Next::Final => finish(transaction, n, end),
-        Next::Cancelled => finish(
+    match next_step(&policy, end.status) {
+        NextStep::Final => finish(transaction, n, end),
+        NextStep::Cancelled => finish(
             transaction,
             n,
-            &End {
+            &AttemptEnd {
                 status: "cancelled",
                 ..*end
             },
         ),
-        Next::Retry(pause) => again(transaction, n, end, pause, 0).map(|change| vec![change]),
-        Next::Rerun => again(transaction, n, end, 0, 1).map(|change| vec![change]),
+        NextStep::Retry(pause) => {
+            queue_again(transaction, n, end, pause, 0).map(|job_change| vec![job_change])
+        }
+        NextStep::Rerun => {
+            queue_again(transaction, n, end, 0, 1).map(|job_change| vec![job_change])
+        }
     }
 }
 
-fn policy(row: &Row<'_>) -> rusqlite::Result<(i64, Policy)> {
-    let policy = Policy {
+fn policy(row: &Row<'_>) -> rusqlite::Result<(i64, RetryPolicy)> {
+    let policy = RetryPolicy {
         attempt: row.get("attempt")?,
-        most_attempts: row.get("most_attempts")?,
+        max_attempts: row.get("most_attempts")?,
         reruns: row.get("reruns")?,
         retry_on: row.get("retry_on")?,
-        pause_ms: back(row.get("pause_ms")?),
+        pause_ms: from_sql(row.get("pause_ms")?),
         rerun: row.get::<_, String>("on_lost")? == "rerun",
         cancelled: row.get("cancelled")?,
     };
     Ok((row.get("n")?, policy))
 }
 
-fn keep(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result<()> {
+fn store_result(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result<()> {
     let weigh = "UPDATE job SET bytes = bytes + ?2 - coalesce((SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1), 0)
         WHERE n = ?1";
     transaction
         .prepare_cached(weigh)?
         .execute(params![n, result.len() as i64])?;
-    let keep = "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
+    let store_result = "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
     transaction
-        .prepare_cached(keep)?
+        .prepare_cached(store_result)?
         .execute(params![n, result])?;
     Ok(())
 }
 
-pub(super) const CHANGE: &str = "RETURNING id, tenant, status, run, webhook";
+pub(super) const RETURNING_CHANGE: &str = "RETURNING id, tenant, status, run, webhook";
 
-pub(super) fn change(row: &Row<'_>) -> rusqlite::Result<Change> {
-    Ok(Change {
+pub(super) fn job_change(row: &Row<'_>) -> rusqlite::Result<JobChange> {
+    Ok(JobChange {
         id: row.get(0)?,
         tenant: row.get(1)?,
         status: row.get(2)?,
         run: row.get(3)?,
         webhook: row.get(4)?,
-        moved: false,
+        wait_changed: false,
     })
 }
 
 /// Queues another attempt; with `rerun` 1 it replaces this one.
-fn again(
+fn queue_again(
     transaction: &Transaction<'_>,
     n: i64,
-    end: &End<'_>,
+    end: &AttemptEnd<'_>,
     pause_ms: u64,
     rerun: i64,
-) -> rusqlite::Result<Change> {
-    let again = format!(
+) -> rusqlite::Result<JobChange> {
+    let queue_again = format!(
         "UPDATE job SET status = 'queued', waits_for = CASE WHEN ?2 > 0 THEN 'time' ELSE 'turn' END, version = version + 1,
-            due_ms = ?3, boot = NULL, attempt = attempt - ?4, reruns = reruns + ?4, error = ?5 WHERE n = ?1 {CHANGE}"
+            due_ms = ?3, boot = NULL, attempt = attempt - ?4, reruns = reruns + ?4, error = ?5 WHERE n = ?1 {RETURNING_CHANGE}"
     );
-    let due = read::later(end.at_ms, pause_ms);
-    let row = params![n, number(pause_ms), due, rerun, end.error];
-    transaction.prepare_cached(&again)?.query_row(row, change)
+    let due = queries::later(end.at_ms, pause_ms);
+    let row = params![n, sql_integer(pause_ms), due, rerun, end.error];
+    transaction
+        .prepare_cached(&queue_again)?
+        .query_row(row, job_change)
 }
 
 /// Stores the final state and updates the dependents.
-fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+fn finish(
+    transaction: &Transaction<'_>,
+    n: i64,
+    end: &AttemptEnd<'_>,
+) -> rusqlite::Result<Vec<JobChange>> {
     let finish = format!(
         "UPDATE job SET status = ?2, waits_for = '', version = version + 1, boot = NULL, ended_ms = ?3,
-            keep_until = ?3 + keep_ms, error = ?4 WHERE n = ?1 AND ended_ms IS NULL {CHANGE}"
+            keep_until = ?3 + keep_ms, error = ?4 WHERE n = ?1 AND ended_ms IS NULL {RETURNING_CHANGE}"
     );
-    let row = params![n, end.status, number(end.at_ms), end.error];
+    let row = params![n, end.status, sql_integer(end.at_ms), end.error];
     let Some(first) = transaction
         .prepare_cached(&finish)?
-        .query_row(row, change)
+        .query_row(row, job_change)
         .optional()?
     else {
         return Ok(Vec::new());
     };
     let mut changes = vec![first];
-    behind::begin(
+    dependents::begin_propagation(
         transaction,
         &changes[0].id,
         &changes[0].id,
         end.status == "succeeded",
     )?;
     // A few dependents are updated at once; the others soon after.
-    changes.extend(behind::follow(
+    changes.extend(dependents::propagate(
         transaction,
         Some(&changes[0].id),
         end.at_ms,
@@ -295,7 +316,7 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
 }
 
 /// Error of a job whose dependency did not succeed.
-pub(super) fn in_vain(id: &str) -> String {
+pub(super) fn dependency_failed(id: &str) -> String {
     error(
         ErrorCode::Cancelled,
         format!("it depends on the job `{id}`, which did not succeed"),
@@ -314,13 +335,13 @@ fn error(code: ErrorCode, message: String, hint: &str) -> String {
 }
 
 /// Cancels a waiting job that has no dependents yet.
-pub(super) fn cancel_one(
+pub(super) fn cancel_waiting(
     transaction: &Transaction<'_>,
     n: i64,
     error: &str,
     now_ms: u64,
-) -> rusqlite::Result<Vec<Change>> {
-    let end = End {
+) -> rusqlite::Result<Vec<JobChange>> {
+    let end = AttemptEnd {
         status: "cancelled",
         result: None,
         error: Some(error),
@@ -329,7 +350,11 @@ pub(super) fn cancel_one(
     finish(transaction, n, &end)
 }
 
-fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+fn refuse(
+    transaction: &Transaction<'_>,
+    id: &str,
+    end: &AttemptEnd<'_>,
+) -> rusqlite::Result<Vec<JobChange>> {
     let find = "SELECT n FROM job WHERE id = ? AND status = 'queued'";
     let found: Option<i64> = transaction
         .prepare_cached(find)?
@@ -338,14 +363,18 @@ fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::R
     found.map_or(Ok(Vec::new()), |n| finish(transaction, n, end))
 }
 
-fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<Cancelled> {
+fn cancel(
+    transaction: &Transaction<'_>,
+    id: &str,
+    now_ms: u64,
+) -> rusqlite::Result<CancelJobOutcome> {
     let find = "SELECT n, status, run FROM job WHERE id = ?";
     let found: Option<(i64, String, Option<String>)> = transaction
         .prepare_cached(find)?
         .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
     let Some((n, status, run)) = found else {
-        return Ok(Cancelled::Unknown);
+        return Ok(CancelJobOutcome::Unknown);
     };
     match status.as_str() {
         "queued" => {
@@ -354,21 +383,21 @@ fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Res
                 "it was cancelled before it started".to_owned(),
                 "retry it",
             );
-            let end = End {
+            let end = AttemptEnd {
                 status: "cancelled",
                 result: None,
                 error: Some(&why),
                 at_ms: now_ms,
             };
-            Ok(Cancelled::Queued(finish(transaction, n, &end)?))
+            Ok(CancelJobOutcome::Cancelled(finish(transaction, n, &end)?))
         }
         "running" => {
             let ask =
                 "UPDATE job SET cancelled = 1, version = version + 1 WHERE n = ? AND cancelled = 0";
             transaction.execute(ask, [n])?;
-            Ok(Cancelled::Running(run.unwrap_or_default()))
+            Ok(CancelJobOutcome::Running(run.unwrap_or_default()))
         }
-        _ => Ok(Cancelled::Before),
+        _ => Ok(CancelJobOutcome::AlreadyEnded),
     }
 }
 
@@ -376,19 +405,19 @@ fn retry(
     transaction: &Transaction<'_>,
     id: &str,
     now_ms: u64,
-    room: &JobRoom,
-) -> rusqlite::Result<Retried> {
-    let Some(row) = read::find(transaction, id)? else {
-        return Ok(Retried::Unknown);
+    room: &QueueLimits,
+) -> rusqlite::Result<RetryJobOutcome> {
+    let Some(row) = queries::find(transaction, id)? else {
+        return Ok(RetryJobOutcome::Unknown);
     };
     if !row.is_final() {
-        return Ok(Retried::NotFinal);
+        return Ok(RetryJobOutcome::NotEnded);
     }
-    if let Some(bound) = add::full(transaction, &row.tenant, 0, room)? {
-        return Ok(Retried::Full(bound));
+    if let Some(bound) = add::reached_limit(transaction, &row.tenant, 0, room)? {
+        return Ok(RetryJobOutcome::Full(bound));
     }
-    if behind::is_followed(transaction, id)? {
-        return Ok(Retried::Followed);
+    if dependents::is_propagating(transaction, id)? {
+        return Ok(RetryJobOutcome::DependentsPending);
     }
     let needed = "SELECT needs, done, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ?";
     let needed: Vec<(String, bool, Option<String>)> = transaction
@@ -396,12 +425,12 @@ fn retry(
         .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<Result<_, _>>()?;
     // A dependency that had succeeded and was pruned since is met.
-    let is_in_vain = |done: bool, status: Option<&str>| status.map_or(!done, add::is_in_vain);
+    let has_failed = |done: bool, status: Option<&str>| status.map_or(!done, add::has_failed);
     if let Some((needs, ..)) = needed
         .iter()
-        .find(|(_, done, status)| is_in_vain(*done, status.as_deref()))
+        .find(|(_, done, status)| has_failed(*done, status.as_deref()))
     {
-        return Ok(Retried::InVain(needs.clone()));
+        return Ok(RetryJobOutcome::DependencyFailed(needs.clone()));
     }
     let met = "UPDATE job_after SET done = 1 WHERE job = ?
         AND (SELECT status FROM job WHERE id = needs) = 'succeeded'";
@@ -410,20 +439,22 @@ fn retry(
         !done && status.as_deref() != Some("succeeded")
     };
     let due = now_ms.max(row.not_before_ms.unwrap_or_default());
-    let waits_for = match needed.iter().any(is_open) {
-        true => "jobs",
-        false if due > now_ms => "time",
-        false => "turn",
+    let waits_for = if needed.iter().any(is_open) {
+        "jobs"
+    } else if due > now_ms {
+        "time"
+    } else {
+        "turn"
     };
-    forget_result(transaction, row.n)?;
-    let again = "UPDATE job SET status = 'queued', waits_for = ?2, version = version + 1, due_ms = ?3, ended_ms = NULL,
+    delete_result(transaction, row.n)?;
+    let queue_again = "UPDATE job SET status = 'queued', waits_for = ?2, version = version + 1, due_ms = ?3, ended_ms = NULL,
             keep_until = NULL, attempt = 0, reruns = 0, cancelled = 0, error = NULL WHERE n = ?1";
-    transaction.execute(again, params![row.n, waits_for, number(due)])?;
-    Ok(Retried::Queued)
+    transaction.execute(queue_again, params![row.n, waits_for, sql_integer(due)])?;
+    Ok(RetryJobOutcome::Queued)
 }
 
 /// Results of earlier attempts are not results of the new ones.
-fn forget_result(transaction: &Transaction<'_>, n: i64) -> rusqlite::Result<()> {
+fn delete_result(transaction: &Transaction<'_>, n: i64) -> rusqlite::Result<()> {
     let weigh =
         "UPDATE job SET bytes = bytes - (SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1)
         WHERE n = ?1 AND EXISTS (SELECT 1 FROM job_result WHERE n = ?1)";

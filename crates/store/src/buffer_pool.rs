@@ -10,18 +10,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-type Free = Arc<Mutex<Vec<Vec<u8>>>>;
+type FreeList = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// The buffers of one reader; it holds as many as the reader has in flight.
 #[derive(Clone, Debug, Default)]
-pub struct Buffers(Free);
+pub struct BufferPool(FreeList);
 
-struct Lent {
+struct PooledBuffer {
     bytes: Vec<u8>,
-    free: Free,
+    free: FreeList,
 }
 
-impl Buffers {
+impl BufferPool {
     /// Reads up to `length` bytes of a file from this offset; empty at its end.
     pub fn read(&self, file: impl AsFd, at: u64, length: usize) -> io::Result<Bytes> {
         let mut bytes = self
@@ -38,20 +38,20 @@ impl Buffers {
             }
         }
         bytes.truncate(length);
-        Ok(Bytes::from_owner(Lent {
+        Ok(Bytes::from_owner(PooledBuffer {
             bytes,
             free: self.0.clone(),
         }))
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         self.free
             .lock()
@@ -71,8 +71,8 @@ mod tests {
         let mut file = File::from(memfd_create("file", MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"0123456789").unwrap();
         let (buffers, read) = (
-            Buffers::default(),
-            |buffers: &Buffers, file: &File, at, length| buffers.read(file, at, length).unwrap(),
+            BufferPool::default(),
+            |buffers: &BufferPool, file: &File, at, length| buffers.read(file, at, length).unwrap(),
         );
         let held = read(&buffers, &file, 0, 4);
         let place = read(&buffers, &file, 4, 4).as_ptr();

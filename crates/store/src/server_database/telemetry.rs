@@ -2,20 +2,20 @@
 //! server's log lines. Written by the thread that writes runs, in the same transactions; an error
 //! here does not refuse a run.
 
-use super::{Served, Writing, back, number};
+use super::{ServerDatabase, WriteTransaction, from_sql, sql_integer};
 use crate::database::DatabaseError;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::HashMap;
 
 /// Rows deleted per transaction, so that writers do not wait long.
-const TOGETHER: u32 = 2000;
+const BATCH_ROWS: u32 = 2000;
 
 /// Estimated bytes of a row beside its lines, in the table and its indexes.
 const ROW_BYTES: u64 = 100;
 
 /// Retention of telemetry.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept {
+pub struct TelemetryRetention {
     /// Log lines before this time are removed.
     pub logs_since_ms: u64,
     /// Containers and starts of the node before this time are removed.
@@ -159,8 +159,8 @@ pub struct LogFilter {
     pub from: i64,
 }
 
-impl Writing<'_> {
-    fn telemetry(&self, done: rusqlite::Result<usize>) -> Result<(), DatabaseError> {
+impl WriteTransaction<'_> {
+    fn discard_count(&self, done: rusqlite::Result<usize>) -> Result<(), DatabaseError> {
         done.map(drop)
             .map_err(|source| self.database.failed(source))
     }
@@ -190,10 +190,10 @@ impl Writing<'_> {
             job,
             labels,
             trace,
-            number(*at_ms)
+            sql_integer(*at_ms)
         ];
-        self.telemetry(
-            self.transaction
+        self.discard_count(
+            self.inner
                 .prepare_cached(add)
                 .and_then(|mut add| add.execute(row)),
         )
@@ -203,8 +203,10 @@ impl Writing<'_> {
     pub fn start_container(&self, id: &str, at_ms: u64) -> Result<(), DatabaseError> {
         let start = "UPDATE container_inventory SET status = 'running', started_ms = ?2
             WHERE id = ?1 AND stopped_ms IS NULL AND started_ms IS NULL";
-        let started = self.transaction.prepare_cached(start);
-        self.telemetry(started.and_then(|mut start| start.execute(params![id, number(at_ms)])))
+        let started = self.inner.prepare_cached(start);
+        self.discard_count(
+            started.and_then(|mut start| start.execute(params![id, sql_integer(at_ms)])),
+        )
     }
 
     /// Stores the end of a container.
@@ -222,21 +224,21 @@ impl Writing<'_> {
             id,
             status,
             exit_code,
-            started_ms.map(number),
-            number(*stopped_ms),
-            number(*removed_ms)
+            started_ms.map(sql_integer),
+            sql_integer(*stopped_ms),
+            sql_integer(*removed_ms)
         ];
-        self.telemetry(
-            self.transaction
+        self.discard_count(
+            self.inner
                 .prepare_cached(finish)
                 .and_then(|mut finish| finish.execute(row)),
         )
     }
 
     /// Removes a container that could not be created.
-    pub fn drop_container(&self, id: &str) -> Result<(), DatabaseError> {
-        self.telemetry(
-            self.transaction
+    pub fn remove_container(&self, id: &str) -> Result<(), DatabaseError> {
+        self.discard_count(
+            self.inner
                 .execute("DELETE FROM container_inventory WHERE id = ?", [id]),
         )
     }
@@ -255,9 +257,9 @@ impl Writing<'_> {
             lines,
             ..
         } = row;
-        let bytes = number(lines.len() as u64);
+        let bytes = sql_integer(lines.len() as u64);
         let row = params![
-            number(*at_ms),
+            sql_integer(*at_ms),
             source_kind,
             source_name,
             owner,
@@ -265,26 +267,26 @@ impl Writing<'_> {
             bytes,
             lines
         ];
-        self.telemetry(
-            self.transaction
+        self.discard_count(
+            self.inner
                 .prepare_cached(add)
                 .and_then(|mut add| add.execute(row)),
         )
     }
 }
 
-impl Served {
+impl ServerDatabase {
     /// Stores a start of the server and returns its number; what a previous server left open is
     /// marked as lost.
-    pub fn boot(
+    pub fn record_start(
         &self,
         version: &str,
         kernel: &str,
         pid: u32,
         now_ms: u64,
     ) -> Result<i64, DatabaseError> {
-        self.runs.write(|transaction| {
-            let now = number(now_ms);
+        self.run_writer.write(|transaction| {
+            let now = sql_integer(now_ms);
             let lost = "UPDATE node_boot SET ended_ms = ?, outcome = 'killed' WHERE ended_ms IS NULL";
             transaction.execute(lost, [now])?;
             let lost = "UPDATE container_inventory SET status = 'lost', stopped_ms = ?1, removed_ms = ?1 WHERE stopped_ms IS NULL";
@@ -296,27 +298,32 @@ impl Served {
     }
 
     /// Stores the end of the server.
-    pub fn shut_down(&self, boot: i64, outcome: &str, now_ms: u64) -> Result<(), DatabaseError> {
+    pub fn record_shutdown(
+        &self,
+        record_start: i64,
+        outcome: &str,
+        now_ms: u64,
+    ) -> Result<(), DatabaseError> {
         let end = "UPDATE node_boot SET ended_ms = ?2, outcome = ?3 WHERE n = ?1";
-        self.runs.write(|transaction| {
-            transaction.execute(end, params![boot, number(now_ms), outcome])
+        self.run_writer.write(|transaction| {
+            transaction.execute(end, params![record_start, sql_integer(now_ms), outcome])
         })?;
         Ok(())
     }
 
     /// How the server ended before this start, if there was one.
-    pub fn ended_before(&self, boot: i64) -> Result<Option<String>, DatabaseError> {
+    pub fn previous_outcome(&self, record_start: i64) -> Result<Option<String>, DatabaseError> {
         let last = "SELECT outcome FROM node_boot WHERE n < ? ORDER BY n DESC LIMIT 1";
-        self.reading.read(|connection| {
+        self.reader.read(|connection| {
             connection
-                .query_row(last, [boot], |row| row.get(0))
+                .query_row(last, [record_start], |row| row.get(0))
                 .optional()
         })
     }
 
     /// The container with this id.
     pub fn container(&self, id: &str) -> Result<Option<ContainerRow>, DatabaseError> {
-        self.telemetry.read(|connection| {
+        self.telemetry_reader.read(|connection| {
             let mut find =
                 connection.prepare_cached("SELECT * FROM container_inventory WHERE id = ?")?;
             find.query_row([id], container_row).optional()
@@ -325,7 +332,7 @@ impl Served {
 
     /// Containers, newest first.
     pub fn containers(&self, filter: &ContainerFilter) -> Result<Vec<ContainerRow>, DatabaseError> {
-        self.telemetry.read(|connection| {
+        self.telemetry_reader.read(|connection| {
             let mut rows = connection.prepare_cached(&containers_query(filter))?;
             let ContainerFilter {
                 owner,
@@ -351,7 +358,7 @@ impl Served {
         filter: &LogFilter,
         mut visit: impl FnMut(LogRow) -> bool,
     ) -> Result<(), DatabaseError> {
-        self.telemetry.read(|connection| {
+        self.telemetry_reader.read(|connection| {
             let mut find = connection.prepare_cached(
                 "SELECT * FROM log_event WHERE source_kind = ?1 AND source_name = ?2 AND n >= ?3
                  AND (?4 IS NULL OR owner = ?4) AND (?5 IS NULL OR stream = ?5)
@@ -366,7 +373,8 @@ impl Served {
                 until_ms,
                 from,
             } = filter;
-            let (since, until) = (since_ms.map(number), until_ms.map(number));
+            let since = since_ms.map(sql_integer);
+            let until = until_ms.map(sql_integer);
             let mut rows = find.query(params![
                 source_kind,
                 source_name,
@@ -387,40 +395,40 @@ impl Served {
 
     /// Removes records that are too old or too many, in small batches. Returns the number of rows
     /// removed.
-    pub fn prune_telemetry(&self, kept: &Kept) -> Result<usize, DatabaseError> {
+    pub fn prune_telemetry(&self, kept: &TelemetryRetention) -> Result<usize, DatabaseError> {
         let logs = format!(
-            "DELETE FROM log_event WHERE n IN (SELECT n FROM log_event WHERE at_ms < ?1 LIMIT {TOGETHER})"
+            "DELETE FROM log_event WHERE n IN (SELECT n FROM log_event WHERE at_ms < ?1 LIMIT {BATCH_ROWS})"
         );
         let containers = format!(
             "DELETE FROM container_inventory WHERE n IN (SELECT n FROM container_inventory
-             WHERE created_ms < ?1 AND stopped_ms IS NOT NULL LIMIT {TOGETHER})"
+             WHERE created_ms < ?1 AND stopped_ms IS NOT NULL LIMIT {BATCH_ROWS})"
         );
         let boots = format!(
-            "DELETE FROM node_boot WHERE n IN (SELECT n FROM node_boot WHERE ended_ms < ?1 LIMIT {TOGETHER})"
+            "DELETE FROM node_boot WHERE n IN (SELECT n FROM node_boot WHERE ended_ms < ?1 LIMIT {BATCH_ROWS})"
         );
-        let since = number(kept.containers_since_ms);
-        let mut gone = self.in_pieces(&logs, number(kept.logs_since_ms))?;
+        let since = sql_integer(kept.containers_since_ms);
+        let mut gone = self.delete_in_batches(&logs, sql_integer(kept.logs_since_ms))?;
         gone += self.shrink_logs(kept.log_bytes)?;
-        gone += self.in_pieces(&containers, since)?;
-        gone += self.in_pieces(&boots, since)?;
+        gone += self.delete_in_batches(&containers, since)?;
+        gone += self.delete_in_batches(&boots, since)?;
         let many = format!(
             "DELETE FROM container_inventory WHERE n IN (SELECT n FROM (
                  SELECT n, row_number() OVER (ORDER BY place, n DESC) AS among_all FROM (
                      SELECT n, row_number() OVER (PARTITION BY owner ORDER BY n DESC) AS place
                      FROM container_inventory WHERE stopped_ms IS NOT NULL))
-             WHERE among_all > ?1 LIMIT {TOGETHER})"
+             WHERE among_all > ?1 LIMIT {BATCH_ROWS})"
         );
-        Ok(gone + self.in_pieces(&many, i64::from(kept.containers))?)
+        Ok(gone + self.delete_in_batches(&many, i64::from(kept.containers))?)
     }
 
-    fn in_pieces(&self, delete: &str, bound: i64) -> Result<usize, DatabaseError> {
+    fn delete_in_batches(&self, delete: &str, bound: i64) -> Result<usize, DatabaseError> {
         let mut gone = 0;
         loop {
             let now = self
-                .runs
+                .run_writer
                 .write(|transaction| transaction.execute(delete, [bound]))?;
             gone += now;
-            if now < TOGETHER as usize {
+            if now < BATCH_ROWS as usize {
                 return Ok(gone);
             }
         }
@@ -428,27 +436,27 @@ impl Served {
 
     /// Removes the oldest lines of each owner above its share. Returns the number of rows removed.
     fn shrink_logs(&self, most: u64) -> Result<usize, DatabaseError> {
-        let sizes = self.telemetry.read(|connection| {
+        let sizes = self.telemetry_reader.read(|connection| {
             let all = "SELECT owner, sum(bytes) + count(*) * ?1 FROM log_event GROUP BY owner";
             let mut rows = connection.prepare(all)?;
-            let size = |row: &Row<'_>| Ok((row.get(0)?, back(row.get(1)?)));
-            rows.query_map([number(ROW_BYTES)], size)?
+            let size = |row: &Row<'_>| Ok((row.get(0)?, from_sql(row.get(1)?)));
+            rows.query_map([sql_integer(ROW_BYTES)], size)?
                 .collect::<Result<Vec<(String, u64)>, _>>()
         })?;
         let mut over: Vec<_> = sizes
             .iter()
             .map(|(owner, size)| (owner.clone(), *size))
             .collect();
-        let shares = shares(sizes, most);
-        over.retain(|(owner, size)| shares.get(owner).is_some_and(|share| size > share));
+        let byte_shares = byte_shares(sizes, most);
+        over.retain(|(owner, size)| byte_shares.get(owner).is_some_and(|share| size > share));
         if over.is_empty() {
             return Ok(0);
         }
         let mut left: HashMap<_, _> = over
             .iter()
-            .map(|(owner, size)| (owner.as_str(), size - shares[owner.as_str()]))
+            .map(|(owner, size)| (owner.as_str(), size - byte_shares[owner.as_str()]))
             .collect();
-        let old = self.telemetry.read(|connection| {
+        let old = self.telemetry_reader.read(|connection| {
             let mut old = Vec::new();
             let mut oldest =
                 connection.prepare("SELECT n, owner, bytes FROM log_event ORDER BY n")?;
@@ -458,7 +466,7 @@ impl Served {
                 let Some(too_much) = left.get_mut(owner.as_str()) else {
                     continue;
                 };
-                *too_much = too_much.saturating_sub(back(row.get(2)?) + ROW_BYTES);
+                *too_much = too_much.saturating_sub(from_sql(row.get(2)?) + ROW_BYTES);
                 if *too_much == 0 {
                     left.remove(owner.as_str());
                 }
@@ -466,8 +474,8 @@ impl Served {
             }
             Ok(old)
         })?;
-        for some in old.chunks(TOGETHER as usize) {
-            self.runs.write(|transaction| {
+        for some in old.chunks(BATCH_ROWS as usize) {
+            self.run_writer.write(|transaction| {
                 let mut delete = transaction.prepare_cached("DELETE FROM log_event WHERE n = ?")?;
                 some.iter().try_for_each(|n| delete.execute([n]).map(drop))
             })?;
@@ -482,7 +490,7 @@ impl Served {
         let mode = |connection: &Connection| {
             connection.pragma_query_value(None, "auto_vacuum", |row| row.get::<_, i64>(0))
         };
-        self.changes.read(|connection| {
+        self.key_writer.read(|connection| {
             if mode(connection)? != 2 {
                 connection.pragma_update(None, "auto_vacuum", 2)?;
                 connection.execute_batch("VACUUM")?;
@@ -492,7 +500,7 @@ impl Served {
             let mut pages = giving.query([])?;
             while pages.next()?.is_some() {}
             let left = connection.pragma_query_value(None, "freelist_count", |row| row.get(0))?;
-            Ok(back(left))
+            Ok(from_sql(left))
         })
     }
 }
@@ -513,22 +521,23 @@ fn containers_query(filter: &ContainerFilter) -> String {
 
 /// Byte share of each owner: its own size, up to an equal share of what the smaller owners leave.
 /// The node's own lines (empty owner) have a quarter; no other owner has more than a quarter.
-fn shares(mut sizes: Vec<(String, u64)>, most: u64) -> HashMap<String, u64> {
+fn byte_shares(mut sizes: Vec<(String, u64)>, most: u64) -> HashMap<String, u64> {
     let quarter = most / 4;
-    let mut shares: HashMap<String, u64> = HashMap::from([(String::new(), quarter)]);
+    let mut byte_shares: HashMap<String, u64> = HashMap::from([(String::new(), quarter)]);
     sizes.retain(|(owner, _)| !owner.is_empty());
     sizes.sort_by_key(|(_, size)| *size);
-    let (mut left, mut owners) = (most - quarter, sizes.len() as u64);
+    let mut left = most - quarter;
+    let mut owners = sizes.len() as u64;
     for (owner, size) in sizes {
         let share = size.min(left / owners.max(1)).min(quarter);
         (left, owners) = (left - share, owners - 1);
-        shares.insert(owner, share);
+        byte_shares.insert(owner, share);
     }
-    shares
+    byte_shares
 }
 
 fn container_row(row: &Row<'_>) -> rusqlite::Result<ContainerRow> {
-    let moment = |name: &str| row.get::<_, Option<i64>>(name).map(|at| at.map(back));
+    let moment = |name: &str| row.get::<_, Option<i64>>(name).map(|at| at.map(from_sql));
     Ok(ContainerRow {
         n: row.get("n")?,
         id: row.get("id")?,
@@ -542,7 +551,7 @@ fn container_row(row: &Row<'_>) -> rusqlite::Result<ContainerRow> {
         trace: row.get("trace")?,
         status: row.get("status")?,
         exit_code: row.get("exit_code")?,
-        created_ms: back(row.get("created_ms")?),
+        created_ms: from_sql(row.get("created_ms")?),
         started_ms: moment("started_ms")?,
         stopped_ms: moment("stopped_ms")?,
         removed_ms: moment("removed_ms")?,
@@ -552,7 +561,7 @@ fn container_row(row: &Row<'_>) -> rusqlite::Result<ContainerRow> {
 fn log_row(row: &Row<'_>) -> rusqlite::Result<LogRow> {
     Ok(LogRow {
         n: row.get("n")?,
-        at_ms: back(row.get("at_ms")?),
+        at_ms: from_sql(row.get("at_ms")?),
         source_kind: row.get("source_kind")?,
         source_name: row.get("source_name")?,
         owner: row.get("owner")?,

@@ -3,13 +3,13 @@
 use sha2::{Digest, Sha256};
 
 /// Longer names are replaced by their digest: most file systems limit a name to 255 bytes.
-const LONGEST: usize = 200;
+const MAX_NAME_BYTES: usize = 200;
 
 /// The folder name of an artifact name.
 pub(crate) fn folder_name(name: &[u8]) -> String {
     let plain = percent_encoded(name);
     // `~` is never left unencoded, so a digest cannot be mistaken for an encoded name.
-    if plain.len() > LONGEST {
+    if plain.len() > MAX_NAME_BYTES {
         format!("~{}", hexadecimal(&Sha256::digest(name)))
     } else {
         plain
@@ -23,9 +23,10 @@ pub(crate) fn percent_encoded(bytes: &[u8]) -> String {
     for (at, byte) in bytes.iter().enumerate() {
         let plain =
             byte.is_ascii_alphanumeric() || b"_-".contains(byte) || (*byte == b'.' && at > 0);
-        match plain {
-            true => text.push(char::from(*byte)),
-            false => text.push_str(&format!("%{byte:02X}")),
+        if plain {
+            text.push(char::from(*byte))
+        } else {
+            text.push_str(&format!("%{byte:02X}"))
         }
     }
     text
@@ -70,7 +71,7 @@ mod tests {
         #[test]
         fn every_name_becomes_one_plain_file_name(name in prop::collection::vec(any::<u8>(), 1..400)) {
             let folder = folder_name(&name);
-            prop_assert!(folder.len() <= LONGEST);
+            prop_assert!(folder.len() <= MAX_NAME_BYTES);
             prop_assert!(!folder.starts_with('.') && !folder.contains('/') && folder.is_ascii());
             prop_assert!(folder.bytes().all(|byte| byte.is_ascii_graphic()));
         }

@@ -1,28 +1,28 @@
 //! A stored version: its owner, name, metadata and lineage.
 
-use crate::names;
+use crate::name_encoding;
 use spec::{ArtifactRef, Id, Timestamp, WorkspacePath};
 use std::path::Path;
 
 /// Owner name of local users, who have no API key.
-const LOCAL: &str = "local";
+const LOCAL_OWNER: &str = "local";
 /// Limits of a stored command: arguments, and characters of each.
-const MOST_ARGUMENTS: usize = 64;
-const LONGEST_ARGUMENT: usize = 1024;
+const MAX_ARGUMENTS: usize = 64;
+const MAX_ARGUMENT_CHARS: usize = 1024;
 
 /// Owner of artifacts. Names of different owners are separate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Owner(String);
+pub struct ArtifactOwner(String);
 
-impl Owner {
+impl ArtifactOwner {
     /// The local user.
-    pub fn local() -> Owner {
-        Owner(LOCAL.to_owned())
+    pub fn local() -> ArtifactOwner {
+        ArtifactOwner(LOCAL_OWNER.to_owned())
     }
 
     /// The holder of the API key with this id.
-    pub fn key(id: &Id) -> Owner {
-        Owner(id.as_str().to_owned())
+    pub fn key(id: &Id) -> ArtifactOwner {
+        ArtifactOwner(id.as_str().to_owned())
     }
 
     /// The owner's name.
@@ -32,28 +32,29 @@ impl Owner {
 
     /// The owner's folder; no encoded artifact name contains `@`. The local owner has none, as
     /// before there were keys.
-    pub(crate) fn place(&self) -> String {
-        match self.0 == LOCAL {
-            true => String::new(),
-            false => format!("@{}", self.0),
+    pub(crate) fn folder_name(&self) -> String {
+        if self.0 == LOCAL_OWNER {
+            String::new()
+        } else {
+            format!("@{}", self.0)
         }
     }
 
     /// The owner of a folder, if it is one's.
-    pub(crate) fn of_place(place: &str) -> Option<Owner> {
-        match place.strip_prefix('@') {
-            None => place.is_empty().then(Owner::local),
+    pub(crate) fn from_folder_name(folder_name: &str) -> Option<ArtifactOwner> {
+        match folder_name.strip_prefix('@') {
+            None => folder_name.is_empty().then(ArtifactOwner::local),
             Some(key) => Id::new(key)
                 .ok()
-                .filter(|id| id.as_str() != LOCAL)
-                .map(|id| Owner::key(&id)),
+                .filter(|id| id.as_str() != LOCAL_OWNER)
+                .map(|id| ArtifactOwner::key(&id)),
         }
     }
 }
 
-impl Default for Owner {
-    fn default() -> Owner {
-        Owner::local()
+impl Default for ArtifactOwner {
+    fn default() -> ArtifactOwner {
+        ArtifactOwner::local()
     }
 }
 
@@ -84,19 +85,19 @@ impl Lineage {
     }
 
     pub(crate) fn bounded(mut self) -> Lineage {
-        let cut = |argument: String| argument.chars().take(LONGEST_ARGUMENT).collect();
+        let cut = |argument: String| argument.chars().take(MAX_ARGUMENT_CHARS).collect();
         self.command = self
             .command
-            .map(|words| words.into_iter().take(MOST_ARGUMENTS).map(cut).collect());
+            .map(|words| words.into_iter().take(MAX_ARGUMENTS).map(cut).collect());
         self
     }
 }
 
 /// An artifact to be stored.
 #[derive(Clone, Debug)]
-pub struct New {
+pub struct NewArtifact {
     /// Owner.
-    pub owner: Owner,
+    pub owner: ArtifactOwner,
     /// Name.
     pub name: WorkspacePath,
     /// MIME type; guessed from the name if absent.
@@ -107,11 +108,12 @@ pub struct New {
     pub limit_bytes: u64,
 }
 
-impl New {
+impl NewArtifact {
     /// An artifact of the local user, without a lineage.
-    pub fn local(name: WorkspacePath) -> New {
-        let (owner, lineage) = (Owner::local(), Lineage::default());
-        New {
+    pub fn local(name: WorkspacePath) -> NewArtifact {
+        let owner = ArtifactOwner::local();
+        let lineage = Lineage::default();
+        NewArtifact {
             owner,
             name,
             content_type: None,
@@ -123,9 +125,9 @@ impl New {
 
 /// One stored version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredArtifact {
     /// Owner.
-    pub owner: Owner,
+    pub owner: ArtifactOwner,
     /// Name: its path in the workspace.
     pub name: WorkspacePath,
     /// Version number, from 1.
@@ -142,7 +144,7 @@ pub struct Kept {
     pub lineage: Lineage,
 }
 
-impl Kept {
+impl StoredArtifact {
     /// The reference that results of runs contain.
     pub fn reference(&self) -> ArtifactRef {
         ArtifactRef {
@@ -156,7 +158,7 @@ impl Kept {
 
 /// MIME type by the extension of a name. It says nothing about the bytes, and readers must not rely
 /// on it.
-pub(crate) fn guessed(name: &Path) -> &'static str {
+pub(crate) fn guess_content_type(name: &Path) -> &'static str {
     let extension = name
         .extension()
         .and_then(|text| text.to_str())
@@ -195,18 +197,22 @@ pub(crate) fn is_content_type(text: &str) -> bool {
 
 /// Location of one version; its metadata has not been read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Spot {
-    pub(crate) owner: Owner,
+pub(crate) struct ArtifactVersion {
+    pub(crate) owner: ArtifactOwner,
     /// The encoded name.
     pub(crate) entry: String,
     pub(crate) version: u64,
 }
 
-impl Spot {
-    pub(crate) fn new(owner: &Owner, name: &WorkspacePath, version: u64) -> Spot {
-        Spot {
+impl ArtifactVersion {
+    pub(crate) fn new(
+        owner: &ArtifactOwner,
+        name: &WorkspacePath,
+        version: u64,
+    ) -> ArtifactVersion {
+        ArtifactVersion {
             owner: owner.clone(),
-            entry: names::folder_name(bytes_of(name)),
+            entry: name_encoding::folder_name(name_bytes(name)),
             version,
         }
     }
@@ -216,11 +222,11 @@ impl Spot {
         format!("{}:{}:{}", self.owner.as_str(), self.entry, self.version)
     }
 
-    pub(crate) fn of_cursor(text: &str) -> Option<Spot> {
+    pub(crate) fn from_cursor(text: &str) -> Option<ArtifactVersion> {
         let mut parts = text.splitn(3, ':');
-        let owner = Owner::key(&Id::new(parts.next()?).ok()?);
+        let owner = ArtifactOwner::key(&Id::new(parts.next()?).ok()?);
         let entry = parts.next()?.to_owned();
-        Some(Spot {
+        Some(ArtifactVersion {
             owner,
             entry,
             version: parts.next()?.parse().ok()?,
@@ -228,13 +234,13 @@ impl Spot {
     }
 }
 
-pub(crate) fn bytes_of(name: &WorkspacePath) -> &[u8] {
+pub(crate) fn name_bytes(name: &WorkspacePath) -> &[u8] {
     use std::os::unix::ffi::OsStrExt;
     name.as_path().as_os_str().as_bytes()
 }
 
 /// Parses a version number in our own format only.
-pub(crate) fn version_number(text: &str) -> Option<u64> {
+pub(crate) fn parse_version(text: &str) -> Option<u64> {
     text.parse()
         .ok()
         .filter(|number: &u64| *number > 0 && number.to_string() == text)

@@ -5,26 +5,26 @@
 use bytes::{Bytes, BytesMut};
 
 /// Smaller chunks are copied; bodies are read into buffers of about this size.
-const SMALL: usize = 16 << 10;
+const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
 /// Chunks in order.
 #[derive(Debug, Default)]
-pub struct Pieces {
+pub struct ChunkBuffer {
     whole: Vec<Bytes>,
     /// Collects small chunks after the others.
     small: BytesMut,
     size_bytes: usize,
 }
 
-impl Pieces {
+impl ChunkBuffer {
     /// Appends a chunk.
-    pub fn push(&mut self, piece: Bytes) {
-        self.size_bytes += piece.len();
-        if piece.len() < SMALL {
-            return self.small.extend_from_slice(&piece);
+    pub fn push(&mut self, chunk: Bytes) {
+        self.size_bytes += chunk.len();
+        if chunk.len() < SMALL_CHUNK_BYTES {
+            return self.small.extend_from_slice(&chunk);
         }
         self.close();
-        self.whole.push(piece);
+        self.whole.push(chunk);
     }
 
     /// Total bytes.
@@ -53,29 +53,38 @@ mod tests {
 
     #[test]
     fn small_pieces_keep_no_buffer_alive_and_large_ones_are_not_copied() {
-        let read = Bytes::from(vec![7; 2 * SMALL]);
-        let mut pieces = Pieces::default();
-        (0..1000).for_each(|at| pieces.push(read.slice(at..=at)));
+        let read = Bytes::from(vec![7; 2 * SMALL_CHUNK_BYTES]);
+        let mut buffer = ChunkBuffer::default();
+        (0..1000).for_each(|at| buffer.push(read.slice(at..=at)));
         assert!(read.is_unique(), "all of it was copied");
-        pieces.push(read.slice(..SMALL));
+        buffer.push(read.slice(..SMALL_CHUNK_BYTES));
         assert!(!read.is_unique(), "the positive control: this one was not");
         assert_eq!(
-            pieces.take().iter().map(Bytes::len).collect::<Vec<_>>(),
-            [1000, SMALL]
+            buffer.take().iter().map(Bytes::len).collect::<Vec<_>>(),
+            [1000, SMALL_CHUNK_BYTES]
         );
     }
 
     #[test]
     fn they_come_out_in_the_order_in_which_they_went_in() {
-        let sizes = [1, SMALL, 0, 5, SMALL - 1, SMALL + 1, SMALL, 3];
-        let mut pieces = Pieces::default();
+        let sizes = [
+            1,
+            SMALL_CHUNK_BYTES,
+            0,
+            5,
+            SMALL_CHUNK_BYTES - 1,
+            SMALL_CHUNK_BYTES + 1,
+            SMALL_CHUNK_BYTES,
+            3,
+        ];
+        let mut buffer = ChunkBuffer::default();
         let mut sent = Vec::new();
         for (number, size) in (0_u8..).zip(sizes) {
             sent.extend(vec![number; size]);
-            pieces.push(Bytes::from(vec![number; size]));
+            buffer.push(Bytes::from(vec![number; size]));
         }
-        assert_eq!(pieces.size_bytes(), sent.len());
-        assert_eq!(pieces.take().concat(), sent);
-        assert!(pieces.take().is_empty() && pieces.size_bytes() == 0);
+        assert_eq!(buffer.size_bytes(), sent.len());
+        assert_eq!(buffer.take().concat(), sent);
+        assert!(buffer.take().is_empty() && buffer.size_bytes() == 0);
     }
 }

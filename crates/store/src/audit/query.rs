@@ -1,20 +1,20 @@
 //! Queries of the audit log: newest records first, by page, read backwards from the end of its
 //! files. Shows the records as they are; `verify` decides whether they can be trusted.
 
-use super::{FOLDER, NAME, marks::Marks, verify::existing};
+use super::{FOLDER, NAME, checkpoints::Checkpoints, verify::open_existing};
 use journal::{Folder, LONGEST, Numbered};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fs::File, io, os::unix::fs::FileExt, path::Path};
 
 /// Maximum records of a page.
-const MOST_LINES: usize = 1000;
+const MAX_PAGE_RECORDS: usize = 1000;
 /// Maximum bytes read for a page. A page may then be empty; its cursor says where to continue.
-const MOST_READ: u64 = 64 << 20;
-const BLOCK: u64 = 256 << 10;
+const MAX_SCAN_BYTES: u64 = 64 << 20;
+const BLOCK_BYTES: u64 = 256 << 10;
 
 /// The fields of a record, as they are parsed.
 #[derive(Debug, Deserialize)]
-pub(super) struct Line<'a> {
+pub(super) struct ParsedEntry<'a> {
     n: u64,
     pub(super) at: u64,
     #[serde(borrow)]
@@ -39,7 +39,7 @@ pub(super) struct Line<'a> {
     hash: Cow<'a, str>,
 }
 
-impl Numbered for Line<'_> {
+impl Numbered for ParsedEntry<'_> {
     fn n(&self) -> u64 {
         self.n
     }
@@ -47,7 +47,7 @@ impl Numbered for Line<'_> {
 
 /// A record of the log; absent fields are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Row {
+pub struct AuditRow {
     /// Left out for callers who may not learn how many records there are.
     #[serde(default)]
     pub n: u64,
@@ -82,9 +82,9 @@ pub struct Row {
     pub hash: String,
 }
 
-impl From<Line<'_>> for Row {
-    fn from(line: Line<'_>) -> Row {
-        Row {
+impl From<ParsedEntry<'_>> for AuditRow {
+    fn from(line: ParsedEntry<'_>) -> AuditRow {
+        AuditRow {
             n: line.n,
             at_ms: line.at,
             what: line.kind.into_owned(),
@@ -103,7 +103,7 @@ impl From<Line<'_>> for Row {
 
 /// Filter and position of a query.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct AuditQuery {
     /// Run or sandbox.
     pub run: Option<String>,
     /// Tenant.
@@ -120,10 +120,10 @@ pub struct Asked {
     pub limit: usize,
 }
 
-impl Asked {
-    fn is_for(&self, line: &Line<'_>) -> bool {
-        let what = |asked: &str| {
-            line.kind == asked || asked.ends_with('.') && line.kind.starts_with(asked)
+impl AuditQuery {
+    fn matches(&self, line: &ParsedEntry<'_>) -> bool {
+        let what = |query: &str| {
+            line.kind == query || query.ends_with('.') && line.kind.starts_with(query)
         };
         self.run.as_ref().is_none_or(|run| line.run == *run)
             && self
@@ -138,9 +138,9 @@ impl Asked {
 
 /// A page of records, newest first.
 #[derive(Clone, Debug, Default)]
-pub struct Page {
+pub struct AuditPage {
     /// The records.
-    pub rows: Vec<Row>,
+    pub rows: Vec<AuditRow>,
     /// Cursor of the next page; `None` at the end.
     pub before: Option<String>,
 }
@@ -148,25 +148,25 @@ pub struct Page {
 /// An invalid cursor.
 #[derive(Debug, thiserror::Error)]
 #[error("the cursor is invalid")]
-pub struct WrongPlace;
+pub struct BadCursor;
 
 /// Reads one page. An error that is a [`BadCursor`] is the caller's fault.
-pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
-    let Some(folder) = existing(&state.join(FOLDER))? else {
-        return Ok(Page::default());
+pub fn read_page(state: &Path, query: &AuditQuery) -> io::Result<AuditPage> {
+    let Some(folder) = open_existing(&state.join(FOLDER))? else {
+        return Ok(AuditPage::default());
     };
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
-    let start = asked
+    let start = query
         .before
         .as_deref()
-        .map(|text| place(text).ok_or_else(|| io::Error::other(WrongPlace)));
+        .map(|text| place(text).ok_or_else(|| io::Error::other(BadCursor)));
     let start = start.transpose()?;
-    let beginnings = Marks::open(state)?.beginnings(NAME)?;
-    let mut reading = Reading {
-        asked,
-        page: Page::default(),
+    let segment_starts = Checkpoints::open(state)?.segment_starts(NAME)?;
+    let mut reading = PageReader {
+        query,
+        page: AuditPage::default(),
         read: 0,
-        over: false,
+        closed: false,
     };
     for &part in parts.iter().rev() {
         let end = match start {
@@ -174,19 +174,19 @@ pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
             Some((of, offset)) if part == of => Some(offset),
             _ => None,
         };
-        let began = beginnings
+        let began = segment_starts
             .iter()
-            .find(|beginning| beginning.part == part)
+            .find(|segment_start| segment_start.part == part)
             .map(|of| of.began_ms);
         if end.is_none()
             && began
-                .zip(asked.until_ms)
+                .zip(query.until_ms)
                 .is_some_and(|(began, until)| began > until)
         {
             continue;
         }
         reading.part(&folder, part, end)?;
-        if reading.over {
+        if reading.closed {
             break;
         }
     }
@@ -201,15 +201,15 @@ fn place(text: &str) -> Option<(u32, u64)> {
     Some((part.parse().ok()?, offset.parse().ok()?))
 }
 
-struct Reading<'a> {
-    asked: &'a Asked,
-    page: Page,
+struct PageReader<'a> {
+    query: &'a AuditQuery,
+    page: AuditPage,
     read: u64,
     /// The page is full, or all older records are out of range.
-    over: bool,
+    closed: bool,
 }
 
-impl Reading<'_> {
+impl PageReader<'_> {
     /// Reads a file backwards from `end`, or from its end.
     fn part(&mut self, folder: &Folder, part: u32, end: Option<u64>) -> io::Result<()> {
         // The server may remove an old file at any time.
@@ -218,14 +218,14 @@ impl Reading<'_> {
         };
         let size = file.metadata()?.len();
         let mut end = match end {
-            Some(end) if end > size || !begins_line(&file, end)? => {
-                return Err(io::Error::other(WrongPlace));
+            Some(end) if end > size || !starts_record(&file, end)? => {
+                return Err(io::Error::other(BadCursor));
             }
             Some(end) => end,
             None => size,
         };
-        while end > 0 && !self.over {
-            let from = end.saturating_sub(BLOCK);
+        while end > 0 && !self.closed {
+            let from = end.saturating_sub(BLOCK_BYTES);
             let mut block = vec![0; usize::try_from(end - from).unwrap_or_default()];
             file.read_exact_at(&mut block, from)?;
             self.read += block.len() as u64;
@@ -244,9 +244,10 @@ impl Reading<'_> {
             };
             if first >= whole && from > 0 {
                 // Longer than any record, unless it is the last one, which has no end yet.
-                end = match block.len() > LONGEST {
-                    true => return Ok(()),
-                    false => from,
+                end = if block.len() > LONGEST {
+                    return Ok(());
+                } else {
+                    from
                 };
                 continue;
             }
@@ -259,7 +260,7 @@ impl Reading<'_> {
     /// starts.
     fn lines(&mut self, block: &[u8], part: u32, at: u64) -> u64 {
         let mut end = block.len();
-        while end > 0 && !self.over {
+        while end > 0 && !self.closed {
             let start = block[..end - 1]
                 .iter()
                 .rposition(|byte| *byte == b'\n')
@@ -267,11 +268,11 @@ impl Reading<'_> {
             self.line(&block[start..end - 1]);
             end = start;
             let place = at + end as u64;
-            if self.page.rows.len() >= self.asked.limit.clamp(1, MOST_LINES)
-                || self.read > MOST_READ && end == 0
+            if self.page.rows.len() >= self.query.limit.clamp(1, MAX_PAGE_RECORDS)
+                || self.read > MAX_SCAN_BYTES && end == 0
             {
                 self.page.before = (part > 1 || place > 0).then(|| format!("{part}-{place}"));
-                self.over = true;
+                self.closed = true;
             }
         }
         at + end as u64
@@ -284,25 +285,25 @@ impl Reading<'_> {
         // Run ids contain no characters that JSON escapes: a line without the id is not about the
         // run.
         if self
-            .asked
+            .query
             .run
             .as_ref()
             .is_some_and(|run| !text.contains(run.as_str()))
         {
             return;
         }
-        let Ok(line) = serde_json::from_str::<Line<'_>>(text) else {
+        let Ok(line) = serde_json::from_str::<ParsedEntry<'_>>(text) else {
             return;
         };
-        if self.asked.since_ms.is_some_and(|since| line.at < since) {
-            self.over = true;
-        } else if self.asked.is_for(&line) {
+        if self.query.since_ms.is_some_and(|since| line.at < since) {
+            self.closed = true;
+        } else if self.query.matches(&line) {
             self.page.rows.push(line.into());
         }
     }
 }
 
-fn begins_line(file: &File, at: u64) -> io::Result<bool> {
+fn starts_record(file: &File, at: u64) -> io::Result<bool> {
     let mut before = [0];
     match at {
         0 => Ok(true),

@@ -35,12 +35,12 @@ fn run<'a>(id: &'a str, owner: &'a str) -> NewRun<'a> {
         task: None,
         job: None,
         at_ms: 1000,
-        promise: None,
+        idempotency_key: None,
     }
 }
 
-fn ids(served: &Served, filter: &RunFilter) -> Vec<String> {
-    served
+fn ids(database: &ServerDatabase, filter: &RunFilter) -> Vec<String> {
+    database
         .list(filter)
         .unwrap()
         .into_iter()
@@ -51,7 +51,7 @@ fn ids(served: &Served, filter: &RunFilter) -> Vec<String> {
 #[test]
 fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let row = |id: &str, scopes: &str, expires_ms, revoked_ms| KeyRow {
         id: id.into(),
         name: "n".into(),
@@ -70,9 +70,9 @@ fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
         row("e-both", "runs", Some(200), Some(50)),
         row("f-admin", "admin", None, Some(5)),
     ];
-    assert!(rows.iter().all(|row| served.add_key(row).unwrap()));
-    assert_eq!(served.prune_keys(100).unwrap(), 3);
-    let left: Vec<_> = served
+    assert!(rows.iter().all(|row| database.add_key(row).unwrap()));
+    assert_eq!(database.prune_keys(100).unwrap(), 3);
+    let left: Vec<_> = database
         .keys()
         .unwrap()
         .into_iter()
@@ -84,7 +84,7 @@ fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
 #[test]
 fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let key = KeyRow {
         id: "a".into(),
         name: "ci".into(),
@@ -96,15 +96,20 @@ fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
         revoked_ms: None,
     };
     assert!(
-        served.add_key(&key).unwrap() && !served.add_key(&key).unwrap(),
+        database.add_key(&key).unwrap() && !database.add_key(&key).unwrap(),
         "an identifier serves once"
     );
-    assert_eq!(served.key("a").unwrap(), Some(key.clone()));
+    assert_eq!(database.key("a").unwrap(), Some(key.clone()));
     // Another process revokes the key; no cache is in between.
-    assert!(Served::open(&folder.0).unwrap().revoke_key("a", 7).unwrap());
-    assert!(served.revoke_key("a", 8).unwrap() && !served.revoke_key("b", 8).unwrap());
+    assert!(
+        ServerDatabase::open(&folder.0)
+            .unwrap()
+            .revoke_key("a", 7)
+            .unwrap()
+    );
+    assert!(database.revoke_key("a", 8).unwrap() && !database.revoke_key("b", 8).unwrap());
     assert_eq!(
-        served.keys().unwrap(),
+        database.keys().unwrap(),
         [KeyRow {
             revoked_ms: Some(7),
             ..key
@@ -115,81 +120,81 @@ fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
 #[test]
 fn the_same_promise_is_one_run_and_another_request_is_refused() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let promised = |id, body, at_ms| NewRun {
-        promise: Some(("k", [body; 32])),
+        idempotency_key: Some(("k", [body; 32])),
         at_ms,
         ..run(id, "a")
     };
     assert_eq!(
-        served.accept(&promised("r1", 1, 0), true).unwrap(),
-        Accepted::New
+        database.accept(&promised("r1", 1, 0), true).unwrap(),
+        AcceptRunOutcome::Accepted
     );
     assert_eq!(
-        served.accept(&promised("r2", 1, 1), true).unwrap(),
-        Accepted::Before("r1".into())
+        database.accept(&promised("r2", 1, 1), true).unwrap(),
+        AcceptRunOutcome::Duplicate("r1".into())
     );
     assert_eq!(
-        served.accept(&promised("r3", 2, 1), true).unwrap(),
-        Accepted::OtherRequest
+        database.accept(&promised("r3", 2, 1), true).unwrap(),
+        AcceptRunOutcome::KeyReused
     );
     assert_eq!(
-        served.accept(&promised("r2", 1, 1), false).unwrap(),
-        Accepted::Before("r1".into())
+        database.accept(&promised("r2", 1, 1), false).unwrap(),
+        AcceptRunOutcome::Duplicate("r1".into())
     );
     assert_eq!(
-        served.accept(&run("r6", "a"), false).unwrap(),
-        Accepted::Full
+        database.accept(&run("r6", "a"), false).unwrap(),
+        AcceptRunOutcome::Full
     );
     let others = NewRun {
         owner: "b",
         ..promised("r4", 2, 1)
     };
     assert_eq!(
-        served.accept(&others, true).unwrap(),
-        Accepted::New,
+        database.accept(&others, true).unwrap(),
+        AcceptRunOutcome::Accepted,
         "another's keys are his own"
     );
     assert_eq!(
-        served
-            .accept(&promised("r5", 2, PROMISED_MS + 1), true)
+        database
+            .accept(&promised("r5", 2, IDEMPOTENCY_WINDOW_MS + 1), true)
             .unwrap(),
-        Accepted::New,
+        AcceptRunOutcome::Accepted,
         "a day is over"
     );
     assert_eq!(
-        served.accept(&run("r1", "b"), true).unwrap(),
-        Accepted::NameTaken
+        database.accept(&run("r1", "b"), true).unwrap(),
+        AcceptRunOutcome::IdTaken
     );
 }
 
 #[test]
 fn a_run_has_one_end() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
-    served.accept(&run("r", "a"), true).unwrap();
-    assert_eq!(served.unfinished().unwrap().len(), 1);
-    served.finish("r", "succeeded", "{}").unwrap();
-    served.finish("r", "lost", "{\"late\":1}").unwrap();
-    let found = served.run("r").unwrap().unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    database.accept(&run("r", "a"), true).unwrap();
+    assert_eq!(database.unfinished().unwrap().len(), 1);
+    database.finish("r", "succeeded", "{}").unwrap();
+    database.finish("r", "lost", "{\"late\":1}").unwrap();
+    let found = database.run("r").unwrap().unwrap();
     assert_eq!(
         (found.status.as_str(), found.result.as_deref()),
         ("succeeded", Some("{}"))
     );
-    assert!(served.unfinished().unwrap().is_empty());
+    assert!(database.unfinished().unwrap().is_empty());
 }
 
 #[test]
 fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     for (id, owner, task) in [
         ("1", "a", None),
         ("2", "b", Some("t")),
         ("3", "a", Some("t")),
         ("4", "a", None),
     ] {
-        served
+        database
             .accept(
                 &NewRun {
                     task,
@@ -199,15 +204,15 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
             )
             .unwrap();
     }
-    served.finish("3", "failed", "{}").unwrap();
+    database.finish("3", "failed", "{}").unwrap();
     let all = RunFilter {
         limit: 50,
         ..RunFilter::default()
     };
-    assert_eq!(ids(&served, &all), ["4", "3", "2", "1"]);
+    assert_eq!(ids(&database, &all), ["4", "3", "2", "1"]);
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 owner: Some("a".into()),
                 ..all.clone()
@@ -217,7 +222,7 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
     );
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 task: Some("t".into()),
                 ..all.clone()
@@ -227,7 +232,7 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
     );
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 status: Some("failed".into()),
                 ..all.clone()
@@ -235,7 +240,7 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
         ),
         ["3"]
     );
-    let first = served
+    let first = database
         .list(&RunFilter {
             limit: 2,
             ..all.clone()
@@ -243,7 +248,7 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
         .unwrap();
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 before: Some(first[1].n),
                 ..all
@@ -256,9 +261,9 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
 #[test]
 fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     for (id, at_ms) in [("1", 10), ("2", 10), ("3", 2000), ("4", 2000), ("5", 2000)] {
-        served
+        database
             .accept(
                 &NewRun {
                     at_ms,
@@ -269,16 +274,16 @@ fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
             .unwrap();
     }
     for id in ["2", "3", "4", "5"] {
-        served.finish(id, "succeeded", "{}").unwrap();
+        database.finish(id, "succeeded", "{}").unwrap();
     }
     assert_eq!(
-        served.prune(2000, 1000, 2).unwrap(),
+        database.prune(2000, 1000, 2).unwrap(),
         2,
         "one is too old, one too many"
     );
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 limit: 9,
                 ..RunFilter::default()
@@ -291,7 +296,7 @@ fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
 #[test]
 fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_reason() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let row = |id: &str, at| SandboxRow {
         id: id.into(),
         owner: "me".into(),
@@ -299,35 +304,35 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         backend: "native".into(),
         profile: "default".into(),
         created_ms: at,
-        promise: Some((id.to_uppercase(), vec![1; 32])),
+        idempotency_key: Some((id.to_uppercase(), vec![1; 32])),
         ended: None,
     };
     let add = |row: SandboxRow| {
-        served
-            .together(|writing| writing.add_sandbox(&row))
+        database
+            .transact(|transaction| transaction.add_sandbox(&row))
             .unwrap()
     };
     let end = |id: &str, why: &str, at| {
-        served
-            .together(|writing| writing.end_sandbox(id, why, at))
+        database
+            .transact(|transaction| transaction.end_sandbox(id, why, at))
             .unwrap()
     };
-    let since = |since_ms| Remembered {
-        since_ms,
-        promised_since_ms: since_ms,
-        of_one: 3,
-        of_all: 4,
+    let since = |since_ms| SandboxRetention {
+        ended_since_ms: since_ms,
+        idempotent_since_ms: since_ms,
+        max_per_owner: 3,
+        max_total: 4,
     };
     assert!(add(row("lives", 1)) && add(row("ends", 2)));
     assert!(!add(row("lives", 3)), "a name serves one that lives");
     add(row("failed", 4));
-    served
-        .together(|writing| writing.drop_sandbox("failed"))
+    database
+        .transact(|transaction| transaction.remove_sandbox("failed"))
         .unwrap();
     end("ends", "idle", 50);
-    let after = Served::open(&folder.0)
+    let after = ServerDatabase::open(&folder.0)
         .unwrap()
-        .lost_sandboxes(60, &since(0))
+        .recover_sandboxes(60, &since(0))
         .unwrap();
     let lost = SandboxRow {
         ended: Some((60, "lost".into())),
@@ -340,12 +345,12 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
     assert_eq!(after, [lost, ended.clone()]);
     assert!(add(row("lives", 5)), "and another one once it is gone");
     assert_eq!(
-        served.lost_sandboxes(70, &since(51)).unwrap().len(),
+        database.recover_sandboxes(70, &since(51)).unwrap().len(),
         1,
         "what is too old is forgotten"
     );
     let rarely = SandboxRow {
-        promise: None,
+        idempotency_key: None,
         ..row("rarely", 75)
     };
     add(SandboxRow {
@@ -357,9 +362,9 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         add(row(&format!("s{number}"), 80));
         end(&format!("s{number}"), "asked", 80 + number);
     }
-    let names = |remembered: Remembered| -> Vec<_> {
-        served
-            .lost_sandboxes(90, &remembered)
+    let names = |remembered: SandboxRetention| -> Vec<_> {
+        database
+            .recover_sandboxes(90, &remembered)
             .unwrap()
             .into_iter()
             .map(|row| row.id)
@@ -370,8 +375,8 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         ["rarely", "s6", "s7", "s8"],
         "of one owner no more than that"
     );
-    let fewer = Remembered {
-        of_all: 3,
+    let fewer = SandboxRetention {
+        max_total: 3,
         ..since(0)
     };
     assert_eq!(
@@ -379,8 +384,8 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         ["rarely", "s7", "s8"],
         "whoever has the most loses first"
     );
-    let later = Remembered {
-        promised_since_ms: 80,
+    let later = SandboxRetention {
+        idempotent_since_ms: 80,
         ..since(89)
     };
     assert_eq!(
@@ -393,33 +398,33 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
 #[test]
 fn one_owners_runs_and_promises_push_out_his_own_and_nobody_elses() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let owners = ["quiet", "loud", "loud", "loud", "loud"];
     let names: Vec<_> = (0..owners.len()).map(|number| number.to_string()).collect();
     for (name, owner) in names.iter().zip(owners) {
-        let promise = Some((name.as_str(), [1; 32]));
+        let idempotency_key = Some((name.as_str(), [1; 32]));
         let at_ms = 1000 + name.parse::<u64>().unwrap();
-        served
+        database
             .accept(
                 &NewRun {
-                    promise,
+                    idempotency_key,
                     at_ms,
                     ..run(name, owner)
                 },
                 true,
             )
             .unwrap();
-        served.finish(name, "succeeded", "{}").unwrap();
+        database.finish(name, "succeeded", "{}").unwrap();
     }
     assert_eq!(
-        served.prune(1000, 0, 5).unwrap(),
+        database.prune(1000, 0, 5).unwrap(),
         0,
         "the positive control: all of them fit"
     );
-    assert_eq!(served.prune(1000, 0, 3).unwrap(), 2);
+    assert_eq!(database.prune(1000, 0, 3).unwrap(), 2);
     assert_eq!(
         ids(
-            &served,
+            &database,
             &RunFilter {
                 limit: 9,
                 ..RunFilter::default()
@@ -427,56 +432,58 @@ fn one_owners_runs_and_promises_push_out_his_own_and_nobody_elses() {
         ),
         ["4", "3", "0"]
     );
-    served
-        .runs
-        .write(|transaction| prune_promises(transaction, 1000, 2))
+    database
+        .run_writer
+        .write(|transaction| prune_idempotency_keys(transaction, 1000, 2))
         .unwrap();
     let left = |connection: &rusqlite::Connection| {
         let mut rows = connection.prepare("SELECT name FROM gateway_promise ORDER BY name")?;
         rows.query_map([], |row| row.get::<_, String>(0))?
             .collect::<Result<Vec<_>, _>>()
     };
-    assert_eq!(served.runs.read(left).unwrap(), ["0", "3", "4"]);
+    assert_eq!(database.run_writer.read(left).unwrap(), ["0", "3", "4"]);
 }
 
 #[test]
 fn what_stands_for_a_job_outlasts_an_idempotency_key_and_ends_with_its_run() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
-    let job = format!("{LASTING}job");
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let job = format!("{PERSISTENT_KEY_PREFIX}job");
     let promised = |id, at_ms, name| NewRun {
         at_ms,
-        promise: Some((name, [1; 32])),
+        idempotency_key: Some((name, [1; 32])),
         ..run(id, "a")
     };
     for (id, name) in [("r1", job.as_str()), ("r2", "key")] {
         assert_eq!(
-            served.accept(&promised(id, 1000, name), true).unwrap(),
-            Accepted::New
+            database.accept(&promised(id, 1000, name), true).unwrap(),
+            AcceptRunOutcome::Accepted
         );
-        served.finish(id, "succeeded", "{}").unwrap();
+        database.finish(id, "succeeded", "{}").unwrap();
     }
-    let later = 1000 + 2 * PROMISED_MS;
-    served.prune(later, 0, 100).unwrap();
+    let later = 1000 + 2 * IDEMPOTENCY_WINDOW_MS;
+    database.prune(later, 0, 100).unwrap();
     assert_eq!(
-        served.accept(&promised("r3", later, &job), true).unwrap(),
-        Accepted::Before("r1".into())
+        database.accept(&promised("r3", later, &job), true).unwrap(),
+        AcceptRunOutcome::Duplicate("r1".into())
     );
     assert_eq!(
-        served.accept(&promised("r4", later, "key"), true).unwrap(),
-        Accepted::New,
+        database
+            .accept(&promised("r4", later, "key"), true)
+            .unwrap(),
+        AcceptRunOutcome::Accepted,
         "the control"
     );
-    served.prune(later, later, 100).unwrap();
-    served.prune(later, later, 100).unwrap();
+    database.prune(later, later, 100).unwrap();
+    database.prune(later, later, 100).unwrap();
     assert_eq!(
-        served.accept(&promised("r5", later, &job), true).unwrap(),
-        Accepted::New
+        database.accept(&promised("r5", later, &job), true).unwrap(),
+        AcceptRunOutcome::Accepted
     );
 }
 
-fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
-    NewLease {
+fn wanted(task: &str, holder: &str, now_ms: u64) -> LeaseRequest {
+    LeaseRequest {
         owner: "a".into(),
         task: task.into(),
         run: format!("{task}-{holder}-{now_ms}"),
@@ -490,66 +497,73 @@ fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
 #[test]
 fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let start = |holder, now| {
-        served
-            .together(|w| w.start_workflow(&wanted("t", holder, now)))
+        database
+            .transact(|w| w.start_workflow(&wanted("t", holder, now)))
             .unwrap()
     };
     let resume = |holder, now| {
-        served
-            .together(|w| w.resume_workflow(&wanted("t", holder, now)))
+        database
+            .transact(|w| w.resume_workflow(&wanted("t", holder, now)))
             .unwrap()
     };
     let note = |holder, now, text| {
-        served
-            .together(|w| w.checkpoint_workflow(&wanted("t", holder, now), text))
+        database
+            .transact(|w| w.checkpoint_workflow(&wanted("t", holder, now), text))
             .unwrap()
     };
     let release = |holder| {
-        served
-            .together(|w| w.release_workflow("a", "t", holder))
+        database
+            .transact(|w| w.release_workflow("a", "t", holder))
             .unwrap()
     };
-    assert_eq!(resume("one", 0), Taking::Unknown);
-    let Taking::Started(first) = start("one", 0) else {
+    assert_eq!(resume("one", 0), LeaseOutcome::NotStarted);
+    let LeaseOutcome::Started(first) = start("one", 0) else {
         panic!("nobody had it")
     };
     assert_eq!(
         (start("two", 9), note("two", 9, "2"), release("two")),
-        (Taking::Held, Taking::Held, false)
+        (LeaseOutcome::HeldByOther, LeaseOutcome::HeldByOther, false)
     );
-    let Taking::AlreadyHis(again) = start("one", 9) else {
+    let LeaseOutcome::Renewed(again) = start("one", 9) else {
         panic!("it is his")
     };
     assert_eq!((&again.run, again.expires_ms), (&first.run, 19));
-    assert!(matches!(note("one", 12, "1"), Taking::AlreadyHis(_)));
-    assert_eq!(start("two", 21), Taking::Held, "a checkpoint renews it");
-    let Taking::Started(second) = start("two", 22) else {
+    assert!(matches!(note("one", 12, "1"), LeaseOutcome::Renewed(_)));
+    assert_eq!(
+        start("two", 21),
+        LeaseOutcome::HeldByOther,
+        "a checkpoint renews it"
+    );
+    let LeaseOutcome::Started(second) = start("two", 22) else {
         panic!("its time is over")
     };
     assert!(second.run != first.run && second.checkpoint.as_deref() == Some("1"));
     assert_eq!(
         note("one", 23, "late"),
-        Taking::Held,
+        LeaseOutcome::HeldByOther,
         "who lost it writes nothing"
     );
-    let Taking::Started(third) = resume("one", 40) else {
+    let LeaseOutcome::Started(third) = resume("one", 40) else {
         panic!("its time is over again")
     };
     assert_eq!(
         (&third.run, third.checkpoint.as_deref()),
         (&second.run, Some("1"))
     );
-    let as_before = |now| NewLease {
+    let as_before = |now| LeaseRequest {
         lease_ms: None,
         ..wanted("t", "one", now)
     };
-    let renewed = served
-        .together(|w| w.checkpoint_workflow(&as_before(41), "2"))
+    let renewed = database
+        .transact(|w| w.checkpoint_workflow(&as_before(41), "2"))
         .unwrap();
     assert!(
-        matches!(renewed, Taking::AlreadyHis(Lease { expires_ms: 51, .. })),
+        matches!(
+            renewed,
+            LeaseOutcome::Renewed(WorkflowLease { expires_ms: 51, .. })
+        ),
         "as long as before: {renewed:?}"
     );
     assert!(
@@ -557,7 +571,7 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
         "what he does not have he cannot give back, whenever he asks"
     );
     assert!(release("one") && release("one"));
-    let Taking::Started(fresh) = start("two", 42) else {
+    let LeaseOutcome::Started(fresh) = start("two", 42) else {
         panic!("it was given back")
     };
     assert_eq!(fresh.checkpoint, None);
@@ -565,33 +579,33 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
 
 #[test]
 fn checkpoints_of_one_owner_have_a_bound_and_those_that_nobody_took_over_are_forgotten() {
-    use crate::served::MOST_CHECKPOINTS;
+    use crate::server_database::MAX_CHECKPOINT_BYTES;
     let folder = folder();
-    let served = Served::open(&folder.0).unwrap();
-    let half = "x".repeat(MOST_CHECKPOINTS as usize / 2);
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let half = "x".repeat(MAX_CHECKPOINT_BYTES as usize / 2);
     let note = |task: &str, text: &str| {
-        served.together(|w| {
+        database.transact(|w| {
             w.start_workflow(&wanted(task, "one", 0))?;
             w.checkpoint_workflow(&wanted(task, "one", 0), text)
         })
     };
     for task in ["a", "b", "b"] {
         assert!(
-            matches!(note(task, &half).unwrap(), Taking::AlreadyHis(_)),
+            matches!(note(task, &half).unwrap(), LeaseOutcome::Renewed(_)),
             "{task}"
         );
     }
-    assert_eq!(note("c", "x").unwrap(), Taking::TooMuch);
+    assert_eq!(note("c", "x").unwrap(), LeaseOutcome::CheckpointsTooLarge);
     assert_eq!(
-        served.together(|w| w.prune_workflows(1000)).unwrap(),
+        database.transact(|w| w.prune_workflows(1000)).unwrap(),
         0,
         "somebody may take them over"
     );
     assert_eq!(
-        served
-            .together(|w| w.prune_workflows(8 * 24 * 3_600_000))
+        database
+            .transact(|w| w.prune_workflows(8 * 24 * 3_600_000))
             .unwrap(),
         3
     );
-    assert!(matches!(note("c", "x").unwrap(), Taking::AlreadyHis(_)));
+    assert!(matches!(note("c", "x").unwrap(), LeaseOutcome::Renewed(_)));
 }
