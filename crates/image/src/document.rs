@@ -49,7 +49,7 @@ pub enum Document {
 
 /// The configuration of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Configuration {
+pub struct ImageConfiguration {
     /// Platform of the image.
     pub platform: Platform,
     /// Time of creation, as the image states it.
@@ -63,7 +63,7 @@ pub struct Configuration {
 /// An entry of Docker's `manifest.json`: one image of an archive made by `docker save`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Saved {
+pub struct DockerManifest {
     /// Path of the configuration in the archive.
     pub config: String,
     /// `NAME:TAG`
@@ -108,7 +108,7 @@ struct RawConfiguration {
     created: Option<String>,
     rootfs: RawRoot,
     #[serde(default, deserialize_with = "or_default")]
-    config: RawRun,
+    config: RawConfig,
 }
 
 #[derive(Deserialize)]
@@ -119,7 +119,7 @@ struct RawRoot {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct RawRun {
+struct RawConfig {
     #[serde(default, deserialize_with = "or_default")]
     user: String,
     #[serde(default, deserialize_with = "or_default")]
@@ -148,7 +148,7 @@ fn parsed<'a, T: Deserialize<'a>>(what: &str, bytes: &'a [u8]) -> Result<T, Imag
 }
 
 /// Parses the `manifest.json` of an archive made by `docker save`.
-pub fn saved(bytes: &[u8]) -> Result<Vec<Saved>, ImageError> {
+pub fn docker_manifest(bytes: &[u8]) -> Result<Vec<DockerManifest>, ImageError> {
     parsed("manifest.json", bytes)
 }
 
@@ -188,7 +188,7 @@ fn schema_1(what: &str) -> ImageError {
 impl Document {
     /// Whether this media type fits the document. A document that one reader takes for an index and
     /// another for a manifest would be two images with one digest (CVE-2021-41190).
-    pub(crate) fn is_called(&self, kind: &str) -> bool {
+    pub(crate) fn has_media_type(&self, kind: &str) -> bool {
         let [oci_index, oci_manifest, docker_list, docker_manifest] = DOCUMENT_TYPES;
         match self {
             Document::Index(_) => kind == oci_index || kind == docker_list,
@@ -206,16 +206,16 @@ pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
     if !raw.media_type.is_empty() {
         check_type(what, &raw.media_type)?;
     }
-    let checked = |all: Vec<RawDescriptor>| {
+    let validated = |all: Vec<RawDescriptor>| {
         all.into_iter()
-            .map(|raw| raw.checked(what))
+            .map(|raw| raw.validated(what))
             .collect::<Result<Vec<_>, _>>()
     };
     let document = match (raw.manifests, raw.config, raw.layers) {
-        (Some(all), None, None) => Document::Index(checked(all)?),
+        (Some(all), None, None) => Document::Index(validated(all)?),
         (None, Some(config), Some(layers)) => Document::Manifest {
-            config: config.checked(what)?,
-            layers: checked(layers)?,
+            config: config.validated(what)?,
+            layers: validated(layers)?,
         },
         _ => {
             return Err(ImageError::malformed(
@@ -224,17 +224,18 @@ pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
             ));
         }
     };
-    match raw.media_type.is_empty() || document.is_called(&raw.media_type) {
-        true => Ok(document),
-        false => Err(ImageError::malformed(
+    if raw.media_type.is_empty() || document.has_media_type(&raw.media_type) {
+        Ok(document)
+    } else {
+        Err(ImageError::malformed(
             what,
             "it does not match its media type",
-        )),
+        ))
     }
 }
 
 /// Parses the configuration of an image.
-pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageError> {
+pub fn configuration(what: &str, bytes: &[u8]) -> Result<ImageConfiguration, ImageError> {
     let raw: RawConfiguration = parsed(what, bytes)?;
     let diff_ids = raw
         .rootfs
@@ -242,7 +243,7 @@ pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageErr
         .iter()
         .map(|text| digest(what, text))
         .collect::<Result<_, _>>()?;
-    let RawRun {
+    let RawConfig {
         user,
         env,
         entrypoint,
@@ -250,7 +251,7 @@ pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageErr
         working_dir,
         labels,
     } = raw.config;
-    Ok(Configuration {
+    Ok(ImageConfiguration {
         platform: Platform {
             os: raw.os,
             architecture: raw.architecture,
@@ -283,7 +284,7 @@ fn digest(what: &str, text: &str) -> Result<Digest, ImageError> {
 }
 
 impl RawDescriptor {
-    fn checked(self, what: &str) -> Result<Descriptor, ImageError> {
+    fn validated(self, what: &str) -> Result<Descriptor, ImageError> {
         Ok(Descriptor {
             digest: digest(what, &self.digest)?,
             media_type: self.media_type,

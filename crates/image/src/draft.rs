@@ -10,10 +10,10 @@ use ::fs::{Dir, DraftDir};
 use rustix::fs::Mode;
 use std::{ffi::OsStr, fs::File, io, os::unix::ffi::OsStrExt, sync::Arc};
 
-pub(crate) const ABOUT: &str = "image.json";
+pub(crate) const METADATA_FILE: &str = "image.json";
 pub(crate) const ROOT: &str = "root";
 const SPOOL: &str = "spool";
-const PREFIX: &str = ".draft-";
+const DRAFT_PREFIX: &str = ".draft-";
 
 /// A draft; removed when dropped before it is published. The sweep removes what remains.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Draft {
     pub(crate) fn new(images: &Arc<Dir>) -> io::Result<Draft> {
         Ok(Draft {
             images: images.clone(),
-            draft: DraftDir::create(images, PREFIX, ABOUT)?,
+            draft: DraftDir::create(images, DRAFT_PREFIX, METADATA_FILE)?,
         })
     }
 
@@ -39,7 +39,7 @@ impl Draft {
     }
 
     /// The metadata file, which carries the lock.
-    pub(crate) fn about(&self) -> &File {
+    pub(crate) fn metadata(&self) -> &File {
         self.draft.lock_file()
     }
 
@@ -67,20 +67,20 @@ impl Draft {
 /// Moves an image out of sight; [`remove_retired`] removes it. The caller holds its lock.
 pub(crate) fn retire(images: &Dir, folder: &Dir, name: &str) -> io::Result<String> {
     debug_assert!(images.is_entry(name, folder).unwrap_or(true));
-    DraftDir::retire(images, name, images, PREFIX)
+    DraftDir::retire(images, name, images, DRAFT_PREFIX)
 }
 
 /// Removes a retired image, its lock file last.
-pub(crate) fn finish(images: &Dir, folder: &Dir, name: &str) -> io::Result<()> {
-    DraftDir::remove(images, folder, name, ABOUT)
+pub(crate) fn remove_retired(images: &Dir, folder: &Dir, name: &str) -> io::Result<()> {
+    DraftDir::remove(images, folder, name, METADATA_FILE)
 }
 
 /// Whether a file name is that of a draft.
 pub(crate) fn is_draft(name: &OsStr) -> bool {
-    name.as_bytes().starts_with(PREFIX.as_bytes())
+    name.as_bytes().starts_with(DRAFT_PREFIX.as_bytes())
 }
 
 /// Removes a draft without an owner; returns whether it did.
 pub(crate) fn sweep(images: &Dir, name: &OsStr) -> io::Result<bool> {
-    DraftDir::sweep(images, name, ABOUT)
+    DraftDir::sweep(images, name, METADATA_FILE)
 }

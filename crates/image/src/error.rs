@@ -35,7 +35,7 @@ pub enum ImageError {
     },
     /// Part of the input is not valid tar.
     #[error("{what} cannot be read as tar")]
-    Tar {
+    TarReader {
         /// Which part.
         what: String,
         /// The cause.
@@ -123,7 +123,7 @@ pub enum ImageError {
         /// The requested name.
         name: String,
         /// Similar names.
-        near: Vec<String>,
+        suggestions: Vec<String>,
     },
     /// A run uses the image.
     #[error("the image `{0}` is in use by a run")]
@@ -155,7 +155,9 @@ impl ImageError {
                 "check the free space and the permissions of the state folder; `airlock sweep` removes what crashes left"
             }
             ImageError::Read { .. } => "give a file, a folder, or - for standard input",
-            ImageError::Malformed { .. } | ImageError::Tar { .. } | ImageError::Missing(_) => {
+            ImageError::Malformed { .. }
+            | ImageError::TarReader { .. }
+            | ImageError::Missing(_) => {
                 "create it again with `docker save`, or as a complete OCI layout"
             }
             ImageError::Digest { .. } => "it was damaged or changed in transit: fetch it again",
@@ -169,14 +171,14 @@ impl ImageError {
             }
             ImageError::User { .. } => "fix USER in its recipe, or add the user to its /etc/passwd",
             ImageError::InUse(_) => "wait for the run to end, or cancel it",
-            ImageError::NotFound { near, .. } => return nearest(near),
+            ImageError::NotFound { suggestions, .. } => return nearest(suggestions),
         };
         text.to_owned()
     }
 }
 
-fn nearest(near: &[String]) -> String {
-    match near {
+fn nearest(suggestions: &[String]) -> String {
+    match suggestions {
         [] => "`airlock image list` shows those there are".to_owned(),
         names => format!("did you mean `{}`?", names.join("` or `")),
     }
@@ -184,14 +186,14 @@ fn nearest(near: &[String]) -> String {
 
 /// Makes untrusted bytes fit for one line of a message.
 pub(crate) fn shown(bytes: &[u8]) -> String {
-    const LONGEST: usize = 200;
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * LONGEST)]);
+    const MAX_CHARS: usize = 200;
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_CHARS)]);
     let mut shown: String = text
         .chars()
-        .take(LONGEST)
+        .take(MAX_CHARS)
         .flat_map(char::escape_debug)
         .collect();
-    if text.chars().count() > LONGEST || bytes.len() > 4 * LONGEST {
+    if text.chars().count() > MAX_CHARS || bytes.len() > 4 * MAX_CHARS {
         shown.push('…');
     }
     shown

@@ -3,9 +3,9 @@
 
 use crate::{
     error::ImageError,
-    limits::Limits,
-    parts::{Part, check_digest, finished},
-    tar::Input,
+    limits::ImageLimits,
+    source::{SourceFile, check_digest, digest_from},
+    tar::TarInput,
 };
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, Size};
@@ -15,10 +15,10 @@ use std::{
     thread,
 };
 
-const CHUNK: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 const CHUNKS_AHEAD: usize = 8;
 /// 128 MiB, the maximum window that `zstd` accepts by default.
-const LARGEST_ZSTD_WINDOW: u32 = 27;
+const MAX_ZSTD_WINDOW_LOG: u32 = 27;
 
 /// One layer of a manifest.
 #[derive(Clone, Debug)]
@@ -32,30 +32,30 @@ pub(crate) struct Layer {
 }
 
 /// Decompresses a stream, if it is compressed.
-pub(crate) struct Plain {
+pub(crate) struct Decompressor {
     compressed: bool,
     reader: Box<dyn Read + Send>,
 }
 
-impl Plain {
-    pub(crate) fn new(from: Box<dyn Read + Send>) -> io::Result<Plain> {
-        let mut from = BufReader::with_capacity(CHUNK, from);
+impl Decompressor {
+    pub(crate) fn new(from: Box<dyn Read + Send>) -> io::Result<Decompressor> {
+        let mut from = BufReader::with_capacity(CHUNK_BYTES, from);
         let start = from.fill_buf()?;
         if start.starts_with(&[0x1f, 0x8b]) {
-            return Ok(Plain {
+            return Ok(Decompressor {
                 compressed: true,
                 reader: Box::new(flate2::bufread::MultiGzDecoder::new(from)),
             });
         }
         if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
-            decoder.window_log_max(LARGEST_ZSTD_WINDOW)?;
-            return Ok(Plain {
+            decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
+            return Ok(Decompressor {
                 compressed: true,
                 reader: Box::new(decoder),
             });
         }
-        Ok(Plain {
+        Ok(Decompressor {
             compressed: false,
             reader: Box::new(from),
         })
@@ -66,20 +66,20 @@ impl Plain {
     }
 }
 
-impl Read for Plain {
+impl Read for Decompressor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.reader.read(buffer)
     }
 }
 
 /// Reads the uncompressed chunks that the other thread sends.
-pub(crate) struct Chunks {
+pub(crate) struct LayerReader {
     from: Receiver<Vec<u8>>,
     chunk: Vec<u8>,
     taken: usize,
 }
 
-impl Read for Chunks {
+impl Read for LayerReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let there = self.fill_buf()?;
         let count = there.len().min(buffer.len());
@@ -89,7 +89,7 @@ impl Read for Chunks {
     }
 }
 
-impl BufRead for Chunks {
+impl BufRead for LayerReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.taken == self.chunk.len() {
             // The sender has finished or failed; joining its thread reports which.
@@ -104,28 +104,28 @@ impl BufRead for Chunks {
     }
 }
 
-impl Input for Chunks {}
+impl TarInput for LayerReader {}
 
 /// Passes the uncompressed layer to `unpack`, then verifies its digests. `plain` counts the
 /// uncompressed bytes of all layers: a small layer may be listed many times.
 pub(crate) fn unpack(
-    part: Part,
+    file: SourceFile,
     layer: &Layer,
-    limits: &Limits,
+    limits: &ImageLimits,
     plain: &mut u64,
     what: &str,
-    unpack: impl FnOnce(&mut Chunks) -> Result<(), ImageError>,
+    unpack: impl FnOnce(&mut LayerReader) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
     if let Some((_, size)) = &layer.blob
-        && *size != part.size()
+        && *size != file.size()
     {
-        let why = format!("it has {} bytes, and should have {size}", part.size());
+        let why = format!("it has {} bytes, and should have {size}", file.size());
         return Err(ImageError::malformed(what, why));
     }
     let (sender, from) = mpsc::sync_channel(CHUNKS_AHEAD);
     let (unpacked, hashed) = thread::scope(|scope| {
-        let reading = scope.spawn(|| produce(part, sender, limits, plain, what));
-        let mut chunks = Chunks {
+        let reading = scope.spawn(|| decompress(file, sender, limits, plain, what));
+        let mut chunks = LayerReader {
             from,
             chunk: Vec::new(),
             taken: 0,
@@ -152,31 +152,31 @@ pub(crate) fn unpack(
 }
 
 /// Bytes after the end of the archive are part of the layer's digest.
-fn drain(chunks: &mut Chunks, what: &str) -> Result<(), ImageError> {
+fn drain(chunks: &mut LayerReader, what: &str) -> Result<(), ImageError> {
     io::copy(chunks, &mut io::sink())
         .map(drop)
         .map_err(ImageError::read(what))
 }
 
 /// Returns the digests of the stored and of the uncompressed layer; `None` if the unpacker gave up.
-fn produce(
-    part: Part,
+fn decompress(
+    file: SourceFile,
     sender: SyncSender<Vec<u8>>,
-    limits: &Limits,
+    limits: &ImageLimits,
     count: &mut u64,
     what: &str,
 ) -> Result<Option<(Digest, Digest)>, ImageError> {
     let unreadable = || ImageError::read(what);
     let (hashes, hashed) = mpsc::channel();
-    let mut plain = Plain::new(Box::new(Hashing {
-        from: part,
+    let mut plain = Decompressor::new(Box::new(HashingReader {
+        from: file,
         hash: Sha256::new(),
         end: hashes,
     }))
     .map_err(unreadable())?;
     let mut hash = Sha256::new();
     loop {
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; CHUNK_BYTES];
         let size = fill(&mut plain, &mut chunk).map_err(unreadable())?;
         if size == 0 {
             break;
@@ -200,9 +200,12 @@ fn produce(
     let compressed = plain.compressed;
     drop(plain);
     let blob: Option<Digest> = hashed.recv().ok();
-    Ok(blob.map(|blob| match compressed {
-        true => (blob, finished(hash)),
-        false => (blob.clone(), blob),
+    Ok(blob.map(|blob| {
+        if compressed {
+            (blob, digest_from(hash))
+        } else {
+            (blob.clone(), blob)
+        }
     }))
 }
 
@@ -221,13 +224,13 @@ fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Hashes what is read through it, and sends the digest at the end.
-struct Hashing {
-    from: Part,
+struct HashingReader {
+    from: SourceFile,
     hash: Sha256,
     end: mpsc::Sender<Digest>,
 }
 
-impl Read for Hashing {
+impl Read for HashingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.from.read(buffer)?;
         self.hash.update(&buffer[..count]);
@@ -236,7 +239,7 @@ impl Read for Hashing {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             // The receiver takes only the first digest.
-            let _ = self.end.send(finished(self.hash.clone()));
+            let _ = self.end.send(digest_from(self.hash.clone()));
         }
         Ok(count)
     }

@@ -6,7 +6,7 @@ use crate::error::ImageError;
 
 /// The limits of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ImageLimits {
     /// Bytes of all files on disk, holes included; and of all layers as tar.
     pub unpacked_bytes: u64,
     /// Bytes of one file.
@@ -18,17 +18,17 @@ pub struct Limits {
 }
 
 /// Bytes of a path from the image's root, as in the kernel.
-pub(crate) const LONGEST_PATH: usize = 4096;
+pub(crate) const MAX_PATH_BYTES: usize = 4096;
 /// Bytes of one path component.
-pub(crate) const LONGEST_NAME: usize = 255;
+pub(crate) const MAX_COMPONENT_BYTES: usize = 255;
 /// Depth of folders, also after symbolic links are followed.
-pub(crate) const DEEPEST: usize = 255;
+pub(crate) const MAX_DEPTH: usize = 255;
 /// Bytes of an index, a manifest or a configuration.
-pub(crate) const LONGEST_DOCUMENT: u64 = 4 << 20;
+pub(crate) const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
 
-impl Default for Limits {
+impl Default for ImageLimits {
     fn default() -> Self {
-        Limits {
+        ImageLimits {
             unpacked_bytes: 16 << 30,
             file_bytes: 8 << 30,
             entries: 1_000_000,
@@ -39,15 +39,15 @@ impl Default for Limits {
 
 /// Counts what layers unpack against the limits.
 #[derive(Debug)]
-pub(crate) struct Meter<'a> {
-    limits: &'a Limits,
+pub(crate) struct LimitCounter<'a> {
+    limits: &'a ImageLimits,
     bytes: u64,
     entries: u64,
 }
 
-impl<'a> Meter<'a> {
-    pub(crate) fn new(limits: &'a Limits) -> Self {
-        Meter {
+impl<'a> LimitCounter<'a> {
+    pub(crate) fn new(limits: &'a ImageLimits) -> Self {
+        LimitCounter {
             limits,
             bytes: 0,
             entries: 0,
@@ -73,9 +73,10 @@ impl<'a> Meter<'a> {
     /// Counts further entries: a short path can create hundreds of folders.
     pub(crate) fn count(&mut self, entries: u64) -> Result<(), ImageError> {
         self.entries += entries;
-        match self.entries > self.limits.entries {
-            true => limit("the image", format!("{} entries", self.limits.entries)),
-            false => Ok(()),
+        if self.entries > self.limits.entries {
+            limit("the image", format!("{} entries", self.limits.entries))
+        } else {
+            Ok(())
         }
     }
 }

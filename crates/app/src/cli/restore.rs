@@ -165,4 +165,4 @@ impl BufRead for Stream<'_> {
     }
 }
 
-impl image::tar::Input for Stream<'_> {}
+impl image::tar::TarInput for Stream<'_> {}

@@ -96,7 +96,7 @@ fn ledgers(config: &crate::config::Config) -> Option<String> {
 fn images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
     match folder.is_dir() {
-        true => image::Images::open(folder)
+        true => image::ImageStore::open(folder)
             .map_or_else(|error| vec![error.to_string()], |images| images.sweep()),
         false => Vec::new(),
     }

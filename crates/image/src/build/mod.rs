@@ -5,14 +5,14 @@
 //! as root of a user namespace whose ids are unused on the host, with separate mounts and
 //! processes. It does have the network.
 
-mod pack;
+mod archive;
+mod environment;
 mod script;
-mod workshop;
 
-pub use pack::write_archive;
-pub use workshop::Workshop;
+pub use archive::write_archive;
+pub use environment::BuildEnvironment;
 
-use crate::recipe::{Recipe, SUITE, Step};
+use crate::recipe::{BuildStep, Recipe, SUITE};
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, ImageConfig};
 use std::{
@@ -26,14 +26,14 @@ use std::{
 /// Path of the plan's CA certificates during a step of a recipe.
 pub const CERTIFICATES: &str = "/tmp/airlock-build-certificates.pem";
 /// Maximum size of a layer.
-const LARGEST_LAYER: u64 = (8 << 30) - 1;
+const MAX_LAYER_BYTES: u64 = (8 << 30) - 1;
 /// Limits of the output kept from a failed build: lines, and bytes of each.
-const LAST_LINES: usize = 12;
-const LONGEST_LINE: u64 = 4096;
+const MAX_KEPT_LINES: usize = 12;
+const MAX_LINE_BYTES: u64 = 4096;
 
 /// Platform of a built image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Platform {
+pub enum BuildPlatform {
     /// x86-64.
     Amd64,
     /// 64-bit ARM.
@@ -42,11 +42,11 @@ pub enum Platform {
 
 /// Everything that determines an image.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct BuildPlan {
     /// The recipe.
     pub recipe: Recipe,
     /// The platform.
-    pub platform: Platform,
+    pub platform: BuildPlatform,
     /// Files for `COPY` steps by name: contents, and whether they are executable.
     pub files: BTreeMap<String, (Vec<u8>, bool)>,
     /// Values of the build arguments that the recipe declares.
@@ -63,9 +63,9 @@ pub struct Plan {
 
 /// A built layer with its configuration.
 #[derive(Clone, Debug)]
-pub struct Built {
+pub struct BuiltImage {
     /// Platform.
-    pub platform: Platform,
+    pub platform: BuildPlatform,
     /// Configuration of the image.
     pub config: ImageConfig,
     /// Path of the layer, an uncompressed tar archive.
@@ -80,11 +80,11 @@ pub struct Built {
 
 /// Progress of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum BuildProgress {
     /// A step begins.
-    Step(String),
+    BuildStep(String),
     /// A line of output of the running program; untrusted.
-    Said(String),
+    Output(String),
 }
 
 /// Why an image could not be built.
@@ -102,15 +102,15 @@ pub enum BuildError {
     #[error(
         "user {user} has no subordinate user ids, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
     )]
-    NoIds {
+    NoSubordinateIds {
         /// Name of the user.
         user: String,
     },
     /// The user namespace could not be created.
-    #[error("cannot create a user namespace for the build: {said}")]
+    #[error("cannot create a user namespace for the build: {output}")]
     NoNamespace {
         /// Output of the program.
-        said: String,
+        output: String,
     },
     /// An operation of this process failed.
     #[error("cannot {what}")]
@@ -123,12 +123,12 @@ pub enum BuildError {
     },
     /// A file that the recipe copies is missing.
     #[error("the recipe copies `{name}`, which does not exist")]
-    NoFile {
+    MissingCopySource {
         /// Name of the file.
         name: String,
     },
     /// The layer is too large.
-    #[error("the layer is larger than {LARGEST_LAYER} bytes")]
+    #[error("the layer is larger than {MAX_LAYER_BYTES} bytes")]
     TooLarge,
     /// The build failed.
     #[error("the build failed ({status}); its last output: {}", .last.join(" | "))]
@@ -147,15 +147,15 @@ impl BuildError {
     }
 }
 
-impl Platform {
+impl BuildPlatform {
     /// All platforms.
-    pub const ALL: [Platform; 2] = [Platform::Amd64, Platform::Arm64];
+    pub const ALL: [BuildPlatform; 2] = [BuildPlatform::Amd64, BuildPlatform::Arm64];
 
     /// The platform of this machine, if it is supported.
-    pub fn here() -> Option<Platform> {
+    pub fn here() -> Option<BuildPlatform> {
         match std::env::consts::ARCH {
-            "x86_64" => Some(Platform::Amd64),
-            "aarch64" => Some(Platform::Arm64),
+            "x86_64" => Some(BuildPlatform::Amd64),
+            "aarch64" => Some(BuildPlatform::Arm64),
             _ => None,
         }
     }
@@ -163,59 +163,61 @@ impl Platform {
     /// Name of the architecture, the same for OCI and Debian.
     pub fn architecture(self) -> &'static str {
         match self {
-            Platform::Amd64 => "amd64",
-            Platform::Arm64 => "arm64",
+            BuildPlatform::Amd64 => "amd64",
+            BuildPlatform::Arm64 => "arm64",
         }
     }
 
     /// Parses `linux/ARCHITECTURE`.
-    pub fn named(text: &str) -> Option<Platform> {
+    pub fn named(text: &str) -> Option<BuildPlatform> {
         let architecture = text.strip_prefix("linux/")?;
-        Platform::ALL
+        BuildPlatform::ALL
             .into_iter()
             .find(|platform| platform.architecture() == architecture)
     }
 }
 
-impl Plan {
+impl BuildPlan {
     /// Builds the image; reports progress to `on_progress`.
     pub fn build(
         &self,
-        workshop: &Workshop,
-        told: &mut (dyn FnMut(Progress) + Send),
-    ) -> Result<Built, BuildError> {
+        environment: &BuildEnvironment,
+        on_progress: &mut (dyn FnMut(BuildProgress) + Send),
+    ) -> Result<BuiltImage, BuildError> {
         for step in &self.recipe.steps {
             match step {
-                Step::Copy { from, .. } if !self.files.contains_key(from) => {
-                    return Err(BuildError::NoFile { name: from.clone() });
+                BuildStep::Copy { from, .. } if !self.files.contains_key(from) => {
+                    return Err(BuildError::MissingCopySource { name: from.clone() });
                 }
-                Step::Copy { .. } | Step::Run { .. } | Step::Folder(_) => {}
+                BuildStep::Copy { .. } | BuildStep::Run { .. } | BuildStep::Folder(_) => {}
             }
         }
-        let steps = script::write(self, workshop)?;
-        told(Progress::Step(format!(
+        let steps = script::write(self, environment)?;
+        on_progress(BuildProgress::BuildStep(format!(
             "Debian {SUITE} for {}",
             self.platform.architecture()
         )));
-        let mut child = workshop.start(self, &steps)?;
+        let mut child = environment.start(self, &steps)?;
         // Kept open until the end: closing it ends the build.
-        let held = child.stdin.take();
-        let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
-        let (received, last) = receive(&mut child, &layer, &self.titles(), told);
+        let input = child.stdin.take();
+        let layer = environment.path_of(&format!("layer-{}.tar", self.platform.architecture()));
+        let (layer_result, last) = receive(&mut child, &layer, &self.titles(), on_progress);
         let status = child
             .wait()
             .map_err(BuildError::io("wait for mmdebstrap"))?;
-        drop(held);
+        drop(input);
         // If the child failed, the stream ended early and our own error is only a consequence.
-        let (digest, bytes) = received?;
+        let (digest, bytes) = layer_result?;
         if !status.success() {
             return Err(BuildError::Failed {
                 status: status.to_string(),
                 last: last.into(),
             });
         }
-        let (platform, config, epoch) = (self.platform, self.recipe.config.clone(), self.epoch);
-        Ok(Built {
+        let platform = self.platform;
+        let config = self.recipe.config.clone();
+        let epoch = self.epoch;
+        Ok(BuiltImage {
             platform,
             config,
             layer,
@@ -227,15 +229,15 @@ impl Plan {
 
     /// A short title for each step.
     fn titles(&self) -> Vec<String> {
-        let title = |step: &Step| match step {
-            Step::Run { script, .. } => {
+        let title = |step: &BuildStep| match step {
+            BuildStep::Run { script, .. } => {
                 format!(
                     "RUN {}",
                     script.split_whitespace().collect::<Vec<_>>().join(" ")
                 )
             }
-            Step::Copy { from, to } => format!("COPY {from} {to}"),
-            Step::Folder(path) => format!("WORKDIR {path}"),
+            BuildStep::Copy { from, to } => format!("COPY {from} {to}"),
+            BuildStep::Folder(path) => format!("WORKDIR {path}"),
         };
         self.recipe
             .steps
@@ -246,40 +248,41 @@ impl Plan {
     }
 }
 
-type Received = Result<(Digest, u64), BuildError>;
+type LayerResult = Result<(Digest, u64), BuildError>;
 
 /// Writes the layer from the child's output to a file, and forwards its messages.
 fn receive(
     child: &mut Child,
     layer: &std::path::Path,
     titles: &[String],
-    told: &mut (dyn FnMut(Progress) + Send),
-) -> (Received, VecDeque<String>) {
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    on_progress: &mut (dyn FnMut(BuildProgress) + Send),
+) -> (LayerResult, VecDeque<String>) {
+    let stdout = child.stdout.take();
+    let stderr = child.stderr.take();
     std::thread::scope(|scope| {
-        let listener = scope.spawn(move || match stderr {
-            Some(stderr) => listen(stderr, titles, told),
+        let forwarder = scope.spawn(move || match stderr {
+            Some(stderr) => forward_output(stderr, titles, on_progress),
             None => VecDeque::new(),
         });
-        let received = match stdout {
-            Some(stdout) => keep(stdout, layer),
+        let layer_result = match stdout {
+            Some(stdout) => write_layer(stdout, layer),
             None => Err(BuildError::io("read from mmdebstrap")(
                 io::ErrorKind::BrokenPipe.into(),
             )),
         };
-        if received.is_err() {
+        if layer_result.is_err() {
             // Otherwise the child would wait for a reader for ever. It may have ended already.
             let _ = child.kill();
         }
-        (received, listener.join().unwrap_or_default())
+        (layer_result, forwarder.join().unwrap_or_default())
     })
 }
 
 /// Forwards messages line by line and returns the last lines.
-fn listen(
+fn forward_output(
     stderr: impl Read,
     titles: &[String],
-    told: &mut (dyn FnMut(Progress) + Send),
+    on_progress: &mut (dyn FnMut(BuildProgress) + Send),
 ) -> VecDeque<String> {
     let mut reader = BufReader::new(stderr);
     let mut last = VecDeque::new();
@@ -288,7 +291,7 @@ fn listen(
         line.clear();
         match reader
             .by_ref()
-            .take(LONGEST_LINE)
+            .take(MAX_LINE_BYTES)
             .read_until(b'\n', &mut line)
         {
             Ok(0) | Err(_) => return last,
@@ -299,24 +302,25 @@ fn listen(
             .strip_prefix(script::STEP_MARK)
             .and_then(|number| number.parse::<usize>().ok());
         match step.and_then(|number| titles.get(number)) {
-            Some(title) => told(Progress::Step(title.clone())),
+            Some(title) => on_progress(BuildProgress::BuildStep(title.clone())),
             None if text.is_empty() => {}
             None => {
                 last.push_back(text.clone());
-                if last.len() > LAST_LINES {
+                if last.len() > MAX_KEPT_LINES {
                     last.pop_front();
                 }
-                told(Progress::Said(text));
+                on_progress(BuildProgress::Output(text));
             }
         }
     }
 }
 
 /// Writes a stream to a new file; returns its digest and size.
-fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
+fn write_layer(mut from: impl Read, path: &std::path::Path) -> LayerResult {
     let failed = || BuildError::io(format!("write `{}`", path.display()));
     let mut file = File::create_new(path).map_err(failed())?;
-    let (mut digest, mut bytes) = (Sha256::new(), 0);
+    let mut digest = Sha256::new();
+    let mut bytes = 0;
     let mut buffer = vec![0; 1 << 18];
     loop {
         let count = match from.read(&mut buffer) {
@@ -326,11 +330,11 @@ fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
             Err(error) => return Err(failed()(error)),
         };
         bytes += count as u64;
-        if bytes > LARGEST_LAYER {
+        if bytes > MAX_LAYER_BYTES {
             return Err(BuildError::TooLarge);
         }
         digest.update(&buffer[..count]);
         file.write_all(&buffer[..count]).map_err(failed())?;
     }
-    Ok((pack::digest_of(digest), bytes))
+    Ok((archive::digest_of(digest), bytes))
 }

@@ -1,7 +1,7 @@
 //! The steps of a recipe as one shell script, which `mmdebstrap` runs in the finished base system.
 
-use super::{BuildError, CERTIFICATES, Plan, workshop::Workshop};
-use crate::recipe::Step;
+use super::{BuildError, BuildPlan, CERTIFICATES, environment::BuildEnvironment};
+use crate::recipe::BuildStep;
 use std::path::PathBuf;
 
 /// Prefix of the output line that reports the start of a step.
@@ -9,7 +9,7 @@ pub(super) const STEP_MARK: &str = "airlock-step:";
 
 /// Common start of the script. No path of the host may be followed: everything is done inside the
 /// tree. A separate /tmp keeps the files of `mmdebstrap` from a recipe that cleans /tmp.
-const START: &str = "\
+const SCRIPT_START: &str = "\
 set -eu
 exec >&2 < /dev/null
 root=$1
@@ -19,7 +19,7 @@ enter() { chroot \"$root\" /usr/bin/env -i \"$@\"; }
 
 /// Removes what must not stay in the image: this machine's name, name server and package sources,
 /// and what differs between builds.
-const END: &str = "\
+const SCRIPT_END: &str = "\
 enter /bin/sh -c '
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /etc/hostname
     : > /etc/resolv.conf
@@ -40,10 +40,13 @@ EOF
 ";
 
 /// Writes the script and the files that it copies into the build environment.
-pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
-    let mut text = START.to_owned();
+pub(super) fn write(
+    plan: &BuildPlan,
+    environment: &BuildEnvironment,
+) -> Result<PathBuf, BuildError> {
+    let mut text = SCRIPT_START.to_owned();
     if let Some(bundle) = &plan.certificates {
-        let staged = workshop.give(
+        let staged = environment.write_input(
             &format!("certificates-{}", plan.platform.architecture()),
             bundle,
         )?;
@@ -52,14 +55,14 @@ pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildEr
     for (number, step) in plan.recipe.steps.iter().enumerate() {
         text.push_str(&format!("echo {STEP_MARK}{number}\n"));
         text.push_str(&match step {
-            Step::Run { .. } => run(plan, step),
-            Step::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
-            Step::Copy { from, to } => {
+            BuildStep::Run { .. } => run(plan, step),
+            BuildStep::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
+            BuildStep::Copy { from, to } => {
                 let (bytes, executable) = plan
                     .files
                     .get(from)
                     .map_or((&[][..], false), |(b, x)| (b, *x));
-                let staged = workshop.give(
+                let staged = environment.write_input(
                     &format!("copy-{}-{number}", plan.platform.architecture()),
                     bytes,
                 )?;
@@ -67,15 +70,15 @@ pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildEr
             }
         });
     }
-    text.push_str(END);
-    workshop.give(
+    text.push_str(SCRIPT_END);
+    environment.write_input(
         &format!("steps-{}", plan.platform.architecture()),
         text.as_bytes(),
     )
 }
 
-fn run(plan: &Plan, step: &Step) -> String {
-    let Step::Run {
+fn run(plan: &BuildPlan, step: &BuildStep) -> String {
+    let BuildStep::Run {
         script,
         folder,
         env,

@@ -1,9 +1,10 @@
 //! Requirements that every image must meet.
 
 use super::{
-    Command::{Direct, Shell},
-    Effort, Level, Probe, Requirement,
-    Wanted::{Anything, Certificates, Exactly},
+    ExpectedOutput::{Anything, Certificates, Exactly},
+    Probe, ProbeBudget,
+    ProbeCommand::{Direct, Shell},
+    Requirement, RequirementLevel,
 };
 
 /// A script that must exit with 0; its first line of output is shown.
@@ -37,8 +38,8 @@ const fn prints(text: &'static str, stdout: &'static str, stderr: &'static str) 
 const fn must(name: &'static str, probes: &'static [Probe], mend: &'static str) -> Requirement {
     Requirement {
         name,
-        level: Level::Must,
-        effort: Effort::Small,
+        level: RequirementLevel::Must,
+        effort: ProbeBudget::Small,
         probes,
         mend,
     }
@@ -87,8 +88,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     ),
     Requirement {
         name: "date",
-        level: Level::Should,
-        effort: Effort::Small,
+        level: RequirementLevel::Should,
+        effort: ProbeBudget::Small,
         probes: &[script(DATE)],
         mend: "install coreutils, for date",
     },

@@ -12,7 +12,7 @@ pub const PURPOSE_LABEL: &str = "io.cynodeai.sandbox.purpose";
 /// Activities: purposes that are not profiles.
 const ACTIVITIES: [&str; 4] = ["build", "test", "run", "dev"];
 /// Maximum characters of shown output.
-const LONGEST_SEEN: usize = 120;
+const MAX_SEEN_CHARS: usize = 120;
 
 /// A kind of image. Every profile includes `base-tools`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,9 +39,9 @@ pub struct Requirement {
     /// Short name.
     pub name: &'static str,
     /// Severity of a failure.
-    pub level: Level,
+    pub level: RequirementLevel,
     /// Resource limits of the probes.
-    pub effort: Effort,
+    pub effort: ProbeBudget,
     /// All probes must give the expected result.
     pub probes: &'static [Probe],
     /// How to fix the image.
@@ -50,7 +50,7 @@ pub struct Requirement {
 
 /// Severity of a failed requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum RequirementLevel {
     /// The image violates the contract.
     Must,
     /// The image meets the contract, but should be improved.
@@ -59,7 +59,7 @@ pub enum Level {
 
 /// Resource limits of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effort {
+pub enum ProbeBudget {
     /// The limits of the profile `restrictive`.
     Small,
     /// More memory, processes and time behind the same barriers, for compilers.
@@ -71,18 +71,18 @@ pub enum Effort {
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
     /// The command.
-    pub command: Command,
+    pub command: ProbeCommand,
     /// Expected exit status.
     pub status: u8,
     /// Expected standard output.
-    pub stdout: Wanted,
+    pub stdout: ExpectedOutput,
     /// Expected standard error.
-    pub stderr: Wanted,
+    pub stderr: ExpectedOutput,
 }
 
 /// The command of a probe.
 #[derive(Clone, Copy, Debug)]
-pub enum Command {
+pub enum ProbeCommand {
     /// A script for `/bin/sh -c`.
     Shell(&'static str),
     /// An argument list, without a shell.
@@ -91,7 +91,7 @@ pub enum Command {
 
 /// Expected output of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ExpectedOutput {
     /// Any output.
     Anything,
     /// Exactly this text.
@@ -103,7 +103,7 @@ pub enum Wanted {
 /// Outcome of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum RequirementOutcome {
     /// The requirement is met.
     Pass,
     /// The requirement should be met, and is not.
@@ -114,11 +114,11 @@ pub enum Outcome {
 
 /// Result of one requirement.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Line {
+pub struct RequirementResult {
     /// The requirement.
     pub requirement: String,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: RequirementOutcome,
     /// What was observed; may contain untrusted output of the image.
     pub seen: String,
     /// How to fix the image, if it failed.
@@ -196,22 +196,22 @@ pub fn requirements(profiles: &[ImageProfile]) -> Vec<&'static Requirement> {
     all
 }
 
-impl Command {
+impl ProbeCommand {
     /// The argument list.
     pub fn arguments(&self) -> Vec<&'static str> {
         match self {
-            Command::Shell(text) => vec!["/bin/sh", "-c", text],
-            Command::Direct(words) => words.to_vec(),
+            ProbeCommand::Shell(text) => vec!["/bin/sh", "-c", text],
+            ProbeCommand::Direct(words) => words.to_vec(),
         }
     }
 }
 
 impl Requirement {
     /// Evaluates the results of the probes, in order.
-    pub fn judge(&self, results: &[RunResult]) -> Line {
+    pub fn evaluate(&self, results: &[RunResult]) -> RequirementResult {
         let mut seen = String::new();
         for (probe, result) in self.probes.iter().zip(results) {
-            match probe.judge(result) {
+            match probe.evaluate(result) {
                 Ok(said) => seen = said,
                 Err(wrong) => return self.line(false, wrong),
             }
@@ -229,14 +229,14 @@ impl Requirement {
         }
     }
 
-    fn line(&self, held: bool, seen: String) -> Line {
-        let outcome = match (held, self.level) {
-            (true, _) => Outcome::Pass,
-            (false, Level::Must) => Outcome::Fail,
-            (false, Level::Should) => Outcome::Warn,
+    fn line(&self, passed: bool, seen: String) -> RequirementResult {
+        let outcome = match (passed, self.level) {
+            (true, _) => RequirementOutcome::Pass,
+            (false, RequirementLevel::Must) => RequirementOutcome::Fail,
+            (false, RequirementLevel::Should) => RequirementOutcome::Warn,
         };
-        let mend = (!held).then(|| self.mend.to_owned());
-        Line {
+        let mend = (!passed).then(|| self.mend.to_owned());
+        RequirementResult {
             requirement: self.name.to_owned(),
             outcome,
             seen,
@@ -247,7 +247,7 @@ impl Requirement {
 
 impl Probe {
     /// What was observed, if it is as expected; otherwise what is wrong.
-    fn judge(&self, result: &RunResult) -> Result<String, String> {
+    fn evaluate(&self, result: &RunResult) -> Result<String, String> {
         let said = first_line(&result.stdout)
             .or_else(|| first_line(&result.stderr))
             .unwrap_or_default();
@@ -263,15 +263,17 @@ impl Probe {
             ("stdout", self.stdout, &result.stdout),
             ("stderr", self.stderr, &result.stderr),
         ] {
-            if let Err(wrong) = wanted.fits(bytes) {
+            if let Err(wrong) = wanted.check(bytes) {
                 return Err(format!("{stream} {wrong}"));
             }
         }
         Ok(match self.stdout {
-            Wanted::Certificates => format!("{} certificates", certificates(&result.stdout)),
-            Wanted::Exactly(_) => "as expected".to_owned(),
-            Wanted::Anything if said.is_empty() => "works".to_owned(),
-            Wanted::Anything => said,
+            ExpectedOutput::Certificates => {
+                format!("{} certificates", certificates(&result.stdout))
+            }
+            ExpectedOutput::Exactly(_) => "as expected".to_owned(),
+            ExpectedOutput::Anything if said.is_empty() => "works".to_owned(),
+            ExpectedOutput::Anything => said,
         })
     }
 }
@@ -287,16 +289,18 @@ fn how_it_ended(result: &RunResult) -> String {
     }
 }
 
-impl Wanted {
-    fn fits(self, bytes: &[u8]) -> Result<(), String> {
+impl ExpectedOutput {
+    fn check(self, bytes: &[u8]) -> Result<(), String> {
         let (right, wanted) = match self {
-            Wanted::Anything => return Ok(()),
-            Wanted::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
-            Wanted::Certificates => (certificates(bytes) > 0, "certificates in PEM".to_owned()),
+            ExpectedOutput::Anything => return Ok(()),
+            ExpectedOutput::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
+            ExpectedOutput::Certificates => {
+                (certificates(bytes) > 0, "certificates in PEM".to_owned())
+            }
         };
         let said: String = String::from_utf8_lossy(bytes)
             .chars()
-            .take(LONGEST_SEEN)
+            .take(MAX_SEEN_CHARS)
             .collect();
         if right {
             Ok(())
@@ -310,7 +314,7 @@ impl Wanted {
 fn first_line(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(64 * 1024)]);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
-    Some(line.chars().take(LONGEST_SEEN).collect())
+    Some(line.chars().take(MAX_SEEN_CHARS).collect())
 }
 
 /// Number of certificates in a PEM text: complete base64 blocks that start like a DER sequence.
@@ -338,17 +342,17 @@ fn certificates(bytes: &[u8]) -> usize {
 }
 
 /// Checks the declarations of an image: its user and its labels.
-pub fn declarations(config: &ImageConfig) -> Vec<Line> {
+pub fn declarations(config: &ImageConfig) -> Vec<RequirementResult> {
     let user = config.user.split(':').next().unwrap_or_default();
-    let pass = |requirement: &str, seen: String| Line {
+    let pass = |requirement: &str, seen: String| RequirementResult {
         requirement: requirement.to_owned(),
-        outcome: Outcome::Pass,
+        outcome: RequirementOutcome::Pass,
         seen,
         mend: None,
     };
-    let warn = |requirement: &str, seen: &str, mend: &str| Line {
+    let warn = |requirement: &str, seen: &str, mend: &str| RequirementResult {
         requirement: requirement.to_owned(),
-        outcome: Outcome::Warn,
+        outcome: RequirementOutcome::Warn,
         seen: seen.to_owned(),
         mend: Some(mend.to_owned()),
     };
@@ -358,7 +362,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
             "none, or root; Airlock runs it as another user all the same",
             "add `USER 1000` (or the name of a user) to its Containerfile",
         ),
-        user => pass("declared user", user.chars().take(LONGEST_SEEN).collect()),
+        user => pass("declared user", user.chars().take(MAX_SEEN_CHARS).collect()),
     };
     let purpose = config
         .labels
@@ -369,7 +373,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
     let purpose = match purpose.split(',').map(str::trim).find(|word| !known(word)) {
         None => pass(
             "declared purpose",
-            purpose.chars().take(LONGEST_SEEN).collect(),
+            purpose.chars().take(MAX_SEEN_CHARS).collect(),
         ),
         Some("") => warn(
             "declared purpose",
@@ -380,7 +384,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
             "declared purpose",
             &format!(
                 "`{}` is no word of the contract",
-                word.chars().take(LONGEST_SEEN).collect::<String>()
+                word.chars().take(MAX_SEEN_CHARS).collect::<String>()
             ),
             "use the names of profiles, and build, test, run, dev",
         ),

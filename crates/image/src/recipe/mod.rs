@@ -3,7 +3,7 @@
 //! Unknown instructions are refused by name, so a recipe never means one thing here and another
 //! elsewhere.
 
-mod words;
+mod instruction;
 
 use crate::contract::ImageProfile;
 use spec::ImageConfig;
@@ -22,14 +22,14 @@ pub const REFERENCE_AGENT: (&str, &str) = (
 );
 /// The `PATH` that `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const LARGEST: usize = 256 * 1024;
-const MOST_INSTRUCTIONS: usize = 500;
+const MAX_RECIPE_BYTES: usize = 256 * 1024;
+const MAX_INSTRUCTIONS: usize = 500;
 
 /// A recipe, resolved down to the base image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// Steps applied to the base image, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<BuildStep>,
     /// Configuration of the image.
     pub config: ImageConfig,
     /// Build arguments available to `RUN`; they do not stay in the image.
@@ -38,7 +38,7 @@ pub struct Recipe {
 
 /// One step of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum BuildStep {
     /// Runs a shell script.
     Run {
         /// The script for `/bin/sh -c`.
@@ -64,7 +64,7 @@ pub enum Step {
 /// Why a recipe cannot be built here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct BadRecipe {
+pub struct RecipeError {
     /// Line number, from 1.
     pub line: usize,
     /// What is wrong, and what is right.
@@ -72,7 +72,7 @@ pub struct BadRecipe {
 }
 
 /// The built-in recipe of a profile.
-pub fn of_profile(profile: ImageProfile) -> &'static str {
+pub fn for_profile(profile: ImageProfile) -> &'static str {
     match profile {
         ImageProfile::BaseTools => include_str!("../../../../images/base-tools/Containerfile"),
         ImageProfile::PythonTools => include_str!("../../../../images/python-tools/Containerfile"),
@@ -86,21 +86,21 @@ pub fn of_profile(profile: ImageProfile) -> &'static str {
 
 impl Recipe {
     /// Parses a Containerfile; one that starts from a profile gets that profile's steps first.
-    pub fn parse(text: &str) -> Result<Recipe, BadRecipe> {
-        let bad = |line, what: &str| BadRecipe {
+    pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
+        let bad = |line, what: &str| RecipeError {
             line,
             what: what.to_owned(),
         };
-        if text.len() > LARGEST {
+        if text.len() > MAX_RECIPE_BYTES {
             return Err(bad(1, "a recipe has at most 256 KiB"));
         }
-        let instructions = words::instructions(text)?;
+        let instructions = instruction::instructions(text)?;
         let Some((first, rest)) = instructions.split_first() else {
             return Err(bad(1, "there is no instruction; a recipe begins with FROM"));
         };
-        if rest.len() > MOST_INSTRUCTIONS {
+        if rest.len() > MAX_INSTRUCTIONS {
             return Err(bad(
-                rest[MOST_INSTRUCTIONS].line,
+                rest[MAX_INSTRUCTIONS].line,
                 "a recipe has at most 500 instructions",
             ));
         }
@@ -109,15 +109,15 @@ impl Recipe {
             "" => "/".to_owned(),
             set => set.to_owned(),
         };
-        let mut reader = Reader { recipe, folder };
+        let mut reader = RecipeBuilder { recipe, folder };
         rest.iter()
-            .try_for_each(|instruction| reader.take(instruction))?;
+            .try_for_each(|instruction| reader.apply(instruction))?;
         Ok(reader.recipe)
     }
 }
 
 /// The recipe that the first instruction starts from.
-fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
+fn start(first: &instruction::Instruction) -> Result<Recipe, RecipeError> {
     if first.name != "FROM" {
         return Err(first.bad(format!(
             "a recipe begins with FROM, not with {}",
@@ -143,20 +143,20 @@ fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
         );
         return Err(first.bad(what));
     };
-    let mut recipe = Recipe::parse(of_profile(profile))?;
+    let mut recipe = Recipe::parse(for_profile(profile))?;
     // An argument is known only after its own ARG.
     recipe.arguments.clear();
     Ok(recipe)
 }
 
 /// State while instructions are read.
-struct Reader {
+struct RecipeBuilder {
     recipe: Recipe,
     folder: String,
 }
 
-impl Reader {
-    fn take(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+impl RecipeBuilder {
+    fn apply(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         match instruction.name.as_str() {
             "RUN" => self.run(instruction),
             "COPY" => self.copy(instruction),
@@ -177,7 +177,7 @@ impl Reader {
             "WORKDIR" => {
                 self.folder = instruction.absolute(&instruction.text)?;
                 self.recipe.config.working_dir.clone_from(&self.folder);
-                self.recipe.steps.push(Step::Folder(self.folder.clone()));
+                self.recipe.steps.push(BuildStep::Folder(self.folder.clone()));
                 Ok(())
             }
             "USER" => {
@@ -202,7 +202,7 @@ impl Reader {
 
     /// Every step runs as root of the tree here; other builders would run it as the user named
     /// last, so such steps are refused.
-    fn refuse_after_user(&self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    fn refuse_after_user(&self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         match self.recipe.config.user.as_str() {
             "" | "0" | "root" => Ok(()),
             user => Err(instruction.bad(format!(
@@ -212,14 +212,14 @@ impl Reader {
         }
     }
 
-    fn run(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    fn run(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         self.refuse_after_user(instruction)?;
         if instruction.text.starts_with("--") || instruction.text.starts_with('[') {
             return Err(
                 instruction.bad("RUN takes a shell command here, without options".to_owned())
             );
         }
-        self.recipe.steps.push(Step::Run {
+        self.recipe.steps.push(BuildStep::Run {
             script: instruction.text.clone(),
             folder: self.folder.clone(),
             env: self.recipe.config.env.clone(),
@@ -228,7 +228,7 @@ impl Reader {
         Ok(())
     }
 
-    fn copy(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    fn copy(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         self.refuse_after_user(instruction)?;
         let words: Vec<&str> = instruction.text.split_whitespace().collect();
         let [from, to] = words[..] else {
@@ -248,7 +248,7 @@ impl Reader {
             None => to.to_owned(),
         };
         let to = instruction.absolute(&to)?;
-        self.recipe.steps.push(Step::Copy {
+        self.recipe.steps.push(BuildStep::Copy {
             from: from.to_owned(),
             to,
         });

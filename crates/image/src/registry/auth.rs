@@ -6,8 +6,8 @@ use super::{
     client::Client,
     credentials::Credentials,
     error::PullError,
-    patience::{Body, Trouble},
-    secret::{self, Secret},
+    secret::{self, RegistrySecret},
+    timeouts::{AttemptError, TimedBody},
 };
 use reqwest::{
     Response, StatusCode, Url,
@@ -16,33 +16,33 @@ use reqwest::{
 use serde::Deserialize;
 
 /// Maximum bytes of a token server's response.
-const LARGEST_TOKEN: u64 = 256 << 10;
+const MAX_TOKEN_BYTES: u64 = 256 << 10;
 
 /// The value of `Authorization` that answers a 401 response.
 pub(super) async fn answer(
     client: &Client,
     response: &Response,
     what: &str,
-) -> Result<HeaderValue, Trouble> {
+) -> Result<HeaderValue, AttemptError> {
     let headers = response.headers().get_all(WWW_AUTHENTICATE);
-    let asked: Vec<_> = headers
+    let requested: Vec<_> = headers
         .iter()
         .filter_map(|header| header.to_str().ok())
         .flat_map(challenge::parse)
         .collect();
-    let bearer = asked.iter().find_map(|challenge| match challenge {
+    let bearer = requested.iter().find_map(|challenge| match challenge {
         Challenge::Bearer { realm, service } => Some((realm, service.as_deref())),
         Challenge::Basic => None,
     });
     match (bearer, &client.credentials) {
         (Some((realm, service)), _) => token(client, response.url(), realm, service, what).await,
         (None, Some(Credentials::Password { user, password }))
-            if asked.contains(&Challenge::Basic) =>
+            if requested.contains(&Challenge::Basic) =>
         {
             Ok(basic(user, password)
                 .ok_or_else(|| denied(client, what, ": the credentials have invalid characters"))?)
         }
-        (None, _) if asked.contains(&Challenge::Basic) => Err(denied(
+        (None, _) if requested.contains(&Challenge::Basic) => Err(denied(
             client,
             what,
             ": it requires a name and a password, and none are configured",
@@ -64,7 +64,7 @@ async fn token(
     realm: &str,
     service: Option<&str>,
     what: &str,
-) -> Result<HeaderValue, Trouble> {
+) -> Result<HeaderValue, AttemptError> {
     let mut url = Url::parse(realm)
         .map_err(|_| client.protocol(from, what, "the address of its token server is invalid"))?;
     client.check_next(from, &url, "a token")?;
@@ -105,7 +105,7 @@ fn query<'q>(service: Option<&'q str>, scope: &'q str) -> impl Iterator<Item = (
         .chain([("scope", scope)])
 }
 
-fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
+fn refresh_form(token: &RegistrySecret, service: Option<&str>, scope: &str) -> String {
     // `Url` is used only to encode the form.
     let Ok(mut form) = Url::parse("form:") else {
         return String::new();
@@ -121,18 +121,18 @@ fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
     form.query().unwrap_or_default().to_owned()
 }
 
-async fn read(client: &Client, response: Response) -> Result<HeaderValue, Trouble> {
+async fn read(client: &Client, response: Response) -> Result<HeaderValue, AttemptError> {
     #[derive(Deserialize)]
-    struct Answer {
+    struct HelperResponse {
         token: Option<String>,
         access_token: Option<String>,
     }
     let from = response.url().clone();
-    let bytes = Body::new(response, &client.patience)
-        .all(LARGEST_TOKEN)
+    let bytes = TimedBody::new(response, &client.timeouts)
+        .all(MAX_TOKEN_BYTES)
         .await?;
     // The parse error is dropped: it could quote the token.
-    let answer: Option<Answer> = serde_json::from_slice(&bytes).ok();
+    let answer: Option<HelperResponse> = serde_json::from_slice(&bytes).ok();
     let token = answer
         .and_then(|answer| answer.token.or(answer.access_token))
         .filter(|token| !token.is_empty());
@@ -144,7 +144,7 @@ async fn read(client: &Client, response: Response) -> Result<HeaderValue, Troubl
     })
 }
 
-fn basic(user: &str, password: &Secret) -> Option<HeaderValue> {
+fn basic(user: &str, password: &RegistrySecret) -> Option<HeaderValue> {
     let both = format!("{user}:{}", password.expose());
     sensitive(&format!("Basic {}", secret::encode(both.as_bytes())))
 }
@@ -156,11 +156,11 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-fn denied(client: &Client, what: &str, told: &str) -> PullError {
+fn denied(client: &Client, what: &str, reason: &str) -> PullError {
     let registry = client.name.registry().to_owned();
     PullError::Denied {
         registry,
         what: what.to_owned(),
-        told: told.to_owned(),
+        reason: reason.to_owned(),
     }
 }

@@ -17,7 +17,7 @@ pub enum Challenge {
 
 /// The supported challenges of one header; other schemes are ignored.
 pub fn parse(header: &str) -> Vec<Challenge> {
-    let mut reader = Reader { rest: header };
+    let mut reader = HeaderReader { rest: header };
     let mut schemes: Vec<Scheme<'_>> = Vec::new();
     while !reader.at_end() {
         if reader.scheme_or_parameter(&mut schemes).is_none() {
@@ -54,11 +54,11 @@ impl Scheme<'_> {
 }
 
 /// The rest of the header.
-struct Reader<'h> {
+struct HeaderReader<'h> {
     rest: &'h str,
 }
 
-impl<'h> Reader<'h> {
+impl<'h> HeaderReader<'h> {
     fn at_end(&mut self) -> bool {
         self.rest = self.rest.trim_start_matches([' ', '\t', ',']);
         self.rest.is_empty()
@@ -110,7 +110,8 @@ impl<'h> Reader<'h> {
     }
 
     fn quoted(&mut self) -> Option<String> {
-        let (mut value, mut escaped) = (String::new(), false);
+        let mut value = String::new();
+        let mut escaped = false;
         for (at, character) in self.rest.char_indices() {
             match character {
                 _ if escaped => {

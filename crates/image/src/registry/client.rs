@@ -5,7 +5,7 @@ use super::{
     auth,
     credentials::Credentials,
     error::PullError,
-    patience::{Body, Patience, Trouble},
+    timeouts::{AttemptError, RegistryTimeouts, TimedBody},
 };
 use reqwest::{
     Response, StatusCode, Url,
@@ -23,11 +23,11 @@ use std::{
 use tokio::time::timeout;
 
 /// Maximum redirects for one response.
-const MOST_REDIRECTS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 /// Maximum bytes read of an error response.
-const LARGEST_REASON: u64 = 16 << 10;
+const MAX_REASON_BYTES: u64 = 16 << 10;
 /// API host of the default registry.
-const DOCKER_HUB: &str = "registry-1.docker.io";
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// Allowed transport to a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(super) struct Client {
     transport: Transport,
     pub(super) credentials: Option<Credentials>,
     authorization: Mutex<Option<HeaderValue>>,
-    pub(super) patience: Patience,
+    pub(super) timeouts: RegistryTimeouts,
 }
 
 impl Client {
@@ -56,10 +56,12 @@ impl Client {
         name: &ImageRef,
         transport: Transport,
         credentials: Option<Credentials>,
-        patience: Patience,
+        timeouts: RegistryTimeouts,
     ) -> Result<Client, PullError> {
-        let (http, base_url) = (http(&patience)?, base(name, "https")?);
-        let (name, authorization) = (name.clone(), Mutex::new(None));
+        let http = http(&timeouts)?;
+        let base_url = base(name, "https")?;
+        let name = name.clone();
+        let authorization = Mutex::new(None);
         let mut client = Client {
             http,
             base: base_url,
@@ -67,7 +69,7 @@ impl Client {
             transport,
             credentials,
             authorization,
-            patience,
+            timeouts,
         };
         let plain = match transport {
             Transport::PlainHttp => true,
@@ -83,7 +85,7 @@ impl Client {
     /// plain HTTP.
     async fn speaks_tls(&self) -> bool {
         let Ok(Err(error)) =
-            timeout(self.patience.idle, self.http.get(self.base.clone()).send()).await
+            timeout(self.timeouts.idle, self.http.get(self.base.clone()).send()).await
         else {
             return true;
         };
@@ -112,7 +114,7 @@ impl Client {
         url: &Url,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let response = self.follow(url, headers, what).await?;
         let response = match response.status() {
             StatusCode::UNAUTHORIZED if self.is_home(response.url()) => {
@@ -136,9 +138,9 @@ impl Client {
         url: &Url,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let mut url = url.clone();
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let mut request = self.http.get(url.clone()).headers(headers.clone());
             // Credentials are sent to the registry only, not to hosts that it redirects to.
             if self.is_home(&url) {
@@ -161,7 +163,7 @@ impl Client {
             .protocol(
                 &url,
                 what,
-                format!("it redirects more than {MOST_REDIRECTS} times"),
+                format!("it redirects more than {MAX_REDIRECTS} times"),
             )
             .into())
     }
@@ -171,13 +173,13 @@ impl Client {
         &self,
         request: reqwest::RequestBuilder,
         url: &Url,
-    ) -> Result<Response, Trouble> {
-        match timeout(self.patience.idle, request.send()).await {
+    ) -> Result<Response, AttemptError> {
+        match timeout(self.timeouts.idle, request.send()).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(unreachable(&error, url)),
             Err(_) => {
-                let why = format!("no response within {} s", self.patience.idle.as_secs_f32());
-                Err(Trouble::passing(PullError::Unreachable {
+                let why = format!("no response within {} s", self.timeouts.idle.as_secs_f32());
+                Err(AttemptError::transient(PullError::Unreachable {
                     host: host(url),
                     why,
                 }))
@@ -223,28 +225,30 @@ impl Client {
     }
 
     /// Converts an error response.
-    pub(super) async fn refusal(&self, response: Response, what: &str) -> Trouble {
-        let (status, from) = (response.status(), response.url().clone());
+    pub(super) async fn refusal(&self, response: Response, what: &str) -> AttemptError {
+        let status = response.status();
+        let from = response.url().clone();
         let wait = response
             .headers()
             .get(RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.parse().ok());
-        let (registry, what) = (self.name.registry().to_owned(), what.to_owned());
-        let told = reason(response, &self.patience).await;
+        let registry = self.name.registry().to_owned();
+        let what = what.to_owned();
+        let reason = reason(response, &self.timeouts).await;
         match status.as_u16() {
             401 | 403 => PullError::Denied {
                 registry,
                 what,
-                told,
+                reason,
             }
             .into(),
             404 => PullError::Missing { registry, what }.into(),
-            passing @ (408 | 429 | 500 | 502 | 503 | 504) => Trouble::Passing {
+            transient @ (408 | 429 | 500 | 502 | 503 | 504) => AttemptError::Transient {
                 error: PullError::Status {
                     host: host(&from),
-                    status: passing,
+                    status: transient,
                     what,
-                    told,
+                    reason,
                 },
                 wait: wait.map(Duration::from_secs),
             },
@@ -252,7 +256,7 @@ impl Client {
                 host: host(&from),
                 status,
                 what,
-                told,
+                reason,
             }
             .into(),
         }
@@ -268,18 +272,18 @@ impl Client {
 }
 
 /// An HTTP client without proxies, redirects, retries or referer.
-fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
+fn http(timeouts: &RegistryTimeouts) -> Result<reqwest::Client, PullError> {
     // Installs the TLS provider; it may be installed already.
     _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder()
         .user_agent(concat!("airlock/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
-        .connect_timeout(patience.connect)
+        .connect_timeout(timeouts.connect)
         .referer(false)
         .no_proxy();
     builder.build().map_err(|error| {
-        let source = io::Error::other(deepest(&error));
+        let source = io::Error::other(root_cause(&error));
         PullError::local(
             "prepare TLS with the certificate authorities of this system",
             source,
@@ -289,7 +293,7 @@ fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
 
 fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
     let host = match name.registry() {
-        DEFAULT_REGISTRY => DOCKER_HUB,
+        DEFAULT_REGISTRY => DOCKER_HUB_HOST,
         other => other,
     };
     let parsed = Url::parse(&format!("{scheme}://{host}/v2/{}/", name.repository()));
@@ -336,7 +340,7 @@ fn shown(url: &Url) -> String {
 }
 
 /// The registry's error message as `: MESSAGE`, or nothing.
-async fn reason(response: Response, patience: &Patience) -> String {
+async fn reason(response: Response, timeouts: &RegistryTimeouts) -> String {
     #[derive(Deserialize)]
     struct Reasons {
         errors: Vec<Reason>,
@@ -352,7 +356,10 @@ async fn reason(response: Response, patience: &Patience) -> String {
     if !json {
         return String::new();
     }
-    let Ok(bytes) = Body::new(response, patience).all(LARGEST_REASON).await else {
+    let Ok(bytes) = TimedBody::new(response, timeouts)
+        .all(MAX_REASON_BYTES)
+        .await
+    else {
         return String::new();
     };
     let reasons = serde_json::from_slice(&bytes)
@@ -364,8 +371,9 @@ async fn reason(response: Response, patience: &Patience) -> String {
     }
 }
 
-fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
-    let (host, why) = (host(url), deepest(error));
+fn unreachable(error: &reqwest::Error, url: &Url) -> AttemptError {
+    let host = host(url);
+    let why = root_cause(error);
     let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     match tls {
         Some(rustls::Error::InvalidMessage(_)) => PullError::PlainHttp { host }.into(),
@@ -375,7 +383,7 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
         }
         .into(),
         None if error.is_dns() => PullError::Unreachable { host, why }.into(),
-        None => Trouble::passing(PullError::Unreachable { host, why }),
+        None => AttemptError::transient(PullError::Unreachable { host, why }),
     }
 }
 
@@ -392,7 +400,7 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
 }
 
 /// Message of the root cause: the errors above it add no detail.
-pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     causes(error)
         .last()
         .map(|cause| cause.to_string().chars().take(300).collect())
@@ -449,15 +457,15 @@ mod tests {
     async fn nobody_leads_us_to_plain_http_or_into_this_machine_from_outside() {
         let client = |transport, scheme| {
             let name: ImageRef = "r.example/x".parse().unwrap();
-            let patience = Patience::default();
+            let timeouts = RegistryTimeouts::default();
             Client {
-                http: http(&patience).unwrap(),
+                http: http(&timeouts).unwrap(),
                 base: base(&name, scheme).unwrap(),
                 name,
                 transport,
                 credentials: None,
                 authorization: Mutex::new(None),
-                patience,
+                timeouts,
             }
         };
         let may = |client: &Client, to: &str| {

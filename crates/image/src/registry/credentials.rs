@@ -1,7 +1,7 @@
 //! Credentials in the files of Docker and Podman: `auths` in JSON, or credential helper programs
 //! (`credHelpers`, `credsStore`). The caller names the files.
 
-use super::{helper, secret, secret::Secret};
+use super::{credential_helper, secret, secret::RegistrySecret};
 use serde::Deserialize;
 use spec::{DEFAULT_REGISTRY, ImageRef};
 use std::{
@@ -13,9 +13,9 @@ use std::{
 };
 
 /// Maximum bytes of a credentials file.
-const LARGEST_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Docker's key for its default registry.
-const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+const DOCKER_HUB_HOST: &str = "https://index.docker.io/v1/";
 
 /// Credentials for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,15 +25,15 @@ pub enum Credentials {
         /// The name.
         user: String,
         /// The password, or a token in its place.
-        password: Secret,
+        password: RegistrySecret,
     },
     /// A refresh token, which a token server exchanges for access tokens.
-    Identity(Secret),
+    Identity(RegistrySecret),
 }
 
 /// Sources of credentials.
 #[derive(Clone, Debug, Default)]
-pub struct Sources<'s> {
+pub struct CredentialSources<'s> {
     /// Files; the first that knows the registry wins. Missing files are skipped.
     pub files: Vec<PathBuf>,
     /// Folders to search for `docker-credential-NAME`, as in `PATH`.
@@ -65,9 +65,9 @@ pub enum CredentialsError {
 
 /// A credentials file of Docker or Podman; other keys are ignored.
 #[derive(Deserialize)]
-struct Kept {
+struct CredentialsFile {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, AuthEntry>,
     #[serde(default, rename = "credHelpers")]
     helpers: BTreeMap<String, String>,
     #[serde(rename = "credsStore")]
@@ -76,7 +76,7 @@ struct Kept {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -84,7 +84,7 @@ struct Entry {
 }
 
 /// Where a file says that the credentials are.
-enum Found {
+enum CredentialLookup {
     Here(Credentials),
     /// A helper program; `certain` if it was named for this registry alone.
     Helper {
@@ -94,24 +94,26 @@ enum Found {
     Nowhere,
 }
 
-impl Sources<'_> {
+impl CredentialSources<'_> {
     /// The credentials for the registry of an image, if any.
     pub async fn find(&self, name: &ImageRef) -> Result<Option<Credentials>, CredentialsError> {
         for path in &self.files {
             let Some(kept) = read(path)? else { continue };
             match kept.find(name) {
-                Found::Here(credentials) => return Ok(Some(credentials)),
-                Found::Helper { program, certain } => {
+                CredentialLookup::Here(credentials) => return Ok(Some(credentials)),
+                CredentialLookup::Helper { program, certain } => {
                     let asked =
-                        helper::ask(&program, server(name.registry()), self.search_path).await;
+                        credential_helper::ask(&program, server(name.registry()), self.search_path)
+                            .await;
                     match asked {
                         Ok(Some(credentials)) => return Ok(Some(credentials)),
                         Ok(None) => {}
                         // A general store that is not installed here has no credentials for this
                         // registry.
-                        Err(helper::Trouble::Absent) if !certain => {}
+                        Err(credential_helper::HelperError::Absent) if !certain => {}
                         Err(trouble) => {
-                            let (registry, why) = (name.registry().to_owned(), trouble.to_string());
+                            let registry = name.registry().to_owned();
+                            let why = trouble.to_string();
                             return Err(CredentialsError::Helper {
                                 program,
                                 registry,
@@ -120,7 +122,7 @@ impl Sources<'_> {
                         }
                     }
                 }
-                Found::Nowhere => {}
+                CredentialLookup::Nowhere => {}
             }
         }
         Ok(None)
@@ -128,7 +130,7 @@ impl Sources<'_> {
 }
 
 /// Reads a credentials file; `None` if it is absent.
-fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
+fn read(path: &Path) -> Result<Option<CredentialsFile>, CredentialsError> {
     let failed = |why: String| CredentialsError::File {
         path: path.to_owned(),
         why,
@@ -150,10 +152,10 @@ fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
     }
     let mut text = Vec::new();
     let size = file
-        .take(LARGEST_FILE + 1)
+        .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(|error| failed(error.to_string()))?;
-    if size as u64 > LARGEST_FILE {
+    if size as u64 > MAX_FILE_BYTES {
         return Err(failed("it is larger than 1 MiB".to_owned()));
     }
     // Reports the position of a syntax error, not its text: that could be a password.
@@ -167,8 +169,8 @@ fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
     })
 }
 
-impl Kept {
-    fn find(&self, name: &ImageRef) -> Found {
+impl CredentialsFile {
+    fn find(&self, name: &ImageRef) -> CredentialLookup {
         let registry = name.registry();
         let named = self
             .helpers
@@ -176,24 +178,24 @@ impl Kept {
             .find(|(key, _)| host(key) == registry)
             .map(|(_, program)| program);
         if let Some(program) = named {
-            return Found::Helper {
+            return CredentialLookup::Helper {
                 program: program.clone(),
                 certain: true,
             };
         }
         if let Some(program) = self.store.as_deref().filter(|program| !program.is_empty()) {
-            return Found::Helper {
+            return CredentialLookup::Helper {
                 program: program.to_owned(),
                 certain: false,
             };
         }
         self.entry(name)
-            .and_then(Entry::credentials)
-            .map_or(Found::Nowhere, Found::Here)
+            .and_then(AuthEntry::credentials)
+            .map_or(CredentialLookup::Nowhere, CredentialLookup::Here)
     }
 
     /// The entry for the longest matching prefix of the name: Podman stores some for `HOST/FOLDER`.
-    fn entry(&self, name: &ImageRef) -> Option<&Entry> {
+    fn entry(&self, name: &ImageRef) -> Option<&AuthEntry> {
         let full = format!("{}/{}", name.registry(), name.repository());
         let within = |key: &str| {
             full.strip_prefix(key)
@@ -207,11 +209,11 @@ impl Kept {
     }
 }
 
-impl Entry {
+impl AuthEntry {
     fn credentials(&self) -> Option<Credentials> {
         let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(token) = filled(&self.identitytoken) {
-            return Some(Credentials::Identity(Secret::new(token)));
+            return Some(Credentials::Identity(RegistrySecret::new(token)));
         }
         let (user, password) = match filled(&self.auth) {
             Some(coded) => {
@@ -224,7 +226,7 @@ impl Entry {
         };
         Some(Credentials::Password {
             user,
-            password: Secret::new(password),
+            password: RegistrySecret::new(password),
         })
     }
 }
@@ -232,7 +234,7 @@ impl Entry {
 /// The name of a registry for credential helpers.
 fn server(registry: &str) -> &str {
     match registry {
-        DEFAULT_REGISTRY => DOCKER_HUB,
+        DEFAULT_REGISTRY => DOCKER_HUB_HOST,
         other => other,
     }
 }
@@ -264,21 +266,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn find(file: &str, name: &str) -> Found {
-        serde_json::from_str::<Kept>(file)
+    fn find(file: &str, name: &str) -> CredentialLookup {
+        serde_json::from_str::<CredentialsFile>(file)
             .unwrap()
             .find(&name.parse().unwrap())
     }
 
     fn here(file: &str, name: &str) -> Option<(String, String)> {
         match find(file, name) {
-            Found::Here(Credentials::Password { user, password }) => {
+            CredentialLookup::Here(Credentials::Password { user, password }) => {
                 Some((user, password.expose().to_owned()))
             }
-            Found::Here(Credentials::Identity(token)) => {
+            CredentialLookup::Here(Credentials::Identity(token)) => {
                 Some(("<token>".into(), token.expose().to_owned()))
             }
-            Found::Helper { .. } | Found::Nowhere => None,
+            CredentialLookup::Helper { .. } | CredentialLookup::Nowhere => None,
         }
     }
 
@@ -310,8 +312,8 @@ mod tests {
     fn a_helper_for_the_registry_is_asked_before_the_store_and_that_before_the_file() {
         let file = r#"{"auths": {"a.example": {"auth": "dGVhbTp0"}}, "credHelpers": {"b.example": "ecr"}, "credsStore": "pass"}"#;
         let helper = |name| match find(file, name) {
-            Found::Helper { program, certain } => Some((program, certain)),
-            Found::Here(_) | Found::Nowhere => None,
+            CredentialLookup::Helper { program, certain } => Some((program, certain)),
+            CredentialLookup::Here(_) | CredentialLookup::Nowhere => None,
         };
         assert_eq!(helper("b.example/x"), Some(("ecr".into(), true)));
         assert_eq!(helper("a.example/x"), Some(("pass".into(), false)));

@@ -32,17 +32,17 @@ pub enum PullError {
         what: String,
     },
     /// The registry denies access.
-    #[error("`{registry}` denies access to {what}{told}")]
+    #[error("`{registry}` denies access to {what}{reason}")]
     Denied {
         /// The registry.
         registry: String,
         /// What was requested.
         what: String,
         /// The registry's message, or nothing.
-        told: String,
+        reason: String,
     },
     /// An error response.
-    #[error("`{host}` answered {status} for {what}{told}")]
+    #[error("`{host}` answered {status} for {what}{reason}")]
     Status {
         /// Host and port.
         host: String,
@@ -51,21 +51,21 @@ pub enum PullError {
         /// What was requested.
         what: String,
         /// The registry's message, or nothing.
-        told: String,
+        reason: String,
     },
     /// The registry requests a pause that is too long.
-    #[error("`{host}` requests a pause of {} s; the maximum is {} s", asked.as_secs(), most.as_secs())]
+    #[error("`{host}` requests a pause of {} s; the maximum is {} s", requested.as_secs(), max.as_secs())]
     Busy {
         /// Host and port.
         host: String,
         /// The requested pause.
-        asked: Duration,
+        requested: Duration,
         /// The maximum.
-        most: Duration,
+        max: Duration,
     },
     /// The transfer was interrupted too often.
     #[error("`{host}` interrupted {what} too often: {why}")]
-    BrokenOff {
+    Interrupted {
         /// Host and port.
         host: String,
         /// What was requested.
@@ -99,7 +99,7 @@ pub enum PullError {
     },
     /// The documents of the image are refused.
     #[error("the registry's image cannot be used")]
-    Unfit(#[source] ImageError),
+    InvalidImage(#[source] ImageError),
     /// The image is for other platforms.
     #[error("{name} is not for {wanted}, but for {offered}")]
     Platform {
@@ -111,14 +111,14 @@ pub enum PullError {
         offered: String,
     },
     /// The image is too large.
-    #[error("{what} has {size} bytes; the maximum is {most}")]
+    #[error("{what} has {size} bytes; the maximum is {max}")]
     TooLarge {
         /// What is too large.
         what: String,
         /// Its size in bytes.
         size: u64,
         /// The maximum.
-        most: u64,
+        max: u64,
     },
     /// A local operation failed.
     #[error("cannot {what}")]
@@ -133,7 +133,7 @@ pub enum PullError {
 
 /// Class of a failure, which callers map to their own codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PullErrorKind {
     /// The image does not exist or is not accessible.
     Missing,
     /// The response was refused.
@@ -158,7 +158,7 @@ impl PullError {
             PullError::Denied { .. } => {
                 "check the name; if it is right, log in with `docker login` or `podman login`, whose files are read"
             }
-            PullError::Status { .. } | PullError::Busy { .. } | PullError::BrokenOff { .. } => {
+            PullError::Status { .. } | PullError::Busy { .. } | PullError::Interrupted { .. } => {
                 "try again later; if the error persists, ask the registry's operator"
             }
             PullError::Protocol { .. } | PullError::Corrupt { .. } => {
@@ -167,7 +167,7 @@ impl PullError {
             PullError::PlainHttp { .. } => {
                 "only 127.0.0.0/8, ::1 and localhost are contacted without TLS; --plain-http allows it for this pull"
             }
-            PullError::Unfit(_) => "pull another image or tag",
+            PullError::InvalidImage(_) => "pull another image or tag",
             PullError::Platform { .. } => {
                 "name one of these with --platform, or pull another image"
             }
@@ -179,22 +179,22 @@ impl PullError {
     }
 
     /// Class of the failure.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PullErrorKind {
         match self {
             PullError::Missing { .. } | PullError::Denied { .. } | PullError::Platform { .. } => {
-                Kind::Missing
+                PullErrorKind::Missing
             }
             PullError::Unreachable { .. }
             | PullError::Status { .. }
             | PullError::Busy { .. }
-            | PullError::BrokenOff { .. } => Kind::Unavailable,
+            | PullError::Interrupted { .. } => PullErrorKind::Unavailable,
             PullError::Untrusted { .. }
             | PullError::Protocol { .. }
             | PullError::PlainHttp { .. }
             | PullError::Corrupt { .. }
-            | PullError::Unfit(_)
-            | PullError::TooLarge { .. } => Kind::Refused,
-            PullError::Local { .. } => Kind::Local,
+            | PullError::InvalidImage(_)
+            | PullError::TooLarge { .. } => PullErrorKind::Refused,
+            PullError::Local { .. } => PullErrorKind::Local,
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
     path::Path,
 };
 
-const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
+const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// An OCI layout being written.
 #[derive(Debug)]
@@ -34,20 +34,20 @@ impl Layout {
     }
 
     /// Creates a file for unverified bytes.
-    pub(super) fn part(&self, digest: &Digest) -> io::Result<File> {
-        self.blobs.create_file(part_name(digest), OURS)
+    pub(super) fn create_partial(&self, digest: &Digest) -> io::Result<File> {
+        self.blobs.create_file(partial_name(digest), OWNER_ONLY)
     }
 
     /// Gives verified bytes their final name.
-    pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
+    pub(super) fn finish_blob(&self, digest: &Digest) -> io::Result<()> {
         self.blobs
-            .rename(part_name(digest), &self.blobs, digest.hex())
+            .rename(partial_name(digest), &self.blobs, digest.hex())
     }
 
     /// Stores verified bytes.
     pub(super) fn write(&self, digest: &Digest, bytes: &[u8]) -> io::Result<()> {
-        self.part(digest)?.write_all(bytes)?;
-        self.keep(digest)
+        self.create_partial(digest)?.write_all(bytes)?;
+        self.finish_blob(digest)
     }
 
     /// Reads a stored blob; for small ones only.
@@ -63,7 +63,7 @@ impl Layout {
     pub(super) fn finish(&self, index: &serde_json::Value) -> io::Result<()> {
         let write = |name: &str, text: &str| -> io::Result<()> {
             self.folder
-                .create_file(name, OURS)?
+                .create_file(name, OWNER_ONLY)?
                 .write_all(text.as_bytes())
         };
         write("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
@@ -71,7 +71,7 @@ impl Layout {
     }
 }
 
-fn part_name(digest: &Digest) -> String {
+fn partial_name(digest: &Digest) -> String {
     format!("{}.part", digest.hex())
 }
 
@@ -86,12 +86,12 @@ mod tests {
         let layout = Layout::new(&path).unwrap();
         let digest = Digest::new(&format!("sha256:{}", "0".repeat(64))).unwrap();
         let file = path.join("blobs/sha256").join(digest.hex());
-        layout.part(&digest).unwrap();
+        layout.create_partial(&digest).unwrap();
         assert!(
-            !file.exists() && layout.part(&digest).is_err(),
+            !file.exists() && layout.create_partial(&digest).is_err(),
             "a second writer is refused"
         );
-        layout.keep(&digest).unwrap();
+        layout.finish_blob(&digest).unwrap();
         assert!(
             file.exists() && Layout::new(&path).is_err(),
             "a folder is used once"

@@ -4,11 +4,11 @@
 use crate::{
     document::{self, DOCUMENT_TYPES, Descriptor, Document},
     error::{ImageError, shown},
-    limits::{LONGEST_DOCUMENT, Limits},
+    limits::{ImageLimits, MAX_DOCUMENT_BYTES},
 };
 
 /// Maximum manifests of an index.
-const MOST_MANIFESTS: usize = 1024;
+const MAX_MANIFESTS: usize = 1024;
 
 /// Parses a document. `content_type` is the registry's; it may be absent, but must not contradict
 /// the document.
@@ -20,21 +20,23 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
         document::check_type(what, kind)?;
     }
     let document = document::document(what, bytes)?;
-    if called.is_some_and(|kind| !document.is_called(kind)) {
+    if called.is_some_and(|kind| !document.has_media_type(kind)) {
         return Err(ImageError::malformed(
             what,
             "it does not match the media type from the registry",
         ));
     }
     match &document {
-        Document::Index(manifests) => few(what, "manifests", manifests.len(), MOST_MANIFESTS)?,
+        Document::Index(manifests) => {
+            check_count(what, "manifests", manifests.len(), MAX_MANIFESTS)?
+        }
         Document::Manifest { config, layers } => {
-            few(what, "layers", layers.len(), Limits::default().layers)?;
+            check_count(what, "layers", layers.len(), ImageLimits::default().layers)?;
             config.check_configuration()?;
-            if config.size > LONGEST_DOCUMENT {
+            if config.size > MAX_DOCUMENT_BYTES {
                 return Err(limit(
                     "the configuration",
-                    format!("{LONGEST_DOCUMENT} bytes"),
+                    format!("{MAX_DOCUMENT_BYTES} bytes"),
                 ));
             }
             layers.iter().try_for_each(check_layer)?;
@@ -50,7 +52,7 @@ pub(super) fn media_type(document: &Document, content_type: Option<&str>) -> &'s
     called
         .or(DOCUMENT_TYPES
             .into_iter()
-            .find(|known| document.is_called(known)))
+            .find(|known| document.has_media_type(known)))
         .unwrap_or_default()
 }
 
@@ -61,16 +63,17 @@ fn essence(content_type: &str) -> &str {
 /// Refuses non-distributable layers, which would have to be fetched from any URL that they name.
 fn check_layer(layer: &Descriptor) -> Result<(), ImageError> {
     layer.check_layer()?;
-    match layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign") {
-        true => Err(ImageError::Unsupported {
+    if layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign") {
+        Err(ImageError::Unsupported {
             what: "a layer that registries may not give away".to_owned(),
             kind: format!("`{}`", shown(layer.media_type.as_bytes())),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
-fn few(what: &str, of: &str, count: usize, most: usize) -> Result<(), ImageError> {
+fn check_count(what: &str, of: &str, count: usize, most: usize) -> Result<(), ImageError> {
     if count <= most {
         Ok(())
     } else {
@@ -215,7 +218,7 @@ mod tests {
         taken(&layers(128), None);
         refused(&layers(129), None, "more than 128 layers");
         let mut large = blob(CONFIG);
-        large["size"] = json!(LONGEST_DOCUMENT + 1);
+        large["size"] = json!(MAX_DOCUMENT_BYTES + 1);
         refused(
             &with("config", large),
             None,

@@ -10,40 +10,40 @@ mod auth;
 mod blob;
 pub mod challenge;
 mod client;
+mod credential_helper;
 mod credentials;
 mod error;
-mod helper;
 mod layout;
 pub mod manifest;
-mod patience;
 mod platform;
 mod secret;
+mod timeouts;
 
 pub use client::Transport;
-pub use credentials::{Credentials, CredentialsError, Sources};
-pub use error::{Kind, PullError};
-pub use patience::Patience;
+pub use credentials::{CredentialSources, Credentials, CredentialsError};
+pub use error::{PullError, PullErrorKind};
 pub use platform::BadPlatform;
-pub use secret::Secret;
+pub use secret::RegistrySecret;
+pub use timeouts::RegistryTimeouts;
 
 use crate::{
     document::{self, DOCUMENT_TYPES, Descriptor, Document, Platform},
-    limits::LONGEST_DOCUMENT,
+    limits::MAX_DOCUMENT_BYTES,
 };
 use client::Client;
 use layout::Layout;
-use patience::{Attempts, Body, Trouble};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use spec::{Digest, ImageRef};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
+use timeouts::{AttemptError, RetryState, TimedBody};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 /// Concurrent blob downloads.
-const AT_ONCE: usize = 3;
+const CONCURRENT_BLOBS: usize = 3;
 
 /// Options of a pull.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct PullOptions {
     /// The image.
     pub name: ImageRef,
     /// The platform.
@@ -53,16 +53,16 @@ pub struct Request {
     /// Credentials; anonymous if absent.
     pub credentials: Option<Credentials>,
     /// Maximum bytes of configuration and layers.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// Timeouts and retries.
-    pub patience: Patience,
+    pub timeouts: RegistryTimeouts,
 }
 
 /// Progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum PullEvent {
     /// The blobs to download are known.
-    Begun {
+    Started {
         /// Their total bytes.
         bytes: u64,
         /// Their number.
@@ -82,11 +82,11 @@ pub enum Event {
 }
 
 /// Callback for progress.
-pub type Watcher = dyn Fn(Event) + Send + Sync;
+pub type PullObserver = dyn Fn(PullEvent) + Send + Sync;
 
 /// Result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PulledImage {
     /// Digest of the index or manifest that the name referred to.
     pub digest: Digest,
     /// Digest of the platform's manifest.
@@ -100,7 +100,7 @@ pub struct Pulled {
 }
 
 /// A manifest or index with a verified digest.
-struct Fetched {
+struct FetchedManifest {
     bytes: Vec<u8>,
     digest: Digest,
     document: Document,
@@ -110,21 +110,21 @@ struct Fetched {
 /// Pulls an image into an empty private folder, which then is a complete layout. To cancel, drop
 /// the future and remove the folder; after a failure, remove the folder.
 pub async fn pull(
-    request: &Request,
+    request: &PullOptions,
     folder: &Path,
-    watcher: Arc<Watcher>,
-) -> Result<Pulled, PullError> {
+    observer: Arc<PullObserver>,
+) -> Result<PulledImage, PullError> {
     let layout = Layout::new(folder).map_err(|error| PullError::local("begin a layout", error))?;
     let layout = Arc::new(layout);
-    let Request {
+    let PullOptions {
         name,
         transport,
         credentials,
-        patience,
+        timeouts,
         ..
     } = request;
-    let client = Client::connect(name, *transport, credentials.clone(), patience.clone()).await?;
-    let first = fetch_manifest(&client, Wanted::of(name)).await?;
+    let client = Client::connect(name, *transport, credentials.clone(), timeouts.clone()).await?;
+    let first = fetch_manifest(&client, ManifestSelector::of(name)).await?;
     let (top, chosen) = choose(&client, first, request).await?;
     let image = chosen.as_ref().unwrap_or(&top);
     let Document::Manifest { config, layers } = &image.document else {
@@ -132,7 +132,7 @@ pub async fn pull(
     };
     let blobs = blobs(config, layers, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
-    watcher(Event::Begun {
+    observer(PullEvent::Started {
         bytes,
         blobs: blobs.len(),
     });
@@ -141,13 +141,14 @@ pub async fn pull(
         .into_iter()
         .partition(|blob| blob.digest == config.digest);
     let client = Arc::new(client);
-    fetch_all(&client, &layout, first, &watcher).await?;
+    fetch_all(&client, &layout, first, &observer).await?;
     let platform = check_platform(&layout, config, request)?;
-    fetch_all(&client, &layout, rest, &watcher).await?;
+    fetch_all(&client, &layout, rest, &observer).await?;
     finish(&layout, &top, chosen.as_ref(), name)
         .map_err(|error| PullError::local("write the layout", error))?;
-    let (manifest, layers) = (image.digest.clone(), layers.len());
-    Ok(Pulled {
+    let manifest = image.digest.clone();
+    let layers = layers.len();
+    Ok(PulledImage {
         digest: top.digest,
         manifest,
         platform,
@@ -157,25 +158,25 @@ pub async fn pull(
 }
 
 /// Which manifest to fetch.
-enum Wanted<'w> {
+enum ManifestSelector<'w> {
     Tag(&'w str),
     Digest(&'w Digest),
     Chosen(&'w Descriptor),
 }
 
-impl<'w> Wanted<'w> {
-    fn of(name: &'w ImageRef) -> Wanted<'w> {
+impl<'w> ManifestSelector<'w> {
+    fn of(name: &'w ImageRef) -> ManifestSelector<'w> {
         match (name.digest(), name.tag()) {
-            (Some(digest), _) => Wanted::Digest(digest),
-            (None, tag) => Wanted::Tag(tag.unwrap_or("latest")),
+            (Some(digest), _) => ManifestSelector::Digest(digest),
+            (None, tag) => ManifestSelector::Tag(tag.unwrap_or("latest")),
         }
     }
 
     fn reference(&self) -> &str {
         match self {
-            Wanted::Tag(tag) => tag,
-            Wanted::Digest(digest) => digest.as_str(),
-            Wanted::Chosen(blob) => blob.digest.as_str(),
+            ManifestSelector::Tag(tag) => tag,
+            ManifestSelector::Digest(digest) => digest.as_str(),
+            ManifestSelector::Chosen(blob) => blob.digest.as_str(),
         }
     }
 }
@@ -183,9 +184,9 @@ impl<'w> Wanted<'w> {
 /// The first document, and the platform's manifest if the first is an index.
 async fn choose(
     client: &Client,
-    first: Fetched,
-    request: &Request,
-) -> Result<(Fetched, Option<Fetched>), PullError> {
+    first: FetchedManifest,
+    request: &PullOptions,
+) -> Result<(FetchedManifest, Option<FetchedManifest>), PullError> {
     let Document::Index(choices) = &first.document else {
         return Ok((first, None));
     };
@@ -202,9 +203,9 @@ async fn choose(
         .or_else(|| choices.iter().find(fits))
     else {
         let offered = choices.iter().filter_map(|choice| choice.platform.as_ref());
-        return Err(other_platforms(request, offered));
+        return Err(wrong_platform(request, offered));
     };
-    let chosen = fetch_manifest(client, Wanted::Chosen(chosen)).await?;
+    let chosen = fetch_manifest(client, ManifestSelector::Chosen(chosen)).await?;
     Ok((first, Some(chosen)))
 }
 
@@ -216,16 +217,16 @@ fn nested(name: &ImageRef) -> PullError {
     }
 }
 
-fn other_platforms<'p>(
-    request: &Request,
+fn wrong_platform<'p>(
+    request: &PullOptions,
     offered: impl Iterator<Item = &'p Platform>,
 ) -> PullError {
-    const MOST_SHOWN: usize = 16;
+    const MAX_SHOWN: usize = 16;
     let mut names: Vec<_> = offered
         // Attestations, not platforms.
         .filter(|platform| platform.os != "unknown")
         .map(|platform| platform.to_string().chars().take(40).collect::<String>())
-        .take(MOST_SHOWN)
+        .take(MAX_SHOWN)
         .collect();
     names.dedup();
     let offered = if names.is_empty() {
@@ -240,17 +241,23 @@ fn other_platforms<'p>(
     }
 }
 
-async fn fetch_manifest(client: &Client, wanted: Wanted<'_>) -> Result<Fetched, PullError> {
-    let mut attempts = Attempts::new(&client.patience);
+async fn fetch_manifest(
+    client: &Client,
+    wanted: ManifestSelector<'_>,
+) -> Result<FetchedManifest, PullError> {
+    let mut retries = RetryState::new(&client.timeouts);
     loop {
         match try_manifest(client, &wanted).await {
             Ok(fetched) => return Ok(fetched),
-            Err(trouble) => attempts.after(trouble).await?,
+            Err(error) => retries.wait_after(error).await?,
         }
     }
 }
 
-async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, Trouble> {
+async fn try_manifest(
+    client: &Client,
+    wanted: &ManifestSelector<'_>,
+) -> Result<FetchedManifest, AttemptError> {
     let what = format!(
         "manifest `{}` of `{}`",
         wanted.reference(),
@@ -263,18 +270,16 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     let url = client.url(&format!("manifests/{}", wanted.reference()))?;
     let response = client.get(&url, &headers, &what).await?;
     let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
-    let (said, content_type) = (
-        header("docker-content-digest"),
-        header(CONTENT_TYPE.as_str()),
-    );
-    let bytes = Body::new(response, &client.patience)
-        .all(LONGEST_DOCUMENT)
+    let said = header("docker-content-digest");
+    let content_type = header(CONTENT_TYPE.as_str());
+    let bytes = TimedBody::new(response, &client.timeouts)
+        .all(MAX_DOCUMENT_BYTES)
         .await?;
     let digest = check_manifest(&bytes, wanted, said.as_deref(), &what)?;
     let document =
-        manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::Unfit)?;
+        manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::InvalidImage)?;
     let media_type = manifest::media_type(&document, content_type.as_deref());
-    Ok(Fetched {
+    Ok(FetchedManifest {
         bytes,
         digest,
         document,
@@ -285,7 +290,7 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
 /// Verifies the digest against the known one, and against the one in the response header.
 fn check_manifest(
     bytes: &[u8],
-    wanted: &Wanted<'_>,
+    wanted: &ManifestSelector<'_>,
     said: Option<&str>,
     what: &str,
 ) -> Result<Digest, PullError> {
@@ -295,9 +300,9 @@ fn check_manifest(
     };
     let found = blob::digest_of(bytes).ok_or_else(|| corrupt("it has no digest".to_owned()))?;
     let known = match wanted {
-        Wanted::Tag(_) => None,
-        Wanted::Digest(digest) => Some(*digest),
-        Wanted::Chosen(blob) => {
+        ManifestSelector::Tag(_) => None,
+        ManifestSelector::Digest(digest) => Some(*digest),
+        ManifestSelector::Chosen(blob) => {
             if blob.size != bytes.len() as u64 {
                 return Err(corrupt(format!(
                     "it should have {} bytes and has {}",
@@ -324,7 +329,7 @@ fn check_manifest(
 fn blobs(
     config: &Descriptor,
     layers: &[Descriptor],
-    request: &Request,
+    request: &PullOptions,
 ) -> Result<Vec<Descriptor>, PullError> {
     let mut sizes = BTreeMap::new();
     let mut unique = Vec::new();
@@ -343,13 +348,14 @@ fn blobs(
     let size = unique
         .iter()
         .fold(0u64, |sum, blob| sum.saturating_add(blob.size));
-    match size <= request.most_bytes {
-        true => Ok(unique),
-        false => Err(PullError::TooLarge {
+    if size <= request.max_bytes {
+        Ok(unique)
+    } else {
+        Err(PullError::TooLarge {
             what: request.name.to_string(),
             size,
-            most: request.most_bytes,
-        }),
+            max: request.max_bytes,
+        })
     }
 }
 
@@ -358,21 +364,19 @@ async fn fetch_all(
     client: &Arc<Client>,
     layout: &Arc<Layout>,
     blobs: Vec<Descriptor>,
-    watcher: &Arc<Watcher>,
+    observer: &Arc<PullObserver>,
 ) -> Result<(), PullError> {
-    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let permits = Arc::new(Semaphore::new(CONCURRENT_BLOBS));
     let mut fetching = JoinSet::new();
     for blob in blobs {
-        let (client, layout, watcher, turns) = (
-            Arc::clone(client),
-            Arc::clone(layout),
-            Arc::clone(watcher),
-            Arc::clone(&turns),
-        );
+        let client = Arc::clone(client);
+        let layout = Arc::clone(layout);
+        let observer = Arc::clone(observer);
+        let permits = Arc::clone(&permits);
         fetching.spawn(async move {
             // The semaphore is never closed.
-            let _turn = turns.acquire_owned().await;
-            blob::fetch(&client, &layout, &blob, &*watcher).await
+            let _turn = permits.acquire_owned().await;
+            blob::fetch(&client, &layout, &blob, &*observer).await
         });
     }
     while let Some(ended) = fetching.join_next().await {
@@ -394,24 +398,25 @@ async fn fetch_all(
 fn check_platform(
     layout: &Layout,
     config: &Descriptor,
-    request: &Request,
+    request: &PullOptions,
 ) -> Result<Platform, PullError> {
     let what = format!("configuration {}", config.digest);
     let bytes = layout
         .read(&config.digest)
         .map_err(|error| PullError::local(format!("read {what}"), error))?;
-    let read = document::configuration(&what, &bytes).map_err(PullError::Unfit)?;
-    match request.platform.takes(&read.platform) {
-        true => Ok(read.platform),
-        false => Err(other_platforms(request, [&read.platform].into_iter())),
+    let read = document::configuration(&what, &bytes).map_err(PullError::InvalidImage)?;
+    if request.platform.takes(&read.platform) {
+        Ok(read.platform)
+    } else {
+        Err(wrong_platform(request, [&read.platform].into_iter()))
     }
 }
 
 /// Includes the index, so that the image is known by both digests.
 fn finish(
     layout: &Layout,
-    top: &Fetched,
-    chosen: Option<&Fetched>,
+    top: &FetchedManifest,
+    chosen: Option<&FetchedManifest>,
     name: &ImageRef,
 ) -> std::io::Result<()> {
     for document in [top].into_iter().chain(chosen) {

@@ -4,12 +4,12 @@ use std::fmt;
 
 /// A string that debug output and messages do not show.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct RegistrySecret(String);
 
-impl Secret {
+impl RegistrySecret {
     /// Wraps a string.
-    pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+    pub fn new(text: impl Into<String>) -> RegistrySecret {
+        RegistrySecret(text.into())
     }
 
     /// The string, for the code that sends it.
@@ -18,7 +18,7 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for RegistrySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
@@ -97,7 +97,10 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_shown() {
-        assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(..)");
+        assert_eq!(
+            format!("{:?}", RegistrySecret::new("hunter2")),
+            "Secret(..)"
+        );
     }
 
     proptest! {

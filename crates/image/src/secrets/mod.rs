@@ -7,29 +7,29 @@
 
 mod patterns;
 
-use crate::contract::{Line, Outcome};
+use crate::contract::{RequirementOutcome, RequirementResult};
 use ::fs::{Dir, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::fs::FileType;
 use spec::ImageConfig;
 use std::io;
 
 /// Maximum depth; deeper folders are reported.
-const DEEPEST: usize = 48;
+const MAX_DEPTH: usize = 48;
 /// Maximum entries.
-const MOST_ENTRIES: usize = 4_000_000;
+const MAX_ENTRIES: usize = 4_000_000;
 /// Maximum size of a file that is read; larger ones are no key files.
-const LARGEST_READ: u64 = 256 * 1024;
+const MAX_FILE_BYTES: u64 = 256 * 1024;
 /// Maximum bytes read in all.
-const MOST_READ: u64 = 128 * 1024 * 1024;
+const MAX_READ_BYTES: u64 = 128 * 1024 * 1024;
 /// Maximum findings reported.
-const MOST_FOUND: usize = 8;
+const MAX_FINDINGS: usize = 8;
 /// Folders installed by packages: keys there are examples, not the owner's. Well-known credential
 /// files are reported all the same.
-const OF_PACKAGES: [&str; 6] = ["usr", "lib", "lib64", "bin", "sbin", "opt"];
+const PACKAGE_FOLDERS: [&str; 6] = ["usr", "lib", "lib64", "bin", "sbin", "opt"];
 
 /// Result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct CredentialScan {
     /// Locations and reasons of the first findings.
     pub found: Vec<String>,
     /// Number of findings.
@@ -42,13 +42,13 @@ pub struct Search {
     read: u64,
 }
 
-impl Search {
+impl CredentialScan {
     /// Scans the tree below a folder.
-    pub fn tree(root: &Dir) -> io::Result<Search> {
-        let mut search = Search::default();
+    pub fn tree(root: &Dir) -> io::Result<CredentialScan> {
+        let mut search = CredentialScan::default();
         let bounds = WalkBounds {
-            entries: MOST_ENTRIES,
-            depth: DEEPEST + 1,
+            entries: MAX_ENTRIES,
+            depth: MAX_DEPTH + 1,
             ..WalkBounds::default()
         };
         let mut walk = root.walk(bounds)?;
@@ -78,7 +78,7 @@ impl Search {
     }
 
     /// The result as a requirement of the contract.
-    pub fn line(&self) -> Line {
+    pub fn line(&self) -> RequirementResult {
         let requirement = "no credentials inside".to_owned();
         let more = self.count.saturating_sub(self.found.len() as u64);
         let more = if more > 0 {
@@ -94,29 +94,29 @@ impl Search {
                     "{} examined, {} could not be read",
                     self.entries, self.unread
                 );
-                Line {
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Warn,
+                    outcome: RequirementOutcome::Warn,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
             }
             (0, None) => {
                 let seen = format!("{} files and folders examined", self.entries);
-                Line {
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Pass,
+                    outcome: RequirementOutcome::Pass,
                     seen,
                     mend: None,
                 }
             }
-            (0, Some(bound)) => {
+            (0, Some(add_incomplete)) => {
                 let mend =
                     "make the image smaller, or its files readable, so that the scan is complete";
-                let seen = format!("the scan is incomplete: {bound}");
-                Line {
+                let seen = format!("the scan is incomplete: {add_incomplete}");
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Fail,
+                    outcome: RequirementOutcome::Fail,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
@@ -124,9 +124,9 @@ impl Search {
             (_, _) => {
                 let mend = "build the image without it (a later layer only hides it), and give it to runs instead";
                 let seen = format!("{}{more}", self.found.join(", "));
-                Line {
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Fail,
+                    outcome: RequirementOutcome::Fail,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
@@ -136,13 +136,13 @@ impl Search {
 
     fn found(&mut self, place: &str, why: &str) {
         self.count += 1;
-        if self.found.len() < MOST_FOUND {
+        if self.found.len() < MAX_FINDINGS {
             self.found.push(format!("{place} ({why})"));
         }
     }
 
-    fn bound(&mut self, what: String) {
-        if self.incomplete.len() < MOST_FOUND {
+    fn add_incomplete(&mut self, what: String) {
+        if self.incomplete.len() < MAX_FINDINGS {
             self.incomplete.push(what);
         }
     }
@@ -152,7 +152,7 @@ impl Search {
     fn failed(&mut self, path: &str, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::PermissionDenied => self.unread += 1,
-            _ => self.bound(format!("/{path}: {error}")),
+            _ => self.add_incomplete(format!("/{path}: {error}")),
         }
     }
 
@@ -165,11 +165,11 @@ impl Search {
                 }
             }
             Err(WalkError::TooMany { limit, .. }) => {
-                self.bound(format!("there are more than {limit} files and folders"));
+                self.add_incomplete(format!("there are more than {limit} files and folders"));
             }
             Err(WalkError::TooDeep { path, .. }) => {
                 let path = path.to_string_lossy();
-                self.bound(format!("/{path} is deeper than {DEEPEST} folders"));
+                self.add_incomplete(format!("/{path} is deeper than {MAX_DEPTH} folders"));
             }
             Err(WalkError::Read { path, source }) => self.failed(&path.to_string_lossy(), &source),
         }
@@ -179,19 +179,20 @@ impl Search {
         let path = &*entry.path.to_string_lossy();
         let size = u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX);
         let known = patterns::file(path);
-        if known == patterns::File::Secret {
+        if known == patterns::FileHint::Secret {
             return self.found(&format!("/{path}"), "its name is that of a credential");
         }
         let of_packages = path
             .split('/')
             .next()
-            .is_some_and(|top| OF_PACKAGES.contains(&top));
-        let of_no_use = known == patterns::File::Plain || patterns::is_for_show(path);
-        if size > LARGEST_READ || (of_packages && of_no_use) {
+            .is_some_and(|top| PACKAGE_FOLDERS.contains(&top));
+        let of_no_use = known == patterns::FileHint::Plain || patterns::is_example(path);
+        if size > MAX_FILE_BYTES || (of_packages && of_no_use) {
             return;
         }
-        if self.read.saturating_add(size) > MOST_READ {
-            return self.bound(format!("small files hold more than {MOST_READ} bytes"));
+        if self.read.saturating_add(size) > MAX_READ_BYTES {
+            return self
+                .add_incomplete(format!("small files hold more than {MAX_READ_BYTES} bytes"));
         }
         let bytes = match read(walk, entry) {
             Ok(bytes) => bytes,
@@ -200,7 +201,7 @@ impl Search {
         self.read += bytes.len() as u64;
         match (known, patterns::key_in(&bytes)) {
             (_, Some(kind)) => self.found(&format!("/{path}"), kind),
-            (patterns::File::Holds(words), None) if patterns::contains(&bytes, words) => {
+            (patterns::FileHint::Holds(words), None) if patterns::contains(&bytes, words) => {
                 self.found(&format!("/{path}"), words);
             }
             (_, None) => {}
@@ -212,7 +213,7 @@ impl Search {
 fn read(walk: &Walk, entry: &WalkEntry) -> io::Result<Vec<u8>> {
     let file = walk.parent()?.read_file(entry.name())?;
     let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut io::Read::take(file, LARGEST_READ), &mut bytes)?;
+    io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)?;
     Ok(bytes)
 }
 

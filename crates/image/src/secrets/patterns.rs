@@ -2,7 +2,7 @@
 
 /// What a file's name says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum File {
+pub(super) enum FileHint {
     /// The file is a credential.
     Secret,
     /// The file is a credential if it contains this text.
@@ -14,7 +14,7 @@ pub(super) enum File {
 }
 
 /// Suffixes of paths that are always credentials.
-const SECRET: [&str; 14] = [
+const SECRET_SUFFIXES: [&str; 14] = [
     ".aws/credentials",
     ".netrc",
     "_netrc",
@@ -32,7 +32,7 @@ const SECRET: [&str; 14] = [
 ];
 
 /// Suffixes of paths that are credentials if they contain a text.
-const HOLDS: [(&str, &str); 6] = [
+const SECRET_SUFFIXES_BY_CONTENT: [(&str, &str); 6] = [
     (".npmrc", "_auth"),
     (".yarnrc.yml", "npmAuthToken"),
     (".pypirc", "password"),
@@ -42,7 +42,7 @@ const HOLDS: [(&str, &str); 6] = [
 ];
 
 /// Prefixes of keys, the minimum of further characters, and their provider.
-const KEYS: [(&str, usize, &str); 20] = [
+const KEY_PREFIXES: [(&str, usize, &str); 20] = [
     ("AKIA", 16, "an AWS key"),
     ("ASIA", 16, "an AWS key"),
     ("ghp_", 36, "a GitHub token"),
@@ -66,7 +66,7 @@ const KEYS: [(&str, usize, &str); 20] = [
 ];
 
 /// Classifies a path relative to the root, by its name alone.
-pub(super) fn file(path: &str) -> File {
+pub(super) fn file(path: &str) -> FileHint {
     let ends = |end: &str| {
         path == end
             || path
@@ -75,30 +75,30 @@ pub(super) fn file(path: &str) -> File {
     };
     let name = path.rsplit('/').next().unwrap_or_default();
     let of_ssh = path.contains(".ssh/") || path.starts_with("etc/ssh/");
-    if SECRET.iter().any(|end| ends(end)) {
-        return File::Secret;
+    if SECRET_SUFFIXES.iter().any(|end| ends(end)) {
+        return FileHint::Secret;
     }
     if of_ssh
         && (name.starts_with("id_") || name.starts_with("ssh_host_"))
         && !name.ends_with(".pub")
     {
-        return File::Secret;
+        return FileHint::Secret;
     }
-    match HOLDS.iter().find(|(end, _)| ends(end)) {
-        Some((_, words)) => File::Holds(words),
+    match SECRET_SUFFIXES_BY_CONTENT.iter().find(|(end, _)| ends(end)) {
+        Some((_, words)) => FileHint::Holds(words),
         None if [".pem", ".key", ".p8"]
             .iter()
             .any(|end| name.ends_with(end)) =>
         {
-            File::Key
+            FileHint::Key
         }
-        None => File::Plain,
+        None => FileHint::Plain,
     }
 }
 
 /// Whether a file lies in a folder for tests or documentation, such as keys that are public
 /// knowledge.
-pub(super) fn is_for_show(path: &str) -> bool {
+pub(super) fn is_example(path: &str) -> bool {
     const FOLDERS: [&str; 8] = [
         "test", "tests", "testdata", "testing", "example", "examples", "doc", "samples",
     ];
@@ -129,7 +129,8 @@ pub(super) fn key_in(bytes: &[u8]) -> Option<&'static str> {
     if has_private_key(bytes) {
         return Some("a private key");
     }
-    KEYS.iter()
+    KEY_PREFIXES
+        .iter()
         .find(|(start, length, _)| has_key(bytes, start.as_bytes(), *length))
         .map(|(_, _, kind)| *kind)
 }

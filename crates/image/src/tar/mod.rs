@@ -5,18 +5,18 @@
 mod pax;
 mod sparse;
 
-use pax::Pax;
-pub use sparse::Piece;
+use pax::PaxRecords;
+pub use sparse::DataSegment;
 use std::io::{self, BufRead, BufReader, Read, Seek};
 
 const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
 /// Maximum bytes of an extension header. Extended attributes travel in pax records, and one may
 /// have 64 KiB.
-const LONGEST_EXTENSION: u64 = 1 << 20;
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// A byte stream that can be skipped.
-pub trait Input: BufRead {
+pub trait TarInput: BufRead {
     /// Skips bytes.
     fn skip(&mut self, mut count: u64) -> io::Result<()> {
         while count > 0 {
@@ -32,15 +32,15 @@ pub trait Input: BufRead {
     }
 }
 
-impl Input for &[u8] {}
+impl TarInput for &[u8] {}
 
-impl<R: Input> Input for &mut R {
+impl<R: TarInput> TarInput for &mut R {
     fn skip(&mut self, count: u64) -> io::Result<()> {
         (**self).skip(count)
     }
 }
 
-impl<R: Read + Seek> Input for BufReader<R> {
+impl<R: Read + Seek> TarInput for BufReader<R> {
     /// Does not check that the bytes exist: reading later fails instead.
     fn skip(&mut self, count: u64) -> io::Result<()> {
         let far = i64::try_from(count).map_err(|_| io::ErrorKind::UnexpectedEof)?;
@@ -50,7 +50,7 @@ impl<R: Read + Seek> Input for BufReader<R> {
 
 /// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TarEntryKind {
     /// A regular file.
     File,
     /// A folder.
@@ -65,13 +65,13 @@ pub enum Kind {
 
 /// One entry as its header describes it. Only the syntax has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct TarHeader {
     /// Path; any bytes but NUL.
     pub path: Vec<u8>,
     /// Target of a link.
     pub link: Vec<u8>,
     /// Type.
-    pub kind: Kind,
+    pub kind: TarEntryKind,
     /// Size of the file, holes included.
     pub size: u64,
     /// Owner; larger numbers are clamped.
@@ -83,7 +83,7 @@ pub struct Header {
     /// Modification time in seconds since 1970; earlier times are 0.
     pub mtime: u64,
     /// Data segments of a sparse file.
-    pub pieces: Option<Vec<Piece>>,
+    pub segments: Option<Vec<DataSegment>>,
 }
 
 /// Why bytes are not valid tar.
@@ -114,7 +114,7 @@ impl From<io::Error> for TarError {
 
 /// Tar reader: `next`, then as much of the contents as needed, and so on.
 #[derive(Debug)]
-pub struct Tar<R> {
+pub struct TarReader<R> {
     input: R,
     position: u64,
     /// Remaining bytes of the entry's contents.
@@ -124,10 +124,10 @@ pub struct Tar<R> {
     ended: bool,
 }
 
-impl<R: Input> Tar<R> {
+impl<R: TarInput> TarReader<R> {
     /// Reads nothing yet.
     pub fn new(input: R) -> Self {
-        Tar {
+        TarReader {
             input,
             position: 0,
             left: 0,
@@ -171,9 +171,10 @@ impl<R: Input> Tar<R> {
 
     /// Bytes after the end of the archive, directly from the buffer; empty at the end of the input.
     pub fn rest(&mut self) -> Result<&[u8], TarError> {
-        match self.ended {
-            true => Ok(self.input.fill_buf()?),
-            false => Ok(&[]),
+        if self.ended {
+            Ok(self.input.fill_buf()?)
+        } else {
+            Ok(&[])
         }
     }
 
@@ -192,16 +193,18 @@ impl<R: Input> Tar<R> {
         clippy::should_implement_trait,
         reason = "an entry's contents have to be read before the next"
     )]
-    pub fn next(&mut self) -> Result<Option<Header>, TarError> {
-        let (mut pax, mut long_name, mut long_link) = (Pax::default(), None, None);
+    pub fn next(&mut self) -> Result<Option<TarHeader>, TarError> {
+        let mut pax = PaxRecords::default();
+        let mut long_name = None;
+        let mut long_link = None;
         loop {
             self.skip_rest()?;
             let Some(block) = self.header_block()? else {
                 return Ok(None);
             };
-            let raw = Raw(&block);
+            let raw = RawHeader(&block);
             match raw.type_flag() {
-                b'x' => pax = Pax::read(&self.extension(&raw)?)?,
+                b'x' => pax = PaxRecords::read(&self.extension(&raw)?)?,
                 b'g' => drop(self.extension(&raw)?),
                 b'L' => long_name = Some(until_nul(&self.extension(&raw)?).to_vec()),
                 b'K' => long_link = Some(until_nul(&self.extension(&raw)?).to_vec()),
@@ -212,17 +215,17 @@ impl<R: Input> Tar<R> {
 
     fn entry(
         &mut self,
-        raw: &Raw<'_>,
-        mut pax: Pax,
+        raw: &RawHeader<'_>,
+        mut pax: PaxRecords,
         long_name: Option<Vec<u8>>,
         long_link: Option<Vec<u8>>,
-    ) -> Result<Header, TarError> {
+    ) -> Result<TarHeader, TarError> {
         let stored = pax.size.map_or_else(|| raw.size(), Ok)?;
         let path = long_name
             .or(pax.sparse_name.take())
             .or(pax.path.take())
             .unwrap_or_else(|| raw.path());
-        let kind = kind_of(raw.type_flag(), &path)?;
+        let kind = entry_kind(raw.type_flag(), &path)?;
         let link = long_link
             .or(pax.link.take())
             .unwrap_or_else(|| until_nul(&raw.0[157..257]).to_vec());
@@ -230,13 +233,20 @@ impl<R: Input> Tar<R> {
             return Err(TarError::Form("a name has a NUL in it"));
         }
         // As in Go: only files have contents, whatever the header says.
-        let stored = if kind == Kind::File { stored } else { 0 };
-        self.begin(stored);
-        let (size, pieces) = match kind {
-            Kind::File => self.pieces(raw, &pax, stored)?,
-            Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => (0, None),
+        let stored = if kind == TarEntryKind::File {
+            stored
+        } else {
+            0
         };
-        Ok(Header {
+        self.begin(stored);
+        let (size, segments) = match kind {
+            TarEntryKind::File => self.segments(raw, &pax, stored)?,
+            TarEntryKind::Folder
+            | TarEntryKind::HardLink
+            | TarEntryKind::SymbolicLink
+            | TarEntryKind::Special => (0, None),
+        };
+        Ok(TarHeader {
             path,
             link,
             kind,
@@ -247,7 +257,7 @@ impl<R: Input> Tar<R> {
             mtime: pax
                 .mtime
                 .unwrap_or_else(|| number(&raw.0[136..148]).unwrap_or(0)),
-            pieces,
+            segments,
         })
     }
 
@@ -290,9 +300,9 @@ impl<R: Input> Tar<R> {
     }
 
     /// Contents of a header that describes the next one.
-    fn extension(&mut self, raw: &Raw<'_>) -> Result<Vec<u8>, TarError> {
+    fn extension(&mut self, raw: &RawHeader<'_>) -> Result<Vec<u8>, TarError> {
         let size = raw.size()?;
-        if size > LONGEST_EXTENSION {
+        if size > MAX_EXTENSION_BYTES {
             return Err(TarError::Form("a header is longer than 1 MiB"));
         }
         self.begin(size);
@@ -306,25 +316,25 @@ impl<R: Input> Tar<R> {
     }
 }
 
-fn kind_of(flag: u8, path: &[u8]) -> Result<Kind, TarError> {
+fn entry_kind(flag: u8, path: &[u8]) -> Result<TarEntryKind, TarError> {
     Ok(match flag {
         // In the oldest format, a path with a trailing slash is a folder. A file of that name has
         // contents, and these are no headers: a reader that takes it for a folder sees a different
         // layer than the others.
-        0 if path.ends_with(b"/") => Kind::Folder,
-        0 | b'0' | b'7' | b'S' => Kind::File,
-        b'1' => Kind::HardLink,
-        b'2' => Kind::SymbolicLink,
-        b'3' | b'4' | b'6' => Kind::Special,
-        b'5' => Kind::Folder,
+        0 if path.ends_with(b"/") => TarEntryKind::Folder,
+        0 | b'0' | b'7' | b'S' => TarEntryKind::File,
+        b'1' => TarEntryKind::HardLink,
+        b'2' => TarEntryKind::SymbolicLink,
+        b'3' | b'4' | b'6' => TarEntryKind::Special,
+        b'5' => TarEntryKind::Folder,
         other => return Err(TarError::Type(other)),
     })
 }
 
 /// A header block.
-struct Raw<'a>(&'a [u8; BLOCK]);
+struct RawHeader<'a>(&'a [u8; BLOCK]);
 
-impl Raw<'_> {
+impl RawHeader<'_> {
     fn type_flag(&self) -> u8 {
         self.0[156]
     }
@@ -379,7 +389,8 @@ fn number(field: &[u8]) -> Option<u64> {
 
 /// Some old writers summed signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
-    let (mut plain, mut signed) = (0_i64, 0_i64);
+    let mut plain = 0_i64;
+    let mut signed = 0_i64;
     for (at, byte) in block.iter().enumerate() {
         let byte = if (148..156).contains(&at) {
             b' '
@@ -390,8 +401,9 @@ fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
         signed += i64::from(byte.cast_signed());
     }
     let written = number(&block[148..156]).and_then(|sum| i64::try_from(sum).ok());
-    match written.is_some_and(|sum| sum == plain || sum == signed) {
-        true => Ok(()),
-        false => Err(TarError::Form("the checksum of a header is wrong")),
+    if written.is_some_and(|sum| sum == plain || sum == signed) {
+        Ok(())
+    } else {
+        Err(TarError::Form("the checksum of a header is wrong"))
     }
 }

@@ -1,10 +1,10 @@
 //! Records of a pax header, `LENGTH KEY=VALUE\n`; only the relevant keys are kept.
 
-use super::{TarError, sparse::Piece};
+use super::{TarError, sparse::DataSegment};
 
 /// Values that replace those of the following header.
 #[derive(Debug, Default)]
-pub(super) struct Pax {
+pub(super) struct PaxRecords {
     pub(super) path: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
@@ -21,9 +21,9 @@ pub(super) struct Pax {
 
 const BAD: TarError = TarError::Form("a pax record is malformed");
 
-impl Pax {
-    pub(super) fn read(mut bytes: &[u8]) -> Result<Pax, TarError> {
-        let mut pax = Pax::default();
+impl PaxRecords {
+    pub(super) fn read(mut bytes: &[u8]) -> Result<PaxRecords, TarError> {
+        let mut pax = PaxRecords::default();
         while !bytes.is_empty() {
             let (record, rest) = split(bytes).ok_or(BAD)?;
             let equals = record.iter().position(|byte| *byte == b'=').ok_or(BAD)?;
@@ -76,13 +76,13 @@ impl Pax {
     }
 
     /// The segments that the records list, if any.
-    pub(super) fn listed(&self) -> Option<Vec<Piece>> {
+    pub(super) fn listed(&self) -> Option<Vec<DataSegment>> {
         let numbers = self.sparse_numbers.as_ref()?;
         Some(
             numbers
                 .chunks(2)
-                .map(|two| Piece {
-                    at: two[0],
+                .map(|two| DataSegment {
+                    offset: two[0],
                     size: two.get(1).copied().unwrap_or(0),
                 })
                 .collect(),

@@ -1,6 +1,6 @@
 //! Writers for tar and OCI layouts, valid or not, and an image store that is removed with its test.
 
-use image::{ImageError, Images, Limits, Loaded, Source, Stored};
+use image::{ImageError, ImageLimits, ImageSource, ImageStore, LoadOutcome, StoredImage};
 use sha2::{Digest as _, Sha256};
 use std::{
     fs,
@@ -31,24 +31,24 @@ impl World {
         self.folder.join(name)
     }
 
-    pub(crate) fn images(&self) -> Images {
-        Images::open(self.path("images")).unwrap()
+    pub(crate) fn images(&self) -> ImageStore {
+        ImageStore::open(self.path("images")).unwrap()
     }
 
     /// Writes an archive of these layers and loads it as `test`.
-    pub(crate) fn load(&self, layers: &[Layer]) -> Result<Loaded, ImageError> {
-        self.load_with(&Archive::new(layers), &Limits::default())
+    pub(crate) fn load(&self, layers: &[Layer]) -> Result<LoadOutcome, ImageError> {
+        self.load_with(&Archive::new(layers), &ImageLimits::default())
     }
 
     pub(crate) fn load_with(
         &self,
         archive: &Archive,
-        limits: &Limits,
-    ) -> Result<Loaded, ImageError> {
+        limits: &ImageLimits,
+    ) -> Result<LoadOutcome, ImageError> {
         let path = self.path("archive.tar");
         fs::write(&path, archive.oci()).unwrap();
         self.images().load(
-            Source::Path(path),
+            ImageSource::Path(path),
             Some("test".parse().unwrap()),
             limits,
             &mut |_| {},
@@ -119,7 +119,7 @@ pub(crate) fn tree(root: &Path) -> Vec<String> {
     found
 }
 
-pub(crate) fn tree_of(stored: &Stored) -> Vec<String> {
+pub(crate) fn tree_of(stored: &StoredImage) -> Vec<String> {
     tree(stored.root())
 }
 
@@ -193,7 +193,8 @@ impl Layer {
     }
 
     pub(crate) fn symlink(self, name: &str, target: &str) -> Layer {
-        let (name, link) = (name.as_bytes(), target.as_bytes());
+        let name = name.as_bytes();
+        let link = target.as_bytes();
         self.entry(&Entry {
             name,
             link,

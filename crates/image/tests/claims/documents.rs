@@ -4,7 +4,7 @@ use crate::common::{
     Archive, HERE, Layer, OCI_INDEX, OCI_MANIFEST, World, blob_name, descriptor, digest, tar_of,
     told, tree_of,
 };
-use image::{ImageError, Limits, Loaded, Source};
+use image::{ImageError, ImageLimits, ImageSource, LoadOutcome};
 use serde_json::json;
 use std::{
     fs::{self, File},
@@ -17,16 +17,16 @@ fn small() -> Archive {
     Archive::new(&[Layer::new().file("a", "1"), Layer::new().file("b", "2")])
 }
 
-fn load(world: &World, source: Source, name: Option<&str>) -> Result<Loaded, ImageError> {
+fn load(world: &World, source: ImageSource, name: Option<&str>) -> Result<LoadOutcome, ImageError> {
     let name = name.map(|name| name.parse().unwrap());
     world
         .images()
-        .load(source, name, &Limits::default(), &mut |_| {})
+        .load(source, name, &ImageLimits::default(), &mut |_| {})
 }
 
-fn load_bytes(world: &World, bytes: &[u8], name: Option<&str>) -> Result<Loaded, ImageError> {
+fn load_bytes(world: &World, bytes: &[u8], name: Option<&str>) -> Result<LoadOutcome, ImageError> {
     fs::write(world.path("archive"), bytes).unwrap();
-    load(world, Source::Path(world.path("archive")), name)
+    load(world, ImageSource::Path(world.path("archive")), name)
 }
 
 fn refused(bytes: &[u8]) -> String {
@@ -55,7 +55,7 @@ fn an_image_is_the_same_however_it_is_packed() {
     let first = load_bytes(&world, &archive.oci(), Some("oci")).unwrap();
     assert!(first.fresh);
     let others = [
-        load(&world, Source::Path(folder), Some("folder")).unwrap(),
+        load(&world, ImageSource::Path(folder), Some("folder")).unwrap(),
         load_bytes(&world, &archive.saved(&["saved:1", "saved:2"]), None).unwrap(),
         load_bytes(&world, &gzip.finish().unwrap(), Some("gzip")).unwrap(),
         load_bytes(&world, &zstd, Some("zstd")).unwrap(),
@@ -95,7 +95,7 @@ fn an_archive_may_come_through_a_pipe() {
         .spawn()
         .unwrap();
     let pipe: std::os::fd::OwnedFd = cat.stdout.take().unwrap().into();
-    let loaded = load(&world, Source::File(File::from(pipe)), Some("piped")).unwrap();
+    let loaded = load(&world, ImageSource::File(File::from(pipe)), Some("piped")).unwrap();
     assert!(cat.wait().unwrap().success());
     assert_eq!(tree_of(&loaded.image), ["a 444 1", "b 444 2"]);
     assert_eq!(
@@ -155,11 +155,12 @@ fn a_folder_is_read_through_no_link() {
         json!({ "schemaVersion": 2, "manifests": [descriptor(OCI_MANIFEST, &archive.manifest())] });
     fs::write(world.path("layout/index.json"), index.to_string()).unwrap();
     std::os::unix::fs::symlink(world.path("elsewhere"), world.path("layout/blobs/sha256")).unwrap();
-    let refused = told(&load(&world, Source::Path(world.path("layout")), Some("x")).unwrap_err());
+    let refused =
+        told(&load(&world, ImageSource::Path(world.path("layout")), Some("x")).unwrap_err());
     assert!(refused.contains("cannot read"), "{refused}");
     fs::remove_file(world.path("layout/blobs/sha256")).unwrap();
     fs::rename(world.path("elsewhere"), world.path("layout/blobs/sha256")).unwrap();
-    assert!(load(&world, Source::Path(world.path("layout")), Some("x")).is_ok());
+    assert!(load(&world, ImageSource::Path(world.path("layout")), Some("x")).is_ok());
 }
 
 /// An archive of these blobs with this list on top.
@@ -282,7 +283,8 @@ fn long_lists_are_refused_before_they_are_kept() {
 
 #[test]
 fn of_several_images_one_has_to_be_named() {
-    let (one, two) = (small(), Archive::new(&[Layer::new().file("c", "3")]));
+    let one = small();
+    let two = Archive::new(&[Layer::new().file("c", "3")]);
     let named = |archive: &Archive, name: &str| {
         let mut described = descriptor(OCI_MANIFEST, &archive.manifest());
         described["annotations"] = json!({ "org.opencontainers.image.ref.name": name });

@@ -2,7 +2,7 @@
 //! of it loads.
 
 use crate::common::{Archive, Entry, Layer, World, told, tree_of};
-use image::Limits;
+use image::ImageLimits;
 use std::fs;
 
 /// Refuses `bad` with this message, and loads `good`.
@@ -222,7 +222,8 @@ fn a_tree_cannot_grow_deeper_by_links_than_by_names() {
     let step = "d/".repeat(200);
     let mut layer = Layer::new();
     for number in 0..3 {
-        let (from, to) = (format!("l{number}"), format!("l{}", number + 1));
+        let from = format!("l{number}");
+        let to = format!("l{}", number + 1);
         let name = if number == 0 {
             step.clone()
         } else {
@@ -246,7 +247,7 @@ fn a_tree_cannot_grow_deeper_by_links_than_by_names() {
     refused_but_for(&[layer], "deeper than 255", &[good]);
 }
 
-fn load_with(layers: &[Layer], limits: &Limits) -> Result<(), String> {
+fn load_with(layers: &[Layer], limits: &ImageLimits) -> Result<(), String> {
     let world = World::new();
     let loaded = world
         .load_with(&Archive::new(layers), limits)
@@ -260,7 +261,7 @@ fn load_with(layers: &[Layer], limits: &Limits) -> Result<(), String> {
 
 #[test]
 fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
-    let limits = Limits {
+    let limits = ImageLimits {
         unpacked_bytes: 1 << 20,
         file_bytes: 1 << 16,
         entries: 20,
@@ -325,9 +326,9 @@ fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
 
 #[test]
 fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
-    let limits = Limits {
+    let limits = ImageLimits {
         unpacked_bytes: 8 << 20,
-        ..Limits::default()
+        ..ImageLimits::default()
     };
     let gzip = |bytes: &[u8]| {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -364,7 +365,7 @@ fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
         "{refused}"
     );
     let holes = super::layers::gnu_sparse(b"hole", 1 << 34, &[], b"");
-    let refused = load_with(&[holes], &Limits::default()).unwrap_err();
+    let refused = load_with(&[holes], &ImageLimits::default()).unwrap_err();
     assert!(
         refused.contains("a file in it has more than 8G"),
         "{refused}"

@@ -1,7 +1,7 @@
 //! What valid layers contain, and how they change each other.
 
 use crate::common::{Archive, Entry, Layer, World, tree_of};
-use image::Limits;
+use image::ImageLimits;
 use std::{
     fs,
     os::unix::fs::MetadataExt,
@@ -372,7 +372,7 @@ fn layers_may_be_compressed_and_are_checked_as_both() {
         let mut archive = plain.clone();
         archive.media_type += end;
         archive.layers = vec![bytes];
-        let loaded = world.load_with(&archive, &Limits::default()).unwrap();
+        let loaded = world.load_with(&archive, &ImageLimits::default()).unwrap();
         assert_eq!(tree_of(&loaded.image), ["a 444 hello"]);
         assert_eq!(
             loaded.image.id().as_str(),
@@ -383,7 +383,7 @@ fn layers_may_be_compressed_and_are_checked_as_both() {
         world.images().remove(&"test".parse().unwrap()).unwrap();
         archive.diff_ids = vec![crate::common::digest(b"other")];
         let refused = world
-            .load_with(&archive, &Limits::default())
+            .load_with(&archive, &ImageLimits::default())
             .unwrap_err()
             .to_string();
         assert!(

@@ -8,7 +8,7 @@ use crate::{
     },
     server::{Ask, Server, head, reply},
 };
-use image::registry::{Event, Patience, PullError, Request, Transport};
+use image::registry::{PullError, PullEvent, PullOptions, RegistryTimeouts, Transport};
 use serde_json::json;
 use std::{
     io::{self, Write},
@@ -43,14 +43,18 @@ fn lying(
     trick: &str,
     answer: impl Fn(&Ask, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
 ) -> Server {
-    let (image, trick) = (image.clone(), trick.to_owned());
-    Server::new(move |ask, stream| match ask.path.contains(&trick) {
-        true => answer(ask, stream),
-        false => honest(&image, ask, stream),
+    let image = image.clone();
+    let trick = trick.to_owned();
+    Server::new(move |ask, stream| {
+        if ask.path.contains(&trick) {
+            answer(ask, stream)
+        } else {
+            honest(&image, ask, stream)
+        }
     })
 }
 
-fn plain(server: &Server) -> Request {
+fn plain(server: &Server) -> PullOptions {
     request(&server.name("x:1"))
 }
 
@@ -135,7 +139,8 @@ async fn a_huge_manifest_is_not_read() {
 
 #[tokio::test]
 async fn a_manifest_for_another_digest_is_refused() {
-    let (asked, sent) = (small(), Image::new(here(), &[b"another"]));
+    let asked = small();
+    let sent = Image::new(here(), &[b"another"]);
     let server = lying(&sent, "no trick", |_, _| Ok(()));
     refused(
         &request(&server.name(&format!("x@{}", asked.digest()))),
@@ -246,20 +251,21 @@ async fn redirects_are_followed_without_credentials_and_not_for_ever() {
     });
     let there = strict.address;
     let server = lying(&image, &layer(&image), move |ask, stream| {
-        match ask.headers.contains_key("authorization") {
-            true => reply(
+        if ask.headers.contains_key("authorization") {
+            reply(
                 stream,
                 307,
                 &[&format!("Location: http://{there}{}?signature=s", ask.path)],
                 b"",
-            ),
-            false => reply(stream, 401, &["WWW-Authenticate: Basic realm=\"x\""], b""),
+            )
+        } else {
+            reply(stream, 401, &["WWW-Authenticate: Basic realm=\"x\""], b"")
         }
     });
     let mut request = plain(&server);
     request.credentials = Some(image::registry::Credentials::Password {
         user: "me".into(),
-        password: image::registry::Secret::new("hunter2"),
+        password: image::registry::RegistrySecret::new("hunter2"),
     });
     arrives(&request, &image).await;
     let seen = strict.asked();
@@ -319,10 +325,10 @@ async fn a_slow_drip_is_given_up() {
     arrives(&request, &image).await;
     let server = lying(&image, &layer(&image), drip);
     request.name = server.name("x:1").parse().unwrap();
-    request.patience = Patience {
+    request.timeouts = RegistryTimeouts {
         idle: Duration::from_secs(1),
         attempts: 2,
-        ..request.patience
+        ..request.timeouts
     };
     let began = Instant::now();
     refused(&request, "less than 1 KiB came in 1 s").await;
@@ -368,7 +374,7 @@ async fn a_body_that_breaks_off_is_gone_on_with_where_it_was() {
         .events
         .iter()
         .map(|event| {
-            if let Event::Received(n) = event {
+            if let PullEvent::Received(n) = event {
                 *n
             } else {
                 0
@@ -399,7 +405,7 @@ async fn a_server_without_ranges_sends_it_all_again_and_one_with_wrong_ranges_is
     });
     let outcome = arrives(&plain(&whole), &image).await;
     assert!(
-        outcome.events.contains(&Event::Lost(20_000)),
+        outcome.events.contains(&PullEvent::Lost(20_000)),
         "{:?}",
         outcome.events
     );
@@ -440,20 +446,21 @@ async fn a_body_that_always_breaks_off_is_given_up() {
     });
     let request = plain(&server);
     let error = refused(&request, "interrupted").await;
-    assert!(matches!(error, PullError::BrokenOff { .. }), "{error:?}");
+    assert!(matches!(error, PullError::Interrupted { .. }), "{error:?}");
     let tries = server
         .asked()
         .iter()
         .filter(|ask| ask.path.contains(&layer(&image)))
         .count();
-    assert_eq!(tries, request.patience.attempts as usize);
+    assert_eq!(tries, request.timeouts.attempts as usize);
 }
 
 #[tokio::test]
 async fn a_busy_registry_is_asked_again_when_it_says_and_not_if_that_is_too_long() {
     let image = small();
     let busy_once = |wait: &'static str| {
-        let (count, image) = (Arc::new(AtomicUsize::new(0)), image.clone());
+        let count = Arc::new(AtomicUsize::new(0));
+        let image = image.clone();
         Server::new(
             move |ask, stream| match count.fetch_add(1, Ordering::Relaxed) {
                 0 => reply(stream, 429, &[&format!("Retry-After: {wait}")], b""),

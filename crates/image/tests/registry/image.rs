@@ -1,6 +1,8 @@
 //! Test images, and the result of pulling one.
 
-use image::registry::{Event, Patience, PullError, Pulled, Request, Transport, pull};
+use image::registry::{
+    PullError, PullEvent, PullOptions, PulledImage, RegistryTimeouts, Transport, pull,
+};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use spec::Digest;
@@ -105,33 +107,33 @@ impl Drop for Folder {
 /// The folder after a pull.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    pub(crate) pulled: Pulled,
+    pub(crate) pulled: PulledImage,
     /// Every file of the layout with its bytes.
     pub(crate) files: BTreeMap<PathBuf, Vec<u8>>,
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<PullEvent>,
 }
 
 /// Ordinary options; tests change what they are about.
-pub(crate) fn request(name: &str) -> Request {
-    Request {
+pub(crate) fn request(name: &str) -> PullOptions {
+    PullOptions {
         name: name.parse().unwrap(),
         platform: image::Platform::here(),
         transport: Transport::Secure,
         credentials: None,
-        most_bytes: 64 << 20,
-        patience: Patience {
+        max_bytes: 64 << 20,
+        timeouts: RegistryTimeouts {
             connect: Duration::from_secs(5),
             idle: Duration::from_secs(5),
-            first_wait: Duration::from_millis(5),
-            ..Patience::default()
+            first_pause: Duration::from_millis(5),
+            ..RegistryTimeouts::default()
         },
     }
 }
 
 /// Pulls; in any case no file has a name that its contents do not match.
-pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
+pub(crate) async fn attempt(request: &PullOptions) -> Result<Outcome, PullError> {
     let folder = Folder::new();
-    let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+    let events: Arc<Mutex<Vec<PullEvent>>> = Arc::default();
     let watching = Arc::clone(&events);
     let watcher = Arc::new(move |event| watching.lock().unwrap().push(event));
     let pulled = pull(request, &folder.0, watcher).await;
@@ -158,7 +160,7 @@ pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
 }
 
 /// A pull that must succeed, completely.
-pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
+pub(crate) async fn arrives(request: &PullOptions, image: &Image) -> Outcome {
     let outcome = attempt(request)
         .await
         .unwrap_or_else(|error| panic!("{error}"));
@@ -181,7 +183,7 @@ pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
 }
 
 /// A pull that must fail; returns the message.
-pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
+pub(crate) async fn refused(request: &PullOptions, why: &str) -> PullError {
     match attempt(request).await {
         Ok(outcome) => panic!("it was pulled: {:?}", outcome.pulled),
         Err(error) => {
@@ -196,18 +198,18 @@ pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
 }
 
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
+    let mut found = BTreeMap::new();
+    let mut left = vec![folder.to_owned()];
     while let Some(path) = left.pop() {
-        match path.is_dir() {
-            true => left.extend(
+        if path.is_dir() {
+            left.extend(
                 fs::read_dir(&path)
                     .unwrap()
                     .map(|entry| entry.unwrap().path()),
-            ),
-            false => {
-                let name = path.strip_prefix(folder).unwrap().to_owned();
-                found.insert(name, fs::read(&path).unwrap());
-            }
+            )
+        } else {
+            let name = path.strip_prefix(folder).unwrap().to_owned();
+            found.insert(name, fs::read(&path).unwrap());
         }
     }
     found

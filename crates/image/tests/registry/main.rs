@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
+mod authentication;
 mod docker_registry;
 mod hostile;
 mod image;
-mod proving;
 mod pulling;
 mod server;
 mod tls;

@@ -6,7 +6,7 @@ use crate::{
         Folder, INDEX, Image, MANIFEST, arrives, attempt, descriptor, refused, request, small,
     },
 };
-use image::registry::Event;
+use image::registry::PullEvent;
 use serde_json::json;
 
 async fn with_small() -> Option<(Folder, Registry, Image)> {
@@ -14,7 +14,8 @@ async fn with_small() -> Option<(Folder, Registry, Image)> {
         return None;
     }
     let storage = Folder::new();
-    let (registry, image) = (Registry::start(&storage.0, "", ""), small());
+    let registry = Registry::start(&storage.0, "", "");
+    let image = small();
     registry.push("team/tool", "1.2", &image).await;
     Some((storage, registry, image))
 }
@@ -36,7 +37,7 @@ async fn an_image_comes_by_its_tag_and_by_its_digest() {
         .events
         .iter()
         .map(|event| {
-            if let Event::Received(n) = event {
+            if let PullEvent::Received(n) = event {
                 *n
             } else {
                 0
@@ -45,13 +46,13 @@ async fn an_image_comes_by_its_tag_and_by_its_digest() {
         .sum();
     assert_eq!(
         (outcome.events.first(), received),
-        (Some(&Event::Begun { bytes, blobs: 3 }), bytes)
+        (Some(&PullEvent::Started { bytes, blobs: 3 }), bytes)
     );
     assert_eq!(
         outcome
             .events
             .iter()
-            .filter(|event| matches!(event, Event::Blob { .. }))
+            .filter(|event| matches!(event, PullEvent::Blob { .. }))
             .count(),
         3
     );
@@ -90,10 +91,8 @@ async fn of_an_index_the_manifest_of_the_platform_comes() {
     let Some((_storage, registry, _)) = with_small().await else {
         return;
     };
-    let (amd, arm) = (
-        Image::new("amd64", &[b"amd"]),
-        Image::new("arm64", &[b"arm"]),
-    );
+    let amd = Image::new("amd64", &[b"amd"]);
+    let arm = Image::new("arm64", &[b"arm"]);
     let mut entries = Vec::new();
     for (image, architecture) in [(&amd, "amd64"), (&arm, "arm64")] {
         registry.push("team/both", architecture, image).await;
@@ -137,9 +136,9 @@ async fn an_image_larger_than_the_bound_is_refused_before_it_comes() {
         return;
     };
     let mut request = request(&registry.name("team/tool:1.2"));
-    request.most_bytes = image.blobs.iter().map(|blob| blob.len() as u64).sum();
+    request.max_bytes = image.blobs.iter().map(|blob| blob.len() as u64).sum();
     arrives(&request, &image).await;
-    request.most_bytes -= 1;
+    request.max_bytes -= 1;
     refused(&request, "bytes; the maximum is").await;
 }
 

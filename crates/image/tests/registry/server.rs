@@ -37,7 +37,8 @@ impl Server {
     ) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (asked, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let asked = Arc::default();
+        let stop = Arc::new(AtomicBool::new(false));
         let (log, end, handler): (Arc<Mutex<Vec<Ask>>>, _, Arc<Handler>) =
             (Arc::clone(&asked), Arc::clone(&stop), Arc::new(handler));
         let accepting = thread::spawn(move || {
@@ -45,7 +46,8 @@ impl Server {
                 if end.load(Ordering::Relaxed) {
                     break;
                 }
-                let (log, handler) = (Arc::clone(&log), Arc::clone(&handler));
+                let log = Arc::clone(&log);
+                let handler = Arc::clone(&handler);
                 thread::spawn(move || serve(stream, &log, &*handler));
             }
         });
@@ -100,7 +102,8 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Ask> {
     let mut line = String::from(char::from(first[0]));
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace().map(str::to_owned);
-    let (method, path) = (words.next()?, words.next()?);
+    let method = words.next()?;
+    let path = words.next()?;
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();

@@ -2,9 +2,9 @@
 //! HTTP instead.
 
 use crate::{
+    authentication::openssl,
     docker_registry::{Registry, available},
     image::{Folder, arrives, refused, request, small},
-    proving::openssl,
 };
 use std::{fs, path::PathBuf, process::Command};
 
@@ -107,11 +107,13 @@ async fn a_registry_is_trusted_by_its_authority_and_not_otherwise() {
     if !available() {
         return;
     }
-    let (storage, authority) = (Folder::new(), Authority::new());
+    let storage = Folder::new();
+    let authority = Authority::new();
     Registry::start(&storage.0, "", "")
         .push("team/tool", "1", &small())
         .await;
-    let (certificate, key) = (authority.file("certificate.pem"), authority.file("key.pem"));
+    let certificate = authority.file("certificate.pem");
+    let key = authority.file("key.pem");
     let tls = format!(
         "  tls: {{certificate: {}, key: {}}}",
         certificate.display(),

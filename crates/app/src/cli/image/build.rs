@@ -15,9 +15,10 @@ use crate::{
 };
 use clap::Args;
 use image::build::{
-    BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive,
+    BuildEnvironment, BuildError, BuildPlan, BuildPlatform, BuildProgress, BuiltImage,
+    CERTIFICATES, write_archive,
 };
-use image::{Images, contract::ImageProfile};
+use image::{ImageStore, contract::ImageProfile};
 use spec::{ErrorCode, ImageRef};
 use std::{
     collections::BTreeMap,
@@ -60,7 +61,7 @@ pub(super) struct Options {
     output: Option<PathBuf>,
     /// linux/amd64, linux/arm64 or both [default: this machine's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = platform)]
-    platform: Vec<Platform>,
+    platform: Vec<BuildPlatform>,
     /// What to call the image [default: localhost/PROFILE or localhost/DIR]
     #[arg(long, value_name = "REF")]
     name: Option<ImageRef>,
@@ -78,8 +79,9 @@ pub(super) struct Options {
     json: bool,
 }
 
-fn platform(text: &str) -> Result<Platform, String> {
-    Platform::named(text).ok_or_else(|| "the platforms are linux/amd64 and linux/arm64".to_owned())
+fn platform(text: &str) -> Result<BuildPlatform, String> {
+    BuildPlatform::named(text)
+        .ok_or_else(|| "the platforms are linux/amd64 and linux/arm64".to_owned())
 }
 
 /// Carries out the command.
@@ -100,7 +102,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         .variable("TMPDIR")
         .map_or(Path::new("/var/tmp"), Path::new);
     let images = shared::open(global, surroundings)?;
-    let workshop = Workshop::open(temporary).map_err(failure)?;
+    let workshop = BuildEnvironment::open(temporary).map_err(failure)?;
     let archive = make(&plans, &workshop, &name, options);
     let kept = archive.and_then(|archive| keep(&archive, options, &config, &name, &images));
     // Also where it failed: what is in there may belong to ids that its owner cannot remove.
@@ -116,7 +118,7 @@ impl Options {
             || self
                 .platform
                 .iter()
-                .any(|one| Platform::here() == Some(*one))
+                .any(|one| BuildPlatform::here() == Some(*one))
     }
 
     /// What would fail only after minutes.
@@ -143,11 +145,11 @@ fn plans(
     options: &Options,
     source: &Source,
     surroundings: &Surroundings,
-) -> Result<Vec<Plan>, Failure> {
+) -> Result<Vec<BuildPlan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
     if platforms.is_empty() {
-        platforms.extend(Platform::here());
+        platforms.extend(BuildPlatform::here());
     }
     platforms.sort_unstable();
     platforms.dedup();
@@ -180,8 +182,8 @@ fn plans(
     let sources = sources.map(std::path::absolute).transpose();
     let sources = sources
         .map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
-    let plan = |platform: Platform| {
-        Ok(Plan {
+    let plan = |platform: BuildPlatform| {
+        Ok(BuildPlan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
             arguments: values.clone(),
             certificates: certificates.clone(),
@@ -230,25 +232,27 @@ fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
 
 /// Builds every plan, and writes the archive.
 fn make(
-    plans: &[Plan],
-    workshop: &Workshop,
+    plans: &[BuildPlan],
+    workshop: &BuildEnvironment,
     name: &ImageRef,
     options: &Options,
 ) -> Result<PathBuf, Failure> {
-    let mut tell = |progress: Progress| match progress {
-        Progress::Step(text) => message::say(&[Line::Note(text)]),
-        Progress::Said(text) if options.verbose => message::say(&[Line::Note(format!("  {text}"))]),
-        Progress::Said(_) => {}
+    let mut tell = |progress: BuildProgress| match progress {
+        BuildProgress::Step(text) => message::say(&[Line::Note(text)]),
+        BuildProgress::Output(text) if options.verbose => {
+            message::say(&[Line::Note(format!("  {text}"))])
+        }
+        BuildProgress::Output(_) => {}
     };
     let built = plans
         .iter()
         .map(|plan| plan.build(workshop, &mut tell))
-        .collect::<Result<Vec<Built>, _>>();
+        .collect::<Result<Vec<BuiltImage>, _>>();
     let built = built.map_err(failure)?;
     let path = options
         .output
         .clone()
-        .unwrap_or_else(|| workshop.place("image.tar"));
+        .unwrap_or_else(|| workshop.path_of("image.tar"));
     let file = File::create_new(&path).map_err(|error| {
         Failure::invalid(
             format!("cannot make `{}`: {error}", path.display()),
@@ -271,7 +275,7 @@ fn keep(
     options: &Options,
     config: &Config,
     name: &ImageRef,
-    images: &Images,
+    images: &ImageStore,
 ) -> Result<u8, Failure> {
     if !options.is_for_here() {
         let text = format!(
@@ -290,9 +294,9 @@ fn keep(
         name.familiar()
     ))]);
     let loaded = images.load(
-        image::Source::Path(archive.to_owned()),
+        image::ImageSource::Path(archive.to_owned()),
         Some(name.clone()),
-        &image::Limits::default(),
+        &image::ImageLimits::default(),
         &mut |_| {},
     )?;
     let subject = Subject::of(name.familiar(), loaded.image);
@@ -315,7 +319,7 @@ fn failure(error: BuildError) -> Failure {
         .unwrap_or_default();
     let hint = match &error {
         BuildError::Failed { .. } => "add --verbose to see all that the build says",
-        BuildError::NoFile { .. } => {
+        BuildError::MissingCopySource { .. } => {
             "put the file beside the recipe; for airlock-init see --init-arm64"
         }
         _ => "docs/images.md tells what building needs",

@@ -13,9 +13,11 @@ use ::fs::Dir;
 use clap::Args;
 use engine::Engine;
 use image::{
-    Stored,
-    contract::{self, Effort, ImageProfile, Line, Outcome, Probe, Requirement},
-    secrets::Search,
+    StoredImage,
+    contract::{
+        self, ImageProfile, Probe, ProbeBudget, Requirement, RequirementOutcome, RequirementResult,
+    },
+    secrets::CredentialScan,
 };
 use spec::{
     ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User,
@@ -66,7 +68,7 @@ pub(super) struct Subject {
     pub(super) user: Option<User>,
     /// Nobody removes it meanwhile.
     #[expect(dead_code, reason = "its life is its use")]
-    held: Option<Stored>,
+    held: Option<StoredImage>,
 }
 
 /// What came of a check.
@@ -76,7 +78,7 @@ pub(super) struct Answer {
     profiles: Vec<&'static str>,
     agent_compatible: Option<bool>,
     passed: bool,
-    lines: Vec<Line>,
+    lines: Vec<RequirementResult>,
 }
 
 fn profile(text: &str) -> Result<ImageProfile, String> {
@@ -126,7 +128,7 @@ impl Subject {
     }
 
     /// An image of the store, held while it is checked.
-    pub(super) fn of(name: String, stored: Stored) -> Subject {
+    pub(super) fn of(name: String, stored: StoredImage) -> Subject {
         let (root, config, user) = (
             stored.root().to_owned(),
             stored.config().clone(),
@@ -164,13 +166,15 @@ pub(super) fn check(
         image: subject.name.clone(),
         profiles: profiles.iter().map(|profile| profile.name()).collect(),
         agent_compatible: subject.config.as_ref().map(contract::is_for_agents),
-        passed: lines.iter().all(|line| line.outcome != Outcome::Fail),
+        passed: lines
+            .iter()
+            .all(|line| line.outcome != RequirementOutcome::Fail),
         lines,
     })
 }
 
-fn search(subject: &Subject) -> Result<Search, Failure> {
-    let found = Dir::open(&subject.root).and_then(|root| Search::tree(&root));
+fn search(subject: &Subject) -> Result<CredentialScan, Failure> {
+    let found = Dir::open(&subject.root).and_then(|root| CredentialScan::tree(&root));
     let mut search = found.map_err(|error| {
         Failure::invalid(
             format!("cannot look into `{}`: {error}", subject.root.display()),
@@ -188,7 +192,7 @@ async fn prove(
     config: &Config,
     subject: &Subject,
     requirement: &Requirement,
-) -> Result<Line, Failure> {
+) -> Result<RequirementResult, Failure> {
     let mut results = Vec::new();
     for probe in requirement.probes {
         let mut spec = config
@@ -199,10 +203,10 @@ async fn prove(
         let result = engine.run(spec).await;
         results.push(refuse_unstarted(result)?);
     }
-    Ok(requirement.judge(&results))
+    Ok(requirement.evaluate(&results))
 }
 
-fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
+fn request(subject: &Subject, effort: ProbeBudget, probe: &Probe) -> RunRequest {
     let variables = subject.config.iter().flat_map(|config| &config.env);
     let variables = variables.filter_map(|text| text.split_once('='));
     RunRequest {
@@ -221,8 +225,8 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
         network: Some(Network::None),
         user: subject.user,
         limits: match effort {
-            Effort::Small => Maximum::default(),
-            Effort::Large => Maximum {
+            ProbeBudget::Small => Maximum::default(),
+            ProbeBudget::Large => Maximum {
                 memory: Some(Size(2 << 30)),
                 cpu_time: Some(Time(Duration::from_secs(300))),
                 wall_time: Some(Time(Duration::from_secs(600))),
@@ -262,9 +266,9 @@ impl Answer {
         let mut text = String::new();
         for line in &self.lines {
             let outcome = match line.outcome {
-                Outcome::Pass => "PASS",
-                Outcome::Warn => "WARN",
-                Outcome::Fail => "FAIL",
+                RequirementOutcome::Pass => "PASS",
+                RequirementOutcome::Warn => "WARN",
+                RequirementOutcome::Fail => "FAIL",
             };
             text.push_str(&format!(
                 "{outcome}  {:<width$}  {}\n",

@@ -10,7 +10,7 @@ use crate::{
     config::Surroundings,
 };
 use clap::Args;
-use image::Stored;
+use image::StoredImage;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +51,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn object(image: &Stored) -> serde_json::Value {
+fn object(image: &StoredImage) -> serde_json::Value {
     serde_json::json!({
         "names": image.names().iter().map(spec::ImageRef::familiar).collect::<Vec<_>>(),
         "digest": image.digest().as_str(), "id": image.id().as_str(), "diff_ids": image.diff_ids(),
@@ -63,7 +63,7 @@ fn object(image: &Stored) -> serde_json::Value {
 }
 
 /// A line each; every word of the image's own is a stranger's.
-fn text(image: &Stored) -> String {
+fn text(image: &StoredImage) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
     let said = if config.user.is_empty() {

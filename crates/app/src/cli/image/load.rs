@@ -10,7 +10,7 @@ use crate::{
     config::Surroundings,
 };
 use clap::Args;
-use image::{Limits, Loaded, Progress, Source};
+use image::{ImageLimits, ImageSource, LoadOutcome, LoadProgress};
 use std::{
     fs::File,
     io::{self, IsTerminal, Write},
@@ -66,7 +66,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let loaded = images.load(
         source(options)?,
         name,
-        &Limits::default(),
+        &ImageLimits::default(),
         &mut |progress| meter.show(progress),
     );
     meter.clear();
@@ -74,17 +74,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn source(options: &Options) -> Result<Source, Failure> {
+fn source(options: &Options) -> Result<ImageSource, Failure> {
     if options.source.as_os_str() != "-" {
-        return Ok(Source::Path(options.source.clone()));
+        return Ok(ImageSource::Path(options.source.clone()));
     }
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stdin =
         stdin.map_err(|error| Failure::internal(format!("cannot read standard input: {error}")))?;
-    Ok(Source::File(File::from(stdin)))
+    Ok(ImageSource::File(File::from(stdin)))
 }
 
-fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
+fn report(loaded: &LoadOutcome, json: bool) -> Result<(), Failure> {
     let image = &loaded.image;
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
     if json {
@@ -121,9 +121,9 @@ struct Meter {
 }
 
 impl Meter {
-    fn show(&mut self, progress: Progress) {
+    fn show(&mut self, progress: LoadProgress) {
         if self.shown {
-            let Progress {
+            let LoadProgress {
                 layer,
                 layers,
                 bytes,

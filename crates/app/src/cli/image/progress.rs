@@ -2,7 +2,7 @@
 
 use super::shared;
 use crate::cli::message::{self, Line};
-use image::registry::Event;
+use image::registry::PullEvent;
 use std::{
     io::{self, IsTerminal, Write},
     sync::{Mutex, PoisonError},
@@ -45,7 +45,7 @@ impl Meter {
     }
 
     /// Something has happened.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn tell(&self, event: PullEvent) {
         let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
         let line = so_far.take(&event);
         match (self.terminal, line) {
@@ -70,21 +70,21 @@ impl Meter {
 
 impl SoFar {
     /// Counts, and says what is worth a line of its own.
-    fn take(&mut self, event: &Event) -> Option<String> {
+    fn take(&mut self, event: &PullEvent) -> Option<String> {
         match event {
-            Event::Begun { bytes, blobs } => {
+            PullEvent::Started { bytes, blobs } => {
                 (self.bytes, self.blobs) = (*bytes, *blobs);
                 None
             }
-            Event::Received(bytes) => {
+            PullEvent::Received(bytes) => {
                 self.received += bytes;
                 None
             }
-            Event::Lost(bytes) => {
+            PullEvent::Lost(bytes) => {
                 self.received = self.received.saturating_sub(*bytes);
                 None
             }
-            Event::Blob { digest, size } => {
+            PullEvent::Blob { digest, size } => {
                 self.done += 1;
                 let short: String = digest.hex().chars().take(12).collect();
                 Some(format!(
@@ -128,20 +128,20 @@ mod tests {
         let digest =
             spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
         assert_eq!(
-            counted.take(&Event::Begun {
+            counted.take(&PullEvent::Started {
                 bytes: 3 << 20,
                 blobs: 2
             }),
             None
         );
         for event in [
-            Event::Received(2 << 20),
-            Event::Lost(1 << 20),
-            Event::Received(1 << 20),
+            PullEvent::Received(2 << 20),
+            PullEvent::Lost(1 << 20),
+            PullEvent::Received(1 << 20),
         ] {
             assert_eq!(counted.take(&event), None);
         }
-        let told = counted.take(&Event::Blob {
+        let told = counted.take(&PullEvent::Blob {
             digest,
             size: 2 << 20,
         });

@@ -12,9 +12,10 @@ use crate::{
 };
 use clap::Args;
 use image::{
-    Images, Limits, Platform, Source,
+    ImageLimits, ImageSource, ImageStore, Platform,
     registry::{
-        self, CredentialsError, Kind, Patience, PullError, Pulled, Request, Sources, Transport,
+        self, CredentialSources, CredentialsError, PullError, PullErrorKind, PullOptions,
+        PulledImage, RegistryTimeouts, Transport,
     },
 };
 use spec::{ErrorCode, ImageRef};
@@ -101,8 +102,8 @@ fn cancellable(
     name: &ImageRef,
     config: &Config,
     surroundings: &Surroundings,
-) -> Result<Pulled, Failure> {
-    let images = Images::open(config.state.join(shared::FOLDER))?;
+) -> Result<PulledImage, Failure> {
+    let images = ImageStore::open(config.state.join(shared::FOLDER))?;
     message::say(
         &images
             .sweep()
@@ -181,12 +182,12 @@ async fn request(
     options: &Options,
     name: &ImageRef,
     surroundings: &Surroundings,
-) -> Result<Request, Failure> {
-    let sources = Sources {
+) -> Result<PullOptions, Failure> {
+    let sources = CredentialSources {
         files: credential_files(surroundings),
         search_path: surroundings.variable("PATH"),
     };
-    Ok(Request {
+    Ok(PullOptions {
         name: name.clone(),
         platform: options.platform.clone().unwrap_or_else(Platform::here),
         transport: if options.plain_http {
@@ -195,20 +196,20 @@ async fn request(
             Transport::Secure
         },
         credentials: sources.find(name).await?,
-        most_bytes: MOST_BYTES,
-        patience: Patience::default(),
+        max_bytes: MOST_BYTES,
+        timeouts: RegistryTimeouts::default(),
     })
 }
 
 /// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
-async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+async fn keep(images: &ImageStore, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
     let (images, name) = (images.clone(), name.clone());
     let loading = tokio::task::spawn_blocking(move || {
         images
             .load(
-                Source::Path(layout),
+                ImageSource::Path(layout),
                 Some(name),
-                &Limits::default(),
+                &ImageLimits::default(),
                 &mut |_| {},
             )
             .map(drop)
@@ -238,7 +239,7 @@ fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
         .collect()
 }
 
-fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
+fn report(name: &ImageRef, pulled: PulledImage, took: Duration) -> Report {
     Report {
         name: name.to_string(),
         digest: pulled.digest.to_string(),
@@ -287,10 +288,10 @@ impl From<CredentialsError> for Failure {
 impl From<PullError> for Failure {
     fn from(error: PullError) -> Self {
         let code = match error.kind() {
-            Kind::Missing => ErrorCode::ImageMissing,
-            Kind::Refused => ErrorCode::ImageRefused,
-            Kind::Unavailable => ErrorCode::BackendUnavailable,
-            Kind::Local => ErrorCode::Internal,
+            PullErrorKind::Missing => ErrorCode::ImageMissing,
+            PullErrorKind::Refused => ErrorCode::ImageRefused,
+            PullErrorKind::Unavailable => ErrorCode::BackendUnavailable,
+            PullErrorKind::Local => ErrorCode::Internal,
         };
         let (mut message, mut cause) = (error.to_string(), std::error::Error::source(&error));
         while let Some(next) = cause {

@@ -10,7 +10,7 @@ use crate::{
     config::Surroundings,
 };
 use clap::Args;
-use image::Removed;
+use image::ImageRemoval;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,7 +50,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         ));
     }
     let images = shared::open(global, surroundings)?;
-    let mut all = Removed::default();
+    let mut all = ImageRemoval::default();
     for name in &names {
         let removed = images.remove(name)?;
         if !options.json {
@@ -70,7 +70,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(0)
 }
 
-fn text(removed: &Removed) -> String {
+fn text(removed: &ImageRemoval) -> String {
     let freed = match removed.images.is_empty() {
         true => "the image has other names".to_owned(),
         false => format!("{} freed", shared::size(removed.freed_bytes)),

@@ -1,7 +1,7 @@
 //! Writes built images as one archive: an OCI layout, which for a single platform `docker load`
 //! accepts, too.
 
-use super::{BuildError, Built};
+use super::{BuildError, BuiltImage};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, ImageRef, Timestamp};
@@ -19,10 +19,10 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 pub fn write_archive(
     to: &mut impl Write,
     name: &ImageRef,
-    images: &[Built],
+    images: &[BuiltImage],
 ) -> Result<(), BuildError> {
     let mut archive = Archive { to };
-    archive.small(
+    archive.document_entry(
         "oci-layout",
         &text(&json!({ "imageLayoutVersion": "1.0.0" })),
     )?;
@@ -47,7 +47,7 @@ pub fn write_archive(
         }
     };
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [top] });
-    archive.small("index.json", &text(&index))?;
+    archive.document_entry("index.json", &text(&index))?;
     archive.end()
 }
 
@@ -80,7 +80,7 @@ struct Archive<'a, W: Write> {
 
 impl<W: Write> Archive<'_, W> {
     /// Writes layer, configuration and manifest; returns the manifest's descriptor.
-    fn image(&mut self, image: &Built) -> Result<Value, BuildError> {
+    fn image(&mut self, image: &BuiltImage) -> Result<Value, BuildError> {
         let name = format!("blobs/sha256/{}", image.digest.hex());
         let mut layer = File::open(&image.layer).map_err(failed)?;
         self.entry(&name, image.bytes, &mut layer)?;
@@ -95,8 +95,8 @@ impl<W: Write> Archive<'_, W> {
     }
 
     /// Writes Docker's `manifest.json`, for daemons that do not read OCI layouts.
-    fn docker(&mut self, name: &ImageRef, images: &[Built]) -> Result<(), BuildError> {
-        let entry = |image: &Built| {
+    fn docker(&mut self, name: &ImageRef, images: &[BuiltImage]) -> Result<(), BuildError> {
+        let entry = |image: &BuiltImage| {
             let config = digest_of(Sha256::new_with_prefix(text(&configuration(image))));
             json!({
                 "Config": format!("blobs/sha256/{}", config.hex()),
@@ -105,18 +105,18 @@ impl<W: Write> Archive<'_, W> {
             })
         };
         let all: Vec<_> = images.iter().map(entry).collect();
-        self.small("manifest.json", &text(&json!(all)))
+        self.document_entry("manifest.json", &text(&json!(all)))
     }
 
     /// Writes a document as a blob; returns its descriptor.
     fn document(&mut self, kind: &str, value: &Value) -> Result<Value, BuildError> {
         let bytes = text(value);
         let digest = digest_of(Sha256::new_with_prefix(&bytes));
-        self.small(&format!("blobs/sha256/{}", digest.hex()), &bytes)?;
+        self.document_entry(&format!("blobs/sha256/{}", digest.hex()), &bytes)?;
         Ok(json!({ "mediaType": kind, "digest": digest.as_str(), "size": bytes.len() }))
     }
 
-    fn small(&mut self, name: &str, bytes: &[u8]) -> Result<(), BuildError> {
+    fn document_entry(&mut self, name: &str, bytes: &[u8]) -> Result<(), BuildError> {
         self.entry(name, bytes.len() as u64, &mut &bytes[..])
     }
 
@@ -140,7 +140,7 @@ impl<W: Write> Archive<'_, W> {
     }
 }
 
-fn configuration(image: &Built) -> Value {
+fn configuration(image: &BuiltImage) -> Value {
     let config = &image.config;
     let created = Timestamp(image.epoch * 1000).to_string();
     json!({

@@ -6,7 +6,7 @@ use spec::{Digest, ImageConfig};
 
 /// `image.json`: the metadata of a stored image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct About {
+pub(crate) struct ImageMetadata {
     pub(crate) id: String,
     pub(crate) platform: Platform,
     pub(crate) created: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct About {
 
 /// A file in `names/`: one name of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Named {
+pub(crate) struct NameRecord {
     /// The full name, with registry and tag.
     pub(crate) name: String,
     /// Image id: the digest of its configuration.
@@ -31,7 +31,7 @@ pub(crate) struct Named {
     pub(crate) digests: Vec<String>,
 }
 
-impl Named {
+impl NameRecord {
     /// The digest of the manifest; the image id if none is known.
     pub(crate) fn digest(&self) -> Option<Digest> {
         Digest::new(self.digests.last().unwrap_or(&self.image))

@@ -4,9 +4,9 @@
 
 use crate::{
     error::{ImageError, shown},
-    layer::Plain,
-    limits::{LONGEST_DOCUMENT, Limits},
-    tar::{Kind, Tar},
+    layer::Decompressor,
+    limits::{ImageLimits, MAX_DOCUMENT_BYTES},
+    tar::{TarEntryKind, TarReader},
 };
 use ::fs::Dir;
 use sha2::{Digest as _, Sha256};
@@ -21,14 +21,14 @@ use std::{
 };
 
 /// Maximum files of an archive; each layer has only a few.
-const MOST_PARTS: usize = 1 << 14;
-const LONGEST_PART_NAME: usize = 512;
+const MAX_FILES: usize = 1 << 14;
+const MAX_FILE_NAME_BYTES: usize = 512;
 /// Maximum links followed: old versions of Docker store shared layers as links.
-const MOST_LINKS: usize = 8;
+const MAX_LINKS: usize = 8;
 
 /// Source of an image.
 #[derive(Debug)]
-pub enum Source {
+pub enum ImageSource {
     /// Path of an archive, or of a folder in OCI layout.
     Path(PathBuf),
     /// An open archive: a pipe or standard input.
@@ -37,35 +37,35 @@ pub enum Source {
 
 /// An opened source.
 #[derive(Debug)]
-pub(crate) enum Parts {
+pub(crate) enum SourceFiles {
     Folder(Dir),
     Archive {
         file: Arc<File>,
-        index: BTreeMap<Vec<u8>, Place>,
+        index: BTreeMap<Vec<u8>, ArchiveEntry>,
     },
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
-    At { offset: u64, size: u64 },
+pub(crate) enum ArchiveEntry {
+    OffsetReader { offset: u64, size: u64 },
     Link(Vec<u8>),
 }
 
 /// One file of the source.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct SourceFile {
     file: Arc<File>,
     offset: u64,
     left: u64,
 }
 
-impl Part {
+impl SourceFile {
     pub(crate) fn size(&self) -> u64 {
         self.left
     }
 }
 
-impl Read for Part {
+impl Read for SourceFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = buffer
             .len()
@@ -77,21 +77,21 @@ impl Read for Part {
     }
 }
 
-impl Parts {
+impl SourceFiles {
     /// `spool` creates the file for input that cannot be read twice.
     pub(crate) fn open(
-        source: Source,
-        limits: &Limits,
+        source: ImageSource,
+        limits: &ImageLimits,
         spool: impl FnOnce() -> Result<File, ImageError>,
-    ) -> Result<Parts, ImageError> {
+    ) -> Result<SourceFiles, ImageError> {
         let file = match source {
-            Source::File(file) => file,
-            Source::Path(path) => {
+            ImageSource::File(file) => file,
+            ImageSource::Path(path) => {
                 let what = format!("`{}`", shown(path.as_os_str().as_encoded_bytes()));
                 // Opening a pipe does not wait for its writer; reading then does.
                 let file = File::open(&path).map_err(ImageError::read(&what))?;
                 if file.metadata().map_err(ImageError::read(&what))?.is_dir() {
-                    return Ok(Parts::Folder(OwnedFd::from(file).into()));
+                    return Ok(SourceFiles::Folder(OwnedFd::from(file).into()));
                 }
                 file
             }
@@ -100,33 +100,35 @@ impl Parts {
             .metadata()
             .map_err(ImageError::read("the archive"))?
             .is_file();
-        let whole = Part {
+        let whole = SourceFile {
             file: Arc::new(file),
             offset: 0,
             left: u64::MAX,
         };
-        let plain = match seekable {
-            true => Plain::new(Box::new(whole.clone())),
-            false => Plain::new(Box::new(Stream(whole.file.clone()))),
+        let plain = if seekable {
+            Decompressor::new(Box::new(whole.clone()))
+        } else {
+            Decompressor::new(Box::new(UnseekableReader(whole.file.clone())))
         };
         let plain = plain.map_err(ImageError::read("the archive"))?;
-        let file = match seekable && !plain.is_compressed() {
-            true => whole.file,
-            false => Arc::new(copy(plain, spool()?, limits)?),
+        let file = if seekable && !plain.is_compressed() {
+            whole.file
+        } else {
+            Arc::new(copy(plain, spool()?, limits)?)
         };
-        index(&file).map(|index| Parts::Archive { file, index })
+        index(&file).map(|index| SourceFiles::Archive { file, index })
     }
 
     /// Whether there is a file of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.part(name).is_ok()
+        self.file(name).is_ok()
     }
 
     /// The file of this name.
-    pub(crate) fn part(&self, name: &str) -> Result<Part, ImageError> {
+    pub(crate) fn file(&self, name: &str) -> Result<SourceFile, ImageError> {
         let missing = || ImageError::Missing(format!("`{}`", shown(name.as_bytes())));
         match self {
-            Parts::Folder(folder) => {
+            SourceFiles::Folder(folder) => {
                 let file = match folder.read_file(name) {
                     Err(source) if source.kind() == io::ErrorKind::NotFound => {
                         return Err(missing());
@@ -135,30 +137,30 @@ impl Parts {
                         file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?
                     }
                 };
-                let about = file
+                let facts = file
                     .metadata()
                     .map_err(ImageError::read("a part of the image"))?;
-                if !about.is_file() {
+                if !facts.is_file() {
                     return Err(missing());
                 }
-                Ok(Part {
+                Ok(SourceFile {
                     file: Arc::new(file),
                     offset: 0,
-                    left: about.len(),
+                    left: facts.len(),
                 })
             }
-            Parts::Archive { file, index } => {
-                let mut name = normal(name.as_bytes(), &[]).ok_or_else(missing)?;
-                for _ in 0..MOST_LINKS {
+            SourceFiles::Archive { file, index } => {
+                let mut name = normalize(name.as_bytes(), &[]).ok_or_else(missing)?;
+                for _ in 0..MAX_LINKS {
                     match index.get(&name).ok_or_else(missing)? {
-                        Place::At { offset, size } => {
-                            return Ok(Part {
+                        ArchiveEntry::OffsetReader { offset, size } => {
+                            return Ok(SourceFile {
                                 file: file.clone(),
                                 offset: *offset,
                                 left: *size,
                             });
                         }
-                        Place::Link(to) => name.clone_from(to),
+                        ArchiveEntry::Link(to) => name.clone_from(to),
                     }
                 }
                 Err(missing())
@@ -169,11 +171,11 @@ impl Parts {
     /// Reads a whole document.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let what = format!("`{}`", shown(name.as_bytes()));
-        let part = self.part(name)?;
-        if part.size() > LONGEST_DOCUMENT {
+        let part = self.file(name)?;
+        if part.size() > MAX_DOCUMENT_BYTES {
             return Err(ImageError::Limit {
                 what,
-                limit: Size(LONGEST_DOCUMENT).to_string(),
+                limit: Size(MAX_DOCUMENT_BYTES).to_string(),
             });
         }
         let mut bytes = Vec::new();
@@ -188,7 +190,7 @@ impl Parts {
 
     /// Reads a document and verifies its digest and size.
     pub(crate) fn read_blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, ImageError> {
-        let name = blob(digest);
+        let name = blob_path(digest);
         let bytes = self.read(&name)?;
         if bytes.len() as u64 != size {
             let why = format!("it has {} bytes, and should have {size}", bytes.len());
@@ -200,15 +202,15 @@ impl Parts {
 }
 
 /// A pipe, which has no offsets.
-struct Stream(Arc<File>);
+struct UnseekableReader(Arc<File>);
 
-impl Read for Stream {
+impl Read for UnseekableReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         (&*self.0).read(buffer)
     }
 }
 
-fn copy(plain: Plain, mut to: File, limits: &Limits) -> Result<File, ImageError> {
+fn copy(plain: Decompressor, mut to: File, limits: &ImageLimits) -> Result<File, ImageError> {
     let mut bounded = plain.take(limits.unpacked_bytes.saturating_add(1));
     let count = io::copy(&mut bounded, &mut to).map_err(ImageError::read("the archive"))?;
     if count > limits.unpacked_bytes {
@@ -222,16 +224,16 @@ fn copy(plain: Plain, mut to: File, limits: &Limits) -> Result<File, ImageError>
 }
 
 /// Path of a blob in an OCI layout.
-pub(crate) fn blob(digest: &Digest) -> String {
+pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
 /// Digest of bytes.
 pub(crate) fn digest_of(bytes: &[u8]) -> Digest {
-    finished(Sha256::new_with_prefix(bytes))
+    digest_from(Sha256::new_with_prefix(bytes))
 }
 
-pub(crate) fn finished(hash: Sha256) -> Digest {
+pub(crate) fn digest_from(hash: Sha256) -> Digest {
     let hex: String = hash
         .finalize()
         .iter()
@@ -245,53 +247,58 @@ pub(crate) fn check_digest(
     expected: &Digest,
     found: &Digest,
 ) -> Result<(), ImageError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(ImageError::Digest {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(ImageError::Digest {
             what: what.to_owned(),
             expected: expected.to_string(),
             found: found.to_string(),
-        }),
+        })
     }
 }
 
-fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
+fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, ArchiveEntry>, ImageError> {
     let what = || "the archive".to_owned();
     let whole = file.metadata().map_err(ImageError::read(what()))?.len();
-    let mut tar = Tar::new(BufReader::with_capacity(4096, At { file, offset: 0 }));
+    let mut tar = TarReader::new(BufReader::with_capacity(
+        4096,
+        OffsetReader { file, offset: 0 },
+    ));
     let mut index = BTreeMap::new();
-    while let Some(header) = tar.next().map_err(|source| ImageError::Tar {
+    while let Some(header) = tar.next().map_err(|source| ImageError::TarReader {
         what: what(),
         source,
     })? {
-        let Some(name) = normal(&header.path, &[]) else {
+        let Some(name) = normalize(&header.path, &[]) else {
             continue;
         };
         let folder: Vec<_> = name.rsplitn(2, |byte| *byte == b'/').skip(1).collect();
-        let place = match header.kind {
-            Kind::File => Some(Place::At {
+        let entry = match header.kind {
+            TarEntryKind::File => Some(ArchiveEntry::OffsetReader {
                 offset: tar.position(),
                 size: header.size,
             }),
-            Kind::HardLink => normal(&header.link, &[]).map(Place::Link),
-            Kind::SymbolicLink => {
-                normal(&header.link, folder.first().copied().unwrap_or_default()).map(Place::Link)
+            TarEntryKind::HardLink => normalize(&header.link, &[]).map(ArchiveEntry::Link),
+            TarEntryKind::SymbolicLink => {
+                normalize(&header.link, folder.first().copied().unwrap_or_default())
+                    .map(ArchiveEntry::Link)
             }
-            Kind::Folder | Kind::Special => None,
+            TarEntryKind::Folder | TarEntryKind::Special => None,
         };
         // A sparse entry would make the offset wrong; no archive of images has any.
         let inside = tar
             .position()
             .checked_add(header.size)
             .is_some_and(|end| end <= whole);
-        if !inside || header.pieces.is_some() {
+        if !inside || header.segments.is_some() {
             return Err(ImageError::malformed(what(), "it ends early"));
         }
-        place.map(|place| index.insert(name, place));
-        if index.len() > MOST_PARTS {
+        entry.map(|entry| index.insert(name, entry));
+        if index.len() > MAX_FILES {
             return Err(ImageError::Limit {
                 what: what(),
-                limit: format!("{MOST_PARTS} files"),
+                limit: format!("{MAX_FILES} files"),
             });
         }
     }
@@ -300,12 +307,12 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
 
 /// Reads and seeks with its own offset, without moving the shared file position.
 #[derive(Debug)]
-struct At<'a> {
+struct OffsetReader<'a> {
     file: &'a File,
     offset: u64,
 }
 
-impl Read for At<'_> {
+impl Read for OffsetReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read_at(buffer, self.offset)?;
         self.offset += count as u64;
@@ -313,7 +320,7 @@ impl Read for At<'_> {
     }
 }
 
-impl io::Seek for At<'_> {
+impl io::Seek for OffsetReader<'_> {
     fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
         let moved = match to {
             io::SeekFrom::Start(at) => Some(at),
@@ -326,7 +333,7 @@ impl io::Seek for At<'_> {
 }
 
 /// Normalizes a path in the archive; `None` if it is empty or leads outside.
-fn normal(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
+fn normalize(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
     let folder = if name.starts_with(b"/") {
         &[][..]
     } else {
@@ -344,5 +351,5 @@ fn normal(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
         }
     }
     let joined = parts.join(&b'/');
-    (!joined.is_empty() && joined.len() <= LONGEST_PART_NAME).then_some(joined)
+    (!joined.is_empty() && joined.len() <= MAX_FILE_NAME_BYTES).then_some(joined)
 }

@@ -2,35 +2,35 @@
 //! its layers, for this platform. Every document is verified against the digest that refers to it.
 
 use crate::{
-    document::{self, Configuration, Descriptor, Document, Platform, Saved},
+    document::{self, Descriptor, DockerManifest, Document, ImageConfiguration, Platform},
     error::{ImageError, shown},
     layer::Layer,
-    limits::Limits,
-    parts::{Parts, blob, check_digest, digest_of},
+    limits::ImageLimits,
+    source::{SourceFiles, blob_path, check_digest, digest_of},
 };
 use spec::{Digest, ImageRef};
 
 const INDEX: &str = "index.json";
-const SAVED: &str = "manifest.json";
+const DOCKER_MANIFEST: &str = "manifest.json";
 /// An index may refer to further indexes.
-const MOST_DOCUMENTS: usize = 256;
-const DEEPEST_INDEX: usize = 4;
+const MAX_DOCUMENTS: usize = 256;
+const MAX_INDEX_DEPTH: usize = 4;
 /// Maximum platforms named by one error.
-const MOST_PLATFORMS_TOLD: usize = 16;
+const MAX_PLATFORMS_SHOWN: usize = 16;
 /// Annotations in which tools store an image's name.
-const NAMES: [&str; 2] = [
+const NAME_ANNOTATIONS: [&str; 2] = [
     "io.containerd.image.name",
     "org.opencontainers.image.ref.name",
 ];
 
 /// One image, ready to be unpacked.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct LoadPlan {
     /// The image id: the digest of its configuration.
     pub(crate) id: Digest,
     /// Digests of the index and the manifest; empty for Docker's older format.
     pub(crate) digests: Vec<Digest>,
-    pub(crate) configuration: Configuration,
+    pub(crate) configuration: ImageConfiguration,
     pub(crate) layers: Vec<Layer>,
     /// Names that the source states.
     pub(crate) names: Vec<ImageRef>,
@@ -46,39 +46,42 @@ struct Candidate {
 
 /// Selects the image; `name` chooses if there are several.
 pub(crate) fn plan(
-    parts: &Parts,
+    files: &SourceFiles,
     name: Option<&ImageRef>,
-    limits: &Limits,
-) -> Result<Plan, ImageError> {
-    let plan = if parts.has(INDEX) {
-        of_index(parts, name, limits)?
-    } else if parts.has(SAVED) {
-        of_saved(parts, name)?
+    limits: &ImageLimits,
+) -> Result<LoadPlan, ImageError> {
+    let plan = if files.has(INDEX) {
+        plan_from_index(files, name, limits)?
+    } else if files.has(DOCKER_MANIFEST) {
+        plan_from_docker_manifest(files, name)?
     } else {
-        let why = format!("neither `{INDEX}` nor `{SAVED}` is in it");
+        let why = format!("neither `{INDEX}` nor `{DOCKER_MANIFEST}` is in it");
         return Err(ImageError::malformed("this is no image", why));
     };
-    let (layers, ids) = (plan.layers.len(), plan.configuration.diff_ids.len());
+    let layers = plan.layers.len();
+    let ids = plan.configuration.diff_ids.len();
     check_layers(layers, limits)?;
     if layers != ids {
         let why = format!("its manifest has {layers} layers, its configuration {ids}");
         return Err(ImageError::malformed("the image", why));
     }
-    match plan.configuration.platform.runs_here() {
-        true => Ok(plan),
-        false => Err(wrong_platform(vec![
+    if plan.configuration.platform.runs_here() {
+        Ok(plan)
+    } else {
+        Err(wrong_platform(vec![
             plan.configuration.platform.to_string(),
-        ])),
+        ]))
     }
 }
 
-fn check_layers(count: usize, limits: &Limits) -> Result<(), ImageError> {
-    match count <= limits.layers {
-        true => Ok(()),
-        false => Err(ImageError::Limit {
+fn check_layers(count: usize, limits: &ImageLimits) -> Result<(), ImageError> {
+    if count <= limits.layers {
+        Ok(())
+    } else {
+        Err(ImageError::Limit {
             what: "the image".to_owned(),
             limit: format!("{} layers", limits.layers),
-        }),
+        })
     }
 }
 
@@ -90,7 +93,7 @@ fn wrong_platform(found: Vec<String>) -> ImageError {
 }
 
 /// The only image, or the one with this name.
-fn chosen<T>(
+fn select<T>(
     mut all: Vec<T>,
     name: Option<&ImageRef>,
     names: impl Fn(&T) -> Vec<ImageRef>,
@@ -117,24 +120,36 @@ fn chosen<T>(
         .ok_or_else(|| ImageError::malformed("this is no image", "it lists none"))
 }
 
-fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> {
-    let names = |saved: &Saved| {
-        saved
+fn plan_from_docker_manifest(
+    files: &SourceFiles,
+    name: Option<&ImageRef>,
+) -> Result<LoadPlan, ImageError> {
+    let names = |docker_manifest: &DockerManifest| {
+        docker_manifest
             .repo_tags
             .iter()
             .filter_map(|tag| tag.parse().ok())
             .collect::<Vec<_>>()
     };
-    let saved = chosen(document::saved(&parts.read(SAVED)?)?, name, names)?;
-    let bytes = parts.read(&saved.config)?;
+    let docker_manifest = select(
+        document::docker_manifest(&files.read(DOCKER_MANIFEST)?)?,
+        name,
+        names,
+    )?;
+    let bytes = files.read(&docker_manifest.config)?;
     let id = digest_of(&bytes);
     // The file name is the digest, in either layout.
-    if let Some(named) = digest_in(saved.config.strip_suffix(".json").unwrap_or(&saved.config)) {
-        check_digest(&shown(saved.config.as_bytes()), &named, &id)?;
+    if let Some(named) = digest_in(
+        docker_manifest
+            .config
+            .strip_suffix(".json")
+            .unwrap_or(&docker_manifest.config),
+    ) {
+        check_digest(&shown(docker_manifest.config.as_bytes()), &named, &id)?;
     }
-    let configuration = document::configuration(&shown(saved.config.as_bytes()), &bytes)?;
+    let configuration = document::configuration(&shown(docker_manifest.config.as_bytes()), &bytes)?;
     let layer = |(name, diff_id): (&String, &Digest)| {
-        let size = parts.part(name)?.size();
+        let size = files.file(name)?.size();
         let blob = name
             .starts_with("blobs/")
             .then(|| digest_in(name))
@@ -146,24 +161,24 @@ fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> 
             diff_id: diff_id.clone(),
         })
     };
-    if saved.layers.len() != configuration.diff_ids.len() {
+    if docker_manifest.layers.len() != configuration.diff_ids.len() {
         let why = format!(
             "{} layers are listed, and configured {}",
-            saved.layers.len(),
+            docker_manifest.layers.len(),
             configuration.diff_ids.len()
         );
         return Err(ImageError::malformed("the image", why));
     }
-    let layers = saved
+    let layers = docker_manifest
         .layers
         .iter()
         .zip(&configuration.diff_ids)
         .map(layer)
         .collect::<Result<_, ImageError>>()?;
-    Ok(Plan {
+    Ok(LoadPlan {
         id,
         digests: Vec::new(),
-        names: names(&saved),
+        names: names(&docker_manifest),
         configuration,
         layers,
     })
@@ -174,33 +189,38 @@ fn digest_in(name: &str) -> Option<Digest> {
     Digest::new(&format!("sha256:{}", name.rsplit('/').next()?))
 }
 
-fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<Plan, ImageError> {
-    let Document::Index(top) = document::document(INDEX, &parts.read(INDEX)?)? else {
+fn plan_from_index(
+    files: &SourceFiles,
+    name: Option<&ImageRef>,
+    limits: &ImageLimits,
+) -> Result<LoadPlan, ImageError> {
+    let Document::Index(top) = document::document(INDEX, &files.read(INDEX)?)? else {
         return Err(ImageError::malformed(INDEX, "it is no index"));
     };
-    let (candidates, elsewhere) = (Vec::new(), Vec::new());
-    let mut search = Search {
-        parts,
+    let candidates = Vec::new();
+    let other_platforms = Vec::new();
+    let mut search = CandidateSearch {
+        files,
         limits,
         read: 0,
         candidates,
-        elsewhere,
-        absent: None,
+        other_platforms,
+        missing: None,
     };
     for descriptor in &top {
-        search.descend(descriptor, &[], &names_of(descriptor), 1)?;
+        search.descend(descriptor, &[], &annotated_names(descriptor), 1)?;
     }
     if search.candidates.is_empty()
-        && let Some(absent) = search.absent
+        && let Some(missing) = search.missing
     {
-        return Err(ImageError::Missing(format!("`{absent}`")));
+        return Err(ImageError::Missing(format!("`{missing}`")));
     }
-    if search.candidates.is_empty() && !search.elsewhere.is_empty() {
-        return Err(wrong_platform(search.elsewhere));
+    if search.candidates.is_empty() && !search.other_platforms.is_empty() {
+        return Err(wrong_platform(search.other_platforms));
     }
-    let found = chosen(search.candidates, name, |candidate| candidate.names.clone())?;
+    let found = select(search.candidates, name, |candidate| candidate.names.clone())?;
     found.config.check_configuration()?;
-    let bytes = parts.read_blob(&found.config.digest, found.config.size)?;
+    let bytes = files.read_blob(&found.config.digest, found.config.size)?;
     let configuration = document::configuration("the configuration", &bytes)?;
     found.layers.iter().try_for_each(Descriptor::check_layer)?;
     let layers = found
@@ -208,7 +228,7 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
         .iter()
         .zip(&configuration.diff_ids)
         .map(|(layer, diff_id)| Layer {
-            name: blob(&layer.digest),
+            name: blob_path(&layer.digest),
             blob: Some((layer.digest.clone(), layer.size)),
             diff_id: diff_id.clone(),
         });
@@ -221,7 +241,7 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
         );
         return Err(ImageError::malformed("the manifest", why));
     }
-    Ok(Plan {
+    Ok(LoadPlan {
         id: found.config.digest,
         digests: found.digests,
         names: found.names,
@@ -230,8 +250,8 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
     })
 }
 
-fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
-    let notes = NAMES
+fn annotated_names(descriptor: &Descriptor) -> Vec<ImageRef> {
+    let notes = NAME_ANNOTATIONS
         .iter()
         .filter_map(|key| descriptor.annotations.get(*key));
     // An annotation without registry and repository is only a tag.
@@ -241,18 +261,18 @@ fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
     names
 }
 
-struct Search<'a> {
-    parts: &'a Parts,
-    limits: &'a Limits,
+struct CandidateSearch<'a> {
+    files: &'a SourceFiles,
+    limits: &'a ImageLimits,
     read: usize,
     candidates: Vec<Candidate>,
     /// Platforms that this machine cannot run, the first few.
-    elsewhere: Vec<String>,
+    other_platforms: Vec<String>,
     /// A document that an index names and the source lacks.
-    absent: Option<String>,
+    missing: Option<String>,
 }
 
-impl Search<'_> {
+impl CandidateSearch<'_> {
     fn descend(
         &mut self,
         descriptor: &Descriptor,
@@ -265,7 +285,7 @@ impl Search<'_> {
         {
             // Entries for the platform `unknown` are attestations, not images.
             if platform.os != "unknown" {
-                self.is_for(platform);
+                self.add_platform(platform);
             }
             return Ok(());
         }
@@ -277,21 +297,21 @@ impl Search<'_> {
             });
         }
         // Tools that copy one image of an index leave the others out.
-        let name = blob(&descriptor.digest);
-        if !above.is_empty() && !self.parts.has(&name) {
-            self.absent = Some(name);
+        let name = blob_path(&descriptor.digest);
+        if !above.is_empty() && !self.files.has(&name) {
+            self.missing = Some(name);
             return Ok(());
         }
         self.read += 1;
-        if self.read > MOST_DOCUMENTS || depth > DEEPEST_INDEX {
+        if self.read > MAX_DOCUMENTS || depth > MAX_INDEX_DEPTH {
             let limit =
-                format!("{MOST_DOCUMENTS} documents or {DEEPEST_INDEX} indexes in one another");
+                format!("{MAX_DOCUMENTS} documents or {MAX_INDEX_DEPTH} indexes in one another");
             return Err(ImageError::Limit {
                 what: "the image".to_owned(),
                 limit,
             });
         }
-        let bytes = self.parts.read_blob(&descriptor.digest, descriptor.size)?;
+        let bytes = self.files.read_blob(&descriptor.digest, descriptor.size)?;
         let digests = [above, std::slice::from_ref(&descriptor.digest)].concat();
         match document::document("a manifest", &bytes)? {
             Document::Index(all) => all
@@ -309,10 +329,12 @@ impl Search<'_> {
         }
     }
 
-    fn is_for(&mut self, platform: &Platform) {
+    fn add_platform(&mut self, platform: &Platform) {
         let platform = platform.to_string();
-        if self.elsewhere.len() < MOST_PLATFORMS_TOLD && !self.elsewhere.contains(&platform) {
-            self.elsewhere.push(platform);
+        if self.other_platforms.len() < MAX_PLATFORMS_SHOWN
+            && !self.other_platforms.contains(&platform)
+        {
+            self.other_platforms.push(platform);
         }
     }
 
@@ -326,11 +348,11 @@ impl Search<'_> {
         check_layers(candidate.layers.len(), self.limits)?;
         if descriptor.platform.is_none() && candidate.config.check_configuration().is_ok() {
             let bytes = self
-                .parts
+                .files
                 .read_blob(&candidate.config.digest, candidate.config.size)?;
             let platform = document::configuration("the configuration", &bytes)?.platform;
             if !platform.runs_here() {
-                self.is_for(&platform);
+                self.add_platform(&platform);
                 return Ok(());
             }
         }

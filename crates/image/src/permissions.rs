@@ -7,9 +7,9 @@
 //! each, and files are accessible only to us.
 
 use crate::{
-    tar::Header,
-    tree::{Trouble, times},
-    user::Person,
+    rootfs::{UnpackError, times},
+    tar::TarHeader,
+    user::ResolvedUser,
 };
 use ::fs::{Dir, Entry};
 use rustix::{
@@ -26,15 +26,15 @@ use std::{
 const STICKY: u16 = 0o1000;
 
 #[derive(Debug, Default)]
-pub(crate) struct Rights {
+pub(crate) struct PermissionTable {
     /// In the order of recording; an inode may occur again, and then the last one counts.
-    all: Vec<Right>,
+    all: Vec<FilePermissions>,
     owners: Vec<(u32, u32)>,
     numbers: HashMap<(u32, u32), u16>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Right {
+struct FilePermissions {
     inode: u64,
     mtime: u32,
     owner: u16,
@@ -43,19 +43,19 @@ struct Right {
 
 /// Totals of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct TreeTotals {
     pub(crate) bytes: u64,
     pub(crate) files: u64,
 }
 
-impl Rights {
-    pub(crate) fn note(&mut self, inode: u64, header: &Header) -> Result<(), Trouble> {
+impl PermissionTable {
+    pub(crate) fn note(&mut self, inode: u64, header: &TarHeader) -> Result<(), UnpackError> {
         let pair = (header.uid, header.gid);
         let owner = match self.numbers.get(&pair) {
             Some(owner) => *owner,
             None => {
                 let too_many =
-                    |_| Trouble::Refused("files in it have more than 65536 different owners");
+                    |_| UnpackError::Refused("files in it have more than 65536 different owners");
                 let owner = u16::try_from(self.owners.len()).map_err(too_many)?;
                 self.owners.push(pair);
                 self.numbers.insert(pair, owner);
@@ -63,7 +63,7 @@ impl Rights {
             }
         };
         let mtime = u32::try_from(header.mtime).unwrap_or(u32::MAX);
-        self.all.push(Right {
+        self.all.push(FilePermissions {
             inode,
             mtime,
             owner,
@@ -73,35 +73,39 @@ impl Rights {
     }
 
     /// Sets the final permissions of the whole tree, and counts its files.
-    pub(crate) fn settle(mut self, root: &Dir, person: &Person) -> io::Result<Totals> {
+    pub(crate) fn apply(
+        mut self,
+        root: &Dir,
+        resolved_user: &ResolvedUser,
+    ) -> io::Result<TreeTotals> {
         // The sort is stable, so for the same inode the last record stays last.
-        self.all.sort_by_key(|right| right.inode);
+        self.all.sort_by_key(|record| record.inode);
         let classes = self
             .owners
             .iter()
-            .map(|owner| person.class(*owner))
+            .map(|owner| resolved_user.class(*owner))
             .collect();
-        let mut settling = Settling {
+        let mut pass = PermissionPass {
             all: &self.all,
             classes,
             linked: HashSet::new(),
-            totals: Totals::default(),
+            totals: TreeTotals::default(),
         };
-        settling.folder(root.open_dir(".")?)?;
-        Ok(settling.totals)
+        pass.folder(root.open_dir(".")?)?;
+        Ok(pass.totals)
     }
 }
 
-struct Settling<'a> {
-    all: &'a [Right],
+struct PermissionPass<'a> {
+    all: &'a [FilePermissions],
     /// Shift of the three mode bits that apply to the user, for each owner.
     classes: Vec<u16>,
     /// Hard-linked files that have been counted.
     linked: HashSet<u64>,
-    totals: Totals,
+    totals: TreeTotals,
 }
 
-impl Settling<'_> {
+impl PermissionPass<'_> {
     fn folder(&mut self, folder: Dir) -> io::Result<()> {
         for entry in folder.entries()? {
             let Entry { name, kind } = entry?;
@@ -113,20 +117,20 @@ impl Settling<'_> {
                 Err(Errno::LOOP) => {}
                 // Another name of a file whose final mode already denies reading, even to its
                 // owner.
-                Err(Errno::ACCESS) if self.has_settled(&folder, &name)? => {}
+                Err(Errno::ACCESS) if self.is_applied(&folder, &name)? => {}
                 opened => self.one(opened?)?,
             }
         }
-        let right = self.of(folder.status()?.st_ino);
+        let record = self.of(folder.status()?.st_ino);
         // The owner needs access to remove the image later. A folder without an entry is owned by
         // root with mode 0755.
-        let mode = right.map_or(0o755, |right| {
-            self.mode(right) | 0o700 | (right.mode & STICKY)
+        let mode = record.map_or(0o755, |record| {
+            self.mode(record) | 0o700 | (record.mode & STICKY)
         });
         rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode.into()))?;
         Ok(rustix::fs::futimens(
             &folder,
-            &times(right.map_or(0, |right| right.mtime.into())),
+            &times(record.map_or(0, |record| record.mtime.into())),
         )?)
     }
 
@@ -142,30 +146,30 @@ impl Settling<'_> {
         self.totals.bytes += u64::try_from(found.st_size).unwrap_or(0);
         // A file without a record means that the file system does not keep inode numbers stable, or
         // that another process added it.
-        let right = self
+        let record = self
             .of(found.st_ino)
             .ok_or_else(|| io::Error::other("a file has changed its inode"))?;
         Ok(rustix::fs::fchmod(
             &opened,
-            Mode::from_raw_mode(self.mode(right).into()),
+            Mode::from_raw_mode(self.mode(record).into()),
         )?)
     }
 
-    fn has_settled(&self, folder: &Dir, name: &OsStr) -> io::Result<bool> {
+    fn is_applied(&self, folder: &Dir, name: &OsStr) -> io::Result<bool> {
         let found = folder.stat(name)?.ok_or(Errno::NOENT)?;
         Ok(self.linked.contains(&found.st_ino))
     }
 
-    fn of(&self, inode: u64) -> Option<Right> {
-        let end = self.all.partition_point(|right| right.inode <= inode);
+    fn of(&self, inode: u64) -> Option<FilePermissions> {
+        let end = self.all.partition_point(|record| record.inode <= inode);
         self.all[..end]
             .last()
             .copied()
-            .filter(|right| right.inode == inode)
+            .filter(|record| record.inode == inode)
     }
 
-    fn mode(&self, right: Right) -> u16 {
-        let bits = (right.mode >> self.classes[usize::from(right.owner)]) & 0o7;
+    fn mode(&self, record: FilePermissions) -> u16 {
+        let bits = (record.mode >> self.classes[usize::from(record.owner)]) & 0o7;
         bits * 0o111
     }
 }

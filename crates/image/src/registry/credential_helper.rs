@@ -1,7 +1,7 @@
 //! Credential helpers: `docker-credential-NAME get`, the registry on stdin, JSON on stdout. The
 //! output is bounded, read with a timeout, and never shown.
 
-use super::{credentials::Credentials, secret::Secret};
+use super::{credentials::Credentials, secret::RegistrySecret};
 use serde::Deserialize;
 use std::{
     ffi::OsStr,
@@ -16,22 +16,22 @@ use tokio::{
     time::timeout,
 };
 
-const LARGEST_ANSWER: u64 = 64 << 10;
+const MAX_OUTPUT_BYTES: u64 = 64 << 10;
 /// Timeout: a keychain may ask a human first.
-const LONGEST: Duration = Duration::from_secs(60);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The message of all helpers for an unknown registry.
 const NOT_FOUND: &[u8] = b"credentials not found in native keychain";
 
 /// Why a helper gave no credentials.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum HelperError {
     #[error("there is no such program in PATH")]
     Absent,
     #[error("its name is not a plain word")]
     BadName,
-    #[error("it took longer than {} s", LONGEST.as_secs())]
+    #[error("it took longer than {} s", HELPER_TIMEOUT.as_secs())]
     TooLong,
-    #[error("it wrote more than {} KiB", LARGEST_ANSWER >> 10)]
+    #[error("it wrote more than {} KiB", MAX_OUTPUT_BYTES >> 10)]
     TooMuch,
     #[error("it ended with {0}")]
     Failed(String),
@@ -43,7 +43,7 @@ pub(super) enum Trouble {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Answer {
+struct HelperResponse {
     username: String,
     secret: String,
 }
@@ -53,12 +53,13 @@ pub(super) async fn ask(
     name: &str,
     server: &str,
     search_path: Option<&OsStr>,
-) -> Result<Option<Credentials>, Trouble> {
+) -> Result<Option<Credentials>, HelperError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if !(1..=64).contains(&name.len()) || !name.bytes().all(plain) {
-        return Err(Trouble::BadName);
+        return Err(HelperError::BadName);
     }
-    let program = find(&format!("docker-credential-{name}"), search_path).ok_or(Trouble::Absent)?;
+    let program =
+        find(&format!("docker-credential-{name}"), search_path).ok_or(HelperError::Absent)?;
     let mut command = Command::new(program);
     // The helper may need the user's environment, but not our own master key.
     command.env_remove("AIRLOCK_MASTER_KEY");
@@ -69,12 +70,12 @@ pub(super) async fn ask(
         .stderr(Stdio::null())
         .kill_on_drop(true);
     let mut child = command.spawn()?;
-    timeout(LONGEST, converse(&mut child, server))
+    timeout(HELPER_TIMEOUT, converse(&mut child, server))
         .await
-        .map_err(|_| Trouble::TooLong)?
+        .map_err(|_| HelperError::TooLong)?
 }
 
-async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>, Trouble> {
+async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>, HelperError> {
     if let Some(mut stdin) = child.stdin.take() {
         // A helper that does not read its input is judged by its output.
         _ = stdin.write_all(format!("{server}\n").as_bytes()).await;
@@ -82,28 +83,30 @@ async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>
     let mut answer = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         stdout
-            .take(LARGEST_ANSWER + 1)
+            .take(MAX_OUTPUT_BYTES + 1)
             .read_to_end(&mut answer)
             .await?;
     }
-    if answer.len() as u64 > LARGEST_ANSWER {
-        return Err(Trouble::TooMuch);
+    if answer.len() as u64 > MAX_OUTPUT_BYTES {
+        return Err(HelperError::TooMuch);
     }
     let status = child.wait().await?;
-    match status.success() {
-        true => read(&answer).map(Some).ok_or(Trouble::Malformed),
-        false if answer.trim_ascii() == NOT_FOUND => Ok(None),
-        false => Err(Trouble::Failed(status.to_string())),
+    if status.success() {
+        return read(&answer).map(Some).ok_or(HelperError::Malformed);
     }
+    if answer.trim_ascii() == NOT_FOUND {
+        return Ok(None);
+    }
+    Err(HelperError::Failed(status.to_string()))
 }
 
 fn read(answer: &[u8]) -> Option<Credentials> {
-    let Answer { username, secret } = serde_json::from_slice(answer).ok()?;
+    let HelperResponse { username, secret } = serde_json::from_slice(answer).ok()?;
     Some(match username.as_str() {
-        "<token>" => Credentials::Identity(Secret::new(secret)),
+        "<token>" => Credentials::Identity(RegistrySecret::new(secret)),
         _ => Credentials::Password {
             user: username,
-            password: Secret::new(secret),
+            password: RegistrySecret::new(secret),
         },
     })
 }
@@ -122,7 +125,7 @@ mod tests {
     use std::{fs, os::unix::fs::PermissionsExt};
 
     /// The result of a helper with this script.
-    async fn answer(label: &str, script: &str) -> Result<Option<Credentials>, Trouble> {
+    async fn answer(label: &str, script: &str) -> Result<Option<Credentials>, HelperError> {
         let folder =
             std::env::temp_dir().join(format!("airlock-helper-{}-{label}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -139,13 +142,13 @@ mod tests {
         let script = r#"read host; printf '{"ServerURL":"%s","Username":"u-%s","Secret":"s"}' "$host" "$1-$host""#;
         let password = Credentials::Password {
             user: "u-get-r.example".into(),
-            password: Secret::new("s"),
+            password: RegistrySecret::new("s"),
         };
         assert_eq!(answer("password", script).await.unwrap(), Some(password));
         let token = r#"echo '{"ServerURL":"x","Username":"<token>","Secret":"t"}'"#;
         assert_eq!(
             answer("token", token).await.unwrap(),
-            Some(Credentials::Identity(Secret::new("t")))
+            Some(Credentials::Identity(RegistrySecret::new("t")))
         );
         let unknown = "echo credentials not found in native keychain; exit 1";
         assert_eq!(answer("unknown", unknown).await.unwrap(), None);
@@ -155,15 +158,15 @@ mod tests {
     async fn a_helper_that_misbehaves_is_named_and_its_words_are_not_repeated() {
         let failed = answer("failed", "echo hunter2; exit 3").await.unwrap_err();
         assert!(
-            matches!(&failed, Trouble::Failed(why) if why.contains('3') && !why.contains("hunter2"))
+            matches!(&failed, HelperError::Failed(why) if why.contains('3') && !why.contains("hunter2"))
         );
         assert!(matches!(
             answer("endless", "exec yes").await,
-            Err(Trouble::TooMuch)
+            Err(HelperError::TooMuch)
         ));
         assert!(matches!(
             answer("words", "echo hello").await,
-            Err(Trouble::Malformed)
+            Err(HelperError::Malformed)
         ));
     }
 
@@ -173,7 +176,7 @@ mod tests {
             assert!(
                 matches!(
                     ask(name, "r", Some(OsStr::new("/bin"))).await,
-                    Err(Trouble::BadName)
+                    Err(HelperError::BadName)
                 ),
                 "{name}"
             );
@@ -184,7 +187,7 @@ mod tests {
             Some(OsStr::new("/nonexistent")),
         ] {
             assert!(
-                matches!(ask("test", "r", path).await, Err(Trouble::Absent)),
+                matches!(ask("test", "r", path).await, Err(HelperError::Absent)),
                 "{path:?}"
             );
         }

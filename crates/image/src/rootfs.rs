@@ -3,10 +3,10 @@
 //! this folder were `/`, and never outside.
 
 use crate::{
-    limits::{DEEPEST, LONGEST_NAME, LONGEST_PATH},
-    rights::{Rights, Totals},
-    tar::{Header, Input, Kind, Tar, TarError},
-    user::Person,
+    limits::{MAX_COMPONENT_BYTES, MAX_DEPTH, MAX_PATH_BYTES},
+    permissions::{PermissionTable, TreeTotals},
+    tar::{TarEntryKind, TarError, TarHeader, TarInput, TarReader},
+    user::ResolvedUser,
 };
 use ::fs::{Dir, RemoveOptions};
 use rustix::{
@@ -27,16 +27,16 @@ const WHITEOUT: &[u8] = b".wh.";
 const WHITEOUT_META: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Maximum symbolic links in one path, as in the kernel.
-const MOST_LINKS: usize = 40;
-const OURS: Mode = Mode::RWXU;
-const PLACE: OFlags = OFlags::PATH
+const MAX_LINKS: usize = 40;
+const OWNER_ONLY: Mode = Mode::RWXU;
+const PATH_FLAGS: OFlags = OFlags::PATH
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
 /// Why an entry was not unpacked.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum UnpackError {
     /// No legitimate layer has such an entry.
     Refused(&'static str),
     /// Writing failed.
@@ -45,33 +45,33 @@ pub(crate) enum Trouble {
     Read(TarError),
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for UnpackError {
     fn from(errno: Errno) -> Self {
-        Trouble::Write(errno.into())
+        UnpackError::Write(errno.into())
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for UnpackError {
     fn from(source: io::Error) -> Self {
-        Trouble::Write(source)
+        UnpackError::Write(source)
     }
 }
 
-impl From<TarError> for Trouble {
+impl From<TarError> for UnpackError {
     fn from(source: TarError) -> Self {
-        Trouble::Read(source)
+        UnpackError::Read(source)
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct RootfsBuilder {
     root: Rc<Dir>,
-    rights: Rights,
+    permissions: PermissionTable,
     /// Inodes that this layer created: its own whiteouts do not apply to them. `None` for the
     /// lowest layer, which has nothing to hide.
     touched: Option<HashSet<u64>>,
     /// The parent folder of the previous entry: entries of a folder follow one another.
-    last: Option<Folder>,
+    last: Option<CachedFolder>,
     /// Number of devices and pipes that were skipped.
     pub(crate) left_out: u64,
     /// Folders created without an entry since the last call of `take_implied`.
@@ -80,24 +80,25 @@ pub(crate) struct Tree {
 
 /// An open folder of the tree with its path.
 #[derive(Clone, Debug)]
-struct Folder {
+struct CachedFolder {
     path: Vec<u8>,
     handle: Rc<Dir>,
 }
 
 /// What to do if a parent folder is missing.
 #[derive(Clone, Copy, PartialEq)]
-enum Absent {
-    Make,
+enum IfMissing {
+    Create,
     Refuse,
 }
 
-impl Tree {
-    pub(crate) fn new(root: Dir) -> Tree {
-        let (root, rights) = (Rc::new(root), Rights::default());
-        Tree {
+impl RootfsBuilder {
+    pub(crate) fn new(root: Dir) -> RootfsBuilder {
+        let root = Rc::new(root);
+        let permissions = PermissionTable::default();
+        RootfsBuilder {
             root,
-            rights,
+            permissions,
             touched: None,
             last: None,
             left_out: 0,
@@ -110,8 +111,8 @@ impl Tree {
     }
 
     /// Sets the final permissions of the whole tree.
-    pub(crate) fn settle(self, person: &Person) -> io::Result<Totals> {
-        self.rights.settle(&self.root, person)
+    pub(crate) fn apply_permissions(self, resolved_user: &ResolvedUser) -> io::Result<TreeTotals> {
+        self.permissions.apply(&self.root, resolved_user)
     }
 
     /// The following entries belong to the next layer.
@@ -125,18 +126,18 @@ impl Tree {
     }
 
     /// Applies one entry to the tree.
-    pub(crate) fn add<R: Input>(
+    pub(crate) fn add<R: TarInput>(
         &mut self,
-        header: &Header,
-        tar: &mut Tar<R>,
-    ) -> Result<(), Trouble> {
+        header: &TarHeader,
+        tar: &mut TarReader<R>,
+    ) -> Result<(), UnpackError> {
         let names = names(&header.path)?;
         let Some((last, parents)) = names.split_last() else {
             return match header.kind {
-                Kind::Folder => Ok(self
-                    .rights
+                TarEntryKind::Folder => Ok(self
+                    .permissions
                     .note(rustix::fs::fstat(&*self.root)?.st_ino, header)?),
-                _ => Err(Trouble::Refused("it replaces the root")),
+                _ => Err(UnpackError::Refused("it replaces the root")),
             };
         };
         if names
@@ -146,44 +147,49 @@ impl Tree {
             return Ok(());
         }
         if parents.iter().any(|name| name.starts_with(WHITEOUT)) {
-            return Err(Trouble::Refused("a folder has the name of a whiteout"));
+            return Err(UnpackError::Refused("a folder has the name of a whiteout"));
         }
         if let Some(hidden) = last.strip_prefix(WHITEOUT) {
             return self.hide(parents, hidden, *last == OPAQUE);
         }
-        let folder = self.folder(parents, Absent::Make)?;
+        let folder = self.folder(parents, IfMissing::Create)?;
         let name = c_name(last)?;
         match header.kind {
-            Kind::Folder => self.add_folder(&folder, &name, header),
-            Kind::File => self.add_file(&folder, &name, header, tar),
-            Kind::SymbolicLink => self.add_symbolic_link(&folder, &name, header),
-            Kind::HardLink => self.add_hard_link(&folder, &name, header),
-            Kind::Special => {
+            TarEntryKind::Folder => self.add_folder(&folder, &name, header),
+            TarEntryKind::File => self.add_file(&folder, &name, header, tar),
+            TarEntryKind::SymbolicLink => self.add_symbolic_link(&folder, &name, header),
+            TarEntryKind::HardLink => self.add_hard_link(&folder, &name, header),
+            TarEntryKind::Special => {
                 self.left_out += 1;
                 self.clear(&folder, &name)
             }
         }
     }
 
-    fn add_folder(&mut self, folder: &Dir, name: &CString, header: &Header) -> Result<(), Trouble> {
-        if let Err(Errno::EXIST) = rustix::fs::mkdirat(folder, name, OURS) {
-            let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            if !FileType::from_raw_mode(found.st_mode).is_dir() {
-                self.clear(folder, name)?;
-                rustix::fs::mkdirat(folder, name, OURS)?;
-            }
-        }
-        let inode = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
-        self.touch(inode, Some(header))
-    }
-
-    fn add_file<R: Input>(
+    fn add_folder(
         &mut self,
         folder: &Dir,
         name: &CString,
-        header: &Header,
-        tar: &mut Tar<R>,
-    ) -> Result<(), Trouble> {
+        header: &TarHeader,
+    ) -> Result<(), UnpackError> {
+        if let Err(Errno::EXIST) = rustix::fs::mkdirat(folder, name, OWNER_ONLY) {
+            let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if !FileType::from_raw_mode(found.st_mode).is_dir() {
+                self.clear(folder, name)?;
+                rustix::fs::mkdirat(folder, name, OWNER_ONLY)?;
+            }
+        }
+        let inode = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
+        self.record_inode(inode, Some(header))
+    }
+
+    fn add_file<R: TarInput>(
+        &mut self,
+        folder: &Dir,
+        name: &CString,
+        header: &TarHeader,
+        tar: &mut TarReader<R>,
+    ) -> Result<(), UnpackError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR);
@@ -193,34 +199,34 @@ impl Tree {
             made => made?,
         };
         let file = File::from(file);
-        match &header.pieces {
+        match &header.segments {
             None => write(&file, 0, header.size, tar)?,
-            Some(pieces) => {
-                for piece in pieces {
-                    write(&file, piece.at, piece.size, tar)?;
+            Some(segments) => {
+                for segment in segments {
+                    write(&file, segment.offset, segment.size, tar)?;
                 }
                 file.set_len(header.size)?;
             }
         }
         rustix::fs::futimens(&file, &times(header.mtime))?;
-        self.touch(rustix::fs::fstat(&file)?.st_ino, Some(header))
+        self.record_inode(rustix::fs::fstat(&file)?.st_ino, Some(header))
     }
 
     fn add_symbolic_link(
         &mut self,
         folder: &Dir,
         name: &CString,
-        header: &Header,
-    ) -> Result<(), Trouble> {
-        if header.link.is_empty() || header.link.len() >= LONGEST_PATH {
-            return Err(Trouble::Refused("its target is empty or too long"));
+        header: &TarHeader,
+    ) -> Result<(), UnpackError> {
+        if header.link.is_empty() || header.link.len() >= MAX_PATH_BYTES {
+            return Err(UnpackError::Refused("its target is empty or too long"));
         }
         if let Err(Errno::EXIST) = rustix::fs::symlinkat(&*header.link, folder, name) {
             self.clear(folder, name)?;
             rustix::fs::symlinkat(&*header.link, folder, name)?;
         }
         let inode = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
-        self.touch(inode, None)
+        self.record_inode(inode, None)
     }
 
     /// Creates a hard link to a file of the tree. Its target is resolved like a path of an entry,
@@ -229,16 +235,16 @@ impl Tree {
         &mut self,
         folder: &Dir,
         name: &CString,
-        header: &Header,
-    ) -> Result<(), Trouble> {
+        header: &TarHeader,
+    ) -> Result<(), UnpackError> {
         let names = names(&header.link)?;
         let Some((last, parents)) = names.split_last() else {
-            return Err(Trouble::Refused("a hard link leads to the root"));
+            return Err(UnpackError::Refused("a hard link leads to the root"));
         };
-        let there = self.folder(parents, Absent::Refuse)?;
+        let there = self.folder(parents, IfMissing::Refuse)?;
         let last = c_name(last)?;
         let found = match rustix::fs::statat(&*there, &last, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Err(Trouble::Refused("a hard link leads to nothing")),
+            Err(Errno::NOENT) => return Err(UnpackError::Refused("a hard link leads to nothing")),
             found => found?,
         };
         // Tar also writes hard links to symbolic links; the link itself is linked, not its target.
@@ -246,7 +252,7 @@ impl Tree {
             FileType::from_raw_mode(found.st_mode),
             FileType::RegularFile | FileType::Symlink
         ) {
-            return Err(Trouble::Refused(
+            return Err(UnpackError::Refused(
                 "a hard link leads to something that is no file",
             ));
         }
@@ -262,32 +268,33 @@ impl Tree {
             linked => linked?,
         }
         let is_file = FileType::from_raw_mode(found.st_mode).is_file();
-        self.touch(found.st_ino, is_file.then_some(header))
+        self.record_inode(found.st_ino, is_file.then_some(header))
     }
 
     /// Applies a whiteout: removes what lower layers have at a name, or in the whole folder if
     /// opaque.
-    fn hide(&mut self, parents: &[&[u8]], hidden: &[u8], opaque: bool) -> Result<(), Trouble> {
+    fn hide(&mut self, parents: &[&[u8]], hidden: &[u8], opaque: bool) -> Result<(), UnpackError> {
         if matches!(hidden, b"" | b"." | b"..") {
-            return Err(Trouble::Refused("a whiteout hides no name"));
+            return Err(UnpackError::Refused("a whiteout hides no name"));
         }
-        let folder = match self.folder(parents, Absent::Refuse) {
+        let folder = match self.folder(parents, IfMissing::Refuse) {
             // A missing folder has nothing to hide.
-            Err(Trouble::Refused(_)) => return Ok(()),
+            Err(UnpackError::Refused(_)) => return Ok(()),
             folder => folder?,
         };
         let Some(touched) = &self.touched else {
             return Ok(());
         };
         self.last = None;
-        match opaque {
-            true => empty_except(&folder, touched)?,
-            false => remove_except(&folder, OsStr::from_bytes(hidden), touched)?,
+        if opaque {
+            empty_except(&folder, touched)?
+        } else {
+            remove_except(&folder, OsStr::from_bytes(hidden), touched)?
         };
         Ok(())
     }
 
-    fn clear(&mut self, folder: &Dir, name: &CString) -> Result<(), Trouble> {
+    fn clear(&mut self, folder: &Dir, name: &CString) -> Result<(), UnpackError> {
         self.last = None;
         let removed = folder.remove_tree(os_name(name), RemoveOptions::default());
         match removed.map_err(io::Error::from) {
@@ -297,18 +304,18 @@ impl Tree {
     }
 
     /// Records an inode created by this layer. Symbolic links have no permissions.
-    fn touch(&mut self, inode: u64, header: Option<&Header>) -> Result<(), Trouble> {
+    fn record_inode(&mut self, inode: u64, header: Option<&TarHeader>) -> Result<(), UnpackError> {
         if let Some(touched) = &mut self.touched {
             touched.insert(inode);
         }
         match header {
-            Some(header) => self.rights.note(inode, header),
+            Some(header) => self.permissions.note(inode, header),
             None => Ok(()),
         }
     }
 
     /// The folder at this path from the root.
-    fn folder(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<Dir>, Trouble> {
+    fn folder(&mut self, names: &[&[u8]], absent: IfMissing) -> Result<Rc<Dir>, UnpackError> {
         let path = names.join(&b'/');
         if let Some(last) = &self.last
             && last.path == path
@@ -316,66 +323,69 @@ impl Tree {
             return Ok(last.handle.clone());
         }
         let handle = self.walk(names, absent)?;
-        self.last = Some(Folder {
+        self.last = Some(CachedFolder {
             path,
             handle: handle.clone(),
         });
         Ok(handle)
     }
 
-    fn walk(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<Dir>, Trouble> {
-        let mut way = vec![self.root.clone()];
+    fn walk(&mut self, names: &[&[u8]], absent: IfMissing) -> Result<Rc<Dir>, UnpackError> {
+        let mut resolved = vec![self.root.clone()];
         let mut left: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut links = 0;
         while let Some(name) = left.pop() {
             if name == b".." {
-                way.truncate(way.len().saturating_sub(1).max(1));
+                resolved.truncate(resolved.len().saturating_sub(1).max(1));
                 continue;
             }
-            let (at, name) = (way[way.len() - 1].clone(), c_name(&name)?);
-            match rustix::fs::openat(&*at, &name, PLACE, Mode::empty()) {
-                Ok(next) => way.push(Rc::new(next.into())),
-                Err(Errno::NOENT) if absent == Absent::Make => {
-                    way.push(Rc::new(self.make_parent(&at, &name)?))
+            let at = resolved[resolved.len() - 1].clone();
+            let name = c_name(&name)?;
+            match rustix::fs::openat(&*at, &name, PATH_FLAGS, Mode::empty()) {
+                Ok(next) => resolved.push(Rc::new(next.into())),
+                Err(Errno::NOENT) if absent == IfMissing::Create => {
+                    resolved.push(Rc::new(self.make_parent(&at, &name)?))
                 }
                 Err(Errno::NOENT) => {
-                    return Err(Trouble::Refused(
+                    return Err(UnpackError::Refused(
                         "it leads through a folder that is not there",
                     ));
                 }
                 Err(Errno::NOTDIR | Errno::LOOP) => {
                     links += 1;
-                    if links > MOST_LINKS {
-                        return Err(Trouble::Refused("it leads through too many symbolic links"));
+                    if links > MAX_LINKS {
+                        return Err(UnpackError::Refused(
+                            "it leads through too many symbolic links",
+                        ));
                     }
-                    follow(&at, &name, &mut way, &mut left)?;
+                    follow(&at, &name, &mut resolved, &mut left)?;
                 }
                 Err(errno) => return Err(errno.into()),
             }
-            if way.len() > DEEPEST {
-                return Err(Trouble::Refused("it lies deeper than 255 folders"));
+            if resolved.len() > MAX_DEPTH {
+                return Err(UnpackError::Refused("it lies deeper than 255 folders"));
             }
         }
-        Ok(way.pop().unwrap_or_else(|| self.root.clone()))
+        Ok(resolved.pop().unwrap_or_else(|| self.root.clone()))
     }
 
     /// A folder without an entry is owned by root with mode 0755.
-    fn make_parent(&mut self, at: &Dir, name: &CString) -> Result<Dir, Trouble> {
-        rustix::fs::mkdirat(at, name, OURS)?;
+    fn make_parent(&mut self, at: &Dir, name: &CString) -> Result<Dir, UnpackError> {
+        rustix::fs::mkdirat(at, name, OWNER_ONLY)?;
         self.implied += 1;
-        let made = rustix::fs::openat(at, name, PLACE, Mode::empty())?;
-        let header = Header {
+        let made = rustix::fs::openat(at, name, PATH_FLAGS, Mode::empty())?;
+        let header = TarHeader {
             path: Vec::new(),
             link: Vec::new(),
-            kind: Kind::Folder,
+            kind: TarEntryKind::Folder,
             size: 0,
             uid: 0,
             gid: 0,
             mode: 0o755,
             mtime: 0,
-            pieces: None,
+            segments: None,
         };
-        self.touch(rustix::fs::fstat(&made)?.st_ino, Some(&header))?;
+        self.record_inode(rustix::fs::fstat(&made)?.st_ino, Some(&header))?;
         Ok(made.into())
     }
 }
@@ -418,55 +428,62 @@ fn os_name(name: &CStr) -> &OsStr {
 fn follow(
     at: &Dir,
     name: &CString,
-    way: &mut Vec<Rc<Dir>>,
+    resolved: &mut Vec<Rc<Dir>>,
     left: &mut Vec<Vec<u8>>,
-) -> Result<(), Trouble> {
+) -> Result<(), UnpackError> {
     let target = match rustix::fs::readlinkat(at, name, Vec::new()) {
         Err(Errno::INVAL) => {
-            return Err(Trouble::Refused(
+            return Err(UnpackError::Refused(
                 "it leads through something that is no folder",
             ));
         }
         target => target?.into_bytes(),
     };
     if target.starts_with(b"/") {
-        way.truncate(1);
+        resolved.truncate(1);
     }
-    let parts = target
+    let files = target
         .split(|byte| *byte == b'/')
         .filter(|part| !matches!(*part, b"" | b"."));
-    left.extend(parts.rev().map(<[u8]>::to_vec));
+    left.extend(files.rev().map(<[u8]>::to_vec));
     Ok(())
 }
 
 /// Splits a path into components. An absolute path starts at the image's root.
-fn names(path: &[u8]) -> Result<Vec<&[u8]>, Trouble> {
-    if path.len() > LONGEST_PATH {
-        return Err(Trouble::Refused("its name is longer than 4096 bytes"));
+fn names(path: &[u8]) -> Result<Vec<&[u8]>, UnpackError> {
+    if path.len() > MAX_PATH_BYTES {
+        return Err(UnpackError::Refused("its name is longer than 4096 bytes"));
     }
     let names: Vec<_> = path
         .split(|byte| *byte == b'/')
         .filter(|part| !matches!(*part, b"" | b"."))
         .collect();
     if names.iter().any(|name| *name == b"..") {
-        return Err(Trouble::Refused("its name leads out of its folder by `..`"));
+        return Err(UnpackError::Refused(
+            "its name leads out of its folder by `..`",
+        ));
     }
-    if names.iter().any(|name| name.len() > LONGEST_NAME) {
-        return Err(Trouble::Refused(
+    if names.iter().any(|name| name.len() > MAX_COMPONENT_BYTES) {
+        return Err(UnpackError::Refused(
             "a part of its name is longer than 255 bytes",
         ));
     }
-    if names.len() > DEEPEST {
-        return Err(Trouble::Refused("it lies deeper than 255 folders"));
+    if names.len() > MAX_DEPTH {
+        return Err(UnpackError::Refused("it lies deeper than 255 folders"));
     }
     Ok(names)
 }
 
-fn c_name(name: &[u8]) -> Result<CString, Trouble> {
-    CString::new(name).map_err(|_| Trouble::Refused("its name has a NUL in it"))
+fn c_name(name: &[u8]) -> Result<CString, UnpackError> {
+    CString::new(name).map_err(|_| UnpackError::Refused("its name has a NUL in it"))
 }
 
-fn write<R: Input>(file: &File, at: u64, size: u64, tar: &mut Tar<R>) -> Result<(), Trouble> {
+fn write<R: TarInput>(
+    file: &File,
+    at: u64,
+    size: u64,
+    tar: &mut TarReader<R>,
+) -> Result<(), UnpackError> {
     let mut written = 0;
     while written < size {
         let there = tar.contents()?;

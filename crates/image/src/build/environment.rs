@@ -6,7 +6,7 @@
 //!        └── nsenter: root in there ── unshare: own mounts, processes ── mmdebstrap ── steps of the recipe
 //! ```
 
-use super::{BuildError, Plan, Platform, script};
+use super::{BuildError, BuildPlan, BuildPlatform, script};
 use crate::recipe::SUITE;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{
@@ -24,15 +24,15 @@ use std::{
 /// First host id of a tree built by root: outside the ranges of users and other programs, and
 /// outside those of sandboxes, whose programs could otherwise send signals to a build or read its
 /// files.
-const FIRST_ID: u32 = 0x7100_0000;
+const FIRST_HOST_ID: u32 = 0x7100_0000;
 /// Prefix of build folders.
-const PREFIX: &str = "airlock-build.";
-const IDS: u32 = 65_536;
+const FOLDER_PREFIX: &str = "airlock-build.";
+const ID_COUNT: u32 = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The first process in the namespace. Its standard input is closed when this process ends for any
 /// reason; it then kills the build, whose programs may ignore signals, and removes the files.
-const FIRST: &str = "\
+const INIT_SCRIPT: &str = "\
 exec 3<&0 < /dev/null
 trap 'kill -KILL -1; find \"$TMPDIR\" -xdev -mindepth 1 -delete; exit 1' TERM
 \"$@\" 3<&- &
@@ -41,14 +41,14 @@ build=$!
 wait \"$build\"";
 
 /// Registers an emulator for foreign programs in this namespace only (Linux 6.7 and later).
-const EMULATE: &str = "\
+const EMULATION_SCRIPT: &str = "\
 mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s \"$0\" > /proc/sys/fs/binfmt_misc/register || {
     echo 'this kernel has no emulation for a single namespace (Linux 6.7 and later have)' >&2; exit 1; }
 exec \"$@\"";
 
 /// Settings of dpkg, as in Debian's own images: no fsync, since the tree is temporary; no
 /// documentation except licences.
-const DPKG: [&str; 7] = [
+const DPKG_OPTIONS: [&str; 7] = [
     "force-unsafe-io",
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -60,17 +60,17 @@ const DPKG: [&str; 7] = [
 
 /// A build environment. Call `close`: its files belong to ids that an ordinary user cannot remove.
 #[derive(Debug)]
-pub struct Workshop {
+pub struct BuildEnvironment {
     folder: PathBuf,
     holder: Child,
-    ids: Ids,
+    ids: IdMapping,
     /// Locked for the lifetime: an unlocked folder was left by a process that was killed.
     _lock: OwnedFd,
 }
 
-impl Workshop {
+impl BuildEnvironment {
     /// Creates an environment in a folder for temporary files that every user may enter.
-    pub fn open(temporary: &Path) -> Result<Workshop, BuildError> {
+    pub fn open(temporary: &Path) -> Result<BuildEnvironment, BuildError> {
         for (program, package) in [
             ("mmdebstrap", "mmdebstrap"),
             ("unshare", "util-linux"),
@@ -80,20 +80,20 @@ impl Workshop {
                 return Err(BuildError::Missing { program, package });
             }
         }
-        let ids = Ids::of_caller()?;
+        let ids = IdMapping::of_caller()?;
         sweep(temporary);
         let folder = make_folder(temporary)?;
         let lock = lock(&folder).map_err(BuildError::io(format!("lock `{}`", folder.display())))?;
-        let opened = hold(&ids).and_then(|holder| {
-            let workshop = Workshop {
+        let opened = start_namespace_holder(&ids).and_then(|holder| {
+            let environment = BuildEnvironment {
                 folder: folder.clone(),
                 holder,
                 ids,
                 _lock: lock,
             };
-            match workshop.make_tree_folder() {
-                Ok(()) => Ok(workshop),
-                Err(error) => workshop.close().and(Err(error)),
+            match environment.make_tree_folder() {
+                Ok(()) => Ok(environment),
+                Err(error) => environment.close().and(Err(error)),
             }
         });
         opened.inspect_err(|_| {
@@ -124,12 +124,12 @@ impl Workshop {
     }
 
     /// Path of a file in the environment.
-    pub fn place(&self, name: &str) -> PathBuf {
+    pub fn path_of(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
     /// Starts `mmdebstrap`, which writes the layer to its standard output.
-    pub(super) fn start(&self, plan: &Plan, steps: &Path) -> Result<Child, BuildError> {
+    pub(super) fn start(&self, plan: &BuildPlan, steps: &Path) -> Result<Child, BuildError> {
         let mut command = self.inside("unshare");
         command.args([
             "--mount",
@@ -141,9 +141,9 @@ impl Workshop {
             "--mount-proc",
             "--",
         ]);
-        command.args(["/bin/sh", "-c", FIRST, "sh"]);
-        if Platform::here() != Some(plan.platform) {
-            command.args(["/bin/sh", "-c", EMULATE, &emulator(plan.platform)?]);
+        command.args(["/bin/sh", "-c", INIT_SCRIPT, "sh"]);
+        if BuildPlatform::here() != Some(plan.platform) {
+            command.args(["/bin/sh", "-c", EMULATION_SCRIPT, &emulator(plan.platform)?]);
         }
         command.args([
             "mmdebstrap",
@@ -153,7 +153,7 @@ impl Workshop {
         ]);
         command.arg("--skip=check/qemu,output/dev,output/mknod");
         command.arg(format!("--architectures={}", plan.platform.architecture()));
-        command.args(DPKG.map(|option| format!("--dpkgopt={option}")));
+        command.args(DPKG_OPTIONS.map(|option| format!("--dpkgopt={option}")));
         let steps = script::quoted(&steps.to_string_lossy());
         command
             .arg(format!(
@@ -192,8 +192,8 @@ impl Workshop {
     }
 
     /// Writes a file that root of the namespace may read, but not replace.
-    pub(super) fn give(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, BuildError> {
-        let path = self.place(name);
+    pub(super) fn write_input(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, BuildError> {
+        let path = self.path_of(name);
         let file = fs::OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -201,7 +201,7 @@ impl Workshop {
             .open(&path);
         let given = file.and_then(|mut file| {
             io::Write::write_all(&mut file, bytes)?;
-            self.ids.give(&path)
+            self.ids.chown(&path)
         });
         given.map_err(BuildError::io(format!("write `{}`", path.display())))?;
         Ok(path)
@@ -210,7 +210,7 @@ impl Workshop {
     /// Creates the only folder that root of the namespace may write to.
     fn make_tree_folder(&self) -> Result<(), BuildError> {
         let made = fs::DirBuilder::new().mode(0o700).create(self.tree());
-        let given = made.and_then(|()| self.ids.give(&self.tree()));
+        let given = made.and_then(|()| self.ids.chown(&self.tree()));
         given.map_err(BuildError::io(format!("make `{}`", self.tree().display())))
     }
 }
@@ -231,10 +231,12 @@ fn sweep(temporary: &Path) {
     let Ok(entries) = fs::read_dir(temporary) else {
         return;
     };
-    for entry in entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX))
-    {
+    for entry in entries.flatten().filter(|entry| {
+        entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(FOLDER_PREFIX)
+    }) {
         if let Ok(_lock) = lock(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -246,7 +248,10 @@ fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
     let drawn = fs::File::open("/dev/urandom")
         .and_then(|mut source| io::Read::read_exact(&mut source, &mut random));
     drawn.map_err(BuildError::io("read /dev/urandom"))?;
-    let folder = temporary.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
+    let folder = temporary.join(format!(
+        "{FOLDER_PREFIX}{:016x}",
+        u64::from_ne_bytes(random)
+    ));
     let made = fs::DirBuilder::new().mode(0o700).create(&folder);
     // Root of the namespace passes through this folder to the files it was given, whatever the
     // caller's umask is.
@@ -257,7 +262,7 @@ fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
 
 /// The id mapping of the namespace.
 #[derive(Debug)]
-enum Ids {
+enum IdMapping {
     /// Root may map any ids.
     Root,
     /// The user's own ids, and those that /etc/subuid and /etc/subgid grant.
@@ -269,14 +274,12 @@ enum Ids {
     },
 }
 
-impl Ids {
-    fn of_caller() -> Result<Ids, BuildError> {
-        let (uid, gid) = (
-            rustix::process::geteuid().as_raw(),
-            rustix::process::getegid().as_raw(),
-        );
+impl IdMapping {
+    fn of_caller() -> Result<IdMapping, BuildError> {
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
         if uid == 0 {
-            return Ok(Ids::Root);
+            return Ok(IdMapping::Root);
         }
         if !is_installed("newuidmap") {
             return Err(BuildError::Missing {
@@ -288,56 +291,57 @@ impl Ids {
         let granted =
             |file: &str| granted(&fs::read_to_string(file).unwrap_or_default(), &user, uid);
         match (granted("/etc/subuid"), granted("/etc/subgid")) {
-            (Some(users), Some(groups)) => Ok(Ids::Own {
+            (Some(users), Some(groups)) => Ok(IdMapping::Own {
                 uid,
                 gid,
                 users,
                 groups,
             }),
-            _ => Err(BuildError::NoIds { user }),
+            _ => Err(BuildError::NoSubordinateIds { user }),
         }
     }
 
     /// Gives a new file to root of the namespace.
-    fn give(&self, path: &Path) -> io::Result<()> {
+    fn chown(&self, path: &Path) -> io::Result<()> {
         match self {
-            Ids::Root => chown(path, Some(FIRST_ID), Some(FIRST_ID)),
-            Ids::Own { .. } => Ok(()),
+            IdMapping::Root => chown(path, Some(FIRST_HOST_ID), Some(FIRST_HOST_ID)),
+            IdMapping::Own { .. } => Ok(()),
         }
     }
 
     fn map(&self, pid: u32) -> Result<(), BuildError> {
         match self {
-            Ids::Root => ["uid_map", "gid_map"].into_iter().try_for_each(|file| {
+            IdMapping::Root => ["uid_map", "gid_map"].into_iter().try_for_each(|file| {
                 let path = format!("/proc/{pid}/{file}");
-                fs::write(&path, format!("0 {FIRST_ID} {IDS}"))
+                fs::write(&path, format!("0 {FIRST_HOST_ID} {ID_COUNT}"))
                     .map_err(BuildError::io(format!("write {path}")))
             }),
-            Ids::Own {
+            IdMapping::Own {
                 uid,
                 gid,
                 users,
                 groups,
             } => {
-                ask("newuidmap", pid, *uid, *users)?;
-                ask("newgidmap", pid, *gid, *groups)
+                run_id_mapper("newuidmap", pid, *uid, *users)?;
+                run_id_mapper("newgidmap", pid, *gid, *groups)
             }
         }
     }
 }
 
 /// Runs a setuid program that maps our own id to root, and the granted ids to the rest.
-fn ask(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
-    let numbers = [pid, 0, own, 1, 1, granted, IDS - 1].map(|number| number.to_string());
+fn run_id_mapper(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
+    let numbers = [pid, 0, own, 1, 1, granted, ID_COUNT - 1].map(|number| number.to_string());
     let output = tool(program)
         .args(numbers)
         .output()
         .map_err(BuildError::io(format!("start {program}")))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(BuildError::NoNamespace {
-            said: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        }),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(BuildError::NoNamespace {
+            output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        })
     }
 }
 
@@ -351,22 +355,20 @@ fn name_of(uid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The first large enough range in a file of lines `USER:FIRST:COUNT`.
+/// The first large enough range in a file of lines `USER:INIT_SCRIPT:COUNT`.
 fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
     let number = uid.to_string();
     text.lines().find_map(|line| {
         let mut parts = line.trim().split(':');
         let whose = parts.next()?;
-        let (first, count) = (
-            parts.next()?.parse().ok()?,
-            parts.next()?.parse::<u32>().ok()?,
-        );
-        ((whose == user || whose == number) && count >= IDS - 1).then_some(first)
+        let first = parts.next()?.parse().ok()?;
+        let count = parts.next()?.parse::<u32>().ok()?;
+        ((whose == user || whose == number) && count >= ID_COUNT - 1).then_some(first)
     })
 }
 
 /// Starts a process that holds the namespace and waits for the end of its input.
-fn hold(ids: &Ids) -> Result<Child, BuildError> {
+fn start_namespace_holder(ids: &IdMapping) -> Result<Child, BuildError> {
     let mut command = tool("unshare");
     command.args(["--user", "--", "/bin/sh", "-c", "echo ready && read end"]);
     command
@@ -383,13 +385,13 @@ fn hold(ids: &Ids) -> Result<Child, BuildError> {
     let mapped = match ready.trim() {
         "ready" => ids.map(holder.id()),
         _ => {
-            let mut said = String::new();
+            let mut output = String::new();
             if let Some(mut stderr) = holder.stderr.take() {
-                io::Read::read_to_string(&mut stderr, &mut said)
+                io::Read::read_to_string(&mut stderr, &mut output)
                     .map_err(BuildError::io("read from unshare"))?;
             }
             Err(BuildError::NoNamespace {
-                said: said.trim().to_owned(),
+                output: output.trim().to_owned(),
             })
         }
     };
@@ -405,12 +407,12 @@ fn hold(ids: &Ids) -> Result<Child, BuildError> {
 
 /// The binfmt_misc rule for a foreign platform, by the first bytes of its programs. The kernel
 /// opens the emulator at registration (`F`), so the tree needs no copy.
-fn emulator(platform: Platform) -> Result<String, BuildError> {
+fn emulator(platform: BuildPlatform) -> Result<String, BuildError> {
     let (program, machine) = match platform {
-        Platform::Amd64 => ("qemu-x86_64-static", "\\x3e\\x00"),
-        Platform::Arm64 => ("qemu-aarch64-static", "\\xb7\\x00"),
+        BuildPlatform::Amd64 => ("qemu-x86_64-static", "\\x3e\\x00"),
+        BuildPlatform::Arm64 => ("qemu-aarch64-static", "\\xb7\\x00"),
     };
-    let path = found(program).ok_or(BuildError::Missing {
+    let path = find_program(program).ok_or(BuildError::Missing {
         program,
         package: "qemu-user-static",
     })?;
@@ -439,10 +441,10 @@ fn tool(program: &str) -> Command {
 }
 
 fn is_installed(program: &str) -> bool {
-    found(program).is_some()
+    find_program(program).is_some()
 }
 
-fn found(program: &str) -> Option<PathBuf> {
+fn find_program(program: &str) -> Option<PathBuf> {
     PATH.split(':')
         .map(|folder| Path::new(folder).join(program))
         .find(|path| path.is_file())

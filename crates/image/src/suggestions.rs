@@ -1,10 +1,10 @@
 //! Suggests image names similar to one that was not found.
 
 /// Maximum number of suggestions.
-const MOST: usize = 3;
+const MAX_SUGGESTIONS: usize = 3;
 
 /// The most similar names, best first.
-pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<String> {
+pub(crate) fn suggest(wanted: &str, names: impl Iterator<Item = String>) -> Vec<String> {
     let far = (wanted.chars().count() / 3).max(2);
     // The same last component is similar, whatever registry and tag surround it.
     let short = |name: &str| {
@@ -17,13 +17,16 @@ pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<Str
             .unwrap_or_default();
         last.split(':').next().unwrap_or_default().to_owned()
     };
-    let distances = names.map(|name| match short(&name) == short(wanted) {
-        true => (0, name),
-        false => (distance(wanted, &name), name),
+    let distances = names.map(|name| {
+        if short(&name) == short(wanted) {
+            (0, name)
+        } else {
+            (distance(wanted, &name), name)
+        }
     });
     let mut found: Vec<_> = distances.filter(|(distance, _)| *distance <= far).collect();
     found.sort();
-    found.truncate(MOST);
+    found.truncate(MAX_SUGGESTIONS);
     found.into_iter().map(|(_, name)| name).collect()
 }
 
@@ -53,10 +56,10 @@ mod tests {
                 .map(str::to_owned)
                 .into_iter()
         };
-        assert_eq!(near("debain:latest", names()), ["debian:latest"]);
-        assert_eq!(near("agent:latest", names()), ["agent:1", "agent:2"]);
+        assert_eq!(suggest("debain:latest", names()), ["debian:latest"]);
+        assert_eq!(suggest("agent:latest", names()), ["agent:1", "agent:2"]);
         let local = ["localhost/agent:latest".to_owned()];
-        assert_eq!(near("agent:latest", local.clone().into_iter()), local);
-        assert_eq!(near("postgres:latest", names()), Vec::<String>::new());
+        assert_eq!(suggest("agent:latest", local.clone().into_iter()), local);
+        assert_eq!(suggest("postgres:latest", names()), Vec::<String>::new());
     }
 }

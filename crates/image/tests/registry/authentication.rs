@@ -5,7 +5,7 @@ use crate::{
     image::{Folder, Image, arrives, refused, request, small},
     server::{Ask, Server, reply},
 };
-use image::registry::{Credentials, PullError, Request, Secret};
+use image::registry::{Credentials, PullError, PullOptions, RegistrySecret};
 use serde_json::json;
 use std::{
     fs,
@@ -22,12 +22,12 @@ const PASSWORD: &str = "open sesame";
 fn password(user: &str, password: &str) -> Option<Credentials> {
     Some(Credentials::Password {
         user: user.into(),
-        password: Secret::new(password),
+        password: RegistrySecret::new(password),
     })
 }
 
-fn with(request: &Request, credentials: Option<Credentials>) -> Request {
-    Request {
+fn with(request: &PullOptions, credentials: Option<Credentials>) -> PullOptions {
+    PullOptions {
         credentials,
         ..request.clone()
     }
@@ -47,7 +47,8 @@ async fn a_name_and_a_password_open_what_is_closed_without() {
     if !available() {
         return;
     }
-    let (image, words) = (small(), Folder::new());
+    let image = small();
+    let words = Folder::new();
     let storage = storage(&image).await;
     fs::write(words.0.join("htpasswd"), format!("{HTPASSWD}\n")).unwrap();
     let auth = format!(
@@ -68,7 +69,7 @@ async fn a_name_and_a_password_open_what_is_closed_without() {
     )
     .await;
     assert!(!format!("{wrong} {wrong:?} {}", wrong.hint()).contains("wrong word"));
-    let identity = Some(Credentials::Identity(Secret::new("x")));
+    let identity = Some(Credentials::Identity(RegistrySecret::new("x")));
     refused(
         &with(&request, identity),
         "it requires a name and a password",
@@ -182,24 +183,23 @@ fn token_server(signer: Signer, open: bool) -> Server {
             &ask.path
         };
         let proper = pull.iter().all(|part| asked.contains(part));
-        match proper && (open || known) {
-            true => {
-                let token = signer.token("team/secret");
-                let name = if ask.method == "POST" {
-                    "access_token"
-                } else {
-                    "token"
-                };
-                reply(
-                    stream,
-                    200,
-                    &[],
-                    json!({ name: token, "expires_in": 300 })
-                        .to_string()
-                        .as_bytes(),
-                )
-            }
-            false => reply(stream, 401, &[], b"{}"),
+        if proper && (open || known) {
+            let token = signer.token("team/secret");
+            let name = if ask.method == "POST" {
+                "access_token"
+            } else {
+                "token"
+            };
+            reply(
+                stream,
+                200,
+                &[],
+                json!({ name: token, "expires_in": 300 })
+                    .to_string()
+                    .as_bytes(),
+            )
+        } else {
+            reply(stream, 401, &[], b"{}")
         }
     })
 }
@@ -218,7 +218,8 @@ async fn a_token_is_had_by_nobody_in_particular_where_that_is_enough() {
     if !available() {
         return;
     }
-    let (image, signer) = (small(), Signer::new());
+    let image = small();
+    let signer = Signer::new();
     let storage = storage(&image).await;
     let certificate = signer.certificate();
     let tokens = token_server(signer, true);
@@ -233,7 +234,8 @@ async fn a_token_is_had_for_a_password_or_for_a_longer_lived_token() {
     if !available() {
         return;
     }
-    let (image, signer) = (small(), Signer::new());
+    let image = small();
+    let signer = Signer::new();
     let storage = storage(&image).await;
     let certificate = signer.certificate();
     let tokens = token_server(signer, false);
@@ -243,7 +245,7 @@ async fn a_token_is_had_for_a_password_or_for_a_longer_lived_token() {
     arrives(
         &with(
             &request,
-            Some(Credentials::Identity(Secret::new("long+lived"))),
+            Some(Credentials::Identity(RegistrySecret::new("long+lived"))),
         ),
         &image,
     )
@@ -255,7 +257,10 @@ async fn a_token_is_had_for_a_password_or_for_a_longer_lived_token() {
     )
     .await;
     refused(
-        &with(&request, Some(Credentials::Identity(Secret::new("short")))),
+        &with(
+            &request,
+            Some(Credentials::Identity(RegistrySecret::new("short"))),
+        ),
         "denies access to a token",
     )
     .await;
@@ -342,7 +347,8 @@ async fn a_token_that_has_run_out_is_replaced() {
         let token = json!({ "token": format!("t{}", count.fetch_add(1, Ordering::Relaxed)) });
         reply(stream, 200, &[], token.to_string().as_bytes())
     });
-    let (realm, sent) = (tokens.address, image.clone());
+    let realm = tokens.address;
+    let sent = image.clone();
     // The first token is valid for the manifest alone.
     let server = Server::new(move |ask: &Ask, stream| {
         let token = ask

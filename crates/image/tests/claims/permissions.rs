@@ -1,7 +1,7 @@
 //! File permissions: those of the image's own user, for everybody alike.
 
 use crate::common::{Archive, Layer, World, told, tree_of};
-use image::Limits;
+use image::ImageLimits;
 use spec::User;
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nagent:x:1234:500::/:/bin/sh\nboss:x:0:0::/:\n";
@@ -30,7 +30,7 @@ fn loaded_as(user: &str) -> Result<(Option<User>, Vec<String>), String> {
     let world = World::new();
     let archive = Archive::new(&layers()).with_user(user);
     let loaded = world
-        .load_with(&archive, &Limits::default())
+        .load_with(&archive, &ImageLimits::default())
         .map_err(|error| told(&error))?;
     let tree = tree_of(&loaded.image);
     let short = |line: &String| {
@@ -152,13 +152,13 @@ fn a_table_is_found_as_a_program_in_the_image_would_find_it() {
     // A link to a file of the host: the image has no such file.
     let layer = Layer::new().folder("etc/").symlink("etc/passwd", &outside);
     let archive = Archive::new(&[layer]).with_user("agent");
-    assert!(world.load_with(&archive, &Limits::default()).is_err());
+    assert!(world.load_with(&archive, &ImageLimits::default()).is_err());
     let layer = Layer::new()
         .symlink("etc", "/config")
         .file("config/passwd", PASSWD)
         .file("config/group", GROUP);
     let archive = Archive::new(&[layer]).with_user("agent");
-    let loaded = world.load_with(&archive, &Limits::default()).unwrap();
+    let loaded = world.load_with(&archive, &ImageLimits::default()).unwrap();
     assert_eq!(
         loaded.image.user(),
         Some(User {

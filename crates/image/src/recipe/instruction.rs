@@ -1,6 +1,6 @@
 //! Splits a Containerfile into instructions and parses their arguments.
 
-use super::BadRecipe;
+use super::RecipeError;
 
 /// One instruction with its continued lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,11 +14,11 @@ pub(super) struct Instruction {
 }
 
 /// All instructions. Comments and empty lines are dropped, also within continued lines.
-pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
+pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, RecipeError> {
     let mut all: Vec<Instruction> = Vec::new();
     let mut continued = false;
     for (index, line) in text.lines().enumerate() {
-        let bad = |what: &str| BadRecipe {
+        let bad = |what: &str| RecipeError {
             line: index + 1,
             what: what.to_owned(),
         };
@@ -53,7 +53,8 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
             (true, Some(last)) => last.text.push_str(body),
             _ => {
                 let (name, rest) = body.split_once(char::is_whitespace).unwrap_or((body, ""));
-                let (name, text) = (name.to_ascii_uppercase(), rest.trim_start().to_owned());
+                let name = name.to_ascii_uppercase();
+                let text = rest.trim_start().to_owned();
                 all.push(Instruction {
                     line: index + 1,
                     name,
@@ -78,44 +79,47 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
 }
 
 impl Instruction {
-    pub(super) fn bad(&self, what: String) -> BadRecipe {
-        BadRecipe {
+    pub(super) fn bad(&self, what: String) -> RecipeError {
+        RecipeError {
             line: self.line,
             what,
         }
     }
 
     /// Other builders substitute `$` in every instruction but `RUN`.
-    fn refuse_variables(&self) -> Result<(), BadRecipe> {
-        match self.text.contains('$') {
-            true => Err(self.bad(format!(
+    fn refuse_variables(&self) -> Result<(), RecipeError> {
+        if self.text.contains('$') {
+            Err(self.bad(format!(
                 "`$` is not replaced in {} here: write the value",
                 self.name
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 
-    pub(super) fn one_word(&self) -> Result<String, BadRecipe> {
+    pub(super) fn one_word(&self) -> Result<String, RecipeError> {
         self.refuse_variables()?;
-        match self
+        if self
             .text
             .contains(|c: char| c.is_whitespace() || c == '"' || c == '\'')
         {
-            true => Err(self.bad(format!("{} takes one plain word", self.name))),
-            false => Ok(self.text.clone()),
+            Err(self.bad(format!("{} takes one plain word", self.name)))
+        } else {
+            Ok(self.text.clone())
         }
     }
 
     /// The name of a variable, without a default value.
-    pub(super) fn variable(&self) -> Result<String, BadRecipe> {
-        match is_variable(&self.text) {
-            true => Ok(self.text.clone()),
-            false => Err(self.bad("write ARG NAME, of A-Z a-z 0-9 _".to_owned())),
+    pub(super) fn variable(&self) -> Result<String, RecipeError> {
+        if is_variable(&self.text) {
+            Ok(self.text.clone())
+        } else {
+            Err(self.bad("write ARG NAME, of A-Z a-z 0-9 _".to_owned()))
         }
     }
 
-    pub(super) fn absolute(&self, path: &str) -> Result<String, BadRecipe> {
+    pub(super) fn absolute(&self, path: &str) -> Result<String, RecipeError> {
         let plain = |part: &str| !matches!(part, "" | "." | "..");
         let word = !path.contains(|c: char| c.is_whitespace() || "$\"'".contains(c));
         match path.strip_prefix('/') {
@@ -125,7 +129,7 @@ impl Instruction {
     }
 
     /// A JSON list of strings: the only form without a shell.
-    pub(super) fn list(&self) -> Result<Vec<String>, BadRecipe> {
+    pub(super) fn list(&self) -> Result<Vec<String>, RecipeError> {
         serde_json::from_str(&self.text).map_err(|_| {
             self.bad(format!(
                 "{} takes a JSON list: [\"program\", \"argument\"]",
@@ -135,7 +139,7 @@ impl Instruction {
     }
 
     /// `NAME=VALUE NAME="VALUE WITH SPACES"`.
-    pub(super) fn pairs(&self) -> Result<Vec<(String, String)>, BadRecipe> {
+    pub(super) fn pairs(&self) -> Result<Vec<(String, String)>, RecipeError> {
         self.refuse_variables()?;
         let mut pairs = Vec::new();
         let mut rest = self.text.as_str();
