@@ -16,8 +16,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 use store::{
-    ArtifactError, ArtifactOwner, ArtifactReader, ArtifactSettings, Artifacts, NewArtifact,
-    ObjectStoreConfig, StorageLocation, StoredArtifact,
+    ArtifactError, ArtifactOwner, ArtifactSettings, Artifacts, NewArtifact, ObjectStoreConfig,
+    StorageLocation, StoredArtifact, VersionReader,
 };
 
 /// Where the artifacts of one test are.
@@ -147,7 +147,7 @@ pub async fn put_as(
 }
 
 /// Everything that is left to read.
-pub async fn all_of(mut reading: ArtifactReader) -> Result<Vec<u8>, ArtifactError> {
+pub async fn all_of(mut reading: VersionReader) -> Result<Vec<u8>, ArtifactError> {
     let mut all = Vec::new();
     while let Some(bytes) = reading.next().await? {
         all.extend(bytes);

@@ -20,7 +20,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
-use store::{ArtifactError, ArtifactOwner, ArtifactReader, Lineage, NewArtifact};
+use store::{ArtifactError, ArtifactOwner, Lineage, NewArtifact, VersionReader};
 use tokio::runtime::Handle;
 
 /// The bytes that are passed to the store at a time.
@@ -183,7 +183,7 @@ pub(crate) async fn check_artifact_inputs(engine: &Inner, spec: &RunSpec) -> Res
 
 /// A blocking reader of a stored artifact. The end of a damaged artifact is an error.
 pub(crate) struct ArtifactReader {
-    reading: ArtifactReader,
+    reading: VersionReader,
     runtime: Handle,
     rest: Bytes,
 }

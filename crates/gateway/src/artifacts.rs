@@ -457,10 +457,10 @@ fn store_problem(error: ArtifactError) -> Problem {
             title,
             Some("make it anew".to_owned()),
         ),
-        ArtifactError::Keep { source, .. } if is_disk_full(&source) => Problem::disk_full(),
+        ArtifactError::Write { source, .. } if is_disk_full(&source) => Problem::disk_full(),
         ArtifactError::Folder { source, .. }
         | ArtifactError::Bucket { source, .. }
-        | ArtifactError::Keep { source, .. }
+        | ArtifactError::Write { source, .. }
         | ArtifactError::Access { source, .. } => {
             crate::log_warning(format_args!("airlock: {title}: {source}"));
             let hint = "try again; the operator's log has the cause";

@@ -26,7 +26,7 @@ use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
-use store::audit::{AuditEntry, AuditPage, AuditQuery, AuditRow, BadCursor, Decision};
+use store::audit::{AuditEntry, AuditFilter, AuditPage, AuditRow, BadCursor, Decision};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -740,7 +740,7 @@ async fn audit(
             "give milliseconds since 1970",
         ));
     }
-    let page_query = AuditQuery {
+    let page_query = AuditFilter {
         run: query.run,
         tenant: query
             .tenant
@@ -783,13 +783,13 @@ async fn record(
     InPath(id): InPath<String>,
 ) -> Answer<Response> {
     let row = crate::runs::row(&gateway, &caller, &id).await?;
-    let page_query = AuditQuery {
+    let page_query = AuditFilter {
         run: Some(row.id.clone()),
         // Entries of other tenants that used this run's id are not shown to its owner.
         tenant: Some(row.owner),
         since_ms: Some(row.accepted_ms.saturating_sub(1000)),
         limit: MAX_LISTED,
-        ..AuditQuery::default()
+        ..AuditFilter::default()
     };
     let AuditPage { rows, before } = read(&gateway, &caller, page_query).await?;
     let lines = audit_lines(rows.into_iter().rev(), &caller);
@@ -805,7 +805,7 @@ async fn record(
 }
 
 /// Reads a page on a blocking thread, within the caller's fair share.
-async fn read(gateway: &Gateway, caller: &Caller, page_query: AuditQuery) -> Answer<AuditPage> {
+async fn read(gateway: &Gateway, caller: &Caller, page_query: AuditFilter) -> Answer<AuditPage> {
     let state = gateway.state().to_owned();
     let read = move || {
         store::audit::read_page(&state, &page_query).map_err(|error| {

@@ -122,7 +122,7 @@ struct LoadQuery {
 #[utoipa::path(get, path = "/v1/images", tag = "images",
     responses((status = 200, body = ImageList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<ImageList>> {
-    caller.require(Scope::ImageStore)?;
+    caller.require(Scope::Images)?;
     let listing = run_blocking(&gateway, |images| images.list()).await?;
     Ok(Json(ImageList {
         images: listing.images.into_iter().map(listed).collect(),
@@ -192,7 +192,7 @@ async fn show_image(
     caller: Caller,
     Path(name): Path<String>,
 ) -> Answer<Json<ShownImage>> {
-    caller.require(Scope::ImageStore)?;
+    caller.require(Scope::Images)?;
     let name = reference(&name)?;
     let image = run_blocking(&gateway, move |images| images.get(&name)).await?;
     let config = serde_json::to_value(image.config());

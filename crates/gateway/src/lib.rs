@@ -307,7 +307,7 @@ impl Gateway {
         };
         self.0
             .audit
-            .note(&start)
+            .append(&start)
             .map_err(|error| DatabaseError::Unusable {
                 path: self.state().to_owned(),
                 why: format!("the audit cannot be written: {error}"),
@@ -417,7 +417,7 @@ impl Gateway {
         };
         self.0
             .audit
-            .note(&entry)
+            .append(&entry)
             .and_then(|()| std::fs::remove_file(&path))
             .map_err(failed)
     }

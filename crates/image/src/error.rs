@@ -35,7 +35,7 @@ pub enum ImageError {
     },
     /// Part of the input is not valid tar.
     #[error("{what} cannot be read as tar")]
-    TarReader {
+    Tar {
         /// Which part.
         what: String,
         /// The cause.
@@ -155,9 +155,7 @@ impl ImageError {
                 "check the free space and the permissions of the state folder; `airlock sweep` removes what crashes left"
             }
             ImageError::Read { .. } => "give a file, a folder, or - for standard input",
-            ImageError::Malformed { .. }
-            | ImageError::TarReader { .. }
-            | ImageError::Missing(_) => {
+            ImageError::Malformed { .. } | ImageError::Tar { .. } | ImageError::Missing(_) => {
                 "create it again with `docker save`, or as a complete OCI layout"
             }
             ImageError::Digest { .. } => "it was damaged or changed in transit: fetch it again",

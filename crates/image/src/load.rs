@@ -220,7 +220,7 @@ fn apply_layer<R: TarInput>(
     report: &mut dyn FnMut(u64),
 ) -> Result<u64, ImageError> {
     let mut tar = TarReader::new(from);
-    let unreadable = |source| ImageError::TarReader {
+    let unreadable = |source| ImageError::Tar {
         what: format!("layer {layer}"),
         source,
     };

@@ -47,7 +47,7 @@ pub(crate) enum SourceFiles {
 
 #[derive(Clone, Debug)]
 pub(crate) enum ArchiveEntry {
-    OffsetReader { offset: u64, size: u64 },
+    Data { offset: u64, size: u64 },
     Link(Vec<u8>),
 }
 
@@ -153,7 +153,7 @@ impl SourceFiles {
                 let mut name = normalize(name.as_bytes(), &[]).ok_or_else(missing)?;
                 for _ in 0..MAX_LINKS {
                     match index.get(&name).ok_or_else(missing)? {
-                        ArchiveEntry::OffsetReader { offset, size } => {
+                        ArchiveEntry::Data { offset, size } => {
                             return Ok(SourceFile {
                                 file: file.clone(),
                                 offset: *offset,
@@ -266,7 +266,7 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, ArchiveEntry>, ImageError
         OffsetReader { file, offset: 0 },
     ));
     let mut index = BTreeMap::new();
-    while let Some(header) = tar.next().map_err(|source| ImageError::TarReader {
+    while let Some(header) = tar.next().map_err(|source| ImageError::Tar {
         what: what(),
         source,
     })? {
@@ -275,7 +275,7 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, ArchiveEntry>, ImageError
         };
         let folder: Vec<_> = name.rsplitn(2, |byte| *byte == b'/').skip(1).collect();
         let entry = match header.kind {
-            TarEntryKind::File => Some(ArchiveEntry::OffsetReader {
+            TarEntryKind::File => Some(ArchiveEntry::Data {
                 offset: tar.position(),
                 size: header.size,
             }),

@@ -16,7 +16,7 @@ mod verify;
 mod writer;
 
 pub use journal::{Durability, Problem};
-pub use query::{AuditPage, AuditQuery, AuditRow, BadCursor, read_page};
+pub use query::{AuditFilter, AuditPage, AuditRow, BadCursor, read_page};
 pub use verify::{VerifyError, VerifyReport, head, parse_hash, verify};
 pub use writer::{AuditSettings, OwnedAuditEntry, set_aside};
 

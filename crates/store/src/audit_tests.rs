@@ -89,7 +89,7 @@ fn what_is_written_is_believed_and_goes_on() {
     );
     drop(audit);
     assert!(
-        verify(&folder.0, Some(hash(&before.head).unwrap())).is_ok(),
+        verify(&folder.0, Some(parse_hash(&before.head).unwrap())).is_ok(),
         "a head from before is still there"
     );
     assert!(verify(&folder.0, Some([7; 32])).is_err());
@@ -276,10 +276,10 @@ fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
     assert!(folder.files() < 4, "{}", folder.files());
     let verified = verify(&folder.0, None).unwrap();
     assert!(verified.first > 1 && verified.last > 20, "{verified:?}");
-    let asked = AuditQuery {
+    let asked = AuditFilter {
         what: Some("audit.remove".into()),
         limit: 100,
-        ..AuditQuery::default()
+        ..AuditFilter::default()
     };
     assert!(!read_page(&folder.0, &asked).unwrap().rows.is_empty());
     // A file that retention did not remove is reported as missing.
@@ -316,10 +316,10 @@ fn bytes_are_bounded_too() {
 fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
     let folder = filled("pages");
     for limit in [1, 3, 7, 1000] {
-        let mut asked = AuditQuery {
+        let mut asked = AuditFilter {
             tenant: Some("odd".into()),
             limit,
-            ..AuditQuery::default()
+            ..AuditFilter::default()
         };
         let mut seen = Vec::new();
         loop {
@@ -338,10 +338,10 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
             .collect();
         assert_eq!(seen, expected, "{limit}");
     }
-    let one = AuditQuery {
+    let one = AuditFilter {
         run: Some("r4".into()),
         limit: 9,
-        ..AuditQuery::default()
+        ..AuditFilter::default()
     };
     assert_eq!(read_page(&folder.0, &one).unwrap().rows.len(), 1);
     for wrong in [
@@ -354,10 +354,10 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
         "1--1",
         "4294967296-0",
     ] {
-        let asked = AuditQuery {
+        let asked = AuditFilter {
             before: Some(wrong.into()),
             limit: 1,
-            ..AuditQuery::default()
+            ..AuditFilter::default()
         };
         let error = read_page(&folder.0, &asked).unwrap_err();
         assert!(
@@ -391,9 +391,9 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
     audit.append(&run("after", "t")).unwrap();
     assert_eq!(audit.write_error(), None);
     drop(audit);
-    let all = AuditQuery {
+    let all = AuditFilter {
         limit: 10,
-        ..AuditQuery::default()
+        ..AuditFilter::default()
     };
     let runs: Vec<_> = read_page(&folder.0, &all)
         .unwrap()
@@ -458,9 +458,9 @@ fn hostile_words_stay_in_their_line() {
     drop(audit);
     let rows = read_page(
         &folder.0,
-        &AuditQuery {
+        &AuditFilter {
             limit: 10,
-            ..AuditQuery::default()
+            ..AuditFilter::default()
         },
     )
     .unwrap()
@@ -568,8 +568,8 @@ fn what_the_database_does_not_know_of_a_file_is_found_again() {
 #[test]
 fn whoever_looks_whether_it_is_written_keeps_nobody_from_it() {
     let folder = filled("looked");
-    let folder = journal::Folder::open(&folder.0.join(FOLDER)).unwrap();
-    let lock = folder.lock_file(NAME).unwrap();
+    let journal = journal::Folder::open(&folder.0.join(FOLDER)).unwrap();
+    let lock = journal.lock_file(NAME).unwrap();
     assert!(journal::lock(&lock).unwrap());
     let new_segments = std::thread::scope(|scope| {
         let opening = scope.spawn(|| AuditLog::open(&folder.0));

@@ -187,7 +187,7 @@ impl Database {
             .and_then(
                 |mut connection| match migrate(&mut connection, migrations)? {
                     Schema::Known => Ok(Ok(connection)),
-                    Schema::NewerSchema { found, known } => Ok(Err((found, known))),
+                    Schema::Newer { found, known } => Ok(Err((found, known))),
                 },
             )
             .map_err(|source| DatabaseError::Sqlite {
@@ -395,7 +395,7 @@ fn retry_while_busy<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusq
 
 enum Schema {
     Known,
-    NewerSchema { found: i64, known: i64 },
+    Newer { found: i64, known: i64 },
 }
 
 /// Applies all missing migrations, or none. There is no way back.
@@ -413,7 +413,7 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result
         .ok()
         .and_then(|found| migrations.get(found..))
     else {
-        return Ok(Schema::NewerSchema { found, known });
+        return Ok(Schema::Newer { found, known });
     };
     for step in missing {
         transaction.execute_batch(step)?;

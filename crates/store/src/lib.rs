@@ -21,9 +21,9 @@ pub mod webhooks;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, ImageTrailEntry, NewAllowedImage};
 pub use artifacts::{
-    ArtifactError, ArtifactListing, ArtifactOwner, ArtifactQuery, ArtifactReader, ArtifactSettings,
-    ArtifactWriter, Artifacts, ByteRange, ChunkBuffer, Lineage, NewArtifact, ObjectStoreConfig,
-    StorageLocation, StoredArtifact,
+    ArtifactError, ArtifactListing, ArtifactOwner, ArtifactQuery, ArtifactSettings, Artifacts,
+    ByteRange, ChunkBuffer, Lineage, NewArtifact, ObjectStoreConfig, StorageLocation,
+    StoredArtifact, VersionReader, VersionWriter,
 };
 pub use buffer_pool::BufferPool;
 pub use database::DatabaseError;

@@ -9,9 +9,7 @@ mod workflows;
 
 pub use sandboxes::{SandboxRetention, SandboxRow};
 pub use tenant_activity::TenantActivity;
-pub use workflows::{
-    LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, WorkflowLease,
-};
+pub use workflows::{LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, TaskLease};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};

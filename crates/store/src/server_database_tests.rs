@@ -562,7 +562,7 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     assert!(
         matches!(
             renewed,
-            LeaseOutcome::Renewed(WorkflowLease { expires_ms: 51, .. })
+            LeaseOutcome::Renewed(TaskLease { expires_ms: 51, .. })
         ),
         "as long as before: {renewed:?}"
     );

@@ -23,8 +23,8 @@ use std::{
     path::{Path, PathBuf},
 };
 use store::{
-    ArtifactError, ArtifactOwner, ArtifactQuery, ArtifactReader, Lineage, NewArtifact,
-    StoredArtifact,
+    ArtifactError, ArtifactOwner, ArtifactQuery, Lineage, NewArtifact, StoredArtifact,
+    VersionReader,
 };
 
 const EXAMPLES: &str = "\
@@ -281,7 +281,7 @@ fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
     }
 }
 
-async fn opened(engine: &Engine, which: &Which) -> Result<ArtifactReader, Failure> {
+async fn opened(engine: &Engine, which: &Which) -> Result<VersionReader, Failure> {
     engine
         .artifacts()
         .open_version(&ArtifactOwner::local(), &which.name, which.version)
@@ -337,7 +337,7 @@ async fn get(
 }
 
 /// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
-async fn write_out(from: &mut ArtifactReader, which: &Which) -> Result<(), Failure> {
+async fn write_out(from: &mut VersionReader, which: &Which) -> Result<(), Failure> {
     let mut screen = io::stdout()
         .is_terminal()
         .then(|| Screen::new(Level::Lines));

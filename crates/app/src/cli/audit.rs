@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
 use std::{io, path::Path};
-use store::audit::{self, AuditQuery, AuditRow, Problem, VerifyReport};
+use store::audit::{self, AuditFilter, AuditRow, Problem, VerifyReport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,7 +100,7 @@ enum Format {
 }
 
 impl Which {
-    fn asked(&self, limit: usize) -> AuditQuery {
+    fn asked(&self, limit: usize) -> AuditFilter {
         let Which {
             run,
             tenant,
@@ -108,7 +108,7 @@ impl Which {
             since,
             until,
         } = self.clone();
-        AuditQuery {
+        AuditFilter {
             run,
             tenant,
             what,
@@ -145,13 +145,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
         Action::Show { which, limit } => {
-            let page = |asked: &AuditQuery| {
+            let page = |asked: &AuditFilter| {
                 audit::read_page(&state, asked).map_err(|error| unreadable(&error))
             };
             tell(Shape::of(options.json, None), &which.asked(*limit), page)
         }
         Action::Export { which, format } => {
-            let page = |asked: &AuditQuery| {
+            let page = |asked: &AuditFilter| {
                 audit::read_page(&state, asked).map_err(|error| unreadable(&error))
             };
             tell(
@@ -314,8 +314,8 @@ impl Shape {
 /// Page after page, so that no more than one is in memory.
 fn tell(
     shape: Shape,
-    asked: &AuditQuery,
-    mut page: impl FnMut(&AuditQuery) -> Result<audit::AuditPage, Failure>,
+    asked: &AuditFilter,
+    mut page: impl FnMut(&AuditFilter) -> Result<audit::AuditPage, Failure>,
 ) -> Result<u8, Failure> {
     if shape == Shape::Csv {
         print(CSV)?;

@@ -10,7 +10,9 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{By, DayUse, Filter, Problem, Total, UsageError, UsageProjection};
+use engine::usage::{
+    GroupBy, Problem, TenantActivity, UsageError, UsageFilter, UsageProjection, UsageTotal,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -74,14 +76,14 @@ enum Column {
 }
 
 impl Column {
-    fn by(self) -> By {
+    fn by(self) -> GroupBy {
         match self {
-            Column::Run => By::Run,
-            Column::Session => By::Session,
-            Column::Tenant => By::Tenant,
-            Column::Model => By::Model,
-            Column::Provider => By::Provider,
-            Column::Day => By::Day,
+            Column::Run => GroupBy::Run,
+            Column::Session => GroupBy::Session,
+            Column::Tenant => GroupBy::Tenant,
+            Column::Model => GroupBy::Model,
+            Column::Provider => GroupBy::Provider,
+            Column::Day => GroupBy::Day,
         }
     }
 
@@ -118,7 +120,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return verify(&books, options.json);
     }
     let problems = books.refresh()?;
-    let filter = Filter {
+    let filter = UsageFilter {
         run: options.run.clone(),
         tenant: options.tenant.clone(),
         since_ms: options.since,
@@ -129,7 +131,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(tell(&problems, options.json))
 }
 
-fn show(options: &Options, totals: &[Total], problems: &[Problem]) -> Result<(), Failure> {
+fn show(options: &Options, totals: &[UsageTotal], problems: &[Problem]) -> Result<(), Failure> {
     match (options.json, options.csv) {
         (true, _) => print_json(&object(options.by, totals, problems)),
         (false, true) => print(&engine::usage::csv(options.by.by(), totals)),
@@ -193,10 +195,10 @@ struct Row {
 }
 
 impl Row {
-    fn total(self) -> Total {
+    fn total(self) -> UsageTotal {
         let activity = self.runs.zip(self.sandboxes).zip(self.cpu_ms);
-        Total {
-            activity: activity.map(|((runs, sandboxes), cpu_ms)| DayUse {
+        UsageTotal {
+            activity: activity.map(|((runs, sandboxes), cpu_ms)| TenantActivity {
                 runs,
                 sandboxes,
                 cpu_ms,
@@ -283,13 +285,13 @@ pub(super) fn listed(problems: &[Problem]) -> Vec<Value> {
 }
 
 /// All of them together.
-fn sum(totals: &[Total]) -> Total {
+fn sum(totals: &[UsageTotal]) -> UsageTotal {
     totals.iter().fold(
-        Total {
+        UsageTotal {
             key: "total".to_owned(),
-            ..Total::default()
+            ..UsageTotal::default()
         },
-        |sum, one| Total {
+        |sum, one| UsageTotal {
             key: sum.key,
             calls: sum.calls.saturating_add(one.calls),
             input_tokens: sum.input_tokens.saturating_add(one.input_tokens),
@@ -308,8 +310,8 @@ fn sum(totals: &[Total]) -> Total {
     )
 }
 
-fn added(one: DayUse, more: DayUse) -> DayUse {
-    DayUse {
+fn added(one: TenantActivity, more: TenantActivity) -> TenantActivity {
+    TenantActivity {
         runs: one.runs.saturating_add(more.runs),
         sandboxes: one.sandboxes.saturating_add(more.sandboxes),
         cpu_ms: one.cpu_ms.saturating_add(more.cpu_ms),
@@ -317,7 +319,7 @@ fn added(one: DayUse, more: DayUse) -> DayUse {
 }
 
 /// What each column is called, and what stands in it.
-fn cells(total: &Total) -> [(&'static str, String); 7] {
+fn cells(total: &UsageTotal) -> [(&'static str, String); 7] {
     let money = |nanos| Money(nanos).to_string();
     [
         ("calls", total.calls.to_string()),
@@ -331,7 +333,7 @@ fn cells(total: &Total) -> [(&'static str, String); 7] {
 }
 
 /// Names to the left, numbers to the right, everything together in the last line.
-fn text(by: Column, totals: &[Total]) -> String {
+fn text(by: Column, totals: &[UsageTotal]) -> String {
     let all = sum(totals);
     let heads = cells(&all).map(|(head, _)| head.to_owned());
     let mut lines = vec![(by.name().to_owned(), heads)];
@@ -372,7 +374,7 @@ fn shown(key: &str) -> String {
     }
 }
 
-fn object(by: Column, totals: &[Total], problems: &[Problem]) -> Value {
+fn object(by: Column, totals: &[UsageTotal], problems: &[Problem]) -> Value {
     json!({
         "by": by.name(),
         "rows": totals.iter().map(row).collect::<Vec<_>>(),
@@ -381,7 +383,7 @@ fn object(by: Column, totals: &[Total], problems: &[Problem]) -> Value {
     })
 }
 
-fn row(total: &Total) -> Value {
+fn row(total: &UsageTotal) -> Value {
     json!({
         "key": total.key,
         "calls": total.calls,
@@ -421,13 +423,13 @@ impl From<UsageError> for Failure {
 mod tests {
     use super::*;
 
-    fn total(key: &str, calls: u64, money: u64) -> Total {
-        Total {
+    fn total(key: &str, calls: u64, money: u64) -> UsageTotal {
+        UsageTotal {
             key: key.to_owned(),
             calls,
             input_tokens: 1000,
             money,
-            ..Total::default()
+            ..UsageTotal::default()
         }
     }
 

@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use store::{ArtifactError, ArtifactReader, ArtifactWriter, StoredArtifact};
+use store::{ArtifactError, StoredArtifact, VersionReader, VersionWriter};
 use tokio::sync::mpsc;
 
 /// A client that sends nothing for this long is disconnected.
@@ -20,7 +20,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Stores a body if its length and digest match what the client announced.
 pub(super) async fn receive(
-    mut putting: ArtifactWriter,
+    mut putting: VersionWriter,
     mut body: Body,
     announced: Option<u64>,
     expected: Option<&str>,
@@ -58,7 +58,7 @@ pub(super) async fn receive(
 }
 
 /// Streams an artifact at the client's pace. If the content is damaged, the stream is cut off.
-pub(super) fn send(mut reading: ArtifactReader) -> Body {
+pub(super) fn send(mut reading: VersionReader) -> Body {
     let (sender, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
         loop {

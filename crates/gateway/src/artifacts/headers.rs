@@ -3,7 +3,7 @@
 use crate::{Problem, problem::Answer};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use store::{ArtifactReader, ByteRange, StoredArtifact};
+use store::{ByteRange, StoredArtifact, VersionReader};
 
 const CHECKSUM: &str = "x-checksum-sha256";
 const REPR_DIGEST: &str = "repr-digest";
@@ -124,7 +124,7 @@ pub(super) fn requested_range(headers: &HeaderMap, etag: &str) -> Option<ByteRan
 /// artifact's author is not trusted.
 pub(super) fn set_response_headers(
     headers: &mut HeaderMap,
-    reading: &ArtifactReader,
+    reading: &VersionReader,
     partial: bool,
 ) {
     let kept = reading.artifact();

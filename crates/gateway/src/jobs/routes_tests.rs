@@ -18,7 +18,7 @@ fn caller(name: &str) -> Caller {
 fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
     let labels = json!({ "label": label }).to_string();
     let room = gateway.job_limits("her");
-    let add = |transaction: &Writing<'_>| {
+    let add = |transaction: &WriteTransaction<'_>| {
         numbers.clone().try_for_each(|number| {
             let new = NewJob {
                 id: &format!("job-{number}"),
@@ -39,7 +39,7 @@ fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
                 order: "{}",
                 idempotency_key: None,
             };
-            assert_eq!(transaction.add_job(&new, &room)?, Added::Accepted);
+            assert_eq!(transaction.add_job(&new, &room)?, AddJobOutcome::Accepted);
             Ok(())
         })
     };

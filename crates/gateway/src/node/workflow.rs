@@ -11,7 +11,7 @@ use store::{
     DatabaseError,
     audit::{AuditEntry, Decision},
     server_database::{
-        LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, WorkflowLease,
+        LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, TaskLease,
         WriteTransaction,
     },
 };
@@ -114,7 +114,7 @@ fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> An
 }
 
 /// The granted lease, or the refusal.
-fn granted_lease(taking: LeaseOutcome) -> Answer<(WorkflowLease, bool)> {
+fn granted_lease(taking: LeaseOutcome) -> Answer<(TaskLease, bool)> {
     match taking {
         LeaseOutcome::Started(lease) => Ok((lease, true)),
         LeaseOutcome::Renewed(lease) => Ok((lease, false)),
@@ -215,11 +215,7 @@ async fn start(
     )))
 }
 
-fn lease_response(
-    lease: WorkflowLease,
-    status: &'static str,
-    with_checkpoint: bool,
-) -> WorkflowLease {
+fn lease_response(lease: TaskLease, status: &'static str, with_checkpoint: bool) -> WorkflowLease {
     let checkpoint = lease.checkpoint.filter(|_| with_checkpoint);
     WorkflowLease {
         run_id: lease.run,

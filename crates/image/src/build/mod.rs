@@ -82,7 +82,7 @@ pub struct BuiltImage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BuildProgress {
     /// A step begins.
-    BuildStep(String),
+    Step(String),
     /// A line of output of the running program; untrusted.
     Output(String),
 }
@@ -193,7 +193,7 @@ impl BuildPlan {
             }
         }
         let steps = script::write(self, environment)?;
-        on_progress(BuildProgress::BuildStep(format!(
+        on_progress(BuildProgress::Step(format!(
             "Debian {SUITE} for {}",
             self.platform.architecture()
         )));
@@ -302,7 +302,7 @@ fn forward_output(
             .strip_prefix(script::STEP_MARK)
             .and_then(|number| number.parse::<usize>().ok());
         match step.and_then(|number| titles.get(number)) {
-            Some(title) => on_progress(BuildProgress::BuildStep(title.clone())),
+            Some(title) => on_progress(BuildProgress::Step(title.clone())),
             None if text.is_empty() => {}
             None => {
                 last.push_back(text.clone());

@@ -26,7 +26,7 @@ pub enum ArtifactError {
     },
     /// Writing failed.
     #[error("cannot store artifact `{}`", shown(name))]
-    Keep {
+    Write {
         /// Name of the artifact.
         name: WorkspacePath,
         /// The cause.

@@ -22,9 +22,9 @@ pub use chunk_buffer::ChunkBuffer;
 pub use error::ArtifactError;
 pub use list::{ArtifactListing, ArtifactQuery};
 pub use location::{ObjectStoreConfig, StorageLocation};
-pub use read::{ArtifactReader, ByteRange};
+pub use read::{ByteRange, VersionReader};
 pub use version::{ArtifactOwner, Lineage, NewArtifact, StoredArtifact};
-pub use write::ArtifactWriter;
+pub use write::VersionWriter;
 
 use bucket::ABANDONED_AGE;
 use location::StorageBackend;

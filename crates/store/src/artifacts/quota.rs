@@ -238,7 +238,7 @@ fn owner_limit(limits: &ArtifactLimits, owner: &ArtifactOwner) -> Amount {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArtifactError, ArtifactSettings, ArtifactWriter, NewArtifact};
+    use super::super::{ArtifactError, ArtifactSettings, NewArtifact, VersionWriter};
     use super::*;
     use bytes::Bytes;
     use std::{
@@ -258,7 +258,7 @@ mod tests {
             Store(Artifacts::open(settings).unwrap(), path)
         }
 
-        async fn begin(&self, name: &str) -> Result<ArtifactWriter, ArtifactError> {
+        async fn begin(&self, name: &str) -> Result<VersionWriter, ArtifactError> {
             self.0
                 .begin(NewArtifact::local(
                     spec::WorkspacePath::new(Path::new(name)).unwrap(),
@@ -270,7 +270,7 @@ mod tests {
             &self,
             name: &str,
             bytes: &'static [u8],
-        ) -> Result<ArtifactWriter, ArtifactError> {
+        ) -> Result<VersionWriter, ArtifactError> {
             let mut putting = self.begin(name).await?;
             putting
                 .write(Bytes::from_static(bytes))

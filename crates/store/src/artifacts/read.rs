@@ -40,7 +40,7 @@ impl ByteRange {
 
 /// A version being read.
 #[derive(Debug)]
-pub struct ArtifactReader {
+pub struct VersionReader {
     kept: StoredArtifact,
     source: Source,
     left: Range<u64>,
@@ -70,7 +70,7 @@ impl Artifacts {
         owner: &ArtifactOwner,
         name: &WorkspacePath,
         version: Option<u64>,
-    ) -> Result<ArtifactReader, ArtifactError> {
+    ) -> Result<VersionReader, ArtifactError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => ArtifactError::Missing {
                 name: name.clone(),
@@ -104,7 +104,7 @@ impl Artifacts {
             Source::Object(..) => false,
         };
         let left = 0..kept.size_bytes;
-        Ok(ArtifactReader {
+        Ok(VersionReader {
             kept,
             source,
             left,
@@ -152,14 +152,14 @@ fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
     })
 }
 
-impl ArtifactReader {
+impl VersionReader {
     /// The metadata of the version.
     pub fn artifact(&self) -> &StoredArtifact {
         &self.kept
     }
 
     /// Restricts the read to a range; its bytes cannot be verified.
-    pub fn only(mut self, part: ByteRange) -> Result<ArtifactReader, ArtifactError> {
+    pub fn only(mut self, part: ByteRange) -> Result<VersionReader, ArtifactError> {
         let size_bytes = self.kept.size_bytes;
         let range = part.of(size_bytes);
         self.left = range.ok_or_else(|| ArtifactError::Range {

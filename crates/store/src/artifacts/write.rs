@@ -30,7 +30,7 @@ const _: () = assert!(WRITE_TIMEOUT.as_secs() < ABANDONED_AGE.as_secs());
 
 /// An artifact being written. Dropped before its end, it leaves nothing.
 #[derive(Debug)]
-pub struct ArtifactWriter {
+pub struct VersionWriter {
     artifacts: Artifacts,
     new: NewArtifact,
     location: ArtifactVersion,
@@ -47,7 +47,7 @@ pub struct ArtifactWriter {
 enum Sink {
     Draft(Draft),
     /// A draft that is being written to.
-    WriteTransaction(JoinHandle<io::Result<(Draft, Sha256)>>),
+    PendingWrite(JoinHandle<io::Result<(Draft, Sha256)>>),
     Upload(Box<Upload>),
 }
 
@@ -61,11 +61,11 @@ fn is_taken(name: &WorkspacePath) -> bool {
 
 impl Artifacts {
     /// Starts writing the next version of a name.
-    pub async fn begin(&self, mut new: NewArtifact) -> Result<ArtifactWriter, ArtifactError> {
+    pub async fn begin(&self, mut new: NewArtifact) -> Result<VersionWriter, ArtifactError> {
         if is_taken(&new.name) {
             return Err(ArtifactError::Name { name: new.name });
         }
-        let failed = |source| ArtifactError::Keep {
+        let failed = |source| ArtifactError::Write {
             name: new.name.clone(),
             source,
         };
@@ -90,7 +90,7 @@ impl Artifacts {
         };
         let reservation = self.check_counts(&new, &location).await?;
         new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
-        Ok(ArtifactWriter {
+        Ok(VersionWriter {
             artifacts: self.clone(),
             new,
             location,
@@ -110,7 +110,7 @@ impl Artifacts {
         new: &NewArtifact,
         location: &ArtifactVersion,
     ) -> Result<Amount, ArtifactError> {
-        let failed = |source| ArtifactError::Keep {
+        let failed = |source| ArtifactError::Write {
             name: new.name.clone(),
             source,
         };
@@ -160,7 +160,7 @@ impl Artifacts {
     }
 }
 
-impl ArtifactWriter {
+impl VersionWriter {
     /// Appends bytes.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), ArtifactError> {
         if bytes.len() as u64 > self.new.limit_bytes.saturating_sub(self.size_bytes) {
@@ -270,7 +270,7 @@ impl ArtifactWriter {
         match self.sink.take() {
             Some(Sink::Draft(draft)) => {
                 let work = move || append(draft, &chunks, digest);
-                self.sink = Some(Sink::WriteTransaction(tokio::task::spawn_blocking(work)));
+                self.sink = Some(Sink::PendingWrite(tokio::task::spawn_blocking(work)));
             }
             Some(Sink::Upload(mut upload)) => {
                 let digest = chunks
@@ -292,7 +292,7 @@ impl ArtifactWriter {
     /// Waits for the pending write.
     async fn await_pending_write(&mut self) -> Result<(), ArtifactError> {
         match self.sink.take() {
-            Some(Sink::WriteTransaction(writing)) => {
+            Some(Sink::PendingWrite(writing)) => {
                 let await_pending_write = writing.await.map_err(io::Error::from).flatten();
                 let (draft, digest) = await_pending_write.map_err(|source| self.failed(source))?;
                 (self.sink, self.digest) = (Some(Sink::Draft(draft)), digest);
@@ -303,7 +303,7 @@ impl ArtifactWriter {
     }
 
     fn failed(&self, source: io::Error) -> ArtifactError {
-        ArtifactError::Keep {
+        ArtifactError::Write {
             name: self.new.name.clone(),
             source,
         }
@@ -323,7 +323,7 @@ fn append(draft: Draft, chunks: &[Bytes], digest: Sha256) -> io::Result<(Draft, 
 }
 
 /// Releases the reservation of what was not published.
-impl Drop for ArtifactWriter {
+impl Drop for VersionWriter {
     fn drop(&mut self) {
         self.artifacts.release(&self.new.owner, self.reservation);
     }

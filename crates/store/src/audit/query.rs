@@ -103,7 +103,7 @@ impl From<ParsedEntry<'_>> for AuditRow {
 
 /// Filter and position of a query.
 #[derive(Clone, Debug, Default)]
-pub struct AuditQuery {
+pub struct AuditFilter {
     /// Run or sandbox.
     pub run: Option<String>,
     /// Tenant.
@@ -120,7 +120,7 @@ pub struct AuditQuery {
     pub limit: usize,
 }
 
-impl AuditQuery {
+impl AuditFilter {
     fn matches(&self, line: &ParsedEntry<'_>) -> bool {
         let what = |query: &str| {
             line.kind == query || query.ends_with('.') && line.kind.starts_with(query)
@@ -151,7 +151,7 @@ pub struct AuditPage {
 pub struct BadCursor;
 
 /// Reads one page. An error that is a [`BadCursor`] is the caller's fault.
-pub fn read_page(state: &Path, query: &AuditQuery) -> io::Result<AuditPage> {
+pub fn read_page(state: &Path, query: &AuditFilter) -> io::Result<AuditPage> {
     let Some(folder) = open_existing(&state.join(FOLDER))? else {
         return Ok(AuditPage::default());
     };
@@ -202,7 +202,7 @@ fn place(text: &str) -> Option<(u32, u64)> {
 }
 
 struct PageReader<'a> {
-    query: &'a AuditQuery,
+    query: &'a AuditFilter,
     page: AuditPage,
     read: u64,
     /// The page is full, or all older records are out of range.

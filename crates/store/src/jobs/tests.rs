@@ -1070,7 +1070,7 @@ impl World {
                     .cloned();
                 if let Some(run) = chosen {
                     self.live.remove(&run);
-                    let changes = end(&self.server_database, &run, status, 3000);
+                    let changes = end(&self.database, &run, status, 3000);
                     assert!(!changes.is_empty(), "its run was under way");
                     self.note(&changes);
                 }
@@ -1078,7 +1078,7 @@ impl World {
             Step::Cancel(which) => {
                 let Some(id) = self.chosen(which) else { return };
                 let cancelled = self
-                    .server_database
+                    .database
                     .transact(|transaction| transaction.cancel_job(&id, 3000))
                     .unwrap();
                 if let CancelJobOutcome::Cancelled(changes) = cancelled {
@@ -1088,7 +1088,7 @@ impl World {
             Step::Retry(which) => {
                 let Some(id) = self.chosen(which) else { return };
                 if self
-                    .server_database
+                    .database
                     .transact(|transaction| transaction.retry_job(&id, 3000, &ROOM))
                     .unwrap()
                     == RetryJobOutcome::Queued
@@ -1101,7 +1101,7 @@ impl World {
             }
             Step::Follow => {
                 let changes = self
-                    .server_database
+                    .database
                     .transact(|transaction| transaction.propagate_ended_jobs(3000))
                     .unwrap();
                 self.note(&changes);
@@ -1130,38 +1130,33 @@ impl World {
             retry_on: "failed lost",
             ..new(&id, "t")
         };
-        let added = add(&self.server_database, &job);
+        let added = add(&self.database, &job);
         assert_eq!(
             matches!(added, AddJobOutcome::DependencyFailed(_)),
-            status(&self.server_database, &id) == "cancelled",
+            status(&self.database, &id) == "cancelled",
             "{added:?}"
         );
-        if status(&self.server_database, &id) == "cancelled" {
+        if status(&self.database, &id) == "cancelled" {
             self.finals.insert(id.clone(), "cancelled".into());
         }
         self.jobs.push(id);
     }
 
     fn start(&mut self) {
-        self.server_database
+        self.database
             .transact(|transaction| transaction.release_due_jobs(u64::MAX >> 1, 1000))
             .unwrap();
-        let Some(id) = self.server_database.next_jobs("t", 1).unwrap().pop() else {
+        let Some(id) = self.database.next_jobs("t", 1).unwrap().pop() else {
             return;
         };
         self.runs += 1;
         let run = format!("r{}", self.runs);
-        assert!(start(
-            &self.server_database,
-            &id,
-            &run,
-            &self.boot.to_string()
-        ));
+        assert!(start(&self.database, &id, &run, &self.boot.to_string()));
         assert!(
             !self.live.values().any(|job| *job == id),
             "{id} runs twice at once"
         );
-        let row = self.server_database.job(&id).unwrap().unwrap();
+        let row = self.database.job(&id).unwrap().unwrap();
         for needed in &row.after {
             assert!(
                 self.succeeded.contains(needed),
@@ -1174,9 +1169,9 @@ impl World {
     /// The server and its runs are gone; the next one settles the jobs that were left.
     fn crash(&mut self) {
         self.live.clear();
-        self.server_database = ServerDatabase::open(&self.folder.0).unwrap();
+        self.database = ServerDatabase::open(&self.folder.0).unwrap();
         self.boot += 1;
-        let runs = self.server_database.unfinished().unwrap();
+        let runs = self.database.unfinished().unwrap();
         let lost = AttemptEnd {
             status: "lost",
             result: None,
@@ -1191,10 +1186,10 @@ impl World {
             }
             Ok::<_, DatabaseError>(changes)
         };
-        let changes = self.server_database.transact_durably(settle).unwrap();
+        let changes = self.database.transact_durably(settle).unwrap();
         self.note(&changes);
         assert!(
-            self.server_database
+            self.database
                 .abandoned_jobs(&self.boot.to_string())
                 .unwrap()
                 .is_empty()
@@ -1219,10 +1214,10 @@ impl World {
             limit: 200,
             ..JobFilter::default()
         };
-        let rows = self.server_database.list_jobs(&all).unwrap().rows;
+        let rows = self.database.list_jobs(&all).unwrap().rows;
         assert_eq!(rows.len(), self.jobs.len(), "none is dropped");
         let followed: HashSet<String> = self
-            .server_database
+            .database
             .job_reader
             .read(|connection| {
                 let mut rows = connection.prepare("SELECT id FROM job_followed")?;
@@ -1230,7 +1225,7 @@ impl World {
             })
             .unwrap();
         let mut counts = JobCounts {
-            bytes: self.server_database.job_counts(None).unwrap().bytes,
+            bytes: self.database.job_counts(None).unwrap().bytes,
             ..JobCounts::default()
         };
         for row in &rows {
@@ -1272,7 +1267,7 @@ impl World {
             counts.ended += u64::from(row.is_final());
         }
         assert_eq!(
-            self.server_database.job_counts(None).unwrap(),
+            self.database.job_counts(None).unwrap(),
             counts,
             "the counters are right"
         );
@@ -1292,7 +1287,7 @@ proptest! {
         }
         world.crash();
         world.check();
-        while world.server_database.has_pending_propagation().unwrap() {
+        while world.database.has_pending_propagation().unwrap() {
             world.apply(Step::Follow);
         }
     }

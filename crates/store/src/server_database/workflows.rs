@@ -22,7 +22,7 @@ const EXPIRED_RETENTION_MS: u64 = 7 * 24 * 3_600_000;
 
 /// A stored lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkflowLease {
+pub struct TaskLease {
     /// Run id of the workflow.
     pub run: String,
     /// Holder of the lease.
@@ -60,9 +60,9 @@ pub struct LeaseRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseOutcome {
     /// The caller holds the lease: new, or taken over after it expired.
-    Started(WorkflowLease),
+    Started(TaskLease),
     /// The caller held the lease already; it is extended.
-    Renewed(WorkflowLease),
+    Renewed(TaskLease),
     /// Another holder has the lease.
     HeldByOther,
     /// The owner has too many leases.
@@ -136,11 +136,7 @@ impl WriteTransaction<'_> {
 
 impl ServerDatabase {
     /// The lease of a task, expired or not.
-    pub fn workflow(
-        &self,
-        owner: &str,
-        task: &str,
-    ) -> Result<Option<WorkflowLease>, DatabaseError> {
+    pub fn workflow(&self, owner: &str, task: &str) -> Result<Option<TaskLease>, DatabaseError> {
         let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
         self.reader
             .read(|connection| connection.query_row(find, [owner, task], lease).optional())
@@ -219,8 +215,8 @@ fn exceeds_checkpoint_limit(
 fn renew(
     transaction: &Transaction<'_>,
     request: &LeaseRequest,
-    previous: WorkflowLease,
-) -> rusqlite::Result<WorkflowLease> {
+    previous: TaskLease,
+) -> rusqlite::Result<TaskLease> {
     let lease_ms = request.lease_ms.unwrap_or(previous.lease_ms);
     let expires_ms = request.now_ms.saturating_add(lease_ms);
     let renew = "UPDATE workflow SET lease_ms = ?3, expires_ms = ?4 WHERE owner = ?1 AND task = ?2";
@@ -231,7 +227,7 @@ fn renew(
         sql_integer(expires_ms)
     ];
     transaction.execute(renew, row)?;
-    Ok(WorkflowLease {
+    Ok(TaskLease {
         lease_ms,
         expires_ms,
         ..previous
@@ -243,7 +239,7 @@ fn write(
     request: &LeaseRequest,
     run: &str,
     checkpoint: Option<&str>,
-) -> rusqlite::Result<WorkflowLease> {
+) -> rusqlite::Result<TaskLease> {
     let LeaseRequest {
         owner,
         task,
@@ -260,7 +256,7 @@ fn write(
          VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         params![owner, task, run, holder, idempotency, sql_integer(lease_ms), sql_integer(expires_ms), checkpoint],
     )?;
-    Ok(WorkflowLease {
+    Ok(TaskLease {
         run: run.to_owned(),
         holder: holder.clone(),
         idempotency: idempotency.clone(),
@@ -274,7 +270,7 @@ fn find(
     transaction: &Transaction<'_>,
     owner: &str,
     task: &str,
-) -> rusqlite::Result<Option<WorkflowLease>> {
+) -> rusqlite::Result<Option<TaskLease>> {
     let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
     transaction
         .prepare_cached(find)?
@@ -282,8 +278,8 @@ fn find(
         .optional()
 }
 
-fn lease(row: &Row<'_>) -> rusqlite::Result<WorkflowLease> {
-    Ok(WorkflowLease {
+fn lease(row: &Row<'_>) -> rusqlite::Result<TaskLease> {
+    Ok(TaskLease {
         run: row.get("run")?,
         holder: row.get("holder")?,
         idempotency: row.get("idempotency")?,
